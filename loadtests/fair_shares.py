@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from gateway.core.clock import SystemClock
-from gateway.policy.bandwidth import Bandwidth, Ceiling, Share, cells_for
+from gateway.policy.bandwidth import Bandwidth, BandwidthShare, Ceiling, cells_for
 from gateway.policy.token_bucket import SharedCells, make_shared_memory
 from loadtests.harness import command, machine
 from loadtests.harness.command import Options, progress
@@ -163,7 +163,7 @@ def _flushed_at_a_ceiling(part: Part, parts: int) -> list[float]:
 def _one_of_five(link: float, slot_ceiling: float | None) -> Iterator[Bandwidth]:
     """The link as one of five processes has it, with the slots."""
     ceilings = [Ceiling("read", None, link)] + [Ceiling("read", "a", one) for one in [slot_ceiling] if one is not None]
-    shares = [Share("read", name, weight, 1e6) for name, weight in _WEIGHTS.items()]
+    shares = [BandwidthShare("read", name, weight, 1e6) for name, weight in _WEIGHTS.items()]
     clock, rows = SystemClock(), cells_for(ceilings, shares)
     descriptor = make_shared_memory(rows, 5, clock.monotonic())
     try:

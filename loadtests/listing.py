@@ -22,13 +22,12 @@ import lmdb
 
 from gateway.core.clock import SystemClock
 from gateway.core.model import Homes
-from gateway.metadata.listing.index import Found, ListingIndex
+from gateway.metadata.listing.index import FoundPage, ListingIndex
 from gateway.metadata.listing.pages import END, ListRequest, key_successor
-from gateway.metadata.listing.ranges import Batch, Bound
+from gateway.metadata.listing.ranges import Batch, KeyBound
 from gateway.metadata.listing.records import contents_xml, encoded, pack
 from gateway.metadata.opening import open_directory
 from gateway.s3.list_result import EntryTemplate, ListedEntry
-from gateway.telemetry.metric_observers import CatalogMetrics
 from loadtests.harness import command, machine
 from loadtests.harness.boto_lister import BotoLister, Canned
 from loadtests.harness.command import Options, progress
@@ -168,7 +167,7 @@ def _delimited(options: Options) -> list[Verdict]:
     with tempfile.TemporaryDirectory(prefix="forebay-load-") as directory:
         opened = open_directory(Path(directory) / "catalog", Homes("origin"))
         clock = SystemClock()
-        index = ListingIndex(opened, opened.epochs, clock, CatalogMetrics())
+        index = ListingIndex(opened, opened.epochs, clock)
         asyncio.run(_build(index, keys))
         size_bytes = opened.listing.statistics()["size_bytes"] / (_PREFIXES * keys)
         milliseconds = [_rolled_up(index) for _ in range(options.rounds)]
@@ -202,8 +201,8 @@ def _listed(number: int, one: int, keys: int) -> tuple[bytes, bytes]:
 def _rolled_up(index: ListingIndex) -> float:
     """Milliseconds for the page and its XML."""
     started = time.perf_counter()
-    found = index.find(BUCKET, ListRequest(delimiter=b"/"), Bound(1e9, 1e9), with_owner=False)
-    if not isinstance(found, Found) or len(found.page.prefixes) != _PREFIXES:
+    found = index.find(BUCKET, ListRequest(delimiter=b"/"), KeyBound(1e9, 1e9), with_owner=False)
+    if not isinstance(found, FoundPage) or len(found.page.prefixes) != _PREFIXES:
         raise RuntimeError("the index does not give the page that it must know")
     contents_xml(found.page.keys, found.templates, url=True, owner=False)
     for prefix in found.page.prefixes:

@@ -28,7 +28,6 @@ from gateway.blocks.layout import BlockSettings, block_at
 from gateway.blocks.maintenance.opening import open_directory
 from gateway.core.clock import SystemClock
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
-from gateway.telemetry.metric_observers import CacheMetrics
 from tests.support.memory_origin import MemoryOrigin
 
 BATCH_BLOCKS = 256
@@ -94,7 +93,7 @@ async def measure(arguments: argparse.Namespace, directory: Path) -> None:
     for blocks in (arguments.few, arguments.blocks):
         settings = settings_of(directory / str(blocks), blocks, arguments.size)
         print(f"{blocks:,} blocks: filled, {fill(settings, blocks, arguments.size):.1f} µs of CPU each", flush=True)
-        cache = await BlockCache.open(settings, MemoryOrigin(clock), worker=0, clock=clock, observer=CacheMetrics())
+        cache = await BlockCache.open(settings, MemoryOrigin(clock), worker=0, clock=clock)
         started = time.process_time()
         await warm_up(cache, (version(number, arguments.size) for number in range(blocks)))
         each_us = (time.process_time() - started) / blocks * 1e6

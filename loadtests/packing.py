@@ -27,7 +27,6 @@ from gateway.blocks.maintenance.opening import open_directory
 from gateway.core.clock import SystemClock
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slots
-from gateway.telemetry.metric_observers import CacheMetrics
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.store import StoredObject
@@ -93,7 +92,7 @@ async def fill_and_read(
     settings: BlockSettings, versions: Sequence[ObjectVersion], origin: MemoryOrigin
 ) -> list[float]:
     """CPU time of reading all for the first time, and of a later time."""
-    cache = await BlockCache.open(settings, origin, worker=0, clock=SystemClock(), observer=CacheMetrics())
+    cache = await BlockCache.open(settings, origin, worker=0, clock=SystemClock())
     times = []
     for _ in range(3):
         started = time.process_time()
@@ -104,10 +103,10 @@ async def fill_and_read(
     return [times[0], times[2]]
 
 
-def measure(directory: Path, blocks: int, size_bytes: int, packed_bytes_max: int) -> Costs:
+def measure(directory: Path, blocks: int, size_bytes: int, small_object_bytes_max: int) -> Costs:
     origin = MemoryOrigin(SystemClock())
     versions = versions_in(origin, blocks, size_bytes)
-    settings = BlockSettings(directory, 1 << 40, BLOCK_SIZE_BYTES, packed_bytes_max=packed_bytes_max)
+    settings = BlockSettings(directory, 1 << 40, BLOCK_SIZE_BYTES, small_object_bytes_max=small_object_bytes_max)
     fill, read = asyncio.run(fill_and_read(settings, versions, origin))
     index_bytes = (directory / "index" / "data.mdb").stat().st_size
     files = sum(path.is_file() for path in (directory / "data").rglob("*"))
@@ -150,9 +149,9 @@ def main() -> None:
     arguments = parser.parse_args()
     root = Path(tempfile.mkdtemp(dir=arguments.directory))
 
-    def one(packed_bytes_max: int) -> Costs:
+    def one(small_object_bytes_max: int) -> Costs:
         try:
-            return measure(root / "c", arguments.blocks, arguments.size, packed_bytes_max)
+            return measure(root / "c", arguments.blocks, arguments.size, small_object_bytes_max)
         finally:
             shutil.rmtree(root / "c")
 

@@ -24,7 +24,6 @@ from gateway.core.clock import SystemClock
 from gateway.origin.client import OriginRequest
 from gateway.policy.request_rates import RequestRates, cells_for
 from gateway.policy.token_bucket import SharedCells, make_shared_memory
-from gateway.telemetry.metric_observers import WorkerMetrics
 from loadtests.harness import command, machine
 from loadtests.harness.command import Options, progress
 from loadtests.harness.content import BUCKET, Family, load_object
@@ -159,7 +158,7 @@ def _asking_nanoseconds() -> list[float]:
         cells = SharedCells.attach(descriptor, rows, 5, 0)
     finally:
         os.close(descriptor)
-    rates = RequestRates(weights, clock, WorkerMetrics(0), cells, wait_seconds_max=20.0)
+    rates = RequestRates(weights, clock, cells, wait_seconds_max=20.0)
     request, found = OriginRequest("GET", BUCKET, "data/a/1", slot="a"), []
     for _ in range(5):
         began = time.process_time_ns()

@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from gateway.metadata import bucket_metadata
 from gateway.metadata.listing import index as listing_index
+from gateway.telemetry import metric_kinds
 from tests.support import root
 
 settings.register_profile("forebay", deadline=None, print_blob=True)
@@ -41,6 +42,12 @@ def patient_with_the_disk() -> Iterator[None]:
         patch.setattr(bucket_metadata, "RECALL_SECONDS_MAX", 60.0)
         patch.setattr(listing_index, "NOTE_SECONDS_MAX", 60.0)
         yield
+
+
+@pytest.fixture(autouse=True)
+def counting_from_zero() -> None:
+    """Let each test see only its own counts."""
+    metric_kinds.unshare()
 
 
 _DESCRIPTORS_MAX = 20_000

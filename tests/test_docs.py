@@ -12,7 +12,7 @@ import pytest
 import typer.main
 
 from gateway import cli
-from gateway.admin.openapi import describe
+from gateway.admin.app import describe
 from gateway.config import Settings
 from gateway.config.defaults import DiskUsage
 from gateway.config.loading import load_settings, read_document

@@ -6,26 +6,24 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple
 
 from starlette.requests import Request
-from starlette.responses import Response
 
-from gateway.admin.responses import json_answer
+from gateway.admin.operations import operation
+from gateway.api import documents as to
+from gateway.api.documents import LIMITS
 from gateway.config import CallerLimitSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.policy.callers import OWN, UNSIGNED
 from gateway.telemetry import metrics
 from gateway.telemetry.metric_kinds import GONE
-from gateway.telemetry.metric_reading import Reading, by_labels
+from gateway.telemetry.metric_reading import MetricReading, by_labels
 
 LOOK_SECONDS = 1.0
 """What binds is what somebody waits for, or has in so long a time: an answer takes as long."""
 
 SHOWN = 50
 """Of the callers, in the dashboard."""
-
-LIMITS = ("concurrency", "rate", "read", "write")
 
 
 def known_credentials(settings: Settings) -> list[str]:
@@ -50,53 +48,48 @@ def _limits(of: CallerLimitSettings) -> list[str]:
     return [limit for limit, value in zip(LIMITS, values, strict=True) if value is not None]
 
 
-class _Counts(NamedTuple):
-    """By scope, name and limit, but for `running`, by scope and name, and `used`, by credential."""
+class _Counts:
+    """The counters of all processes at one time."""
 
-    at: float
-    waits: dict[tuple[str, ...], float]
-    seconds: dict[tuple[str, ...], float]
-    refused: dict[tuple[str, ...], float]
-    waiting: dict[tuple[str, ...], float]
-    running: dict[tuple[str, ...], float]
-    used: tuple[dict[tuple[str, ...], float], ...]
+    def __init__(self, reading: MetricReading) -> None:
+        self.at = monotonic()
+        of_limits = metrics.CALLER_WAITS, metrics.CALLER_WAIT_SECONDS, metrics.CALLER_REFUSED, metrics.CALLER_WAITING
+        found = by_labels(reading, ("scope", "name", "limit"), *of_limits)
+        self.waits, self.seconds, self.refused, self.waiting = found
+        [self.running] = by_labels(reading, ("scope", "name"), metrics.CALLER_RUNNING)
+        of_credentials = metrics.CALLER_REQUESTS, metrics.CALLER_SENT_BYTES, metrics.CALLER_RECEIVED_BYTES
+        self.used = by_labels(reading, ("credential",), *of_credentials)
 
 
-def _counts(read: Path | Reading) -> _Counts:
-    read = read if isinstance(read, Reading) else Reading(read)
-    of_limits = (metrics.CALLER_WAITS, metrics.CALLER_WAIT_SECONDS, metrics.CALLER_REFUSED)
-    waits, seconds, refused = by_labels(read, ("scope", "name", "limit"), *of_limits)
-    waiting = by_labels(read, ("scope", "name", "limit"), metrics.CALLER_WAITING)[0]
-    running = by_labels(read, ("scope", "name"), metrics.CALLER_RUNNING)[0]
-    of_credentials = (metrics.CALLER_REQUESTS, metrics.CALLER_SENT_BYTES, metrics.CALLER_RECEIVED_BYTES)
-    used = tuple(by_labels(read, ("credential",), *of_credentials))
-    return _Counts(monotonic(), waits, seconds, refused, waiting, running, used)
+def _counts(directory: Path) -> _Counts:
+    return _Counts(MetricReading(directory))
 
 
 class CallersApi:
-    """The endpoint."""
-
     def __init__(self, live: LiveSettings, metrics_directory: Path) -> None:
         self._live = live
         self._directory = metrics_directory
         self._last: _Counts | None = None
 
-    def since_last(self, reading: Reading) -> list[dict[str, Any]]:
-        """The first SHOWN of them at once, those first whom a limit binds, then those that have sent most requests:
-        what they take is that since it was called last."""
-        now = _counts(reading)
+    def since_last(self, reading: MetricReading) -> list[to.Caller]:
+        """Return the first SHOWN of them at once, with what they took since the last call: those first whom a limit
+        binds, then those that have sent most requests."""
+        now = _Counts(reading)
         before, self._last = self._last or now, now
-        found = [_document(scope, name, limits, before, now) for scope, name, limits in self._all(now)]
-        found.sort(key=lambda one: (bool(one["binds"]), (one["used"] or {"requests": 0})["requests"]), reverse=True)
+        found = self._documents(before, now)
+        found.sort(key=lambda one: (bool(one.binds), one.used.requests if one.used is not None else 0), reverse=True)
         return found[:SHOWN]
 
-    async def list(self, _request: Request) -> Response:
-        """Every credential and class that is configured, and who else has called."""
+    @operation("GET /api/v1/callers", "Callers, and which limit binds each.", to.Callers)
+    async def show(self, _request: Request) -> to.Callers:
+        """Answer with every credential and class of the configuration, and all others that have called."""
         before = await asyncio.to_thread(_counts, self._directory)
         await asyncio.sleep(LOOK_SECONDS)
         now = await asyncio.to_thread(_counts, self._directory)
-        documents = [_document(scope, name, limits, before, now) for scope, name, limits in self._all(now)]
-        return json_answer({"callers": documents})
+        return to.Callers(callers=self._documents(before, now))
+
+    def _documents(self, before: _Counts, now: _Counts) -> list[to.Caller]:
+        return [_document(scope, name, limits, before, now) for scope, name, limits in self._all(now)]
 
     def _all(self, now: _Counts) -> Iterator[tuple[str, str, CallerLimitSettings]]:
         settings = self._live.now
@@ -110,36 +103,35 @@ class CallersApi:
             yield "class", one.name, one
 
 
-def _document(scope: str, name: str, limits: CallerLimitSettings, before: _Counts, now: _Counts) -> dict[str, Any]:
+def _document(scope: str, name: str, limits: CallerLimitSettings, before: _Counts, now: _Counts) -> to.Caller:
     keys = {limit: (scope, name, limit) for limit in LIMITS}
     waiting = {limit: int(now.waiting.get(key, 0)) for limit, key in keys.items()}
     started = {limit for limit, key in keys.items() if now.waits.get(key, 0) > before.waits.get(key, 0)}
     refused = {limit for limit, key in keys.items() if now.refused.get(key, 0) > before.refused.get(key, 0)}
     used = [counts.get((name,), 0.0) for counts in now.used]
     per_second = [
-        max(0.0, count - earlier.get((name,), 0.0)) / max(1e-3, now.at - before.at)
+        round(max(0.0, count - earlier.get((name,), 0.0)) / max(1e-3, now.at - before.at), 1)
         for count, earlier in zip(used, before.used, strict=True)
     ]
     is_credential = scope == "credential"
-    return {
-        "scope": scope,
-        "name": name,
-        "limits": {
-            "max_concurrent_requests": limits.max_concurrent_requests,
-            "requests_per_second": limits.requests_per_second,
-            "read_bandwidth": limits.read_bandwidth_bytes_per_second,
-            "write_bandwidth": limits.write_bandwidth_bytes_per_second,
-        },
-        "running": int(now.running.get((scope, name), 0)),
-        "waiting": sum(waiting.values()),
-        "throttled": {limit: int(now.waits.get(key, 0)) for limit, key in keys.items()},
-        "waited_seconds": {limit: round(now.seconds.get(key, 0.0), 3) for limit, key in keys.items()},
-        "refused": {limit: int(now.refused.get(key, 0)) for limit, key in keys.items()},
-        "used": _used(used, int) if is_credential else None,
-        "per_second": _used(per_second, lambda one: round(one, 1)) if is_credential else None,
-        "binds": sorted(started | refused | {limit for limit, count in waiting.items() if count > 0}),
-    }
+    return to.Caller(
+        scope=scope,
+        name=name,
+        limits=to.CallerLimits(
+            max_concurrent_requests=limits.max_concurrent_requests,
+            requests_per_second=limits.requests_per_second,
+            read_bandwidth=limits.read_bandwidth_bytes_per_second,
+            write_bandwidth=limits.write_bandwidth_bytes_per_second,
+        ),
+        running=int(now.running.get((scope, name), 0)),
+        waiting=sum(waiting.values()),
+        throttled={limit: int(now.waits.get(key, 0)) for limit, key in keys.items()},
+        waited_seconds={limit: round(now.seconds.get(key, 0.0), 3) for limit, key in keys.items()},
+        refused={limit: int(now.refused.get(key, 0)) for limit, key in keys.items()},
+        used=to.CallerUse(**dict(zip(_USED, map(int, used), strict=True))) if is_credential else None,
+        per_second=to.CallerRates(**dict(zip(_USED, per_second, strict=True))) if is_credential else None,
+        binds=sorted(started | refused | {limit for limit, count in waiting.items() if count > 0}),
+    )
 
 
-def _used(numbers: list[float], shown: Any) -> dict[str, Any]:
-    return {name: shown(one) for name, one in zip(("requests", "sent_bytes", "received_bytes"), numbers, strict=True)}
+_USED = ("requests", "sent_bytes", "received_bytes")

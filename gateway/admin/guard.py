@@ -47,13 +47,8 @@ class Guard:
             answer = await answered(request)
             if self._audit is not None and request.method not in _READS:
                 remote = request.client.host if request.client is not None else None
-                sent: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
-                self._audit.admin(
-                    remote=remote,
-                    method=request.method,
-                    path=sent.decode("latin-1"),
-                    status=answer.status_code,
-                )
+                path: str = request.scope["path"]
+                self._audit.admin(remote=remote, method=request.method, path=path, status=answer.status_code)
             return answer
 
         async def answered(request: Request) -> Response:

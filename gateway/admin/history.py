@@ -6,13 +6,13 @@ import asyncio
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 import structlog
 
+from gateway.api import documents as to
 from gateway.telemetry import metrics
-from gateway.telemetry.metric_observers import BROKEN_OFF
-from gateway.telemetry.metric_reading import Reading
+from gateway.telemetry.metric_reading import MetricReading
+from gateway.telemetry.request_counts import BROKEN_OFF
 
 HISTORY_SECONDS = 900
 SAMPLE_SECONDS = 5
@@ -25,9 +25,9 @@ class CountsHistory:
 
     def __init__(self, metrics_directory: Path) -> None:
         self._directory = metrics_directory
-        self._samples: deque[dict[str, Any]] = deque(maxlen=HISTORY_SECONDS // SAMPLE_SECONDS + 1)
+        self._samples: deque[to.Counts] = deque(maxlen=HISTORY_SECONDS // SAMPLE_SECONDS + 1)
 
-    def samples(self) -> list[dict[str, Any]]:
+    def samples(self) -> list[to.Counts]:
         """The oldest first."""
         return list(self._samples)
 
@@ -35,40 +35,40 @@ class CountsHistory:
         """Take a sample every SAMPLE_SECONDS until cancelled. One that fails is a gap in the charts."""
         while True:
             try:
-                self._samples.append(counts_of(await asyncio.to_thread(Reading, self._directory)))
+                self._samples.append(counts_of(await asyncio.to_thread(MetricReading, self._directory)))
             except OSError as error:
                 _log.warning("the counts for the dashboard's charts cannot be read", error=str(error))
             await asyncio.sleep(SAMPLE_SECONDS)
 
 
-def counts_of(reading: Reading) -> dict[str, Any]:
+def counts_of(reading: MetricReading) -> to.Counts:
     """Sums since the gateway started, of which two make a rate, and how often which latency occurred."""
     statuses = reading.by_labels(("status",), metrics.REQUESTS)
     origin_statuses = reading.by_labels(("status",), metrics.ORIGIN_REQUESTS)
     moved = reading.by_labels(("direction", "purpose"), metrics.ORIGIN_BYTES)
-    return {
-        "at": time.time(),
-        "requests": _sum(statuses),
-        "failed": sum(int(count) for (status,), count in statuses.items() if status[:1] == "5" or status == BROKEN_OFF),
-        "in_flight": int(reading.total(metrics.REQUESTS_IN_FLIGHT)),
-        "sent_bytes": int(reading.total(metrics.SENT_BYTES)),
-        "received_bytes": int(reading.total(metrics.RECEIVED_BYTES)),
-        "hit_bytes": int(reading.total(metrics.CACHE_HIT_BYTES)),
-        "miss_bytes": int(reading.total(metrics.CACHE_MISS_BYTES)),
-        "misses": {reason: int(count) for (reason,), count in reading.by_labels(("reason",), metrics.MISSES).items()},
-        "origin_requests": _sum(origin_statuses),
-        "origin_failed": sum(
+    return to.Counts(
+        at=time.time(),
+        requests=_sum(statuses),
+        failed=sum(int(count) for (status,), count in statuses.items() if status[:1] == "5" or status == BROKEN_OFF),
+        in_flight=int(reading.total(metrics.REQUESTS_IN_FLIGHT)),
+        sent_bytes=int(reading.total(metrics.SENT_BYTES)),
+        received_bytes=int(reading.total(metrics.RECEIVED_BYTES)),
+        hit_bytes=int(reading.total(metrics.CACHE_HIT_BYTES)),
+        miss_bytes=int(reading.total(metrics.CACHE_MISS_BYTES)),
+        misses={reason: int(count) for (reason,), count in reading.by_labels(("reason",), metrics.MISSES).items()},
+        origin_requests=_sum(origin_statuses),
+        origin_failed=sum(
             int(count)
             for (status,), count in origin_statuses.items()
             if status[:1] == "5" or status in ("429", "unreachable")
         ),
-        "origin_read_bytes": int(sum(count for (way, _), count in moved.items() if way == "read")),
-        "flush_bytes": int(moved.get(("write", "flush"), 0.0)),
-        "flushed_objects": int(reading.total(metrics.WRITEBACK_FLUSHED_OBJECTS)),
-        "served_latencies": reading.buckets(metrics.REQUEST_SECONDS, "operation", lambda _: True),
-        "origin_latencies": reading.buckets(metrics.ORIGIN_REQUEST_SECONDS, "purpose", lambda one: one != "flush"),
-        "flush_latencies": reading.buckets(metrics.ORIGIN_REQUEST_SECONDS, "purpose", lambda one: one == "flush"),
-    }
+        origin_read_bytes=int(sum(count for (way, _), count in moved.items() if way == "read")),
+        flush_bytes=int(moved.get(("write", "flush"), 0.0)),
+        flushed_objects=int(reading.total(metrics.WRITEBACK_FLUSHED_OBJECTS)),
+        served_latencies=reading.buckets(metrics.REQUEST_SECONDS, "operation", lambda _: True),
+        origin_latencies=reading.buckets(metrics.ORIGIN_REQUEST_SECONDS, "purpose", lambda one: one != "flush"),
+        flush_latencies=reading.buckets(metrics.ORIGIN_REQUEST_SECONDS, "purpose", lambda one: one == "flush"),
+    )
 
 
 def _sum(counts: dict[tuple[str, ...], float]) -> int:

@@ -2,142 +2,127 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-import orjson
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.requests import Request
 
-from gateway.admin.media_types import MANIFEST_TYPE
-from gateway.admin.responses import content_type, json_answer, posted, problem
-from gateway.core.errors import PinRefused, StoreUnavailable
-from gateway.jobs.job import Job, JobKind, to_document
-from gateway.jobs.runner import UNKNOWN_PACE, Jobs, Pace, TooManyJobs
-from gateway.jobs.worklist import BadManifest
+from gateway.admin.backends import Backends, opened
+from gateway.admin.operations import (
+    ALLOW_EMPTY,
+    BUCKET_BODY,
+    BUSY,
+    CLOSED,
+    GUARDED,
+    KIND,
+    TEXT,
+    body,
+    operation,
+    parameter,
+)
+from gateway.admin.responses import Refused, content_type, posted_json
+from gateway.api import MANIFEST_TYPE
+from gateway.api import documents as to
+from gateway.api.documents import PREFIX_OF_BUCKET
+from gateway.jobs.job import Job, JobKind
+from gateway.jobs.runner import UNKNOWN_PACE, Jobs, Pace
 from gateway.policy.slots import Prefix
 
-
-class JobsHolder:
-    """Where the background process puts its jobs once the cache directory is open."""
-
-    def __init__(self) -> None:
-        self.jobs: Jobs | None = None
-
-    def documents(self) -> list[dict[str, Any]]:
-        """Every job, the oldest first; none while the directory is not open."""
-        jobs = self.jobs
-        return [] if jobs is None else [job_document(job, jobs.pace(job.id)) for job in jobs.all()]
+_WORK = {**GUARDED, 400: "The prefix or a line is not valid.", **KIND, **BUSY, **CLOSED}
+_KEYS = BUCKET_BODY | {MANIFEST_TYPE: TEXT | {"description": "one s3://bucket/key a line"}}
+_NO_JOB = {**GUARDED, 404: "There is no such job.", **CLOSED}
+_OF_JOB = (parameter("path", "job_id", TEXT, required=True),)
 
 
 class JobsApi:
-    """The endpoints."""
+    def __init__(self, lent: Backends) -> None:
+        self._lent = lent
 
-    def __init__(self, holder: JobsHolder) -> None:
-        self._holder = holder
-
-    async def warm(self, request: Request) -> Response:
-        """`{"prefix": "s3://bucket/prefix"}`, or a manifest: fetch what is not there yet. 202 and the job."""
+    @operation("POST /api/v1/warm", "Fetch objects that are not in the cache yet.", to.Job, _WORK, 202, body=_KEYS)
+    async def warm(self, request: Request) -> to.Job:
         return await self._start(JobKind.WARM, request)
 
-    async def evict(self, request: Request) -> Response:
+    @operation("POST /api/v1/evict", "Drop objects from the cache.", to.Job, _WORK, 202, body=_KEYS)
+    async def evict(self, request: Request) -> to.Job:
         return await self._start(JobKind.EVICT, request)
 
-    async def pin(self, request: Request) -> Response:
-        """Fetch what lies under a prefix, and never evict it: a prefix only, no manifest."""
+    @operation(
+        "POST /api/v1/pin",
+        "Fetch everything under a prefix, and never evict it.",
+        to.Job,
+        {**_WORK, 409: "A pinned prefix overlaps it."},
+        202,
+        body=body("prefix", prefix=PREFIX_OF_BUCKET, allow_empty=ALLOW_EMPTY),
+    )
+    async def pin(self, request: Request) -> to.Job:
         return await self._start(JobKind.PIN, request)
 
-    async def unpin(self, request: Request) -> Response:
-        """Let the gateway evict a pinned prefix again."""
-        jobs = self._holder.jobs
-        if jobs is None:
-            return _not_open()
-        if content_type(request) != "application/json":
-            return problem(415, "Content-Type must be application/json")
-        try:
-            prefix = await _prefix(request)
-            unpinned = await jobs.unpin(prefix)
-        except ValueError as error:
-            return problem(400, str(error))
-        except StoreUnavailable as error:
-            return problem(503, str(error))
-        except ClientDisconnect:
-            return problem(400, "the request broke off")
-        return json_answer({"prefix": prefix}) if unpinned else problem(404, f"{prefix} is not pinned")
+    @operation(
+        "POST /api/v1/unpin",
+        "Let the gateway evict a pinned prefix again.",
+        to.Unpinned,
+        {**GUARDED, 400: "The prefix is not valid.", 404: "It is not pinned.", **KIND, **CLOSED},
+        body=BUCKET_BODY,
+    )
+    async def unpin(self, request: Request) -> to.Unpinned:
+        jobs = opened(self._lent.jobs)
+        prefix, _ = prefix_of(await posted_json(request))
+        if not await jobs.unpin(prefix):
+            raise Refused(404, f"{prefix} is not pinned")
+        return to.Unpinned(prefix=prefix)
 
-    async def pins(self, _request: Request) -> Response:
-        """Every pinned prefix."""
-        jobs = self._holder.jobs
-        try:
-            return _not_open() if jobs is None else json_answer({"pins": jobs.pins()})
-        except StoreUnavailable as error:
-            return problem(503, str(error))
+    @operation("GET /api/v1/pins", "The pinned prefixes.", to.Pins)
+    async def pins(self, _request: Request) -> to.Pins:
+        return to.Pins(pins=opened(self._lent.jobs).pins())
 
-    async def list(self, _request: Request) -> Response:
-        """Every job, the oldest first."""
-        jobs = self._holder.jobs
-        return _not_open() if jobs is None else json_answer({"jobs": self._holder.documents()})
+    @operation("GET /api/v1/jobs", "Jobs, the oldest first.", to.Jobs)
+    async def list(self, _request: Request) -> to.Jobs:
+        return to.Jobs(jobs=job_documents(opened(self._lent.jobs)))
 
-    async def show(self, request: Request) -> Response:
-        """One job."""
-        jobs = self._holder.jobs
-        if jobs is None:
-            return _not_open()
+    @operation("GET /api/v1/jobs/{job_id}", "One job.", to.Job, _NO_JOB, parameters=_OF_JOB)
+    async def show(self, request: Request) -> to.Job:
+        jobs = opened(self._lent.jobs)
         return _shown(jobs, jobs.get(request.path_params["job_id"]))
 
-    async def cancel(self, request: Request) -> Response:
-        """End a job; what it has done stays done."""
-        jobs = self._holder.jobs
-        if jobs is None:
-            return _not_open()
+    @operation("DELETE /api/v1/jobs/{job_id}", "Cancel a job.", to.Job, _NO_JOB, parameters=_OF_JOB)
+    async def cancel(self, request: Request) -> to.Job:
+        jobs = opened(self._lent.jobs)
         return _shown(jobs, await jobs.cancel(request.path_params["job_id"]))
 
-    async def _start(self, kind: JobKind, request: Request) -> Response:
-        jobs = self._holder.jobs
-        if jobs is None:
-            return _not_open()
-        given = content_type(request)
-        try:
-            if given == MANIFEST_TYPE and kind is not JobKind.PIN:
-                job = await jobs.start_listed(kind, request.stream())
-            elif given == "application/json":
-                job = await jobs.start(kind, await _prefix(request))
-            else:
-                manifest = "" if kind is JobKind.PIN else f" or {MANIFEST_TYPE}"
-                return problem(415, f"Content-Type must be application/json{manifest}")
-        except (BadManifest, ValueError) as error:
-            return problem(400, str(error))
-        except TooManyJobs as error:
-            return problem(429, str(error))
-        except PinRefused as error:
-            return problem(409, str(error))
-        except StoreUnavailable as error:
-            return problem(503, str(error))
-        except ClientDisconnect:
-            return problem(400, "the request broke off")
-        return json_answer(job_document(job, jobs.pace(job.id)), 202)
+    async def _start(self, kind: JobKind, request: Request) -> to.Job:
+        jobs, given = opened(self._lent.jobs), content_type(request)
+        if given == MANIFEST_TYPE and kind is not JobKind.PIN:
+            return _shown(jobs, await jobs.start_listed(kind, request.stream()))
+        if given != "application/json":
+            manifest = "" if kind is JobKind.PIN else f" or {MANIFEST_TYPE}"
+            raise Refused(415, f"Content-Type must be application/json{manifest}")
+        prefix, allow_empty = prefix_of(await posted_json(request))
+        return _shown(jobs, await jobs.start(kind, prefix, allow_empty=allow_empty))
 
 
-def job_document(job: Job, pace: Pace = UNKNOWN_PACE) -> dict[str, Any]:
-    """A job as it is shown: how it stands, and how fast it goes."""
-    return to_document(job) | {"bytes_per_second": pace.bytes_per_second, "seconds_left": pace.seconds_left}
+def job_document(job: Job, pace: Pace = UNKNOWN_PACE) -> to.Job:
+    return to.Job.model_validate(
+        asdict(job) | {"bytes_per_second": pace.bytes_per_second, "seconds_left": pace.seconds_left}
+    )
 
 
-def _shown(jobs: Jobs, job: Job | None) -> Response:
+def job_documents(jobs: Jobs) -> list[to.Job]:
+    return [_shown(jobs, job) for job in jobs.all()]
+
+
+def _shown(jobs: Jobs, job: Job | None) -> to.Job:
     if job is None:
-        return problem(404, "there is no such job")
-    return json_answer(job_document(job, jobs.pace(job.id)))
+        raise Refused(404, "there is no such job")
+    return job_document(job, jobs.pace(job.id))
 
 
-async def _prefix(request: Request) -> str:
-    """The prefix that a request names; ValueError says what is wrong with it."""
-    document: Any = orjson.loads(await posted(request))
+def prefix_of(document: Any) -> tuple[str, bool]:
+    """Return the prefix that a document names, and its `allow_empty`; ValueError says what is wrong with it."""
     if not isinstance(document, dict) or not isinstance(document.get("prefix"), str):
         raise ValueError('the document must be {"prefix": "s3://bucket/prefix"}')
-    prefix = Prefix.parse(document["prefix"])
+    prefix, allow_empty = Prefix.parse(document["prefix"]), document.get("allow_empty", False)
     if not prefix.bucket:
         raise ValueError("the prefix must name a bucket: s3://bucket/prefix")
-    return str(prefix)
-
-
-def _not_open() -> Response:
-    return problem(503, "the cache directory is not open yet")
+    if not isinstance(allow_empty, bool):
+        raise ValueError("allow_empty must be true or false")
+    return str(prefix), allow_empty

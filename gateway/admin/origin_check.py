@@ -18,7 +18,7 @@ from gateway.core.errors import CredentialsUnavailable, OriginBodyError, OriginU
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.origin.http1_client.client import OriginSilent
 from gateway.origin.http1_client.response_stream import ResponseBroken
-from gateway.origin.retry import SilenceBoard, SilenceCell
+from gateway.origin.retry import OriginHealth, OriginHealthCell
 from gateway.origin.s3 import CLOCK_CODE, refusal_of_own_key
 from gateway.origin.signing import origin_name
 from gateway.policy.slots import Prefix
@@ -73,7 +73,7 @@ class OriginCheck:
         endpoint_url: str,
         clock: Clock | None = None,
         prefix: Prefix | None = None,
-        failures: SilenceCell | None = None,
+        failures: OriginHealthCell | None = None,
     ) -> None:
         self._origin = origin
         self._failures = failures
@@ -209,13 +209,13 @@ class OriginChecks:
         live: LiveSettings,
         not_renewed: Callable[[str], str | None] = lambda _: None,
         clock: Clock | None = None,
-        board: SilenceBoard | None = None,
+        board: OriginHealth | None = None,
         on_change: Callable[[str, OriginFinding], None] = lambda _, __: None,
     ) -> None:
         """`not_renewed` says why credentials of this name, which may be good still, are not renewed. On `board` all
         processes tell that requests have failed. `on_change` is told what is found of an origin, by its name in words,
         at first and whenever that has changed."""
-        self._board = board or SilenceBoard()
+        self._board = board or OriginHealth()
         self._on_change = on_change
         self._told: dict[str, OriginFinding] = {}
         self._origin = origin

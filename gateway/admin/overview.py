@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 import platform
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.admin_backends import Holders
+from gateway.admin.backends import Backends
 from gateway.admin.callers import CallersApi
 from gateway.admin.history import CountsHistory, counts_of
-from gateway.admin.requests import RequestsApi
-from gateway.admin.responses import flag, problem
+from gateway.admin.jobs import job_documents
+from gateway.admin.operations import TOKEN, flag_of, operation
+from gateway.admin.responses import flag
 from gateway.admin.slots import SlotsApi
+from gateway.admin.status import StatusApi
 from gateway.admin.troubles import troubles
+from gateway.api import documents as to
 from gateway.core.errors import BufferUnavailable, SnapshotError, StoreUnavailable
 from gateway.policy.slots import Prefix
 from gateway.telemetry.metric_kinds import LATENCY_BUCKETS_SECONDS
-from gateway.telemetry.metric_reading import Reading
+from gateway.telemetry.metric_reading import MetricReading
 
 FRESH_SECONDS = 0.5
 """A document so old is given again: several open pages cost as much as one."""
@@ -41,86 +41,89 @@ _NEED_HELP = ("failed", "conflict", "stalled")
 
 
 class OverviewApi:
-    """The endpoint."""
-
     def __init__(
         self,
-        status: Callable[[Reading], Awaitable[dict[str, Any]]],
+        status: StatusApi,
         slots: SlotsApi,
-        lent: Holders,
+        lent: Backends,
         metrics_directory: Path,
-        requests: RequestsApi,
         callers: CallersApi,
         history: CountsHistory,
     ) -> None:
-        """`status` gives the document of `/api/v1/status`."""
         self._status = status
         self._slots = slots
         self._lent = lent
         self._directory = metrics_directory
-        self._requests = requests
         self._callers = callers
         self._history = history
         self._lock = asyncio.Lock()
         self._made_at = float("-inf")
-        self._document: dict[str, Any] = {}
+        self._made: to.Overview | None = None
 
+    @operation(
+        "GET /api/v1/overview",
+        "What the dashboard shows, in one document.",
+        to.Overview,
+        {**TOKEN, 400: "history is neither true nor false."},
+        parameters=[flag_of("history", "true: with the counts of the last 15 minutes")],
+    )
     async def show(self, request: Request) -> Response:
-        """`?history=true`: with the counts of the last quarter of an hour."""
         async with self._lock:
             now = time.monotonic()
-            if now - self._made_at >= FRESH_SECONDS:
-                self._document = await self._made()
-                self._made_at = now
+            if self._made is None or now - self._made_at >= FRESH_SECONDS:
+                self._made, self._made_at = await self._make(), now
+            made = self._made
+        history = self._history.samples() if flag(request, "history") else []
+        body = made.model_copy(update={"history": history}).model_dump_json(exclude_unset=True)
+        return Response(body, headers={"cache-control": "no-store"}, media_type="application/json")
+
+    async def _make(self) -> to.Overview:
+        reading = await asyncio.to_thread(MetricReading, self._directory)
+        status = await self._status.status(reading)
+        slots = self._slots.since_last(reading, status.writeback)
+        checkpoints, problems, uploads = await self._unflushed()
+        return to.Overview(
+            host=platform.node(),
+            status=status,
+            troubles=[to.Trouble(**one._asdict()) for one in troubles(status)],
+            counts=counts_of(reading),
+            history=[],
+            latency_buckets_seconds=list(LATENCY_BUCKETS_SECONDS),
+            link=slots.link,
+            slots=slots.slots,
+            callers=self._callers.since_last(reading),
+            requests=await self._status.recent_requests(REQUESTS_SHOWN),
+            jobs=self._jobs(),
+            snapshots=await self._snapshots(),
+            checkpoints=checkpoints,
+            problems=problems,
+            uploads=uploads,
+        )
+
+    def _jobs(self) -> list[to.Job]:
+        """Return those that run, then those that are over, the newest first."""
+        jobs = job_documents(self._lent.jobs)[::-1] if self._lent.jobs is not None else []
+        ended = [job for job in jobs if job.state != "running"]
+        return [job for job in jobs if job.state == "running"] + ended[:JOBS_SHOWN]
+
+    async def _snapshots(self) -> list[to.Snapshot]:
         try:
-            with_history = flag(request, "history")
-        except ValueError as error:
-            return problem(400, str(error))
-        document = self._document | {"history": self._history.samples() if with_history else []}
-        return Response(orjson.dumps(document), headers={"cache-control": "no-store"}, media_type="application/json")
-
-    async def _made(self) -> dict[str, Any]:
-        reading = await asyncio.to_thread(Reading, self._directory)
-        status = await self._status(reading)
-        return {
-            "host": platform.node(),
-            "status": status,
-            "troubles": [one._asdict() for one in troubles(status)],
-            "counts": counts_of(reading),
-            "latency_buckets_seconds": LATENCY_BUCKETS_SECONDS,
-            **self._slots.since_last(reading, status["writeback"]),
-            "callers": self._callers.since_last(reading),
-            "requests": await self._requests.document(REQUESTS_SHOWN),
-            "jobs": self._jobs(),
-            "snapshots": await self._snapshots(),
-            **await self._unflushed(),
-        }
-
-    def _jobs(self) -> list[dict[str, Any]]:
-        """Those that run, then those that are over, the newest first; none while the cache directory is not open."""
-        jobs = self._lent.jobs.documents()[::-1]
-        ended = [job for job in jobs if job["state"] != "running"]
-        return [job for job in jobs if job["state"] == "running"] + ended[:JOBS_SHOWN]
-
-    async def _snapshots(self) -> list[dict[str, Any]]:
-        service = self._lent.snapshots.service
-        try:
-            return await service.all() if service is not None else []
+            return await self._lent.snapshots.all() if self._lent.snapshots is not None else []
         except (SnapshotError, StoreUnavailable):  # the command and the log say why
             return []
 
-    async def _unflushed(self) -> dict[str, list[dict[str, Any]]]:
-        """Checkpoints, those that somebody is to look at first, then the newest; what does not get to the origin, and
-        open uploads. Nothing while the buffer cannot be read, which the status says."""
-        backend, everything = self._lent.writeback.backend, Prefix.parse("s3://")
+    async def _unflushed(self) -> tuple[list[to.Checkpoint], list[to.PendingObject], list[to.OpenUpload]]:
+        """Return checkpoints, what does not get to the origin, and open uploads: nothing while the buffer cannot be
+        read, which the status says. Checkpoints that need help come first, then the newest."""
+        backend, everything = self._lent.writeback, Prefix.parse("s3://")
         if backend is None:
-            return {"checkpoints": [], "problems": [], "uploads": []}
+            return [], [], []
         try:
-            found = (await backend.checkpoints(everything, "", CHECKPOINTS_READ, ()))["checkpoints"]
-            problems = (await backend.problems(everything, "", PROBLEMS_SHOWN))["objects"]
-            uploads = (await backend.uploads(everything, "", UPLOADS_SHOWN))["uploads"]
+            found = (await backend.checkpoints(everything, "", CHECKPOINTS_READ, ())).checkpoints
+            problems = (await backend.problems(everything, "", PROBLEMS_SHOWN)).objects
+            uploads = (await backend.uploads(everything, "", UPLOADS_SHOWN)).uploads
         except BufferUnavailable:
-            return {"checkpoints": [], "problems": [], "uploads": []}
-        found.sort(key=lambda one: (one["state"] in _NEED_HELP, one["last_at"] or 0.0), reverse=True)
-        shown = [one | {"ranks_seen": one["ranks_seen"][:64]} for one in found[:CHECKPOINTS_SHOWN]]
-        return {"checkpoints": shown, "problems": problems, "uploads": uploads}
+            return [], [], []
+        found = sorted(found, key=lambda one: (one.state in _NEED_HELP, one.last_at or 0.0), reverse=True)
+        shown = [one.model_copy(update={"ranks_seen": one.ranks_seen[:64]}) for one in found[:CHECKPOINTS_SHOWN]]
+        return shown, problems, uploads

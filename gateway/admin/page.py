@@ -16,6 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.admin.operations import TEXT, Operation
+
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -48,6 +50,7 @@ _CONTENTS = {name: files("gateway.admin").joinpath("dashboard", name).read_bytes
 """Read while the code is loaded: a process that is forked later needs no file of the package, which may be gone."""
 
 
+PAGE = Operation("GET /", "The dashboard.", {"text/html": TEXT}, {503: "Not ready."}, is_open=True)
 _DOCS = [files("gateway").joinpath("docs"), Path(__file__).parents[2] / "docs"]  # in a wheel, and in a clone
 
 

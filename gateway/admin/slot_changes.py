@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from gateway.admin.responses import Refused
 from gateway.admin.state import GatewayState, StateHolder
 
 ANSWER_SECONDS = 30.0
@@ -21,14 +22,6 @@ FOLLOW_SECONDS = 10.0
 _LOOK_SECONDS = 0.01
 _ASKED_MAX = 16
 _LINE_BYTES_MAX = 32 * 1024
-
-
-class SlotRefused(Exception):
-    """Nothing has changed, and why; `status` is what HTTP calls it."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class Made(NamedTuple):
@@ -49,25 +42,25 @@ class SlotChanges:
 
     async def make(self, name: str | None, slot: Mapping[str, Any] | None, remote: str | None = None) -> Made:
         """Set a slot, or (None) remove it, for the client at `remote`; without a name, have the settings read anew.
-        SlotRefused."""
+        Refused."""
         if self._asked >= _ASKED_MAX:
-            raise SlotRefused(503, "too many changes are under way: try again")
+            raise Refused(503, "too many changes are under way: try again")
         asked = secrets.token_hex(8)
         line = orjson.dumps({"asked": asked, "name": name, "slot": slot, "remote": remote})
         if len(line) > _LINE_BYTES_MAX:
-            raise SlotRefused(400, "the description of the slot is too long")
+            raise Refused(400, "the description of the slot is too long")
         self._asked += 1
         try:
             if not self._tell(f"asks {line.decode()}"):
-                raise SlotRefused(503, "the supervisor takes no changes now: try again")
+                raise Refused(503, "the supervisor takes no changes now: try again")
             state = await self._until(lambda state: any(one[0] == asked for one in state.answers), ANSWER_SECONDS)
             if state is None:
-                raise SlotRefused(
+                raise Refused(
                     503, "the supervisor has not answered: look with forebay slots whether the change is in force"
                 )
             _, problem, changed = next(one for one in state.answers if one[0] == asked)
             if problem is not None:
-                raise SlotRefused(409, problem)
+                raise Refused(409, problem)
             wanted = state.generation
             followed = await self._until(lambda state: _all_follow(state, wanted), FOLLOW_SECONDS)
             return Made(followed is not None, changed, state.config_file)

@@ -2,104 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from functools import wraps
-from typing import Any, TypeAlias
+from collections.abc import AsyncGenerator
 
-import orjson
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from gateway.admin.jobs import job_document
-from gateway.admin.media_types import LINES_TYPE
-from gateway.admin.responses import content_type, flag, json_answer, posted, problem
-from gateway.core.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError, StoreUnavailable
-from gateway.jobs.runner import TooManyJobs
-from gateway.jobs.snapshot_service import BadLine, SnapshotService
-from gateway.policy.slots import Prefix
+from gateway.admin.backends import Backends, opened
+from gateway.admin.jobs import job_document, prefix_of
+from gateway.admin.operations import (
+    ALLOW_EMPTY,
+    BUSY,
+    CLOSED,
+    GUARDED,
+    KIND,
+    TEXT,
+    Schema,
+    body,
+    flag_of,
+    operation,
+    parameter,
+    query,
+)
+from gateway.admin.responses import Refused, content_type, flag, posted_json
+from gateway.api import LINES_TYPE
+from gateway.api import documents as to
+from gateway.api.documents import PREFIX_OF_BUCKET
 
-_Endpoint: TypeAlias = Callable[["SnapshotsApi", SnapshotService, Request], Awaitable[Response]]
-
-
-class SnapshotsHolder:
-    """Where the background process puts its service once the cache directory is open."""
-
-    def __init__(self) -> None:
-        self.service: SnapshotService | None = None
-
-
-def _answered(endpoint: _Endpoint) -> Callable[[SnapshotsApi, Request], Awaitable[Response]]:
-    """The endpoint, with what it raises as answers."""
-
-    @wraps(endpoint)
-    async def answered(api: SnapshotsApi, request: Request) -> Response:
-        if api.holder.service is None:
-            return problem(503, "the cache directory is not open yet")
-        try:
-            return await endpoint(api, api.holder.service, request)
-        except (BadLine, ValueError) as error:
-            return problem(400, str(error))
-        except NoSuchSnapshot as error:
-            return problem(404, str(error))
-        except (SnapshotConflict, SnapshotError) as error:
-            return problem(409, str(error))
-        except TooManyJobs as error:
-            return problem(429, str(error))
-        except StoreUnavailable as error:
-            return problem(503, str(error))
-        except ClientDisconnect:
-            return problem(400, "the request broke off")
-
-    return answered
+SNAPSHOT_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+_NAME: Schema = TEXT | {"pattern": SNAPSHOT_NAME, "examples": ["v1"]}
+_NAMED = (parameter("path", "name", _NAME, required=True),)
+_LINES = {LINES_TYPE: TEXT | {"description": "one JSON document a line"}}
+_REFUSED = {**GUARDED, 400: "What is given is wrong; the message says where.", **CLOSED}
+_ONE = {**_REFUSED, 404: "There is no snapshot of that name."}
+_USED = {**_ONE, 409: "It is damaged, or of another version."}
+_MADE = {**_REFUSED, 409: "There is one of that name, or it is being made.", **KIND}
 
 
 class SnapshotsApi:
-    """The endpoints."""
+    def __init__(self, lent: Backends) -> None:
+        self._lent = lent
 
-    def __init__(self, holder: SnapshotsHolder) -> None:
-        self.holder = holder
+    @operation("GET /api/v1/snapshots", "The snapshots, by name.", to.Snapshots, {**GUARDED, **CLOSED})
+    async def list(self, _request: Request) -> to.Snapshots:
+        return to.Snapshots(snapshots=await opened(self._lent.snapshots).all())
 
-    @_answered
-    async def list(self, service: SnapshotService, _request: Request) -> Response:
-        """Every snapshot, by name."""
-        return json_answer({"snapshots": await service.all()})
+    @operation(
+        "POST /api/v1/snapshots",
+        "Freeze what is there now.",
+        to.Job,
+        {**_MADE, **BUSY},
+        202,
+        body=body("name", "prefix", name=_NAME, prefix=PREFIX_OF_BUCKET, allow_empty=ALLOW_EMPTY),
+    )
+    async def create(self, request: Request) -> to.Job:
+        service, document = opened(self._lent.snapshots), await posted_json(request)
+        if not isinstance(document, dict) or not all(isinstance(document.get(one), str) for one in ("name", "prefix")):
+            raise ValueError('the document must be {"name": "NAME", "prefix": "s3://bucket/prefix"}')
+        prefix, allow_empty = prefix_of(document)
+        return job_document(await service.create(document["name"], prefix, allow_empty=allow_empty))
 
-    @_answered
-    async def create(self, service: SnapshotService, request: Request) -> Response:
-        """`{"name": "v1", "prefix": "s3://bucket/prefix"}`: freeze what is there now. 202 and the job."""
-        if content_type(request) != "application/json":
-            return problem(415, "Content-Type must be application/json")
-        name, prefix = _name_and_prefix(await posted(request))
-        return json_answer(job_document(await service.create(name, prefix)), 202)
+    @operation("GET /api/v1/snapshots/{name}", "One snapshot.", to.Snapshot, _ONE, parameters=_NAMED)
+    async def show(self, request: Request) -> to.Snapshot:
+        return await opened(self._lent.snapshots).one(_name(request))
 
-    @_answered
-    async def show(self, service: SnapshotService, request: Request) -> Response:
-        """One snapshot."""
-        return json_answer(await service.one(_name(request)))
-
-    @_answered
-    async def put(self, service: SnapshotService, request: Request) -> Response:
-        """Make one of the lines that `objects` gives. 201 and the snapshot."""
+    @operation(
+        "PUT /api/v1/snapshots/{name}",
+        "Make one of JSON lines.",
+        to.Snapshot,
+        _MADE,
+        201,
+        parameters=_NAMED,
+        body=_LINES,
+    )
+    async def put(self, request: Request) -> to.Snapshot:
+        service = opened(self._lent.snapshots)
         if content_type(request) != LINES_TYPE:
-            return problem(415, f"Content-Type must be {LINES_TYPE}")
-        return json_answer(await service.imported(_name(request), request.stream()), 201)
+            raise Refused(415, f"Content-Type must be {LINES_TYPE}")
+        return await service.imported(_name(request), request.stream())
 
-    @_answered
-    async def delete(self, service: SnapshotService, request: Request) -> Response:
-        """Delete one for good; with `?force=true` also one that freezes a slot."""
+    @operation(
+        "DELETE /api/v1/snapshots/{name}",
+        "Delete it for good.",
+        to.SnapshotDeleted,
+        {**_ONE, 409: "It freezes a slot."},
+        parameters=[*_NAMED, flag_of("force", "true: though it freezes a slot")],
+    )
+    async def delete(self, request: Request) -> to.SnapshotDeleted:
         name = _name(request)
-        await service.delete(name, force=flag(request, "force"))
-        return json_answer({"name": name})
+        await opened(self._lent.snapshots).delete(name, force=flag(request, "force"))
+        return to.SnapshotDeleted(name=name)
 
-    @_answered
-    async def objects(self, service: SnapshotService, request: Request) -> Response:
-        """Its objects as JSON lines."""
-        return _lines(await service.exported(_name(request)))
+    @operation("GET /api/v1/snapshots/{name}/objects", "Its objects.", _LINES, _USED, parameters=_NAMED)
+    async def objects(self, request: Request) -> Response:
+        return _lines(await opened(self._lent.snapshots).exported(_name(request)))
 
-    @_answered
-    async def diff(self, service: SnapshotService, request: Request) -> Response:
-        """What is different in the snapshot `with`, or without it at the origin now, as JSON lines."""
-        return _lines(await service.compared(_name(request), request.query_params.get("with")))
+    @operation(
+        "GET /api/v1/snapshots/{name}/diff",
+        "What is different.",
+        _LINES,
+        _USED,
+        parameters=[*_NAMED, query("with", "the name of another; without it the bucket now", _NAME)],
+    )
+    async def diff(self, request: Request) -> Response:
+        compared = opened(self._lent.snapshots).compared
+        return _lines(await compared(_name(request), request.query_params.get("with")))
 
 
 def _lines(pieces: AsyncGenerator[bytes, None]) -> Response:
@@ -108,13 +114,3 @@ def _lines(pieces: AsyncGenerator[bytes, None]) -> Response:
 
 def _name(request: Request) -> str:
     return str(request.path_params["name"])
-
-
-def _name_and_prefix(body: bytes) -> tuple[str, str]:
-    document: Any = orjson.loads(body)
-    if not isinstance(document, dict) or not all(isinstance(document.get(one), str) for one in ("name", "prefix")):
-        raise ValueError('the document must be {"name": "NAME", "prefix": "s3://bucket/prefix"}')
-    prefix = Prefix.parse(document["prefix"])
-    if not prefix.bucket:
-        raise ValueError("the prefix must name a bucket: s3://bucket/prefix")
-    return document["name"], str(prefix)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gateway.admin.formatting import size_text, wrong_with
+
+if TYPE_CHECKING:
+    from gateway.api import documents as to
 
 _SEE_KERNEL = "see the kernel's log: dmesg"
 DISK_STATES = {
@@ -39,49 +42,50 @@ class Trouble(NamedTuple):
     page: str = "incidents"
 
 
-def troubles(status: Mapping[str, Any]) -> Iterator[Trouble]:
-    gateway, cache = status["gateway"], status["cache"]
+def troubles(status: to.Status) -> Iterator[Trouble]:
+    gateway, cache = status.gateway, status.cache
     if gateway is None:
         yield Trouble("warning", "the gateway is starting", "", "ask again in a moment")
         return
-    if not gateway["ready"]:
-        down = ", ".join(one["name"] for one in gateway["processes"] if not one["ready"]) or "draining"
+    if not gateway.ready:
+        down = ", ".join(one.name for one in gateway.processes if not one.ready) or "draining"
         yield Trouble("error", "not ready", down, "see its log")
-    for one in gateway["processes"]:
-        if one["hangs"]:
-            yield Trouble("error", f"{one['name']} (process {one['process_id']}) does not answer", "", _KILLED_SOON)
-    if why := gateway["closed"]:
+    for one in gateway.processes:
+        if one.hangs:
+            yield Trouble("error", f"{one.name} (process {one.process_id}) does not answer", "", _KILLED_SOON)
+    if why := gateway.closed:
         yield Trouble("error", "it works without a cache", why, "repair the disk, and restart it")
-    for origin in (status["origin"], *status["origin"]["differing"]):
-        if why := origin["problem"]:
-            level: Literal["error", "warning"] = "warning" if origin["state"] == "well" else "error"
-            yield Trouble(level, "the origin", why, _DO_ABOUT_ORIGIN[origin["state"]])
-    if (state := cache["disk"]["state"]) != "well":
+    for origin in (status.origin, *status.origin.differing):
+        if why := origin.problem:
+            level: Literal["error", "warning"] = "warning" if origin.state == "well" else "error"
+            yield Trouble(level, "the origin", why, _DO_ABOUT_ORIGIN[origin.state])
+    if (state := cache.disk.state) != "well":
         means, do = DISK_STATES[state]
         do += " (df), but remove nothing under writeback/" if state == "full" else ""
-        yield Trouble("error", f"the disk of the cache ({cache['directory']})", means, do)
-    if cache["disk"]["journal_failing_processes"]:
+        yield Trouble("error", f"the disk of the cache ({cache.directory})", means, do)
+    if cache.disk.journal_failing_processes:
         what = "the write-back journal takes no writes: nothing is acknowledged here, nothing is flushed"
         yield Trouble("error", what, "", "make room; see its log")
-    if why := gateway["settings_problem"]:
+    if why := gateway.settings_problem:
         what, do = "changed settings are not in force", "correct them, then forebay reload"
         yield Trouble("warning", what, why, do, "configuration")
-    for frozen in status["frozen"]:
-        if why := frozen["problem"]:
-            yield Trouble("error", f"slot {frozen['slot']}", why, "forebay snapshot list", "snapshots")
-    for index in status["indexes"]:
-        if why := index["error"]:
-            what, do = f"the index of slot {index['slot']} fails", "check the right to list there"
+    for frozen in status.frozen:
+        if why := frozen.problem:
+            yield Trouble("error", f"slot {frozen.slot}", why, "forebay snapshot list", "snapshots")
+    for index in status.indexes:
+        if why := index.error:
+            what, do = f"the index of slot {index.slot} fails", "check the right to list there"
             yield Trouble("warning", what, why, do, "listings-and-indexes")
-    pending = status["writeback"] or {"slots": [], "journal_problem": None}
-    for slot in pending["slots"]:
+    if (pending := status.writeback) is None:
+        return
+    for slot in pending.slots:
         if wrong := wrong_with(slot):
-            why = f" ({slot['reason']})" if slot["reason"] else ""
-            what, do = f"slot {slot['slot']}: not at the origin: {', '.join(wrong)}{why}", _LIST
+            why = f" ({slot.reason})" if slot.reason else ""
+            what, do = f"slot {slot.slot}: not at the origin: {', '.join(wrong)}{why}", _LIST
             yield Trouble("error", what, "", _WHICH_RIGHT if "AccessDenied" in why else do)
-        if slot["buffer_bytes"] and slot["staged_bytes"] >= _NEARLY * slot["buffer_bytes"]:
-            why = f"{size_text(slot['staged_bytes'])} of {size_text(slot['buffer_bytes'])} wait for the bucket"
+        if slot.buffer_bytes and slot.staged_bytes >= _NEARLY * slot.buffer_bytes:
+            why = f"{size_text(slot.staged_bytes)} of {size_text(slot.buffer_bytes)} wait for the bucket"
             do = "see why they are not flushed; or raise its buffer, or its write_bandwidth"
-            yield Trouble("warning", f"slot {slot['slot']}: its buffer is full", why, do, "write-back")
-    if why := pending["journal_problem"]:
+            yield Trouble("warning", f"slot {slot.slot}: its buffer is full", why, do, "write-back")
+    if why := pending.journal_problem:
         yield Trouble("error", "nothing is flushed", why, "make room on the disk of the cache")

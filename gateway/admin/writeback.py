@@ -2,175 +2,160 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from functools import wraps
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-import orjson
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.requests import Request
 
-from gateway.admin.responses import content_type, flag, json_answer, posted, problem
-from gateway.core.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
+from gateway.admin.backends import Backends, opened
+from gateway.admin.operations import GUARDED, KIND, OBJECT, OF_OBJECT, TEXT, body, flag_of, number, operation, query
+from gateway.admin.responses import flag, number_of, posted_json
+from gateway.api import documents as to
+from gateway.api.documents import CHECKPOINT_STATES, PREFIX
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
+
+if TYPE_CHECKING:
+    from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 
 PAGE = 100
 PAGE_MAX = 1000
 
+THROUGH_MAX = 10**18 - 1
+
 ABORTS_MAX = 100
 """Uploads that one request ends: each costs a commit."""
 
-
-class WritebackBackend(Protocol):
-    """Who sees to it (`writeback.admin.WritebackAdmin`). ValueError for a token or decision that is none."""
-
-    async def summary(self) -> dict[str, Any]: ...
-
-    async def objects(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]: ...
-
-    async def problems(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]: ...
-
-    async def uploads(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]: ...
-
-    async def checkpoints(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> dict[str, Any]: ...
-
-    async def flush(self, prefix: Prefix) -> dict[str, Any]: ...
-
-    async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> dict[str, Any]: ...
-
-    async def versions(self, key: ObjectKey) -> dict[str, Any]: ...
-
-    async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]: ...
-
-    async def abort(self, upload_ids: Sequence[str]) -> dict[str, Any]: ...
-
-
-class WritebackHolder:
-    """Where the background process puts its backend once the cache directory is open."""
-
-    def __init__(self) -> None:
-        self.backend: WritebackBackend | None = None
-
-    async def summary(self) -> dict[str, Any] | None:
-        """What the origin does not have yet, slot by slot; None while that cannot be told."""
-        try:
-            return await self.backend.summary() if self.backend is not None else None
-        except BufferUnavailable:
-            return None
-
-
-_Endpoint: TypeAlias = Callable[["WritebackApi", WritebackBackend, Request], Awaitable[Response]]
-
-
-def _answered(endpoint: _Endpoint) -> Callable[[WritebackApi, Request], Awaitable[Response]]:
-    """The endpoint, with what it raises as answers."""
-
-    @wraps(endpoint)
-    async def answered(api: WritebackApi, request: Request) -> Response:
-        if api.holder.backend is None:
-            return problem(503, "the cache directory is not open yet")
-        try:
-            return await endpoint(api, api.holder.backend, request)
-        except ValueError as error:
-            return problem(400, str(error))
-        except NothingPending as error:
-            return problem(404, str(error))
-        except NotToBeDecided as error:
-            return problem(409, str(error))
-        except OriginUnreachable as error:
-            return problem(502, str(error))
-        except BufferUnavailable as error:
-            return problem(503, str(error))
-        except ClientDisconnect:
-            return problem(400, "the request broke off")
-
-    return answered
+_ASKED = {
+    **GUARDED,
+    400: "What is given is wrong; the message says how.",
+    503: "The cache directory is not open, or the buffer cannot be read.",
+}
+_DECIDED = {
+    **_ASKED,
+    **KIND,
+    404: "Nothing is pending under the key, or another object by now.",
+    409: "It is on its way to the origin, or no conflict.",
+    502: "The origin does not say what it has.",
+}
+_UNDER = query("prefix", "s3://bucket/prefix", PREFIX | {"default": "s3://"})
+_PAGE = (
+    _UNDER,
+    query("after", "`next` of the page before", TEXT),
+    query("limit", "how many", number(1, PAGE_MAX, default=PAGE)),
+)
+_STATE = f"({'|'.join(CHECKPOINT_STATES)})"
+_STATES = query(
+    "state",
+    "only those in a state, or in one of several: failed,conflict",
+    TEXT | {"pattern": f"^({_STATE}(,{_STATE})*)?$"},
+)
+_THROUGH = query("through", "the number that POST has answered", number(0, 10**18 - 1), required=True)
+_DECISION = body(
+    "object",
+    "decision",
+    object=OBJECT,
+    decision={"enum": ["keep-ours", "keep-theirs", "discard"]},
+    sequence={"type": ["integer", "null"], "description": "it must be this very object"},
+)
+_UPLOAD_IDS = {"type": "array", "items": TEXT, "minItems": 1, "maxItems": ABORTS_MAX}
 
 
 class WritebackApi:
-    """The endpoints."""
+    def __init__(self, lent: Backends) -> None:
+        self._lent = lent
 
-    def __init__(self, holder: WritebackHolder) -> None:
-        self.holder = holder
+    @property
+    def _backend(self) -> WritebackAdmin | NoWriteback:
+        return self._lent.writeback or opened(None)
 
-    @_answered
-    async def show(self, backend: WritebackBackend, _request: Request) -> Response:
-        return json_answer(await backend.summary())
+    @operation("GET /api/v1/writeback", "What only this node has, slot by slot.", to.Writeback, _ASKED)
+    async def show(self, _request: Request) -> to.Writeback:
+        return await self._backend.summary()
 
-    @_answered
-    async def objects(self, backend: WritebackBackend, request: Request) -> Response:
-        """A page of what is pending under `prefix`; with `problems=true`, of what does not get to the origin."""
+    @operation(
+        "GET /api/v1/writeback/objects",
+        "What is pending.",
+        to.PendingObjects,
+        _ASKED,
+        parameters=[*_PAGE, flag_of("problems", "true: only what does not get to the origin, the oldest first")],
+    )
+    async def objects(self, request: Request) -> to.PendingObjects:
+        backend = self._backend
         page = backend.problems if flag(request, "problems") else backend.objects
-        return json_answer(await page(_asked_prefix(request), request.query_params.get("after", ""), _limit(request)))
+        return await page(*_page(request))
 
-    @_answered
-    async def uploads(self, backend: WritebackBackend, request: Request) -> Response:
-        """A page of the uploads that are open under `prefix`."""
-        after = request.query_params.get("after", "")
-        return json_answer(await backend.uploads(_asked_prefix(request), after, _limit(request)))
+    @operation("GET /api/v1/writeback/uploads", "Open uploads.", to.OpenUploads, _ASKED, parameters=_PAGE)
+    async def uploads(self, request: Request) -> to.OpenUploads:
+        return await self._backend.uploads(*_page(request))
 
-    @_answered
-    async def checkpoints(self, backend: WritebackBackend, request: Request) -> Response:
-        """A page of the checkpoints under `prefix`; with `state=failed,conflict`, of those in such a state."""
-        after, states = request.query_params.get("after", ""), request.query_params.get("state", "")
-        asked = [state for state in states.split(",") if state]
-        return json_answer(await backend.checkpoints(_asked_prefix(request), after, _limit(request), asked))
+    @operation(
+        "GET /api/v1/checkpoints", "Checkpoints and their state.", to.Checkpoints, _ASKED, parameters=[*_PAGE, _STATES]
+    )
+    async def checkpoints(self, request: Request) -> to.Checkpoints:
+        states = [state for state in request.query_params.get("state", "").split(",") if state]
+        return await self._backend.checkpoints(*_page(request), states)
 
-    @_answered
-    async def flush(self, backend: WritebackBackend, request: Request) -> Response:
-        """`{"prefix": "s3://bucket/prefix"}`: try all of it now that is pending by now."""
-        document = await _posted(request)
-        if document is None:
-            return problem(415, "Content-Type must be application/json")
-        return json_answer(await backend.flush(Prefix.parse(_text(document, "prefix"))), 202)
+    @operation(
+        "POST /api/v1/flush",
+        "Flush now what is pending.",
+        to.FlushProgress,
+        {**_ASKED, **KIND},
+        202,
+        body=body(prefix=PREFIX),
+    )
+    async def flush(self, request: Request) -> to.FlushProgress:
+        backend = self._backend
+        return await backend.flush(Prefix.parse(_text(await _posted(request), "prefix")))
 
-    @_answered
-    async def progress(self, backend: WritebackBackend, request: Request) -> Response:
-        """What is left of what was acknowledged as `through` or before it."""
-        through = request.query_params.get("through", "")
-        if not through.isdecimal() or len(through) > 18:
-            raise ValueError("through must be the number that POST has answered")
+    @operation(
+        "GET /api/v1/flush",
+        "What is left of it.",
+        to.FlushProgress,
+        _ASKED,
+        parameters=[_UNDER, _THROUGH, flag_of("is_name", "true: as POST has answered it")],
+    )
+    async def progress(self, request: Request) -> to.FlushProgress:
+        backend, through = self._backend, number_of(request, "through", 0, THROUGH_MAX)
         is_name = flag(request, "is_name")
-        return json_answer(await backend.progress(_asked_prefix(request), int(through), is_name=is_name))
+        return await backend.progress(_prefix(request), through, is_name=is_name)
 
-    @_answered
-    async def versions(self, backend: WritebackBackend, request: Request) -> Response:
-        """`?object=s3://bucket/key`: what this node has, and what the origin has, so that somebody can decide."""
-        return json_answer(await backend.versions(_key(request.query_params.get("object", ""))))
+    @operation(
+        "GET /api/v1/writeback/versions",
+        "What is pending under a key, and what the origin has.",
+        to.Versions,
+        _DECIDED,
+        parameters=OF_OBJECT,
+    )
+    async def versions(self, request: Request) -> to.Versions:
+        return await self._backend.versions(_key(request.query_params.get("object", "")))
 
-    @_answered
-    async def resolve(self, backend: WritebackBackend, request: Request) -> Response:
-        """`{"object": "s3://bucket/key", "decision": "keep-ours"}`: decide what is to become of it."""
-        document = await _posted(request)
-        if document is None:
-            return problem(415, "Content-Type must be application/json")
+    @operation("POST /api/v1/writeback/resolve", "Decide about an object.", to.Resolved, _DECIDED, body=_DECISION)
+    async def resolve(self, request: Request) -> to.Resolved:
+        backend, document = self._backend, await _posted(request)
         sequence = document.get("sequence")
-        if sequence is not None and type(sequence) is not int:  # True is an int, too
+        if sequence is not None and (type(sequence) is not int or not 0 <= sequence <= THROUGH_MAX):  # True is an int
             raise ValueError("sequence must be the object's number, as it is listed")
-        return json_answer(
-            await backend.resolve(_key(_text(document, "object")), _text(document, "decision"), sequence)
-        )
+        return await backend.resolve(_key(_text(document, "object")), _text(document, "decision"), sequence)
 
-    @_answered
-    async def abort(self, backend: WritebackBackend, request: Request) -> Response:
-        """`{"upload_ids": ["..."]}`: end these open uploads, here and at the origin."""
-        document = await _posted(request)
-        if document is None:
-            return problem(415, "Content-Type must be application/json")
+    @operation(
+        "POST /api/v1/writeback/abort",
+        "Abort open uploads.",
+        to.Aborted,
+        {**_ASKED, **KIND},
+        body=body(upload_ids=_UPLOAD_IDS),
+    )
+    async def abort(self, request: Request) -> to.Aborted:
+        backend, document = self._backend, await _posted(request)
         upload_ids = document.get("upload_ids")
         if not isinstance(upload_ids, list) or not all(isinstance(one, str) for one in upload_ids):
             raise ValueError("the document must say upload_ids, as a list of strings")
         if not 1 <= len(upload_ids) <= ABORTS_MAX:
             raise ValueError(f"upload_ids must be 1 to {ABORTS_MAX}")
-        return json_answer(await backend.abort(upload_ids))
+        return await backend.abort(upload_ids)
 
 
-async def _posted(request: Request) -> dict[str, Any] | None:
-    """The document of a request; None when it is of another type, ValueError when it is none."""
-    if content_type(request) != "application/json":
-        return None
-    document: Any = orjson.loads(await posted(request))
+async def _posted(request: Request) -> dict[str, Any]:
+    document = await posted_json(request)
     if not isinstance(document, dict):
         raise ValueError("the document must be a JSON object")
     return document
@@ -183,15 +168,14 @@ def _text(document: dict[str, Any], name: str) -> str:
     return value
 
 
-def _asked_prefix(request: Request) -> Prefix:
+def _prefix(request: Request) -> Prefix:
     return Prefix.parse(request.query_params.get("prefix", "s3://"))
 
 
-def _limit(request: Request) -> int:
-    limit = request.query_params.get("limit", str(PAGE))
-    if not limit.isdecimal() or len(limit) > 9 or not 1 <= int(limit) <= PAGE_MAX:
-        raise ValueError(f"limit must be 1 to {PAGE_MAX}")
-    return int(limit)
+def _page(request: Request) -> tuple[Prefix, str, int]:
+    """Return the prefix, the place behind which the page begins, and how many entries it has at most."""
+    prefix, limit = _prefix(request), number_of(request, "limit", 1, PAGE_MAX, PAGE)
+    return prefix, request.query_params.get("after", ""), limit
 
 
 def _key(name: str) -> ObjectKey:

@@ -1,5 +1,5 @@
-"""From settings to ceilings and shares of bandwidth, to request rates, and to limits of callers; and to what each
-process needs to keep them with the others."""
+"""Makes ceilings and shares of bandwidth, request rates, and limits of callers from the settings, with the memory in
+which processes keep them together."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from gateway.core.clock import Clock
 from gateway.core.errors import StartupError
 from gateway.origin.client import Direction
 from gateway.origin.link_traffic import LinkEnd, in_all
-from gateway.policy.bandwidth import Bandwidth, Ceiling, Share, cells_for
+from gateway.policy.bandwidth import Bandwidth, BandwidthShare, Ceiling, cells_for
 from gateway.policy.callers import OWN, UNSIGNED, CallerClass, Callers, CallersPlan, Limits
 from gateway.policy.capacity_controller import TICK_SECONDS
 from gateway.policy.request_rates import RequestRates
 from gateway.policy.request_rates import cells_for as cells_for_rates
 from gateway.policy.slots import DEFAULT_SLOT, Prefix
 from gateway.policy.token_bucket import SharedCells, make_shared_memory
-from gateway.telemetry import metric_kinds
-from gateway.telemetry.metric_observers import WorkerMetrics
+from gateway.telemetry import metric_kinds, metrics
 from gateway.telemetry.metrics import USED_BY_ALL
 
 
 def make_shared_bandwidth(settings: Settings, clock: Clock) -> int | None:
-    """A descriptor of the memory that all processes keep the ceilings in; None where there is no ceiling. OSError."""
+    """Return a descriptor of the memory for the ceilings of all processes; None without ceilings. OSError."""
     ceilings = ceilings_of(settings)
     if not ceilings:
         return None
     return make_shared_memory(cells_for(ceilings, shares_of(settings)), _processes(settings), clock.monotonic())
 
 
-BandwidthPlan = tuple[Sequence[Ceiling], Sequence[Share]]
+BandwidthPlan = tuple[Sequence[Ceiling], Sequence[BandwidthShare]]
 
 
 def bandwidth_plan(settings: Settings) -> BandwidthPlan:
@@ -42,7 +41,7 @@ def bandwidth_plan(settings: Settings) -> BandwidthPlan:
 
 
 def begin_bandwidth_as(before: BandwidthPlan, descriptor: int, settings: Settings, made: int, clock: Clock) -> None:
-    """Have the ceilings in new memory hold what those in force hold: a change of settings resets none."""
+    """Start the ceilings in new memory with the levels of those in force: a change of settings resets none."""
 
     def opened(plan: BandwidthPlan, memory: int) -> Bandwidth:
         return Bandwidth(plan[0], clock, SharedCells.attach(memory, cells_for(*plan), _processes(settings), 0), plan[1])
@@ -53,10 +52,10 @@ def begin_bandwidth_as(before: BandwidthPlan, descriptor: int, settings: Setting
 def bandwidth_of(
     settings: Settings, clock: Clock, *, process: int = 0, shared: PathLike[str] | None = None
 ) -> Bandwidth | None:
-    """The ceilings and shares as process number `process` keeps them; None where there are none.
+    """Return the ceilings and shares as process number `process` keeps them; None if there are none.
 
-    `shared` is where what `make_shared_bandwidth` made can be opened; without, this process is the only one.
-    StartupError where it is of another version or configuration.
+    `shared` is a path to open the memory of `make_shared_bandwidth`; without, this process is the only one.
+    StartupError if it is of another version or configuration.
     """
     ceilings = ceilings_of(settings)
     if not ceilings:
@@ -72,17 +71,17 @@ def bandwidth_of(
 
 
 def make_shared_request_rates(settings: Settings, clock: Clock) -> int:
-    """A descriptor of the memory that all processes keep request rates in. OSError."""
+    """Return a descriptor of the memory for the request rates of all processes. OSError."""
     processes = _processes(settings)
     return make_shared_memory(cells_for_rates(len(weights_of(settings)), processes), processes, clock.monotonic())
 
 
 def request_rates_of(
-    settings: Settings, metrics: WorkerMetrics, clock: Clock, *, process: int = 0, shared: PathLike[str] | None = None
+    settings: Settings, clock: Clock, *, process: int = 0, shared: PathLike[str] | None = None
 ) -> RequestRates:
-    """What holds requests back where the origin refuses some for their number, as process number `process` keeps it.
+    """Return the request rates, as process number `process` keeps them, for an origin that refuses too many requests.
 
-    `shared`, StartupError as `bandwidth_of`, of what `make_shared_request_rates` made.
+    `shared` and StartupError as in `bandwidth_of`, for the memory of `make_shared_request_rates`.
     """
     weights, cells = weights_of(settings), None
     if shared is not None:
@@ -94,7 +93,6 @@ def request_rates_of(
     return RequestRates(
         weights,
         clock,
-        metrics,
         cells,
         wait_seconds_max=settings.origin.connection_wait_seconds,
         buckets_told=buckets_told(settings),
@@ -114,18 +112,18 @@ def _attached(shared: PathLike[str], rows: int, processes: int, process: int) ->
 
 
 def make_shared_callers(settings: Settings, clock: Clock) -> int | None:
-    """A descriptor of the memory that all workers keep the limits of callers in; None: there are none. OSError."""
+    """Return a descriptor of the memory for the limits of callers; None: there are none. OSError."""
     rows = callers_plan(settings).rows
     return make_shared_memory(rows, settings.server.workers, clock.monotonic()) if rows else None
 
 
 def callers_of(
-    settings: Settings, metrics: WorkerMetrics, clock: Clock, *, worker: int = 0, shared: PathLike[str] | None = None
+    settings: Settings, clock: Clock, *, worker: int = 0, shared: PathLike[str] | None = None
 ) -> Callers | None:
-    """What limits callers, as worker number `worker` keeps it; None: nothing does.
+    """Return the limits of callers, as worker number `worker` keeps them; None: there are none.
 
-    `shared` is where what `make_shared_callers` made can be opened; without, this process is the only one.
-    StartupError as `bandwidth_of`.
+    `shared` is a path to open the memory of `make_shared_callers`; without, this process is the only one. StartupError
+    as `bandwidth_of`.
     """
     plan = callers_plan(settings)
     if not plan.rows:
@@ -136,11 +134,11 @@ def callers_of(
             cells = _attached(shared, plan.rows, settings.server.workers, worker)
         except (OSError, ValueError) as error:
             raise StartupError(f"{error}: start the gateway again") from None
-    return Callers(plan, clock, metrics.callers, cells)
+    return Callers(plan, clock, cells)
 
 
 def callers_plan(settings: Settings) -> CallersPlan:
-    """Who is limited, in the same order in all workers of one gateway."""
+    """Return the limits of callers, in the same order in all workers of one gateway."""
     return CallersPlan(
         [(one.access_key_id, _limits_of(one)) for one in settings.credentials],
         [CallerClass(one.name, _limits_of(one), one.app, one.product) for one in settings.caller_classes],
@@ -149,13 +147,13 @@ def callers_plan(settings: Settings) -> CallersPlan:
 
 
 def names_in_metrics(settings: Settings) -> tuple[set[str], set[str]]:
-    """Of slots and of credentials, those included that no configuration has."""
+    """Return the names of slots and of credentials, including those that stand for none."""
     slots = {DEFAULT_SLOT.name, *(slot.name for slot in settings.slots)}
     return slots, {OWN, UNSIGNED, *(one.access_key_id for one in settings.credentials)}
 
 
 def keep_names_in_metrics(settings: Settings) -> None:
-    """Sum up what was counted for slots, credentials and classes that are no more."""
+    """Sum up the counts of slots, credentials and classes that no longer exist."""
     classes = {one.name for one in settings.caller_classes}
     users = (USED_BY_ALL, *(one.used_by for one in signers(settings)))
     metric_kinds.keep_names(*names_in_metrics(settings), classes, buckets_told(settings), users)
@@ -171,26 +169,20 @@ def _limits_of(one: CallerLimitSettings) -> Limits:
 
 
 class CapacityFinder:
-    """This process's part in finding out what the link bears, where the settings say so. Event loop only."""
+    """This process's part in finding the capacity of the link, if the settings say so. Event loop only."""
 
-    def __init__(
-        self,
-        origins: Sequence[LinkEnd],
-        clock: Clock,
-        metrics: WorkerMetrics | None,
-    ) -> None:
-        """`origins`: all that this process talks to, over one link; more may come. `metrics`: of the one process that
-        tells them."""
+    def __init__(self, origins: Sequence[LinkEnd], clock: Clock, *, tells: bool) -> None:
+        """`origins` are all that this process talks to, over one link; more may come. One process `tells` metrics."""
         self._origins = origins
         self._clock = clock
-        self._metrics = metrics
+        self._tells = tells
         self._bandwidth: Bandwidth | None = None
         self._finding: asyncio.Task[None] | None = None
 
-    def follow(self, bandwidth: Bandwidth | None) -> None:
-        """These ceilings are in force from now on. What was found before counts for them."""
+    def apply_settings(self, bandwidth: Bandwidth | None) -> None:
+        """Put these ceilings in force. The capacity found before holds for them."""
         if bandwidth is not None and self._bandwidth is not None:
-            bandwidth.go_on_from(self._bandwidth)
+            bandwidth.continue_from(self._bandwidth)
         self._bandwidth = bandwidth
         if self._finding is None and bandwidth is not None and bandwidth.found:
             self._finding = asyncio.create_task(self._find(), name="capacity of the link")
@@ -214,43 +206,47 @@ class CapacityFinder:
                     one.limit_windows(window_bytes)
             told = self._tell(bandwidth, told, now)
         self._finding = None
-        if self._metrics is not None:
-            for direction in told:
-                self._metrics.link_found(direction, None, None)
+        for direction in told:
+            _tell_link(direction)
 
     def _tell(self, bandwidth: Bandwidth, told: set[Direction], now: float) -> set[Direction]:
-        if self._metrics is None:
+        if not self._tells:
             return told
         for direction, link in bandwidth.found.items():
             found = link.found(now)
-            self._metrics.link_found(direction, found.capacity, found.delay_seconds)
+            _tell_link(direction, found.capacity, found.delay_seconds)
         for direction in told.difference(bandwidth.found):
-            self._metrics.link_found(direction, None, None)
+            _tell_link(direction)
         return set(bandwidth.found)
 
 
+def _tell_link(direction: Direction, capacity: float | None = None, delay_seconds: float | None = None) -> None:
+    metrics.LINK_CAPACITY.set(capacity or 0.0, direction)
+    metrics.LINK_DELAY.set(delay_seconds or 0.0, direction)
+
+
 def ceilings_of(settings: Settings) -> list[Ceiling]:
-    """Every ceiling that is set, in the same order in all processes of one gateway."""
+    """Return every ceiling, in the same order in all processes of one gateway."""
     groups = [_ceilings(None, settings.origin), *(_ceilings(slot.name, slot) for slot in settings.slots)]
     return [ceiling for group in groups for ceiling in group]
 
 
-def shares_of(settings: Settings) -> list[Share]:
-    """What each slot has of the link, in the same order in all processes of one gateway."""
-    shares = [Share("read", DEFAULT_SLOT.name), Share("write", DEFAULT_SLOT.name)]
+def shares_of(settings: Settings) -> list[BandwidthShare]:
+    """Return each slot's share of the link, in the same order in all processes of one gateway."""
+    shares = [BandwidthShare("read", DEFAULT_SLOT.name), BandwidthShare("write", DEFAULT_SLOT.name)]
     for slot in settings.slots:
-        shares.append(Share("read", slot.name, slot.weight, slot.read_guarantee_bytes_per_second))
-        shares.append(Share("write", slot.name, slot.weight, slot.write_guarantee_bytes_per_second))
+        shares.append(BandwidthShare("read", slot.name, slot.weight, slot.read_guarantee_bytes_per_second))
+        shares.append(BandwidthShare("write", slot.name, slot.weight, slot.write_guarantee_bytes_per_second))
     return shares
 
 
 def weights_of(settings: Settings) -> list[tuple[str, int]]:
-    """What each slot has of a request rate, in the same order in all processes of one gateway."""
+    """Return each slot's weight for request rates, in the same order in all processes of one gateway."""
     return [(DEFAULT_SLOT.name, 1), *((slot.name, slot.weight) for slot in settings.slots)]
 
 
 def _processes(settings: Settings) -> int:
-    """The workers, then the background process: its number is greater than that of any worker."""
+    """Count the workers and the background process, which has the greatest number."""
     return settings.server.workers + 1
 
 

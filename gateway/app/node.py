@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import structlog
@@ -21,7 +21,6 @@ from gateway.app.bandwidth import (
 )
 from gateway.app.origins import OriginKeys, routed_origin
 from gateway.app.write_back import (
-    Bounding,
     Flushing,
     FlushServices,
     flushing,
@@ -34,6 +33,7 @@ from gateway.blocks.disabled_cache import Blocks, ClosedCache
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
 from gateway.config import Settings
+from gateway.config.entries import SlotSettings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock, SystemClock
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, Keyring, OriginKeyring
@@ -46,13 +46,13 @@ from gateway.jobs.snapshot_service import SnapshotService
 from gateway.jobs.store import JobStore
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.opening import ANSWERS, disbelieve
+from gateway.metadata.opening import ANSWERS, discard_catalog
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.operations.context import AppContext
 from gateway.operations.origin_events import OriginEvents
 from gateway.origin.client import Origin, OriginCredentials
-from gateway.origin.retry import SilenceBoard
+from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import OwnKeyOrigin, S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
@@ -60,35 +60,33 @@ from gateway.policy.request_rates import RequestRates
 from gateway.policy.slots import Grant, Prefix, Slot, Slots
 from gateway.shared.heartbeats import BACKGROUND_PROCESS
 from gateway.shared.recent_requests import RecentRequests
-from gateway.telemetry.metric_observers import WorkerMetrics
+from gateway.telemetry import metrics
 from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.checkpoints.reads import CheckpointReads
-from gateway.writeback.flushing.flush_logger import FlushLogger
 
 _log = structlog.get_logger("forebay.writeback")
 
 _LEARNED_SECONDS_MAX = 1.0
-"""So long changed slots wait at most until what was learned is written down."""
+"""The most seconds that changed slots wait until what was learned is written down."""
 
 SNAPSHOTS = "snapshots"
-"""Where in the cache directory they lie."""
+"""The directory of snapshots in the cache directory."""
 
 CHECKS_AT_ONCE = 8
-"""So many questions to one home at the same time, where it is checked."""
+"""Parallel questions to one home in its check."""
 
 _SILENCE = "origin-silence"
-"""Where in the shared directory the processes tell each other that an origin is silent."""
+"""The file in the shared directory by which processes report silent origins to each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """What every process of the gateway has. `process` is its number."""
+    """The parts of every process of the gateway. `process` is its number."""
 
     process: int
 
     clock: Clock
-    metrics: WorkerMetrics
     credentials: OriginCredentials
     origin: MeteredOrigin
     slots: Slots
@@ -102,14 +100,14 @@ async def _node(
     settings, clock = live.now, SystemClock()
     async with AsyncExitStack() as stack:
         recent = stack.enter_context(_recent_requests(shared_directory, process))
-        metrics = WorkerMetrics(settings.cache.capacity_bytes, recent)
+        metrics.CACHE_CAPACITY_BYTES.set(settings.cache.capacity_bytes)
         keys = OriginKeys(settings, clock)
         stack.push_async_callback(keys.aclose)
         await keys.start()
-        rates = _RatesInForce(live, metrics, clock, process)
+        rates = _RatesInForce(live, clock, process)
         stack.push_async_callback(rates.aclose)
         bandwidth = bandwidth_of(settings, clock, process=process, shared=live.bandwidth)
-        meter = OriginMeter(metrics, bandwidth, rates.now)
+        meter = OriginMeter(bandwidth, rates.now, recent)
         silence = silence_board(shared_directory)
 
         connected: list[S3Origin] = []
@@ -122,7 +120,7 @@ async def _node(
                 instance_id=instance_id,
                 credentials_of=keys.of,
                 on_attempt=meter.attempt,
-                on_hedge=metrics.origin_hedge,
+                on_hedge=lambda outcome: metrics.ORIGIN_HEDGES.add(1, outcome),
                 silence=silence,
                 rates=meter,
             )
@@ -131,35 +129,35 @@ async def _node(
 
         origin = MeteredOrigin(OwnKeyOrigin(routed_origin(settings, connect), keys.refused), meter)
         stack.push_async_callback(origin.aclose)
-        finder = CapacityFinder(connected, clock, metrics if process == BACKGROUND_PROCESS else None)
+        finder = CapacityFinder(connected, clock, tells=process == BACKGROUND_PROCESS)
         stack.push_async_callback(finder.close)
-        finder.follow(bandwidth)
-        node = _Node(process, clock, metrics, keys.own, origin, Slots(_slots(settings)), recent)
+        finder.apply_settings(bandwidth)
+        node = _Node(process, clock, keys.own, origin, Slots(_slots(settings)), recent)
 
-        async def follow() -> None:
-            metrics.cache_capacity(live.now.cache.capacity_bytes)
-            node.slots.follow(_slots(live.now))
-            await keys.follow(live.now)
+        async def apply_settings() -> None:
+            metrics.CACHE_CAPACITY_BYTES.set(live.now.cache.capacity_bytes)
+            node.slots.apply_settings(_slots(live.now))
+            await keys.apply_settings(live.now)
             if ceilings.differ(live):
                 bandwidth = bandwidth_of(live.now, clock, process=process, shared=live.bandwidth)
-                finder.follow(bandwidth)
+                finder.apply_settings(bandwidth)
                 meter.ceilings = bandwidth
-            meter.requests = await rates.follow()
+            meter.requests = await rates.apply_settings()
 
         ceilings = _CeilingsBefore(live)
-        stack.enter_context(live.following(follow))
+        stack.enter_context(live.following(apply_settings))
         yield node
 
 
-def silence_board(shared_directory: Path | None) -> SilenceBoard:
-    """Where processes that share this directory tell each other which origins are silent, or have failed."""
-    return SilenceBoard(shared_directory / _SILENCE if shared_directory is not None else None)
+def silence_board(shared_directory: Path | None) -> OriginHealth:
+    """Return the board on which processes that share this directory report silent or failed origins to each other."""
+    return OriginHealth(shared_directory / _SILENCE if shared_directory is not None else None)
 
 
 @asynccontextmanager
 async def origin_for_checks(live: LiveSettings, instance_id: str) -> AsyncIterator[tuple[Origin, OriginKeys]]:
-    """The origins as they answer, refusals of the gateway's keys included; asked once each time, for a short while. And
-    the keys that they are asked with."""
+    """Yield the origins, with their refusals of the gateway's keys, each asked once and for a short time; and the
+    keys."""
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         keys = OriginKeys(live.now, clock)
@@ -173,10 +171,10 @@ async def origin_for_checks(live: LiveSettings, instance_id: str) -> AsyncIterat
         origin = routed_origin(live.now, connect)
         stack.push_async_callback(origin.aclose)
 
-        async def follow() -> None:
-            await keys.follow(live.now)
+        async def apply_settings() -> None:
+            await keys.apply_settings(live.now)
 
-        stack.enter_context(live.following(follow))
+        stack.enter_context(live.following(apply_settings))
         yield origin, keys
 
 
@@ -184,13 +182,12 @@ async def origin_for_checks(live: LiveSettings, instance_id: str) -> AsyncIterat
 async def _directory(
     settings: Settings, node: _Node, worker: int, shared_directory: Path | None
 ) -> AsyncIterator[tuple[BlockCache, Catalog]]:
-    """What lies in the cache directory; StartupError when that is a mistake, StoreUnavailable when the disk fails."""
+    """Open the cache directory; StartupError when it is a mistake, StoreUnavailable when the disk fails."""
     blocks = await BlockCache.open(
         _block_settings(settings, node.slots, shared_directory),
         node.origin,
         worker=worker,
         clock=node.clock,
-        observer=node.metrics.cache,
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(blocks.close)
@@ -199,7 +196,6 @@ async def _directory(
             node.origin,
             homes=settings.homes,
             clock=node.clock,
-            observer=node.metrics.catalog,
             slots=node.slots,
             process=worker,
         )
@@ -210,8 +206,8 @@ async def _directory(
 @asynccontextmanager
 async def _no_directory(node: _Node) -> AsyncIterator[tuple[Blocks, Catalog]]:
     yield (
-        ClosedCache(node.origin, node.clock, node.metrics.cache),
-        Catalog.switched_off(node.origin, node.clock, node.metrics.catalog),
+        ClosedCache(node.origin, node.clock),
+        Catalog.switched_off(node.origin, node.clock),
     )
 
 
@@ -224,11 +220,11 @@ async def s3_application(
     shared_directory: Path | None = None,
     closed: bool = False,
 ) -> AsyncIterator[S3App]:
-    """The S3 port's application of worker slot `worker`, with everything behind it; it follows changes of settings.
+    """Yield the S3 port's application of worker slot `worker`, with everything behind it; it follows changed settings.
 
-    `instance_id` is the same in all workers of one `forebay serve`. Works with the origin away: nothing is asked of it.
-    In `shared_directory` lie files that all processes have in memory (BlockSettings). `closed`: no worker touches the
-    cache directory, and all is the origin's. Otherwise StoreUnavailable when the disk under it fails.
+    `instance_id` is the same in all workers of one `forebay serve`. Works with the origin away: it is asked nothing.
+    All processes map files of `shared_directory` (BlockSettings). `closed`: no worker touches the cache directory, and
+    the origin answers all. Otherwise StoreUnavailable when the disk under it fails.
     """
     settings = live.now
     async with (
@@ -238,13 +234,12 @@ async def s3_application(
     ):
 
         async def buffer_if_needed() -> WritebackBuffer | None:
-            return await stack.enter_async_context(opened_buffer(live.now, worker, _bounding(node), blocks))
+            return await stack.enter_async_context(opened_buffer(live.now, worker, node.slots, node.clock, blocks))
 
         answers = BucketMetadataCache(
             settings.cache.directory / "catalog" / ANSWERS,
             catalog.now_of_bucket,
-            ttl_seconds=0 if closed else settings.cache.small_answers_ttl_seconds,
-            observer=node.metrics.answers,
+            ttl_seconds=0 if closed else settings.cache.bucket_metadata_ttl_seconds,
         )
         authenticator = Authenticator(
             _keyring(settings, node.credentials),
@@ -265,24 +260,22 @@ async def s3_application(
             reads=stack.enter_context(_counted_reads(shared_directory, worker, node.clock)),
         )
         stack.push_async_callback(answers.close)
-        services.snapshots = snapshots = SnapshotRegistry(
-            None, node.slots, node.clock, node.metrics.snapshots, settings.homes
-        )
+        services.snapshots = snapshots = SnapshotRegistry(None, node.slots, node.clock, settings.homes)
         stack.push_async_callback(snapshots.close)
         stack.push_async_callback(services.close)
 
         async def follow_frozen() -> None:
             if not closed:
-                await snapshots.follow(lambda: SnapshotStore(live.now.cache.directory / SNAPSHOTS))
+                await snapshots.apply_settings(lambda: SnapshotStore(live.now.cache.directory / SNAPSHOTS))
 
-        async def follow() -> None:
-            authenticator.follow(_keyring(live.now, node.credentials))
+        async def apply_settings() -> None:
+            authenticator.apply_settings(_keyring(live.now, node.credentials))
             services.rights.forget()
             if not closed:
                 with suppress(TimeoutError):  # what was learned under the slots of before can be contradicted then
                     async with asyncio.timeout(_LEARNED_SECONDS_MAX):
                         await catalog.settle()
-                await blocks.follow(live.now.cache.capacity_bytes)
+                await blocks.apply_settings(live.now.cache.capacity_bytes)
                 if services.writeback is None:
                     services.writeback = await buffer_if_needed()
                 else:
@@ -291,21 +284,20 @@ async def s3_application(
             await follow_frozen()
 
         await follow_frozen()
-        stack.enter_context(live.following(follow))
+        stack.enter_context(live.following(apply_settings))
         yield S3App(
             services,
             authenticator,
             tuple(settings.server.base_domains),
             instance_id,
-            node.metrics.requests,
-            limits=lambda: callers_of(live.now, node.metrics, node.clock, worker=worker, shared=live.callers),
+            limits=lambda: callers_of(live.now, node.clock, worker=worker, shared=live.callers),
             recent=node.recent,
         )
 
 
 @dataclass(eq=False, slots=True)
-class Upkeep:
-    """What the background process does with the cache directory. `is_outdated` is set when it is to be opened anew."""
+class BackgroundServices:
+    """The background process's work on the cache directory. `is_outdated` is set when it must be opened anew."""
 
     jobs: Jobs
     explainer: Explainer
@@ -316,7 +308,7 @@ class Upkeep:
     snapshots: SnapshotService
     flushing: Flushing | None
     settle: Callable[[], Awaitable[None]]
-    """To be called when all processes keep to the settings of now: what lies on disk is brought in line with them."""
+    """Brings the disk in line with the new settings, once all processes keep to them."""
 
     is_outdated: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -326,10 +318,10 @@ class Upkeep:
 
 
 @asynccontextmanager
-async def upkeep(
+async def background_services(
     live: LiveSettings, *, instance_id: str, shared_directory: Path | None = None
-) -> AsyncIterator[Upkeep]:
-    """The background process's part: jobs go on while this lasts, indexes are kept up, and changes followed.
+) -> AsyncIterator[BackgroundServices]:
+    """Run the background process's part: jobs, indexes, and following changes of settings.
 
     StartupError when the directory is a mistake, StoreUnavailable when the disk under it fails.
     """
@@ -337,24 +329,24 @@ async def upkeep(
     async with (
         _node(live, BACKGROUND_PROCESS, instance_id=instance_id, shared_directory=shared_directory) as node,
         _directory(settings, node, BACKGROUND_PROCESS, shared_directory) as (blocks, catalog),
-        opened_buffer(settings, BACKGROUND_PROCESS, _bounding(node), blocks) as buffer,
+        opened_buffer(settings, BACKGROUND_PROCESS, node.slots, node.clock, blocks) as buffer,
     ):
         snapshots = await asyncio.to_thread(SnapshotStore, settings.cache.directory / SNAPSHOTS)
         tools = JobDependencies(node.origin, catalog, blocks, node.slots, node.clock, snapshots, homes=settings.homes)
         store = await asyncio.to_thread(JobStore, settings.cache.directory / "jobs")
         jobs = await Jobs.open(tools, store)
-        indexes = Indexes.open(tools, _index_plans(settings, store.scratch), node.metrics.indexes)
+        indexes = Indexes.open(tools, _index_plans(settings, store.scratch))
         followed = [Slots(node.slots)]
-        """Those of which the listing index may know something still, the ones of now last."""
+        """Slots that the listing index may still know, the present ones last."""
 
-        async def follow() -> None:
-            await blocks.follow(live.now.cache.capacity_bytes)
+        async def apply_settings() -> None:
+            await blocks.apply_settings(live.now.cache.capacity_bytes)
             if flusher is not None:
                 await follow_slots(flusher.buffer, node.slots, blocks)
                 flusher.follow_slots()
             elif is_needed(live.now):
                 kept.is_outdated.set()
-            await indexes.follow(_index_plans(live.now, store.scratch))
+            await indexes.apply_settings(_index_plans(live.now, store.scratch))
             followed.append(Slots(node.slots))
 
         async def settle() -> None:
@@ -366,15 +358,15 @@ async def upkeep(
         try:
             events = OriginEvents(catalog, blocks, node.slots)
             service = SnapshotService(tools, jobs)
-            counters = node.metrics.writeback
-            log = FlushLogger(counters, node.clock)
-            services = FlushServices(node.origin, catalog, blocks, node.slots, node.clock, log, counters)
+            services = FlushServices(node.origin, catalog, blocks, node.slots, node.clock)
             async with flushing(settings, buffer, services, shared_directory) as flusher:
                 scrubber = _scrubber(settings, blocks)
-                kept = Upkeep(jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, settle)
-                with live.following(follow):
+                kept = BackgroundServices(
+                    jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, settle
+                )
+                with live.following(apply_settings):
                     if live.now is not settings:  # changed while all this was opened
-                        await follow()
+                        await apply_settings()
                     yield kept
         finally:
             await indexes.close()
@@ -383,18 +375,18 @@ async def upkeep(
 
 
 class _RatesInForce:
-    """What holds requests back, which goes on with what is known where weights are others than before."""
+    """The present request rates; a change of weights keeps the rates found."""
 
-    def __init__(self, live: LiveSettings, metrics: WorkerMetrics, clock: Clock, process: int) -> None:
-        self._live, self._metrics, self._clock, self._process = live, metrics, clock, process
+    def __init__(self, live: LiveSettings, clock: Clock, process: int) -> None:
+        self._live, self._clock, self._process = live, clock, process
         self._of = live.request_rates
         self.now = self._made()
 
-    async def follow(self) -> RequestRates:
+    async def apply_settings(self) -> RequestRates:
         if self._of != self._live.request_rates:
             self._of, before = self._live.request_rates, self.now
             self.now = self._made()
-            self.now.take_over(before)
+            self.now.inherit(before)
             await before.aclose()
         self.now.buckets_told = buckets_told(self._live.now)
         return self.now
@@ -404,11 +396,11 @@ class _RatesInForce:
 
     def _made(self) -> RequestRates:
         live = self._live
-        return request_rates_of(live.now, self._metrics, self._clock, process=self._process, shared=live.request_rates)
+        return request_rates_of(live.now, self._clock, process=self._process, shared=live.request_rates)
 
 
 class _CeilingsBefore:
-    """Whether ceilings are others than when it was asked last."""
+    """Tells whether ceilings have changed since the last question."""
 
     def __init__(self, live: LiveSettings) -> None:
         self._known = self._of(live)
@@ -423,7 +415,7 @@ class _CeilingsBefore:
 
 @contextmanager
 def _counted_reads(directory: Path | None, worker: int, clock: Clock) -> Iterator[CheckpointReads | None]:
-    """Who counts what is read of checkpoints; None without a directory that all processes have, or room in it."""
+    """Yield the counter of checkpoint reads; None without a shared directory, or room in it."""
     try:
         reads = CheckpointReads(directory, worker, clock) if directory is not None else None
     except OSError as error:
@@ -435,7 +427,7 @@ def _counted_reads(directory: Path | None, worker: int, clock: Clock) -> Iterato
 
 @contextmanager
 def _recent_requests(directory: Path | None, process: int) -> Iterator[RecentRequests]:
-    """Where requests are kept that somebody may want to look at; where there is no room, nobody else sees them."""
+    """Yield the recent requests for operators; without room in the directory, of this process alone."""
     try:
         recent = RecentRequests(directory, process)
     except OSError as error:
@@ -445,13 +437,9 @@ def _recent_requests(directory: Path | None, process: int) -> Iterator[RecentReq
         yield recent
 
 
-def _bounding(node: _Node) -> Bounding:
-    return Bounding(node.slots, node.clock, node.metrics.writeback)
-
-
 def _index_plans(settings: Settings, scratch: Path) -> list[IndexPlan]:
     return [
-        IndexPlan(slot.name, slot.index_refresh_in_force_seconds, slot.index_listers, slot.index_inventory, scratch)
+        IndexPlan(slot.name, slot.index_refresh_in_force_seconds, slot.index_concurrency, slot.index_inventory, scratch)
         for slot in settings.slots
         if slot.index
     ]
@@ -466,8 +454,8 @@ def _scrubber(settings: Settings, blocks: BlockCache) -> Scrubber | None:
 
 
 def forget_remembered(directory: Path) -> None:
-    """Have the catalog in a cache directory that nobody has open begin anew; StoreUnavailable when the disk fails."""
-    disbelieve(directory / "catalog")
+    """Reset the catalog in a cache directory that no process has open; StoreUnavailable when the disk fails."""
+    discard_catalog(directory / "catalog")
 
 
 def _block_settings(settings: Settings, slots: Slots, shared_directory: Path | None) -> BlockSettings:
@@ -476,7 +464,7 @@ def _block_settings(settings: Settings, slots: Slots, shared_directory: Path | N
         directory=cache.directory / "blocks",
         capacity_bytes=cache.capacity_bytes,
         block_size_bytes=cache.block_size_bytes,
-        packed_bytes_max=cache.packed_bytes_max,
+        small_object_bytes_max=cache.small_object_bytes_max,
         readahead_bytes=cache.readahead_bytes,
         slots=slots,
         daily_writes_bytes=cache.daily_writes_bytes,
@@ -499,38 +487,23 @@ def _keyring(settings: Settings, credentials: OriginCredentials) -> Keyring:
     )
 
 
+_SAME = {one.name for one in fields(Slot)} & set(SlotSettings.model_fields)
+"""Fields that a slot has under the names of its settings."""
+
+
 def _slots(settings: Settings) -> list[Slot]:
     return [
         Slot(
-            slot.name,
-            Prefix.parse(slot.prefix),
-            slot.mode,
-            slot.consistency_in_force,
-            slot.metadata_ttl_seconds,
-            slot.negative_ttl_seconds,
-            slot.stale_if_unreachable_seconds,
-            slot.capacity_bytes or 0,
-            slot.capacity_limit_bytes,
-            slot.block_size_bytes,
-            slot.eviction,
-            slot.kept_object_bytes_max,
-            slot.snapshot or "",
-            slot.write,
-            slot.buffer_bytes,
-            slot.buffer_full,
-            slot.exposure_bytes_max,
-            slot.exposure_age_seconds_max,
-            slot.order,
-            tuple(slot.markers),
-            slot.manifests,
-            slot.etag,
-            slot.upload_expiry_seconds,
-            slot.authorization,
-            slot.authorization_ttl_seconds,
-            None if slot.checkpoints is None else tuple(slot.checkpoints),
-            slot.flush,
-            slot.scratch_expiry_seconds,
-            slot.keep_last,
+            **{name: getattr(slot, name) for name in _SAME}
+            | {
+                "prefix": Prefix.parse(slot.prefix),
+                "consistency": slot.consistency_in_force,
+                "capacity_bytes": slot.capacity_bytes or 0,
+                "snapshot": slot.snapshot or "",
+                "markers": tuple(slot.markers),
+                "checkpoints": None if slot.checkpoints is None else tuple(slot.checkpoints),
+                "local_expiry_seconds": slot.scratch_expiry_seconds,
+            }
         )
         for slot in settings.slots
     ]

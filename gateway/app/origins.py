@@ -1,9 +1,9 @@
-"""The origins that the settings name: where buckets are, and whose key signs which request.
+"""The origins that the settings name: the homes of buckets, and the key that signs each request.
 
 Of several keys that cover a request the most specific signs: of the slots in its bucket, that of the one with the
-longest prefix, else that of the bucket, else that of a slot for every bucket, else that of `[origin]`. A request that
-names no key is the bucket's, but for listings, which their prefix's slot signs, and DeleteObjects, which one slot signs
-where it has all the keys.
+longest prefix, else that of the bucket, else that of a slot for every bucket, else that of `[origin]`. A request
+without a key is the bucket's, except listings, which their prefix's slot signs, and DeleteObjects, which one slot signs
+if it has all the keys.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gateway.policy.slots import Prefix, PrefixMap
 
 
 class _Named(NamedTuple):
-    """One of `[[origin_credentials]]` at work. `lender` has the key that assumes its role, if nobody else uses it."""
+    """One of `[[origin_credentials]]` in use. `lender` has the key that assumes its role, if nothing else uses it."""
 
     settings: OriginCredentialSettings
     credentials: OriginCredentials
@@ -33,26 +33,26 @@ class _Named(NamedTuple):
 
 
 class OriginKeys:
-    """Every key pair that the gateway signs with towards its origins. Those that no bucket or slot names are let be."""
+    """Every key pair that the gateway signs with towards its origins, except those that no bucket or slot names."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._clock = clock
         self.own: OriginCredentials = _own(settings, clock)
-        """That of `[origin]`: callers may sign with it where there are no `[[credentials]]`, and with no other."""
+        """The pair of `[origin]`: callers may sign with it if there are no `[[credentials]]`, and with no other."""
 
         self._named: dict[str, _Named] = {}
         self._by_prefix: PrefixMap[OriginCredentials] = PrefixMap(())
         self._settings = settings
 
     async def start(self) -> None:
-        """Begin to look for all pairs; returns at once."""
+        """Begin to look for all pairs, without waiting."""
         await self.own.start()
         await self._follow_named(self._settings)
 
-    async def follow(self, settings: Settings) -> None:
-        """These are the settings from now on. What of them has changed only is begun anew."""
+    async def apply_settings(self, settings: Settings) -> None:
+        """Follow these settings from now on. Only what has changed begins anew."""
         if isinstance(self.own, StaticCredentials):
-            self.own.follow(_pair_of(settings.origin))
+            self.own.apply_settings(_pair_of(settings.origin))
         else:
             self.own.renew()
         await self._follow_named(settings)
@@ -76,12 +76,12 @@ class OriginKeys:
         return self._covering(bucket, (prefix or "") if request.method == "GET" else "")
 
     def refused(self, request: OriginRequest) -> None:
-        """A home has refused the key that has signed this request."""
+        """Renew the key of a request that a home has refused."""
         self.of(request).renew()
 
     def problem(self, name: str) -> str | None:
-        """Why one of `[[origin_credentials]]` is not renewed, though it may be good still; None: nothing is known of
-        that."""
+        """Return why one of `[[origin_credentials]]` is not renewed, though it may still be good; None without a known
+        problem."""
         found = self._named.get(name)
         return found.credentials.problem if found is not None else None
 
@@ -108,14 +108,14 @@ class OriginKeys:
                 before.credentials.renew()
             return before
         if before is not None and isinstance(before.credentials, StaticCredentials) and one.access_key_id is not None:
-            before.credentials.follow(_pair_of(one))
+            before.credentials.apply_settings(_pair_of(one))
             return before._replace(settings=one)
         begun = self._new(one, settings)
         if before is not None and one.role_arn is not None and before.settings.role_arn == one.role_arn:
             from gateway.origin.sts import RoleCredentials
 
             if isinstance(begun.credentials, RoleCredentials) and isinstance(before.credentials, RoleCredentials):
-                begun.credentials.take_over(before.credentials)
+                begun.credentials.inherit(before.credentials)
         for credentials in (begun.lender, begun.credentials):
             if credentials is not None:
                 await credentials.start()
@@ -153,7 +153,7 @@ async def _close(one: _Named) -> None:
 
 
 def _signers(settings: Settings) -> Iterator[tuple[Prefix, str]]:
-    """Slots first: of several with the same prefix the first counts."""
+    """Yield slots first: of several with the same prefix the first counts."""
     for slot in settings.slots:
         if slot.origin_credentials is not None:
             yield Prefix.parse(slot.prefix), slot.origin_credentials
@@ -163,8 +163,8 @@ def _signers(settings: Settings) -> Iterator[tuple[Prefix, str]]:
 
 
 def routed_origin(settings: Settings, connect: Callable[[OriginSettings], Origin]) -> Origin:
-    """All origins as one; `connect` makes each. Buckets that are reached in the same way share connections, and what is
-    known of their home."""
+    """Return all origins as one; `connect` makes each. Buckets that are reached in the same way share connections, and
+    the facts known of their home."""
     main = _origin_settings(settings)
     found: dict[OriginSettings, Origin] = {main: connect(main)}
     by_bucket: dict[str, Origin] = {}

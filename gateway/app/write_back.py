@@ -1,4 +1,4 @@
-"""The write-back buffer in a gateway: where it lies, whether it is needed, and the process that flushes it."""
+"""The write-back buffer in a gateway: its directory, the need for it, and the process that flushes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from gateway.operations.writeback.cache_promotion import CachePromoter
 from gateway.operations.writeback.kept_checkpoints import KeptCheckpoints
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
-from gateway.telemetry.metric_observers import WritebackMetrics
 from gateway.writeback import DIRECTORY
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.checkpoint_retention import CheckpointRetention, KeepRules, keep_rules_of
@@ -32,7 +31,7 @@ from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler,
 from gateway.writeback.flushing.requests import Requests
 
 RESERVE_SECONDS = 10.0
-"""How often room is set aside again that was given up."""
+"""Seconds between two attempts to set room aside again after it was given up."""
 
 
 def buffer_directory(settings: Settings) -> Path:
@@ -40,38 +39,27 @@ def buffer_directory(settings: Settings) -> Path:
 
 
 def is_needed(settings: Settings) -> bool:
-    """Whether anything may be written to it, or may still lie in it from slots that had `write = "back"` before."""
+    """Return whether anything may be written to it, or remain in it from slots that had `write = "back"` before."""
     return any(slot.is_buffered for slot in settings.slots) or buffer_directory(settings).exists()
-
-
-@dataclass(frozen=True, slots=True)
-class Bounding:
-    """What the bounds of a buffer are taken from, and told to."""
-
-    slots: Slots
-    clock: Clock
-    observer: WritebackMetrics
 
 
 @asynccontextmanager
 async def opened_buffer(
-    settings: Settings, worker: int, bounding: Bounding, blocks: Blocks
+    settings: Settings, worker: int, slots: Slots, clock: Clock, blocks: Blocks
 ) -> AsyncIterator[WritebackBuffer | None]:
-    """The buffer, as worker slot `worker` uses it; None where none is needed. `blocks` leave room for it.
+    """Yield the buffer, as worker slot `worker` uses it; None if none is needed. `blocks` leave room for it.
 
-    StartupError for one that this version does not read, StoreUnavailable when the disk under it fails.
+    StartupError for a buffer that this version does not read, StoreUnavailable when the disk under it fails.
     """
     if not is_needed(settings):
         yield None
         return
     try:
-        buffer = await WritebackBuffer.open(
-            buffer_directory(settings), worker, bounding.slots, clock=bounding.clock, observer=bounding.observer
-        )
+        buffer = await WritebackBuffer.open(buffer_directory(settings), worker, slots, clock=clock)
     except BufferUnavailable as error:
         raise StoreUnavailable(str(error)) from error
-    buffer.journal.observe(bounding.observer.journal_failing)
-    if isinstance(blocks, BlockCache) and any(slot.is_buffered for slot in bounding.slots):
+    buffer.journal.tell(is_failing=buffer.journal.has_failed)
+    if isinstance(blocks, BlockCache) and any(slot.is_buffered for slot in slots):
         blocks.keep_free(buffer.bounds.unused_bytes)
     try:
         yield buffer
@@ -80,27 +68,25 @@ async def opened_buffer(
 
 
 async def follow_slots(buffer: WritebackBuffer, slots: Slots, blocks: Blocks) -> None:
-    """Slots were changed; BufferUnavailable."""
-    await buffer.follow(slots)
+    """Follow changed slots; BufferUnavailable."""
+    await buffer.apply_settings(slots)
     if isinstance(blocks, BlockCache) and any(slot.is_buffered for slot in slots):
         blocks.keep_free(buffer.bounds.unused_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class FlushServices:
-    """What a flush reads from, and tells of what it has done."""
+    """What a flush reads from and updates."""
 
     origin: Origin
     catalog: Catalog
     blocks: BlockCache
     slots: Slots
     clock: Clock
-    log: FlushLogger
-    counters: WritebackMetrics
 
 
 class Flushing:
-    """What takes the buffer's content to the origin; in one process of a gateway."""
+    """Takes the buffer's content to the origin, in one process of a gateway."""
 
     def __init__(self, buffer: WritebackBuffer, queries: CheckpointQueries, services: FlushServices) -> None:
         publisher = CachePromoter(services.catalog, services.blocks, services.slots, buffer.staging)
@@ -110,7 +96,8 @@ class Flushing:
         self._rules = dict[str, KeepRules]()
         self._buffers = dict[str, int]()
         self.follow_slots()
-        tools = FlushDependencies(buffer.journal, requests, publisher, services.log, services.clock, self._orders)
+        self._log = FlushLogger(services.clock)
+        tools = FlushDependencies(buffer.journal, requests, publisher, self._log, services.clock, self._orders)
         self.buffer = buffer
         self._clock = services.clock
         self.reconciler = Reconciler(tools)
@@ -118,12 +105,10 @@ class Flushing:
         cache = KeptCheckpoints(services.blocks)
         self.retention = CheckpointRetention(queries, buffer.journal, self._rules, cache, services.clock)
         self.admin.report.kept = lambda: self.retention.kept
-        self._log = services.log
-        self._monitor = PendingMonitor(queries, self._buffers, services.clock, services.counters)
-        self._counters = services.counters
+        self._monitor = PendingMonitor(queries, self._buffers, services.clock)
 
     def follow_slots(self) -> None:
-        """They were changed. What is pending in one that is gone goes to the origin as before."""
+        """Follow changed slots. Pending writes of a removed slot go to the origin as before."""
         self._rules.clear()
         for slot in self._slots:
             self._orders[slot.name] = order_of(slot)
@@ -132,15 +117,15 @@ class Flushing:
         self._buffers.update({slot.name: slot.buffer_bytes or 0 for slot in self._slots if slot.is_buffered})
 
     async def run(self) -> None:
-        """For ever. What is under way when this is cancelled is found out by the next one."""
+        """Flush until cancelled. The next run finds out the outcome of what was under way."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.reconciler.run())
             group.create_task(self._log.run())
-            group.create_task(self.buffer.bounds.tell_exposure(self._counters))
+            group.create_task(self.buffer.bounds.tell_exposure())
             group.create_task(self._keep_reserve())
             group.create_task(self.retention.run())
             group.create_task(self._monitor.run())
-            group.create_task(self.admin.report.watch(self._buffers, self._counters))
+            group.create_task(self.admin.report.watch(self._buffers))
 
     async def _keep_reserve(self) -> None:
         while True:
@@ -152,8 +137,8 @@ class Flushing:
 async def flushing(
     settings: Settings, buffer: WritebackBuffer | None, services: FlushServices, shared_directory: Path | None = None
 ) -> AsyncIterator[Flushing | None]:
-    """What flushes a buffer, to be run; None where there is none. In `shared_directory` workers count what they send of
-    checkpoints."""
+    """Yield the flushing of a buffer, to run; None without a buffer. In `shared_directory` workers count the bytes that
+    they send of checkpoints."""
     if buffer is None:
         await services.blocks.keep_only([])  # what `keep_last` kept while a slot wrote back
         yield None

@@ -19,7 +19,6 @@ from gateway.blocks.maintenance.opening import OpenDirectory
 from gateway.blocks.reading.sources import AheadMarks, ReadDependencies
 from gateway.core.clock import Clock
 from gateway.origin.client import Origin
-from gateway.telemetry.metric_observers import CacheMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +37,23 @@ def assemble(
     threads: DiskThreads,
     origin: Origin,
     clock: Clock,
-    observer: CacheMetrics,
 ) -> Parts:
-    """Everything that works on an open directory."""
     watcher, open_files = FileWatcher(), OpenFiles()
     blocks, locks, retries = opened.blocks, opened.locks, settings.fill_retries
     blocks.on_unlink = open_files.drop
-    writer = GroupCommitWriter(SegmentAppender(blocks), threads, clock, observer)
-    probe = DirectoryProbe(blocks, threads, observer, settings.block_size_bytes)
-    isolation = CircuitBreaker(settings.directory, probe, clock, observer)
+    writer = GroupCommitWriter(SegmentAppender(blocks), threads, clock)
+    probe = DirectoryProbe(blocks, threads, settings.block_size_bytes)
+    isolation = CircuitBreaker(settings.directory, probe, clock)
     threads.on_error = isolation.note
     threads.stalled = lambda: blocks.index.stalled
     fetchers = Fetchers(
         SmallBlockFetcher(blocks, open_files, writer, origin, clock, retries),
-        LargeBlockFetcher(blocks, locks, origin, threads, watcher, open_files, clock, observer, retries),
-        settings.packed_bytes_max,
+        LargeBlockFetcher(blocks, locks, origin, threads, watcher, open_files, clock, retries),
+        settings.small_object_bytes_max,
         blocks,
         locks,
         watcher,
         isolation,
-        observer,
     )
     tools = ReadDependencies(
         settings,
@@ -72,6 +68,5 @@ def assemble(
         open_files,
         isolation,
         clock,
-        observer,
     )
     return Parts(tools, opened, watcher, writer)

@@ -35,7 +35,7 @@ from gateway.core.errors import BlockError, StoreUnavailable
 from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, Purpose
 from gateway.policy.slots import Slots
-from gateway.telemetry.metric_observers import CacheMetrics
+from gateway.telemetry import metrics
 
 _log = structlog.get_logger("forebay.cache")
 _DONE = object()
@@ -59,13 +59,11 @@ class BlockCache:
         self._opened = parts.opened
         self._rebuilding = asyncio.Lock()
         self._maintenance = Maintenance(parts.tools)
-        self._keeping_up = asyncio.create_task(self._maintenance.go_on(), name="block cache maintenance")
+        self._keeping_up = asyncio.create_task(self._maintenance.resume(), name="block cache maintenance")
         self._beating = asyncio.create_task(parts.opened.heartbeats.beat_on(parts.opened.worker), name="heartbeat")
 
     @classmethod
-    async def open(
-        cls, settings: BlockSettings, origin: Origin, *, worker: int, clock: Clock, observer: CacheMetrics
-    ) -> BlockCache:
+    async def open(cls, settings: BlockSettings, origin: Origin, *, worker: int, clock: Clock) -> BlockCache:
         """Open the directory as worker slot `worker`: what the slot's last process left unfinished is cleared up.
 
         StartupError when the directory has another format, holds something else, is in the wrong place or of wrong
@@ -78,8 +76,8 @@ class BlockCache:
         except BaseException:
             threads.shut_down()
             raise
-        opened.evicted_at_open.tell(observer)
-        return cls(assemble(settings, opened, threads, origin, clock, observer))
+        opened.evicted_at_open.tell()
+        return cls(assemble(settings, opened, threads, origin, clock))
 
     async def open_range(
         self,
@@ -231,7 +229,7 @@ class BlockCache:
         """Pin these prefixes for `keep_last`, and unpin earlier ones; users' pins stay. Return the pin number of each
         prefix, and the reason for each that has none."""
         pins = self._tools.directory.pins
-        numbers, refused, is_any_gone = await self._tools.threads.index(pins.follow, prefixes)
+        numbers, refused, is_any_gone = await self._tools.threads.index(pins.apply_settings, prefixes)
         if is_any_gone:
             await self._in_steps(pins.let_go())
         return numbers, refused
@@ -262,7 +260,7 @@ class BlockCache:
         if adoption is None:
             return 0
         blocks, evicted = await tools.threads.index(tools.directory.adopt, adoption)
-        evicted.tell(tools.observer)
+        evicted.tell()
         return blocks
 
     def keep_free(self, rights_of_others: Callable[[], int]) -> None:
@@ -280,7 +278,7 @@ class BlockCache:
             if tools.isolation.writable and tools.directory.index.has_object(object_id):
                 await tools.threads.index(tools.directory.drop_object, object_id)
         except StoreUnavailable:
-            tools.observer.store_unavailable()
+            metrics.CACHE_STORE_UNAVAILABLE.add(1)
 
     async def evict(self, key: ObjectKey) -> int:
         """Evict an object on a user's request; return the bytes dropped. Raises StoreUnavailable."""
@@ -301,14 +299,14 @@ class BlockCache:
         await self._account()
         await self._in_steps(self._tools.directory.pins.let_go())  # an unpinning may have been broken off
 
-    async def follow(self, capacity_bytes: int) -> None:
+    async def apply_settings(self, capacity_bytes: int) -> None:
         """Make this process follow the current slots of `BlockSettings` and this capacity."""
         tools, settings = self._tools, self._tools.settings
         settings.follow_slots()
         capacity = capacity_of(capacity_bytes, settings.slots, settings.daily_writes_bytes)
         tools.directory.configured_capacity = capacity
         try:
-            await tools.threads.index_later(tools.directory.index.follow, capacity)
+            await tools.threads.index_later(tools.directory.index.apply_settings, capacity)
         except StoreUnavailable as error:
             tools.isolation.note(error)
 
@@ -318,7 +316,7 @@ class BlockCache:
         tools = self._tools
         await self._account()
         await self._in_steps(tools.directory.shrinking())
-        (await tools.threads.index_later(tools.directory.shrink)).tell(tools.observer)
+        (await tools.threads.index_later(tools.directory.shrink)).tell()
 
     async def _in_steps(self, steps: Iterator[None]) -> None:
         while await self._tools.threads.index_later(next, steps, _DONE) is not _DONE:
@@ -328,7 +326,7 @@ class BlockCache:
         """Enter every file into the index, on the account of its key's current slot."""
         tools = self._tools
         async with self._rebuilding:
-            slots = Slots(tools.settings.slots)  # those of now to the end, though they change meanwhile
+            slots = Slots(tools.settings.slots)  # the present ones to the end, though they change meanwhile
             begun = await tools.threads.index_later(move_between_slots, tools.directory, slots)
             await self._in_steps(rebuild(tools.directory, slots))
             for _ in range(_LATE_LOOKS):
@@ -340,7 +338,7 @@ class BlockCache:
     def scrubber(self, settings: ScrubSettings) -> Scrubber:
         """Return a scrubber for blocks that are not read; one process runs it for all, and ends it before `close`."""
         tools = self._tools
-        return Scrubber(settings, tools.directory, tools.threads, tools.isolation, tools.clock, tools.observer)
+        return Scrubber(settings, tools.directory, tools.threads, tools.isolation, tools.clock)
 
     async def settle(self) -> None:
         """Wait until the fills now in progress have ended, well or badly."""

@@ -42,7 +42,7 @@ from gateway.core.errors import BlockDamaged, BlockError, NotKept, StoreUnavaila
 from gateway.core.model import ObjectKey
 from gateway.disk.file_lease import close_opened, with_lease
 from gateway.disk.thread_priority import only_idle_disk
-from gateway.telemetry.metric_observers import CacheMetrics
+from gateway.telemetry import metrics
 
 _SECONDS_OF_A_DAY = 86_400
 
@@ -73,9 +73,11 @@ class Evicted:
     blocks: Mapping[str, int] = field(default_factory=dict)
     size_bytes: Mapping[str, int] = field(default_factory=dict)
 
-    def tell(self, observer: CacheMetrics) -> None:
+    def tell(self) -> None:
+        """Count it."""
         for slot, count in self.blocks.items():
-            observer.evicted(slot, count, self.size_bytes[slot])
+            metrics.CACHE_EVICTED_BLOCKS.add(count, slot)
+            metrics.CACHE_EVICTED_BYTES.add(self.size_bytes[slot], slot)
 
 
 @dataclass(frozen=True, slots=True)

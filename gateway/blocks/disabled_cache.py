@@ -13,7 +13,7 @@ from gateway.blocks.reading.sources import OriginSource
 from gateway.core.clock import Clock
 from gateway.core.model import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, Purpose
-from gateway.telemetry.metric_observers import CacheMetrics
+from gateway.telemetry import metrics
 
 RETRIES = 3
 STATE = "closed"
@@ -24,11 +24,10 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 class ClosedCache:
     """Reads as `BlockCache` does, and keeps nothing."""
 
-    def __init__(self, origin: Origin, clock: Clock, observer: CacheMetrics) -> None:
+    def __init__(self, origin: Origin, clock: Clock) -> None:
         self._origin = origin
         self._clock = clock
-        self._observer = observer
-        observer.disk_state(STATE)
+        metrics.set_disk_state(STATE)
 
     async def open_range(
         self,
@@ -39,8 +38,7 @@ class ClosedCache:
         headers: Mapping[str, str] = _NO_HEADERS,
         answer: UnpinnedResponse | None = None,
     ) -> OriginReader:
-        """As `BlockCache.open_range`."""
-        self._observer.store_unavailable()
+        metrics.CACHE_STORE_UNAVAILABLE.add(1)
         get = PinnedGet(self._origin, version, byte_range, headers, Purpose.LIVE, slot, self._clock, RETRIES)
         get.begin_with(answer)
         try:
@@ -48,9 +46,9 @@ class ClosedCache:
         except BaseException:
             await get.aclose()
             raise
-        return OriginReader(get, byte_range, slot, self._observer)
+        return OriginReader(get, byte_range, slot)
 
-    async def follow(self, capacity_bytes: int) -> None:
+    async def apply_settings(self, capacity_bytes: int) -> None:
         """Do nothing: there is no capacity and no slot to follow."""
 
     def warm_span(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> None:
@@ -95,11 +93,10 @@ class OriginReader:
     def why_missing(self, before: ObjectVersion | None) -> MissReason:
         return "not-kept"
 
-    def __init__(self, get: PinnedGet, byte_range: ByteRange, slot: str, observer: CacheMetrics) -> None:
+    def __init__(self, get: PinnedGet, byte_range: ByteRange, slot: str) -> None:
         self._source = OriginSource(get)
         self._range = byte_range
         self._slot = slot
-        self._observer = observer
 
     def whole(self) -> None:
         """It lies in no file."""
@@ -116,7 +113,7 @@ class OriginReader:
                 position += len(piece)
                 yield piece
         finally:
-            self._observer.miss_bytes(self._slot, position - self._range.first)
+            metrics.CACHE_MISS_BYTES.add(position - self._range.first, self._slot)
             await self.aclose()
 
     async def aclose(self) -> None:

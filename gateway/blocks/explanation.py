@@ -52,7 +52,7 @@ def why_not_kept(tools: ReadDependencies, size_bytes: int | None, slot: str) -> 
     if not tools.isolation.writable:
         return f"the cache directory takes nothing: {tools.isolation.state}"
     if size_bytes is not None and not tools.settings.keeps(slot, size_bytes):
-        return "it is larger than the objects that its slot keeps (kept_object_size)"
+        return "it is larger than the objects that its slot keeps (max_cached_object_size)"
     return None
 
 

@@ -183,12 +183,10 @@ def block_id(version: ObjectVersion, number: int, block_size_bytes: int) -> byte
 
 
 def block_numbers(byte_range: ByteRange, block_size_bytes: int) -> range:
-    """The numbers of the blocks that hold a range."""
     return range(byte_range.first // block_size_bytes, byte_range.last // block_size_bytes + 1)
 
 
 def blocks_of(version: ObjectVersion, byte_range: ByteRange, block_size_bytes: int) -> Iterator[Block]:
-    """The blocks that hold a range, in order."""
     ids = BlockIds(version)
     for number in block_numbers(byte_range, block_size_bytes):
         yield block_at(version, number, block_size_bytes, ids)
@@ -320,8 +318,6 @@ OFFSET_MAX = 1 << 40
 
 @immutable
 class BlockRecord:
-    """The index's record of one block."""
-
     block_id: bytes
     extent: Extent
 
@@ -523,7 +519,6 @@ def items(
 
 
 def first_key(transaction: lmdb.Transaction, table: Table, prefix: bytes) -> bytes | None:
-    """The first key that begins with `prefix`."""
     cursor = transaction.cursor(db=table)
     if not cursor.set_range(prefix):
         return None
@@ -554,7 +549,7 @@ class BlockSettings:
     `capacity_bytes` bounds the block files on disk, headers included, fills in progress included; `slots` have
     shares of it, and block sizes other than `block_size_bytes`. `fills_max` bounds the fills
     of one process that run at the same time; readahead takes at most two of three, so that a reader that waits for its
-    first byte never queues behind bytes without a reader. Blocks of at most `packed_bytes_max`, short last
+    first byte never queues behind bytes without a reader. Blocks of at most `small_object_bytes_max`, short last
     ones and whole small objects among them, are packed together in segments; the others have a file of their own.
     Fills write at most `daily_writes_bytes` a day (UTC), all processes together, with the index's
     own writes; None: no limit. The index takes `index_bytes_max` at most; None: as much as its map holds.
@@ -571,7 +566,7 @@ class BlockSettings:
     disk_threads: int = 8
     access_flush_seconds: float = 1.0
     slots: Slots = field(default_factory=Slots)
-    packed_bytes_max: int = PACKED_BYTES_MAX
+    small_object_bytes_max: int = PACKED_BYTES_MAX
     daily_writes_bytes: int | None = None
     index_bytes_max: int | None = None
     shared_directory: Path | None = None
@@ -588,7 +583,7 @@ class BlockSettings:
         return size_max is None or size_bytes <= size_max
 
     def follow_slots(self) -> None:
-        """Slots were changed. What is read meanwhile in one that is gone keeps to its size of blocks."""
+        """Follow a change of slots. Reads under way in a removed slot keep its size of blocks."""
         for slot in self.slots:
             self._kept_object_bytes_max.pop(slot.name, None)
             if slot.kept_object_bytes_max is not None:
@@ -600,8 +595,8 @@ class BlockSettings:
         for size in (self.block_size_bytes, *self._block_sizes.values()):
             if size % CHUNK_BYTES or not CHUNK_BYTES <= size <= BLOCK_SIZE_BYTES_MAX:
                 raise ConfigError("cache.block_size", size, "a multiple of 64 KiB, 64 KiB to 256 MiB")
-        if not 0 <= self.packed_bytes_max <= PACKED_BYTES_MAX:
-            raise ConfigError("cache.packed_size", self.packed_bytes_max, "0 to 1 MiB")
+        if not 0 <= self.small_object_bytes_max <= PACKED_BYTES_MAX:
+            raise ConfigError("cache.small_object_max", self.small_object_bytes_max, "0 to 1 MiB")
         if self.capacity_bytes < 0:
             raise ConfigError("cache.capacity", self.capacity_bytes, "0 or more bytes")
         if self.readahead_bytes < 0:

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Annotated
 
 import orjson
 import typer
@@ -18,9 +17,8 @@ from gateway.cli.tables import NOTHING, fitted, folded, terminal_width
 
 if TYPE_CHECKING:
     from gateway.admin.client import AdminClient
+    from gateway.api import documents as to
 
-_PATH = "/api/v1/checkpoints"
-_PAGE = 100
 _LISTED_MAX = 1000
 _RANKS_SHOWN_MAX = 10
 _UNGROUPED_MAX = 1000
@@ -54,11 +52,11 @@ def checkpoints(
     if not prefix.startswith("s3://"):
         raise typer.BadParameter(f"{printable(prefix)} does not begin with s3://")
     client = admin_client(admin_url, config)
-    found = _all(client, {"prefix": prefix} | ({"state": state} if state is not None else {}))
+    found = client.checkpoints(prefix, state)
     count, shown = 0, _shown(terminal_width())
     for one in islice(found, limit or None):
         if json:
-            sys.stdout.buffer.write(orjson.dumps(one) + b"\n")
+            sys.stdout.buffer.write(orjson.dumps(one.document()) + b"\n")
             continue
         if not count:
             typer.echo(_line({name: name for name in shown}, shown))
@@ -73,17 +71,12 @@ def checkpoints(
         typer.echo("there are more: --limit 0 shows them all", err=True)
 
 
-def _all(client: AdminClient, asked: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Every one, read page by page."""
-    return client.pages(_PATH, "checkpoints", asked, size=_PAGE)
-
-
 def _why_none(client: AdminClient, prefix: str) -> str:
     """What was looked for, what there is instead, and what to do about it."""
-    from gateway.admin.client import CheckpointPage
+    from gateway.api.documents import Checkpoints
     from gateway.writeback.checkpoints.layouts import LAYOUTS
 
-    page = client.get(f"{_PATH}?{urlencode({'prefix': prefix, 'limit': '1'})}", CheckpointPage)
+    page = client.get("/api/v1/checkpoints", Checkpoints, {"prefix": prefix, "limit": "1"})
     found = page.ungrouped
     if page.checkpoints:
         return "one has just begun"
@@ -104,7 +97,7 @@ def _why_none(client: AdminClient, prefix: str) -> str:
 
 
 _WIDTHS = {"state": -22, "files": 6, "size": 10, "ranks": 5, "save": 7, "flushed": 7, "left": 7, "exposed": 7}
-"""Of columns; below 0: to the left."""
+"""Widths of columns; below 0: aligned to the left."""
 
 _LEAVE_FIRST = ("ranks", "save", "files", "exposed", "left", "size")
 
@@ -126,40 +119,40 @@ def _line(cells: dict[str, str], shown: Sequence[str]) -> str:
     )
 
 
-def _lines(one: dict[str, Any], shown: Sequence[str]) -> Iterator[str]:
+def _lines(one: to.Checkpoint, shown: Sequence[str]) -> Iterator[str]:
     """The name has a line of its own, so that what is said of it is within 80 columns."""
-    yield fitted(printable(f"s3://{one['bucket']}/{one['prefix']}"))
-    whole_bytes = one["bytes"] or int(one["state"] != "durable")
+    yield fitted(printable(one.url))
+    whole_bytes = one.bytes or int(one.state != "durable")
     cells = {
-        "state": one["state"],
-        "files": str(one["files"]),
-        "size": size_text(one["bytes"]),
-        "ranks": str(one["ranks"] or NOTHING),
-        "save": _time(one["save_seconds"]),
-        "flushed": _share(one["bytes_flushed"], whole_bytes),
-        "left": _time(one["flush_seconds_left"]),
-        "exposed": _time(one["exposed_seconds"]),
+        "state": one.state,
+        "files": str(one.files),
+        "size": size_text(one.bytes),
+        "ranks": str(one.ranks or NOTHING),
+        "save": _time(one.save_seconds),
+        "flushed": share_text(one.bytes_flushed, whole_bytes),
+        "left": _time(one.flush_seconds_left),
+        "exposed": _time(one.exposed_seconds),
     }
     yield _line(cells, shown)
     if (width := terminal_width()) is not None:
         yield from folded(
             [f"{name}: {cells[name]}" for name in cells if name not in shown and cells[name] != NOTHING], width
         )
-    missing = _missing(one["missing"])
+    missing = _missing(one.missing)
     if missing:
         yield f"  missing: {printable(missing)}"
-    if (restore := one["restore"]) is not None:
+    if (restore := one.restore) is not None:
         yield f"  {printable(_restored(restore))}"
-    if one["bytes_local"]:
-        yield f"  not durable: {size_text(one['bytes_local'])} on this node only, and not to be sent"
-    if one["kept_reason"]:
-        yield f"  not kept in the cache: {printable(one['kept_reason'])}"
-    if one["reason"]:
-        yield f"  {printable(one['reason'])}"
+    if one.bytes_local:
+        yield f"  not durable: {size_text(one.bytes_local)} on this node only, and not to be sent"
+    if one.kept_reason:
+        yield f"  not kept in the cache: {printable(one.kept_reason)}"
+    if one.reason:
+        yield f"  {printable(one.reason)}"
 
 
-def _missing(missing: dict[str, Any]) -> str:
-    ranks, objects, uploads = missing["ranks"], missing["objects"], missing["open_uploads"]
+def _missing(missing: to.Missing) -> str:
+    ranks, objects, uploads = missing.ranks, missing.objects, missing.open_uploads
     said = []
     if ranks:
         said.append(f"{'rank' if len(ranks) == 1 else 'ranks'} {_some(list(map(str, ranks)))}")
@@ -170,23 +163,23 @@ def _missing(missing: dict[str, Any]) -> str:
     return "; ".join(said)
 
 
-def _restored(restore: dict[str, Any]) -> str:
+def _restored(restore: to.Restore) -> str:
     """`stalled restore: 89% of 8 files, within 12.5 s; behind of rank 3: __3_0.distcp 12%`."""
-    state, share = restore["state"], _share(restore["bytes_read"], restore["bytes"])
+    state, share = restore.state, share_text(restore.bytes_read, restore.bytes)
     name = {"reading": "restore under way", "stalled": "stalled restore", "over": "restored"}[state]
-    files, seconds = counted(restore["files"], "file"), restore["last_at"] - restore["began_at"]
+    files, seconds = counted(restore.files, "file"), restore.last_at - restore.began_at
     said = f"{name}: {share} of {files}, within {_time(seconds)}"
-    behind = restore["behind"]["objects"]
+    behind = restore.behind.objects
     if state == "over" or not behind:
         return said
-    shown = [f"{one['key'].rpartition('/')[2]} {_share(one['bytes_read'], one['bytes'])}" for one in behind]
-    hidden = restore["files_behind"] - len(shown)
-    ranks = restore["behind"]["ranks"]
+    shown = [f"{one.key.rpartition('/')[2]} {share_text(one.bytes_read, one.bytes)}" for one in behind]
+    hidden = restore.files_behind - len(shown)
+    ranks = restore.behind.ranks
     of_ranks = f" of {'rank' if len(ranks) == 1 else 'ranks'} {_some(list(map(str, ranks)))}" if ranks else ""
     return f"{said}; behind{of_ranks}: {_some(shown, hidden)}"
 
 
-def _share(part: int, whole: int) -> str:
+def share_text(part: int, whole: int) -> str:
     """Not 100% before the last byte is there."""
     return "100%" if part >= whole else f"{min(part / whole, 0.99):.0%}"
 

@@ -13,7 +13,6 @@ import typer
 
 from gateway import __version__
 from gateway.cli import jobs, snapshots, writeback
-from gateway.cli.callers import callers
 from gateway.cli.checkpoints import checkpoints
 from gateway.cli.common import (
     LOOK,
@@ -33,11 +32,9 @@ from gateway.cli.common import (
     report_problems,
 )
 from gateway.cli.doctor import doctor
-from gateway.cli.explain import explain
 from gateway.cli.flush import flush
 from gateway.cli.init import init
-from gateway.cli.requests import requests
-from gateway.cli.slots import slots
+from gateway.cli.looks import callers, explain, requests, slots
 from gateway.cli.status import show_status
 from gateway.cli.top import top
 from gateway.config import Settings, public_settings
@@ -62,7 +59,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Entry point of the installed command. Its output is what was asked for; events go to standard error."""
+    """Run the installed command. Results go to standard output, events to standard error."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     app()
 
@@ -202,11 +199,7 @@ def check_config(
         "forebay status --json | jq .gateway.ready",
     )
 )
-def status(
-    config: ConfigOption = None,
-    admin_url: AdminUrlOption = None,
-    json: JsonOption = False,
-) -> None:
+def status(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False) -> None:
     """Show the state of the running gateway. Exit code 0 when it is ready."""
     answer = admin_client(admin_url, config).status()
     if json:
@@ -222,7 +215,7 @@ def status(
     )
 )
 def reload(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False) -> None:
-    """Have the running gateway read its file, environment and secret files again, as at SIGHUP, and say what changed.
+    """Make the running gateway read its file, environment and secret files again, as at SIGHUP, and show what changed.
 
     Exit code 1 when it refuses them, or when something needs a restart: then nothing has changed.
     """

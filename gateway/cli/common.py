@@ -1,4 +1,4 @@
-"""What several commands share: options, settings, examples, how they end, and the running gateway's admin port."""
+"""The common parts of commands: options, settings, examples, exits, and the running gateway's admin port."""
 
 from __future__ import annotations
 
@@ -33,14 +33,8 @@ AdminUrlOption = Annotated[
 ]
 
 
-RUN, LOOK, CACHE, WRITING, SNAPSHOTS = (
-    "Run",
-    "Look",
-    "Cache",
-    "Write-back and checkpoints",
-    "Snapshots",
-)
-"""What people do: the commands' groups in `forebay --help`, in this order."""
+RUN, LOOK, CACHE, WRITING, SNAPSHOTS = ("Run", "Look", "Cache", "Write-back and checkpoints", "Snapshots")
+"""The groups of commands in `forebay --help`, in this order."""
 
 
 class CommandGroup(TyperGroup):
@@ -54,7 +48,7 @@ class CommandGroup(TyperGroup):
 
 
 def examples(*lines: str) -> str:
-    """What stands below a command's help."""
+    """Return the examples below a command's help."""
     return "\n\n".join([f"Example{'s' if len(lines) > 1 else ''}:", *(f"  {line}" for line in lines)])
 
 
@@ -67,7 +61,7 @@ class _Command(TyperCommand):
 
 
 def explained(*lines: str) -> dict[str, Any]:
-    """What every command is made with: help that fits the terminal, and these examples below it."""
+    """Return arguments of every command: help that fits the terminal, and these examples below it."""
     return {"cls": _Command, "epilog": examples(*lines)}
 
 
@@ -116,16 +110,16 @@ def printable(text: str) -> str:
 
 
 def admin_client(admin_url: str | None, config: Path | None) -> AdminClient:
-    """Of the admin port that the options, or else the settings, name."""
+    """Return a client of the admin port that the options, or else the settings, name."""
     from gateway.admin.client import AdminClient  # brings an HTTP client with it, which `serve` does without
 
     return AdminClient(*admin_address(admin_url, config))
 
 
 def admin_address(admin_url: str | None, config: Path | None) -> tuple[str, str | None, str | None]:
-    """Where the admin port is, its token, and the cache directory of the gateway that is meant.
+    """Return address and token of the admin port, and the cache directory of the intended gateway.
 
-    None for the directory: the settings here name none, or an address that somebody gave says which gateway it is.
+    None for the directory: the settings here name none, or the user's address already identifies the gateway.
     """
     if admin_url and config is None:  # settings that cannot be loaded here do not matter then
         return admin_url, os.environ.get("FOREBAY_ADMIN__TOKEN"), None

@@ -102,5 +102,5 @@ class _Bar:
         self._progress.advance(self._task, size_bytes)
 
     def damaged(self, name: str, reason: str) -> None:
-        with suppress(OSError):  # who does not read what is said wants the bytes all the same
+        with suppress(OSError):  # a user who does not read the message wants the bytes all the same
             typer.echo(f"forebay: {name}: {reason}", err=True)

@@ -12,31 +12,32 @@ import typer
 from gateway.admin.formatting import age_text, are, counted, journal_problem_text, no_objects_yet_text, size_text
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, print_json, printable
 from gateway.cli.progress import bytes_progress
-from gateway.cli.tables import NOTHING, Column, Row, print_table
+from gateway.cli.tables import NOTHING, Column, Columns, print_table
 from gateway.config.units import parse_duration_seconds
 
 if TYPE_CHECKING:
-    from gateway.admin.client import AdminClient, FlushProgress, PendingObject
+    from gateway.admin.client import AdminClient
+    from gateway.api import documents as to
 
 _LOOK_SECONDS = 0.5
 _PAUSE_PER_ANSWER = 5.0
 """With much pending an answer takes a while: the gateway has other things to do than to give them."""
 
 _AGAIN_SECONDS = 3.0
-"""So often what has failed is tried again at once while somebody waits for it."""
+"""Seconds between two retries of failed objects while a command waits."""
 
 _GONE_SECONDS = 60.0
 """A background process that was killed is back by then, and goes on."""
 
 _REFUSED_SECONDS = 30.0
-"""So long nothing has got there, and all that is left fails: the bucket refuses it, as far as anybody can tell."""
+"""Seconds without progress, with failures alone, after which the bucket seems to refuse the rest."""
 
 _STALLED_SECONDS = 300.0
-"""So long nothing has got there, whatever the reason: the origin does not answer, say."""
+"""Seconds without progress after which the command gives up, for any reason: the origin does not answer, say."""
 
 _BODY_SECONDS, _LONG_BODY_SECONDS = 10.0, 60.0
-"""An attempt that takes longer is likely to be a large body on its way, however often it has failed before: it is
-waited for, instead of the one and the other."""
+"""Seconds after which an attempt is probably a large body on its way, whatever its earlier failures: the command waits
+for it in spite of the one limit and the other."""
 
 PrefixArgument = Annotated[
     str,
@@ -52,13 +53,11 @@ TimeoutOption = Annotated[
 
 
 class Outcome(StrEnum):
-    """How waiting has ended, and why."""
-
     FLUSHED = "flushed"
     STUCK = "stuck"
-    """What is left is in conflict or damaged, or waits behind that."""
+    """The rest is in conflict or damaged, or waits behind such an object."""
     FAILING = "failing"
-    """None of what is left has got anywhere for a while."""
+    """The rest has made no progress for a while."""
     TIMEOUT = "timeout"
 
 
@@ -119,9 +118,9 @@ def _timeout_seconds(timeout: str | None, *, wait: bool) -> float | None:
 
 
 def _wait(
-    client: AdminClient, begun: FlushProgress, seconds: float | None, *, quiet: bool
-) -> tuple[Outcome, FlushProgress]:
-    """How it ended, and what is left then."""
+    client: AdminClient, begun: to.FlushProgress, seconds: float | None, *, quiet: bool
+) -> tuple[Outcome, to.FlushProgress]:
+    """Wait; return the outcome, and the rest."""
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     left, stall = begun, _Stall(begun, has_deadline=seconds is not None)
     again_at, pause = time.monotonic() + _AGAIN_SECONDS, _LOOK_SECONDS
@@ -139,11 +138,13 @@ def _wait(
                 again_at = time.monotonic() + _AGAIN_SECONDS
                 client.flush(begun.prefix, patience_seconds=patience_seconds)
             asked_at = time.monotonic()
-            left = client.flush_progress(begun, patience_seconds=patience_seconds)
+            left = client.flush_progress(
+                begun.prefix, begun.through, is_name=begun.is_name, patience_seconds=patience_seconds
+            )
             pause = max(_LOOK_SECONDS, _PAUSE_PER_ANSWER * (time.monotonic() - asked_at))
 
 
-def _outcome(left: FlushProgress, stall: _Stall, *, is_late: bool) -> Outcome | None:
+def _outcome(left: to.FlushProgress, stall: _Stall, *, is_late: bool) -> Outcome | None:
     """None: there is something to wait for."""
     if not left.objects:
         return Outcome.FLUSHED
@@ -157,13 +158,13 @@ def _outcome(left: FlushProgress, stall: _Stall, *, is_late: bool) -> Outcome | 
 class _Stall:
     """Since when nothing has got to the origin of what is waited for."""
 
-    def __init__(self, begun: FlushProgress, *, has_deadline: bool) -> None:
+    def __init__(self, begun: to.FlushProgress, *, has_deadline: bool) -> None:
         self._has_deadline = has_deadline
         self._reached = self._progress(begun)
         self._since = time.monotonic()
 
-    def is_over(self, left: FlushProgress) -> bool:
-        """Whether there is no use in waiting for what is left."""
+    def is_over(self, left: to.FlushProgress) -> bool:
+        """Return True if waiting for the rest is useless."""
         now, reached = time.monotonic(), self._progress(left)
         if reached != self._reached:
             self._reached, self._since = reached, now
@@ -176,27 +177,27 @@ class _Stall:
             return True
         return stalled_seconds >= _STALLED_SECONDS and attempt_seconds < _LONG_BODY_SECONDS
 
-    def _progress(self, left: FlushProgress) -> tuple[int, int, int]:
+    def _progress(self, left: to.FlushProgress) -> tuple[int, int, int]:
         return left.objects, left.bytes_sent, left.files_missing
 
 
-def _description(left: FlushProgress) -> str:
+def _description(left: to.FlushProgress) -> str:
     failing = f", {left.failing} failing" if left.failing else ""
     waiting = f", {left.waiting_for_bucket} waiting for the bucket" if left.waiting_for_bucket else ""
     missing = f", {counted(left.files_missing, 'file')} of other nodes" if left.awaiting_files else ""
     return f"flush, {counted(left.objects, 'object')} left{failing}{waiting}{missing}"
 
 
-def _tell(begun: FlushProgress, left: FlushProgress, outcome: Outcome | None) -> None:
+def _tell(begun: to.FlushProgress, left: to.FlushProgress, outcome: Outcome | None) -> None:
     if left.problems:
         _show_problems(left)
     if left.local_objects:
         objects = counted(left.local_objects, "object")
         typer.echo(f"{objects} on this node only: not durable, and not to be sent", err=True)
     if left.journal_problem:
-        typer.echo(printable(journal_problem_text(left.model_dump())), err=True)
+        typer.echo(printable(journal_problem_text(left.journal_problem)), err=True)
     if left.open_uploads:
-        typer.echo(f"{no_objects_yet_text(left.model_dump())}: forebay writeback list --uploads", err=True)
+        typer.echo(f"{no_objects_yet_text(left)}: forebay writeback list --uploads", err=True)
     if not begun.objects:
         typer.echo(printable(f"nothing is pending under {begun.prefix}"))
     elif outcome is None:
@@ -207,30 +208,25 @@ def _tell(begun: FlushProgress, left: FlushProgress, outcome: Outcome | None) ->
         typer.echo(f"{_amount(left)} not at the origin: {_WHY[outcome]}")
 
 
-_PROBLEMS = (
-    Column("state"),
-    Column("failures", right=True, rank=1),
-    Column("since", right=True, rank=2),
-    Column("object", shortened=True),
-    Column("reason", shortened=True, rank=4),
+_PROBLEMS: Columns[to.PendingObject] = (
+    Column("state", lambda one: one.state),
+    Column("failures", lambda one: f"{one.failures:,}", right=True, rank=1),
+    Column("since", lambda one: age_text(one.failing_since or one.acknowledged_at), right=True, rank=2),
+    Column("object", lambda one: printable(one.url), shortened=True),
+    Column("reason", lambda one: printable(one.reason or NOTHING), shortened=True, rank=4),
 )
 
 
-def _problem(one: PendingObject) -> list[str]:
-    since = one.failing_since if one.failing_since is not None else one.acknowledged_at
-    return [one.state, f"{one.failures:,}", age_text(since), printable(one.url), printable(one.reason or NOTHING)]
-
-
-def _show_problems(left: FlushProgress) -> None:
-    """What does not get there, and why: a line each."""
-    print_table(_PROBLEMS, (Row(_problem(one)) for one in left.problems), stderr=True)
+def _show_problems(left: to.FlushProgress) -> None:
+    """Show what fails, and why: a line each."""
+    print_table(_PROBLEMS, left.problems, stderr=True)
     problems = left.conflicts + left.damaged + left.failing
     shown, held_up = len(left.problems), problems + left.waiting_for_bucket
     more, option = f"and {held_up - shown:,} more: " if held_up > shown else "", " --problems" if problems else ""
     typer.echo(f"{more}forebay writeback list{option} {printable(left.prefix)}", err=True)
 
 
-def _amount(pending: FlushProgress) -> str:
+def _amount(pending: to.FlushProgress) -> str:
     """`3 objects, 1.0 MiB, are`"""
     objects = pending.objects
     return f"{counted(objects, 'object')}, {size_text(pending.bytes)}, {are(objects)}"

@@ -1,4 +1,4 @@
-"""What a launcher may leave to `forebay serve` with which it could not work: signals, streams, variables, a mask."""
+"""Harmful inheritance from the launcher of `forebay serve`: signals, streams, variables, a mask."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import signal
 import sys
 
 _ABOUT_THE_INTERPRETER = frozenset({"PYTHONINSPECT", "PYTHONWARNINGS"})
-"""What a training job sets for itself. The first keeps each process from ending, and has it read commands from its
-standard input; the second may make an error of what a library warns of."""
+"""Variables that a training job sets for itself. The first keeps each process from ending, and makes it read commands
+from its standard input; the second may turn a library's warning into an error."""
 
 _PID_OF_INIT = 1
 
 
 def put_in_order() -> None:
-    """Before anything is opened and any code loaded that needs time.
+    """Correct the inherited state before anything is opened and slow code is loaded.
 
-    A blocked SIGTERM could not stop the gateway, and an ignored SIGCHLD has the kernel keep no exit status of any
+    A blocked SIGTERM could not stop the gateway, and with an ignored SIGCHLD the kernel keeps no exit status of any
     process. SIGHUP would end the process while code is loaded: it waits until the supervisor answers to it. So do
-    SIGTERM and SIGINT in the first process of a container: the kernel drops them as long as nobody answers to them.
+    SIGTERM and SIGINT in the first process of a container: the kernel drops them while no handler exists.
     A mask under which we could not enter the directories that we make is none.
     """
     _begin_anew_without_variables()

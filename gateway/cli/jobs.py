@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +11,7 @@ import typer
 from rich.progress import Progress, TaskID
 
 from gateway.admin.formatting import size_text
-from gateway.admin.media_types import MANIFEST_TYPE
+from gateway.api import MANIFEST_TYPE
 from gateway.cli.common import (
     CACHE,
     AdminUrlOption,
@@ -25,10 +24,11 @@ from gateway.cli.common import (
     printable,
 )
 from gateway.cli.progress import bytes_progress, listing_progress
-from gateway.cli.tables import NOTHING, Column, Row, print_table
+from gateway.cli.tables import NOTHING, Column, Columns, duration_text, print_table, rate_text, some_bytes_text
 
 if TYPE_CHECKING:
-    from gateway.admin.client import AdminClient, Job
+    from gateway.admin.client import AdminClient
+    from gateway.api import documents as to
 
 _LOOK_SECONDS = 0.5
 _READ_BYTES = 1024 * 1024
@@ -39,7 +39,7 @@ ManifestOption = Annotated[
     Path | None,
     typer.Option("--manifest", help="File with one s3://bucket/key a line; the gateway takes them in this order."),
 ]
-AllowEmptyOption = Annotated[bool, typer.Option("--allow-empty", help="With --wait: finding no object is no failure.")]
+AllowEmptyOption = Annotated[bool, typer.Option("--allow-empty", help="Finding no object is no failure.")]
 WaitOption = Annotated[
     bool, typer.Option("--wait", help="Show the progress until it ends; exit code 1 if not all was done.")
 ]
@@ -89,10 +89,7 @@ def pin(
 
 
 def unpin(
-    prefix: PinnedArgument,
-    config: ConfigOption = None,
-    admin_url: AdminUrlOption = None,
-    json: JsonOption = False,
+    prefix: PinnedArgument, config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False
 ) -> None:
     """Let the gateway evict what lies under a pinned prefix again, when it needs room."""
     answer = admin_client(admin_url, config).unpin(prefix)
@@ -139,7 +136,7 @@ def _run(
     if manifest is not None and prefix is None:
         job = client.start_listed_job(kind, pieces_of(manifest), MANIFEST_TYPE)
     elif manifest is None and prefix is not None:
-        job = client.start_job(kind, prefix)
+        job = client.start_job(kind, prefix, allow_empty=allow_empty)
     else:
         raise typer.BadParameter("give either s3://BUCKET/PREFIX or --manifest FILE")
     if wait:
@@ -150,8 +147,11 @@ def _run(
         _show([job])
     else:
         typer.echo(f"job {job.id} is running: forebay jobs {job.id}")
-    if wait and job.state == "done" and not job.objects_found and not allow_empty:
-        fail(f"{printable(prefix or str(manifest))} holds no object: check the name, or give --allow-empty")
+    name = printable(prefix or str(manifest))
+    if wait and job.found_all and not job.objects_found and not allow_empty:
+        fail(f"{name} holds no object: check the name, or give --allow-empty")
+    if wait and job.full:
+        fail(f"the cache has no room for all of {name}: it has {size_text(job.bytes_done)}")
     if wait and job.state != "done":
         raise typer.Exit(1)
 
@@ -166,7 +166,7 @@ def pieces_of(path: Path) -> Iterator[bytes]:
         fail(f"{path} cannot be read: {error.strerror}")
 
 
-def follow(client: AdminClient, job: Job, *, quiet: bool) -> Job:
+def follow(client: AdminClient, job: to.Job, *, quiet: bool) -> to.Job:
     """Look at a job until it has ended, with a bar on a terminal. Ctrl-C ends the looking, and not the job."""
     bar = listing_progress(quiet=quiet) if job.kind == "snapshot" else bytes_progress(quiet=quiet)
     try:
@@ -183,7 +183,7 @@ def follow(client: AdminClient, job: Job, *, quiet: bool) -> Job:
         raise
 
 
-def _advance(progress: Progress, task: TaskID, job: Job) -> None:
+def _advance(progress: Progress, task: TaskID, job: to.Job) -> None:
     of = job.objects_found if job.found_all else f"{job.objects_found}+"
     progress.update(
         task,
@@ -195,47 +195,35 @@ def _advance(progress: Progress, task: TaskID, job: Job) -> None:
     )
 
 
-_TABLE = (
-    Column("job"),
-    Column("what", shortened=True),
-    Column("state"),
-    Column("objects", right=True),
-    Column("bytes", right=True, rank=2),
-    Column("rate", right=True, rank=3),
-    Column("left", right=True, rank=1),
-    Column("from the origin", right=True, rank=5),
-    Column("failed", right=True, rank=4),
+def job_text(job: to.Job) -> str:
+    return printable(" ".join(filter(None, (job.kind, job.name, job.prefix or "manifest"))))
+
+
+_TABLE: Columns[to.Job] = (
+    Column("job", lambda one: one.id),
+    Column("what", job_text, shortened=True),
+    Column("state", lambda one: one.state + (" (cache is full)" if one.full else "")),
+    Column(
+        "objects", lambda one: f"{one.objects_done} of {one.objects_found}{'' if one.found_all else '+'}", right=True
+    ),
+    Column("bytes", lambda one: _bytes(one), right=True, rank=2),
+    Column("rate", lambda one: rate_text(one.bytes_per_second), right=True, rank=3),
+    Column("left", lambda one: duration_text(one.seconds_left), right=True, rank=1),
+    Column("from the origin", lambda one: some_bytes_text(one.bytes_fetched), right=True, rank=5),
+    Column("failed", lambda one: str(one.objects_failed or NOTHING), right=True, rank=4),
 )
 
 
-def _show(found: list[Job]) -> None:
-    print_table(_TABLE, (Row(_cells(job), _STYLES.get(job.state, "")) for job in found))
+def _show(found: list[to.Job]) -> None:
+    print_table(_TABLE, found, lambda one: {"failed": "red", "running": "bold"}.get(one.state, ""))
     for job in found:
         for error in job.errors:
             typer.echo(f"{job.id}: {printable(error)}")
 
 
-_STYLES = {"failed": "red", "running": "bold"}
-
-
-def _cells(job: Job) -> list[str]:
-    more = "" if job.found_all else "+"
-    return [
-        job.id,
-        printable(" ".join(filter(None, (job.kind, job.name, job.prefix or "manifest")))),
-        job.state + (" (cache is full)" if job.full else ""),
-        f"{job.objects_done} of {job.objects_found}{more}",
-        _bytes(job),
-        NOTHING if job.bytes_per_second is None else f"{size_text(job.bytes_per_second)}/s",
-        NOTHING if job.seconds_left is None else str(timedelta(seconds=round(job.seconds_left))),
-        size_text(job.bytes_fetched) if job.bytes_fetched else NOTHING,
-        str(job.objects_failed) if job.objects_failed else NOTHING,
-    ]
-
-
-def _bytes(job: Job) -> str:
+def _bytes(job: to.Job) -> str:
     if not job.bytes_found:
-        return size_text(job.bytes_done) if job.bytes_done else NOTHING
+        return some_bytes_text(job.bytes_done)
     if job.found_all and job.bytes_done >= job.bytes_found:
         return size_text(job.bytes_done)
     return f"{size_text(job.bytes_done)} of {size_text(job.bytes_found)}{'' if job.found_all else '+'}"

@@ -5,15 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from gateway.admin.formatting import size_text
@@ -32,8 +24,7 @@ class RateColumn(ProgressColumn):
 
 
 class LeftColumn(ProgressColumn):
-    """How long the rest takes, once that is known: as the task's field `seconds_left` says, where it has one. Of one
-    task."""
+    """Seconds until the end, once known: the task's field `seconds_left`, if it has one. For one task."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,13 +44,13 @@ class LeftColumn(ProgressColumn):
 
 
 def bytes_progress(*, quiet: bool) -> Progress:
-    """Of work whose bytes are known."""
+    """Return a progress bar of work whose bytes are known."""
     moved = DownloadColumn(binary_units=True)
     return _progress(TextColumn("{task.description}"), BarColumn(), moved, RateColumn(), LeftColumn(), quiet=quiet)
 
 
 def listing_progress(*, quiet: bool) -> Progress:
-    """Of a listing: how many there are is known at the end, and no bytes are moved."""
+    """Return a progress bar of a listing: its size is known at the end, and no bytes are moved."""
     return _progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), quiet=quiet)
 
 

@@ -14,7 +14,7 @@ import orjson
 import typer
 
 from gateway.admin.formatting import counted, size_text
-from gateway.admin.media_types import LINES_TYPE
+from gateway.api import LINES_TYPE
 from gateway.cli.common import (
     AdminUrlOption,
     ConfigOption,
@@ -25,11 +25,11 @@ from gateway.cli.common import (
     print_json,
     printable,
 )
-from gateway.cli.jobs import follow, pieces_of
-from gateway.cli.tables import NOTHING, Column, Row, print_table
+from gateway.cli.jobs import AllowEmptyOption, follow, pieces_of
+from gateway.cli.tables import NOTHING, Column, Columns, print_table
 
 if TYPE_CHECKING:
-    from gateway.admin.client import Snapshot
+    from gateway.api import documents as to
 
 app = typer.Typer(name="snapshot", help="Freeze data sets under a name.", no_args_is_help=True)
 
@@ -46,13 +46,14 @@ def create(
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Do not wait for the snapshot: forebay jobs shows the progress.")
     ] = False,
+    allow_empty: AllowEmptyOption = False,
     config: ConfigOption = None,
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List a prefix in the bucket, and save under a name what is there now."""
+    """List a prefix in the bucket, and save the listing under a name."""
     client = admin_client(admin_url, config)
-    job = client.create_snapshot(name, prefix)
+    job = client.create_snapshot(name, prefix, allow_empty=allow_empty)
     if no_wait:
         print_json(job.document()) if json else typer.echo(f"job {job.id} is running: forebay jobs {job.id}")
         return
@@ -172,7 +173,7 @@ def _output(file: Path | None) -> Iterator[BinaryIO]:
             part.unlink(missing_ok=True)
 
 
-def _tell(snapshot: Snapshot, done: str, json: bool) -> None:
+def _tell(snapshot: to.Snapshot, done: str, json: bool) -> None:
     if json:
         print_json(snapshot.document())
         return
@@ -182,18 +183,18 @@ def _tell(snapshot: Snapshot, done: str, json: bool) -> None:
     )
 
 
-_TABLE = (
-    Column("snapshot"),
-    Column("prefix", shortened=True),
-    Column("objects", right=True),
-    Column("bytes", right=True),
-    Column("listed (UTC)", rank=2),
-    Column("freezes", rank=1),
+_TABLE: Columns[to.Snapshot] = (
+    Column("snapshot", lambda one: one.name),
+    Column("prefix", lambda one: printable(one.prefix) if one.prefix else NOTHING, shortened=True),
+    Column("objects", lambda one: f"{one.objects:,}" if one.prefix else NOTHING, right=True),
+    Column("bytes", lambda one: size_text(one.bytes) if one.prefix else NOTHING, right=True),
+    Column("listed (UTC)", lambda one: _listed(one) if one.prefix else NOTHING, rank=2),
+    Column("freezes", lambda one: ", ".join(one.slots) or NOTHING, rank=1),
 )
 
 
-def _show(snapshots: list[Snapshot]) -> None:
-    print_table(_TABLE, (Row(_cells(one), "red" if one.problem is not None else "") for one in snapshots))
+def _show(snapshots: list[to.Snapshot]) -> None:
+    print_table(_TABLE, snapshots, lambda one: "" if one.problem is None else "red")
     for one in snapshots:
         if one.problem is not None:
             typer.echo(printable(f"{one.name}: {one.problem}"))
@@ -203,10 +204,6 @@ _TIME_MAX = 253_402_300_799
 """The last second that can be shown. Versions before took in snapshots that say later ones."""
 
 
-def _cells(one: Snapshot) -> list[str]:
-    freezes = ", ".join(one.slots) or NOTHING
-    if one.prefix is None:
-        return [one.name, NOTHING, NOTHING, NOTHING, NOTHING, freezes]
+def _listed(one: to.Snapshot) -> str:
     begun, ended = (datetime.fromtimestamp(min(max(at, 0), _TIME_MAX), UTC) for at in (one.started_at, one.ended_at))
-    listed = f"{begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}"
-    return [one.name, printable(one.prefix), f"{one.objects:,}", size_text(one.bytes), listed, freezes]
+    return f"{begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}"

@@ -1,4 +1,4 @@
-"""What `forebay status` shows to people."""
+"""The output of `forebay status` for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from gateway.admin.formatting import (
     bucket_text,
     counted,
     journal_problem_text,
-    local_text,
     open_uploads_text,
     origin_text,
     size_text,
@@ -20,13 +19,13 @@ from gateway.admin.formatting import (
 )
 from gateway.admin.troubles import DISK_STATES
 from gateway.cli.common import printable
-from gateway.cli.tables import NOTHING, Column, Row, print_table, print_text
+from gateway.cli.tables import NOTHING, Column, Columns, print_table, print_text
 
 if TYPE_CHECKING:
-    from gateway.admin.client import Index, Process, Scrub, Status, Writeback
+    from gateway.api import documents as to
 
 
-def show_status(status: Status) -> None:
+def show_status(status: to.Status) -> None:
     """Print the document of `/api/v1/status`."""
     gateway, origin = status.gateway, status.origin
     if gateway is None:
@@ -35,10 +34,10 @@ def show_status(status: Status) -> None:
     state = "draining" if gateway.draining else "ready" if gateway.ready else "not ready"
     print_text(f"forebay {gateway.version}: {state}, S3 on {gateway.s3_url}")
     style = "red" if origin.problem else ""
-    print_text(f"origin {origin.endpoint_url}: {origin_text(origin.model_dump())}", style)
+    print_text(f"origin {origin.endpoint_url}: {origin_text(origin)}", style)
     for one in origin.differing:
         place = f"slot {one.slot}, {one.prefix}" if one.slot is not None else one.prefix
-        text = f"{place} at {one.endpoint_url}, signed by {one.credentials}: {origin_text(one.model_dump())}"
+        text = f"{place} at {one.endpoint_url}, signed by {one.credentials}: {origin_text(one)}"
         style = "red" if one.problem else ""
         print_text(text, style)
     cache = status.cache
@@ -67,55 +66,48 @@ def show_status(status: Status) -> None:
         print_text(_index(index))
     if status.writeback is not None:
         _show_writeback(status.writeback)
-    print_table(
-        _PROCESSES, (Row(_process(one), "" if one.ready and not one.hangs else "red") for one in gateway.processes)
-    )
+    print_table(_PROCESSES, gateway.processes, lambda one: "" if one.ready and not one.hangs else "red")
 
 
-_PROCESSES = (
-    Column("process"),
-    Column("pid", right=True),
-    Column("state"),
-    Column("restarts", right=True),
-    Column("last end"),
+_PROCESSES: Columns[to.Process] = (
+    Column("process", lambda one: one.name),
+    Column("pid", lambda one: str(one.process_id or NOTHING), right=True),
+    Column("state", lambda one: "hangs" if one.hangs else "ready" if one.ready else "down"),
+    Column("restarts", lambda one: str(one.restarts), right=True),
+    Column("last end", lambda one: f"{one.last_end}, {age_text(one.last_end_at)} ago" if one.last_end else NOTHING),
 )
 
 
-def _process(one: Process) -> list[str]:
-    state = "hangs" if one.hangs else "ready" if one.ready else "down"
-    ended = NOTHING if one.last_end is None else f"{one.last_end}, {age_text(one.last_end_at)} ago"
-    return [one.name, str(one.process_id or NOTHING), state, str(one.restarts), ended]
-
-
-def _show_writeback(pending: Writeback) -> None:
+def _show_writeback(pending: to.Writeback) -> None:
     """`not at the origin yet, checkpoints: 12 objects, 3.1 GiB, the oldest for 0:00:12`"""
     for slot in pending.slots:
         amount = f"{counted(slot.objects, 'object')}, {size_text(slot.bytes)}" if slot.objects else "nothing"
-        text = f"not at the origin yet, {slot.slot}: {amount}"
+        is_local = slot.local_objects and not slot.objects
+        text = f"{slot.slot}: nothing to send" if is_local else f"not at the origin yet, {slot.slot}: {amount}"
         if slot.oldest_acknowledged_at is not None:
             age_seconds = max(0.0, time.time() - slot.oldest_acknowledged_at)
             text += f", the oldest for {timedelta(seconds=round(age_seconds))}"
-        if waiting := waiting_text(slot.model_dump()):
+        if waiting := waiting_text(slot):
             text += f"; {waiting}" + (f" ({slot.reason})" if slot.reason and not slot.failing else "")
         if slot.local_objects:
-            text += f"; not to be sent: {local_text(slot.model_dump())}"
+            text += f"; not to be sent: {counted(slot.local_objects, 'object')}, {size_text(slot.local_bytes)}"
         if slot.open_uploads:
-            text += f"; {open_uploads_text(slot.model_dump())}"
+            text += f"; {open_uploads_text(slot)}"
         if slot.buffer_bytes is not None:
             text += f"; {size_text(slot.staged_bytes)} of {size_text(slot.buffer_bytes)} of its buffer in use"
         print_text(text)
-        wrong = wrong_with(slot.model_dump())
+        wrong = wrong_with(slot)
         if wrong:
             reason = f" ({slot.reason})" if slot.reason and slot.failing else ""
             text = f"{slot.slot}: {', '.join(wrong)}{reason}: forebay writeback list --problems"
             print_text(text, "bold red")
     if pending.journal_problem:
-        print_text(journal_problem_text(pending.model_dump()), "bold red")
+        print_text(journal_problem_text(pending.journal_problem), "bold red")
     for bucket in pending.buckets:
-        print_text(bucket_text(bucket.model_dump()))
+        print_text(bucket_text(bucket))
 
 
-def _index(index: Index) -> str:
+def _index(index: to.Index) -> str:
     """`index of imagenet: complete, 0:00:38 old; 1,281,167 keys`"""
     stands = "complete" if index.complete else "not complete"
     if index.complete and index.age_seconds is not None:
@@ -132,7 +124,7 @@ def _index(index: Index) -> str:
     return f"index of {index.slot}: {stands}{now[index.state]}{inventory}"
 
 
-def _scrub(scrub: Scrub) -> str:
+def _scrub(scrub: to.Scrub) -> str:
     read, dropped = size_text(scrub.read_bytes), counted(scrub.dropped_blocks, "block")
     done = f"{scrub.part_done:.0%} of this pass"
     if scrub.ended_at is not None:

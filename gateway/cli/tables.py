@@ -9,13 +9,17 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import chain, islice
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.console import Console
 from rich.text import Text
+
+from gateway.admin.formatting import size_text
 
 LINES_MAX = 5
 """For one entry."""
@@ -30,11 +34,16 @@ _MEASURED_ROWS = 1000
 """Widths are those of the first rows: a list may have millions."""
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True)
-class Column:
-    """`shortened`: it may be cut in the middle. Columns of the greatest `rank` leave first, those of 0 never."""
+class Column(Generic[T]):
+    """`cell` gives the text of an entry; a `shortened` one may be cut in the middle. Columns of the greatest `rank`
+    leave first, those of 0 never."""
 
     title: str
+    cell: Callable[[T], str] = str
     right: bool = False
     shortened: bool = False
     rank: int = 0
@@ -49,25 +58,42 @@ class Row:
 
 
 def terminal_width(*, stderr: bool = False) -> int | None:
-    """Of the terminal that is written to; None where it is none."""
+    """Return the width of the terminal written to; None without a terminal."""
     stream = sys.stderr if stderr else sys.stdout
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
-def print_table(columns: Sequence[Column], rows: Iterable[Row], *, stderr: bool = False) -> None:
-    """Write it as rows come; nothing where there is none."""
+Columns: TypeAlias = Sequence[Column[T]]
+
+
+def rows_of(columns: Columns[T], entries: Iterable[T], style: Callable[[T], str] = lambda _: "") -> Iterator[Row]:
+    return (Row([column.cell(one) for column in columns], style(one)) for one in entries)
+
+
+def print_table(
+    columns: Columns[T], entries: Iterable[T], style: Callable[[T], str] = lambda _: "", *, stderr: bool = False
+) -> None:
+    """Write a table as entries come; nothing without any."""
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
-    for text, style in table_lines(columns, rows, terminal_width(stderr=stderr)):
-        console.print(Text(text, style), soft_wrap=True)
+    for text, line_style in table_lines(columns, rows_of(columns, entries, style), terminal_width(stderr=stderr)):
+        console.print(Text(text, line_style), soft_wrap=True)
+
+
+def some_bytes_text(size_bytes: int | None) -> str:
+    return size_text(size_bytes) if size_bytes else NOTHING
+
+
+def rate_text(bytes_per_second: float | None) -> str:
+    return NOTHING if bytes_per_second is None else f"{size_text(bytes_per_second)}/s"
+
+
+def duration_text(seconds: float | None) -> str:
+    """Return `0:12:05`."""
+    return NOTHING if seconds is None else str(timedelta(seconds=round(seconds)))
 
 
 def table_lines(
-    columns: Sequence[Column],
-    rows: Iterable[Row],
-    width: int | None,
-    *,
-    fold: bool = True,
-    comfortable: int = _COMFORTABLE,
+    columns: Columns[Any], rows: Iterable[Row], width: int | None, *, fold: bool = True, comfortable: int = _COMFORTABLE
 ) -> Iterator[tuple[str, str]]:
     """Lines and their styles, the head first; `width` None: nothing is cut. Without `fold` columns that have left are
     not told of; names are `comfortable` wide before they leave."""
@@ -91,13 +117,13 @@ def table_lines(
 
 
 def _common(cells: Sequence[str]) -> int:
-    """How many characters all of them begin with, up to the last slash in them."""
+    """Return the length of the common beginning of all cells, up to its last slash."""
     first, last = min(cells), max(cells)
     same = next((i for i, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
     return max(0, first.rfind("/", 0, same))
 
 
-def _layout(columns: Sequence[Column], widths: Sequence[int], width: int | None, comfortable: int) -> dict[int, int]:
+def _layout(columns: Columns[Any], widths: Sequence[int], width: int | None, comfortable: int) -> dict[int, int]:
     """The columns that stay on the line, and how wide they are."""
     shown = dict(enumerate(widths))
     if width is None:
@@ -115,7 +141,7 @@ def _total(widths: dict[int, int]) -> int:
     return sum(widths.values()) + _GAP * (len(widths) - 1)
 
 
-def _shrunk(columns: Sequence[Column], widths: dict[int, int], width: int, least: int) -> dict[int, int]:
+def _shrunk(columns: Columns[Any], widths: dict[int, int], width: int, least: int) -> dict[int, int]:
     """The widest of those that may be shortened give room first."""
     found = dict(widths)
     while _total(found) > width:
@@ -127,7 +153,7 @@ def _shrunk(columns: Sequence[Column], widths: dict[int, int], width: int, least
 
 
 def _line(
-    columns: Sequence[Column], cells: Sequence[str], layout: dict[int, int], width: int | None, common: Sequence[int]
+    columns: Columns[Any], cells: Sequence[str], layout: dict[int, int], width: int | None, common: Sequence[int]
 ) -> str:
     parts = []
     for i, wide in layout.items():
@@ -146,8 +172,8 @@ def cut(line: str, width: int) -> str:
 
 
 def shortened(text: str, width: int, common: int = 0) -> str:
-    """Without its middle where it is too long: the beginning and the end tell names apart. Where its first `common`
-    characters are those of its neighbours too, they are what is left out."""
+    """Return the text without its middle if it is too long: beginning and end tell names apart. If its first `common`
+    characters are those of its neighbours, leave those out."""
     if cell_len(text) <= width:
         return text
     first = common - (len(text) - width + 1)
@@ -162,7 +188,7 @@ def shortened(text: str, width: int, common: int = 0) -> str:
 
 
 def folded(told: Sequence[str], width: int, lines_max: int = LINES_MAX - 1) -> list[str]:
-    """What is told besides, on indented lines; the last one ends in … where there is more."""
+    """Return further texts on indented lines; the last line ends in … if there are more."""
     lines: list[str] = []
     for text in told:
         if lines and cell_len(lines[-1]) + cell_len(text) + 2 <= width:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
@@ -20,14 +20,29 @@ from rich.text import Text
 
 from gateway.admin.formatting import counted, origin_text, size_text, waiting_text, wrong_with
 from gateway.admin.troubles import DISK_STATES
+from gateway.cli.checkpoints import share_text
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_address, printable
-from gateway.cli.requests import seconds_text
-from gateway.cli.tables import NOTHING, Column, Row, cut, table_lines, terminal_width
+from gateway.cli.jobs import job_text
+from gateway.cli.looks import request_style, seconds_text
+from gateway.cli.tables import (
+    NOTHING,
+    Column,
+    Columns,
+    Row,
+    cut,
+    duration_text,
+    rate_text,
+    rows_of,
+    some_bytes_text,
+    table_lines,
+    terminal_width,
+)
 from gateway.cli.top_figures import Figures, Rates, Watch
 from gateway.config.units import parse_duration_seconds
 
 if TYPE_CHECKING:
-    from gateway.admin.client import Checkpoint, Job, LiveAdminClient, RecentRequest, Slot, Status
+    from gateway.admin.client import LiveAdminClient
+    from gateway.api import documents as to
 
 _TIMEOUT_SECONDS = 5.0
 _INTERVAL_SECONDS_MIN = 0.1
@@ -40,7 +55,6 @@ _HISTORY = 60
 """Takings that the curve of throughput goes back."""
 
 Line = tuple[str, str]
-"""Text and style."""
 
 IntervalOption = Annotated[str, typer.Option("--interval", metavar="DURATION", help="How often to take figures.")]
 CountOption = Annotated[int | None, typer.Option("--count", metavar="N", min=1, help="End after so many times.")]
@@ -91,7 +105,7 @@ async def _watching(client: LiveAdminClient) -> AsyncIterator[Watch]:
 
 
 async def _in_pipe(client: LiveAdminClient, seconds: float, count: int | None, json: bool) -> bool:
-    """Whether the gateway was ready the last time."""
+    """Print figures to a pipe; return True if the gateway was ready the last time."""
     history: deque[float] = deque(maxlen=_HISTORY)
     async with _watching(client) as watch:
         while True:
@@ -111,7 +125,7 @@ async def _in_pipe(client: LiveAdminClient, seconds: float, count: int | None, j
 
 
 async def _on_terminal(client: LiveAdminClient, seconds: float, count: int | None) -> bool:
-    """The same, on the whole screen, drawn again whenever the terminal's size changes."""
+    """Do the same on the whole screen, drawn again whenever the terminal's size changes."""
     console = Console(highlight=False, markup=False)
     history: deque[float] = deque(maxlen=_HISTORY)
     figures = Figures(time.time())
@@ -144,12 +158,15 @@ async def _on_terminal(client: LiveAdminClient, seconds: float, count: int | Non
 def screen(figures: Figures, history: Sequence[float], width: int, height: int, now: float | None = None) -> list[Line]:
     """The lines, no more than `height`, none wider than `width`."""
     lines = [(cut(text, width), style) for text, style in _head(figures, history, now or figures.at)]
-    tables = [
-        ("slots", _SLOTS, [Row(_slot(one), "yellow" if one.binds else "") for one in figures.slots]),
-        ("jobs", _JOBS, [Row(_job(one), "red" if one.state == "failed" else "") for one in _newest(figures.jobs)]),
-        ("checkpoints", _CHECKPOINTS, [Row(_checkpoint(one), _state_style(one)) for one in figures.checkpoints]),
-        ("slow requests", _REQUESTS, _slowest(figures)),
+    slowest, requests = figures.requests.slowest if figures.requests is not None else [], _requests_at(figures.at)
+    jobs = rows_of(_JOBS, _newest(figures.jobs), lambda one: "red" if one.state == "failed" else "")
+    found: list[tuple[str, Columns[Any], Iterator[Row]]] = [
+        ("slots", _SLOTS, rows_of(_SLOTS, figures.slots, lambda one: "yellow" if one.binds else "")),
+        ("jobs", _JOBS, jobs),
+        ("checkpoints", _CHECKPOINTS, rows_of(_CHECKPOINTS, figures.checkpoints, _state_style)),
+        ("slow requests", requests, rows_of(requests, slowest, request_style)),
     ]
+    tables = [(name, columns, list(rows)) for name, columns, rows in found]
     tables = [one for one in tables if one[2]]
     room = height - len(lines)
     without: list[str] = []
@@ -161,11 +178,11 @@ def screen(figures: Figures, history: Sequence[float], width: int, height: int, 
     for left, (name, columns, rows) in zip(range(len(tables), 0, -1), tables, strict=True):
         # An empty line and a head besides the rows; tables that need less leave their room to the others.
         shown = min(len(rows), max(2, room // left - 2))
-        found = [("", ""), *table_lines(columns, rows[:shown], width, fold=False, comfortable=_COMFORTABLE)]
+        told = [("", ""), *table_lines(columns, rows[:shown], width, fold=False, comfortable=_COMFORTABLE)]
         if shown < len(rows):
-            found[-1] = (f"… and {len(rows) - shown + 1} more {name}", "dim")
-        lines += found
-        room -= len(found)
+            told[-1] = (f"… and {len(rows) - shown + 1} more {name}", "dim")
+        lines += told
+        room -= len(told)
     if without:
         lines.append((cut(f"… no room for {', '.join(without)}", width), "dim"))
     return lines[:height]
@@ -194,7 +211,7 @@ def _head(figures: Figures, history: Sequence[float], now: float) -> Iterator[Li
         yield from _throughput(figures, status, history)
 
 
-def _health(status: Status) -> Iterator[Line]:
+def _health(status: to.Status) -> Iterator[Line]:
     gateway, cache = status.gateway, status.cache
     if gateway is not None:
         up = sum(one.ready for one in gateway.processes)
@@ -205,7 +222,7 @@ def _health(status: Status) -> Iterator[Line]:
         for problem in filter(None, (gateway.closed, gateway.settings_problem)):
             yield printable(problem), "red"
     for origin in (status.origin, *status.origin.differing):
-        text = f"origin    {origin.endpoint_url}: {origin_text(origin.model_dump())}"
+        text = f"origin    {origin.endpoint_url}: {origin_text(origin)}"
         yield printable(text), "red" if origin.problem is not None else ""
     ratio = "" if cache.hit_ratio is None else f", {cache.hit_ratio:.1%} of bytes from it since the start"
     yield f"cache     {size_text(cache.usage_bytes)} of {size_text(cache.capacity_bytes)} in use{ratio}", ""
@@ -213,7 +230,7 @@ def _health(status: Status) -> Iterator[Line]:
         yield f"disk      {'; '.join(DISK_STATES[cache.disk.state])}", "bold red"
 
 
-def _throughput(figures: Figures, status: Status, history: Sequence[float]) -> Iterator[Line]:
+def _throughput(figures: Figures, status: to.Status, history: Sequence[float]) -> Iterator[Line]:
     rates = figures.rates
     yield f"served    {_served(rates)}", ""
     if rates is not None:
@@ -223,17 +240,17 @@ def _throughput(figures: Figures, status: Status, history: Sequence[float]) -> I
             f"{size_text(rates.origin_written_bytes)}/s, of it flushes {size_text(rates.flush_bytes)}/s",
             "",
         )
-    pending = figures.unflushed()
+    pending = status.writeback
     if pending is not None:
-        amount = f"{counted(pending['objects'], 'object')}, {size_text(pending['bytes'])}"
-        age = pending["oldest_age_seconds"]
-        oldest = "" if age is None else f", the oldest for {timedelta(seconds=round(age))}"
+        amount = f"{counted(pending.objects, 'object')}, {size_text(pending.bytes)}"
+        age_seconds = figures.oldest_age_seconds(pending)
+        oldest = "" if age_seconds is None else f", the oldest for {timedelta(seconds=round(age_seconds))}"
         wrong = wrong_with(pending)
         told = ", ".join(filter(None, (*wrong, waiting_text(pending))))
         text = f"unflushed {amount}{oldest}" + (f"; {told}" if told else "")
         yield text, "red" if wrong else ""
-        if status.writeback is not None and status.writeback.journal_problem is not None:
-            yield printable(f"journal   takes nothing now: {status.writeback.journal_problem}"), "bold red"
+        if pending.journal_problem is not None:
+            yield printable(f"journal   takes nothing now: {pending.journal_problem}"), "bold red"
     if any(history):
         yield f"          {curve(history)}", "cyan"
 
@@ -256,118 +273,60 @@ def curve(history: Sequence[float]) -> str:
     return "".join(_BARS[round(one / most * (len(_BARS) - 1))] for one in history) + f"  up to {size_text(most)}/s"
 
 
-_SLOTS = (
-    Column("slot", shortened=True),
-    Column("prefix", shortened=True, rank=3),
-    Column("used", right=True),
-    Column("at most", right=True, rank=4),
-    Column("hits", right=True),
-    Column("read", right=True),
-    Column("write", right=True),
-    Column("unflushed", right=True, rank=1),
-    Column("bound by", rank=2),
+_SLOTS: Columns[to.Slot] = (
+    Column("slot", lambda one: printable(one.name), shortened=True),
+    Column("prefix", lambda one: printable(one.prefix), shortened=True, rank=3),
+    Column("used", lambda one: size_text(one.capacity.used_bytes), right=True),
+    Column("at most", lambda one: some_bytes_text(one.capacity.limit_bytes), right=True, rank=4),
+    Column("hits", lambda one: NOTHING if one.hit_ratio is None else f"{one.hit_ratio:.1%}", right=True),
+    Column("read", lambda one: rate_text(one.read_bandwidth.bytes_per_second), right=True),
+    Column("write", lambda one: rate_text(one.write_bandwidth.bytes_per_second), right=True),
+    Column("unflushed", lambda one: size_text(one.unflushed.bytes) if one.unflushed else NOTHING, right=True, rank=1),
+    Column("bound by", lambda one: ", ".join(one.binds) or NOTHING, rank=2),
+)
+_JOBS: Columns[to.Job] = (
+    Column("job", lambda one: one.id, rank=2),
+    Column("what", job_text, shortened=True),
+    Column("state", lambda one: one.state),
+    Column("done", lambda one: _done(one), right=True),
+    Column("rate", lambda one: rate_text(one.bytes_per_second), right=True, rank=1),
+    Column("left", lambda one: duration_text(one.seconds_left), right=True),
+)
+_CHECKPOINTS: Columns[to.Checkpoint] = (
+    Column("checkpoint", lambda one: printable(one.url), shortened=True),
+    Column("state", lambda one: one.state),
+    Column("files", lambda one: f"{one.files:,}", right=True, rank=2),
+    Column("size", lambda one: size_text(one.bytes), right=True),
+    Column("flushed", lambda one: share_text(one.bytes_flushed, one.bytes or int(one.state != "durable")), right=True),
+    Column("left", lambda one: duration_text(one.flush_seconds_left), right=True, rank=1),
+    Column("exposed", lambda one: duration_text(one.exposed_seconds), right=True, rank=1),
 )
 
 
-def _slot(one: Slot) -> list[str]:
-    limit, pending = one.capacity.limit_bytes, one.unflushed
-    return [
-        printable(one.name),
-        printable(one.prefix),
-        size_text(one.capacity.used_bytes),
-        NOTHING if limit is None else size_text(limit),
-        NOTHING if one.hit_ratio is None else f"{one.hit_ratio:.1%}",
-        f"{size_text(one.read_bandwidth.bytes_per_second)}/s",
-        f"{size_text(one.write_bandwidth.bytes_per_second)}/s",
-        size_text(pending.bytes) if pending is not None else NOTHING,
-        ", ".join(one.binds) or NOTHING,
-    ]
+def _requests_at(at: float) -> Columns[to.RecentRequest]:
+    return (
+        Column("slowest", lambda one: seconds_text(one.seconds), right=True),
+        Column("ago", lambda one: duration_text(max(0.0, at - one.at)), right=True, rank=2),
+        Column("operation", lambda one: one.operation),
+        Column("object", lambda one: printable(one.url), shortened=True),
+        Column("status", lambda one: one.status),
+        Column("cache", lambda one: one.cache or NOTHING, rank=1),
+        Column("sent", lambda one: size_text(one.sent_bytes), right=True, rank=3),
+        Column("caller", lambda one: printable(one.caller), shortened=True, rank=4),
+        Column("request id", lambda one: one.request_id, rank=5),
+    )
 
 
-_JOBS = (
-    Column("job", rank=2),
-    Column("what", shortened=True),
-    Column("state"),
-    Column("done", right=True),
-    Column("rate", right=True, rank=1),
-    Column("left", right=True),
-)
+def _done(one: to.Job) -> str:
+    return f"{one.bytes_done / one.bytes_found:.0%}" if one.found_all and one.bytes_found else f"{one.objects_done:,}"
 
 
-def _newest(jobs: Sequence[Job]) -> list[Job]:
-    """Those that run first, then the latest."""
+def _newest(jobs: Sequence[to.Job]) -> list[to.Job]:
+    """Return running jobs first, then the latest."""
     running = [job for job in jobs if job.state == "running"]
     return running + [job for job in jobs[::-1] if job.state != "running"]
 
 
-def _job(one: Job) -> list[str]:
-    share = f"{one.bytes_done / one.bytes_found:.0%}" if one.found_all and one.bytes_found else f"{one.objects_done:,}"
-    return [
-        one.id,
-        printable(" ".join(filter(None, (one.kind, one.name, one.prefix or "manifest")))),
-        one.state,
-        share,
-        NOTHING if one.bytes_per_second is None else f"{size_text(one.bytes_per_second)}/s",
-        NOTHING if one.seconds_left is None else str(timedelta(seconds=round(one.seconds_left))),
-    ]
-
-
-_CHECKPOINTS = (
-    Column("checkpoint", shortened=True),
-    Column("state"),
-    Column("files", right=True, rank=2),
-    Column("size", right=True),
-    Column("flushed", right=True),
-    Column("left", right=True, rank=1),
-    Column("exposed", right=True, rank=1),
-)
-
-
-def _checkpoint(one: Checkpoint) -> list[str]:
-    share = one.bytes_flushed / one.bytes if one.bytes else float(one.state == "durable")
-    times = (one.flush_seconds_left, one.exposed_seconds)
-    return [
-        printable(one.url),
-        one.state,
-        f"{one.files:,}",
-        size_text(one.bytes),
-        "100%" if share >= 1 else f"{min(share, 0.99):.0%}",  # not 100% before the last byte is there
-        *(NOTHING if seconds is None else str(timedelta(seconds=round(seconds))) for seconds in times),
-    ]
-
-
-_REQUESTS = (
-    Column("slowest", right=True),
-    Column("ago", right=True, rank=2),
-    Column("operation"),
-    Column("object", shortened=True),
-    Column("status"),
-    Column("cache", rank=1),
-    Column("sent", right=True, rank=3),
-    Column("caller", shortened=True, rank=4),
-    Column("request id", rank=5),
-)
-
-
-def _slowest(figures: Figures) -> list[Row]:
-    found = figures.requests.slowest if figures.requests is not None else []
-    return [Row(_request(one, figures.at), "red" if one.is_error else "") for one in found]
-
-
-def _request(one: RecentRequest, at: float) -> list[str]:
-    return [
-        seconds_text(one.seconds),
-        str(timedelta(seconds=round(max(0.0, at - one.at)))),
-        one.operation,
-        printable(one.url),
-        one.status,
-        one.cache or NOTHING,
-        size_text(one.sent_bytes),
-        printable(one.caller),
-        one.request_id,
-    ]
-
-
-def _state_style(one: Checkpoint) -> str:
+def _state_style(one: to.Checkpoint) -> str:
     yellow = dict.fromkeys(("stalled", "waiting for the bucket"), "yellow")
     return {"failed": "red", "conflict": "red", "durable": "green", **yellow}.get(one.state, "")

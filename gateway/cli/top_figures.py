@@ -1,21 +1,22 @@
-"""What `forebay top` shows: figures of a running gateway, taken again and again, and rates between two takings."""
+"""The figures of `forebay top`: values of a running gateway, taken again and again, and rates between two of them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gateway.core.errors import AdminPortError
 from gateway.telemetry import metrics
 
 if TYPE_CHECKING:
-    from gateway.admin.client import Checkpoint, Job, LiveAdminClient, RecentRequests, Slot, Status
+    from gateway.admin.client import LiveAdminClient
+    from gateway.api import documents as to
 
 CHECKPOINTS_MAX = 20
-_HELD_UP = ("conflicts", "damaged", "failing", "waiting_for_bucket")
+_UNFLUSHED = {"objects", "bytes", "conflicts", "damaged", "failing", "waiting_for_bucket"}
 REQUESTS_MAX = 10
 _CHECKPOINTS_READ = 100
 _SLOTS_AGAIN_SECONDS = 1.0
@@ -60,6 +61,12 @@ class Rates:
     flush_bytes: float
     hit_ratio: float | None
 
+    def per_second(self) -> dict[str, float]:
+        return {name: round(getattr(self, name), 1 if name == "requests" else None) for name in _PER_SECOND}
+
+
+_PER_SECOND = ("served_bytes", "received_bytes", "requests", "origin_read_bytes", "origin_written_bytes", "flush_bytes")
+
 
 def rates(before: Mapping[str, float], now: Mapping[str, float], seconds: float) -> Rates | None:
     """None where counters have begun again in between: the gateway was started anew."""
@@ -68,14 +75,9 @@ def rates(before: Mapping[str, float], now: Mapping[str, float], seconds: float)
         return None
     read = moved["hit_bytes"] + moved["miss_bytes"]
     return Rates(
-        moved["served_bytes"] / seconds,
-        moved["received_bytes"] / seconds,
-        moved["requests"] / seconds,
-        moved["request_seconds"] / moved["requests"] if moved["requests"] else None,
-        moved["origin_read_bytes"] / seconds,
-        moved["origin_written_bytes"] / seconds,
-        moved["flush_bytes"] / seconds,
-        moved["hit_bytes"] / read if read else None,
+        **{name: moved[name] / seconds for name in _PER_SECOND},
+        request_seconds=moved["request_seconds"] / moved["requests"] if moved["requests"] else None,
+        hit_ratio=moved["hit_bytes"] / read if read else None,
     )
 
 
@@ -89,11 +91,11 @@ class Figures:
     at: float
     problem: str | None = None
     answered_at: float | None = None
-    status: Status | None = None
-    slots: list[Slot] = field(default_factory=list)
-    jobs: list[Job] = field(default_factory=list)
-    checkpoints: list[Checkpoint] = field(default_factory=list)
-    requests: RecentRequests | None = None
+    status: to.Status | None = None
+    slots: list[to.Slot] = field(default_factory=list)
+    jobs: list[to.Job] = field(default_factory=list)
+    checkpoints: list[to.Checkpoint] = field(default_factory=list)
+    requests: to.RecentRequests | None = None
     rates: Rates | None = None
 
     @property
@@ -106,64 +108,51 @@ class Figures:
             return "starting"
         return "draining" if gateway.draining else "ready" if gateway.ready else "not ready"
 
-    def unflushed(self) -> dict[str, Any] | None:
-        """Of all slots; None where nothing is known of it."""
-        if self.status is None or self.status.writeback is None:
-            return None
-        slots = self.status.writeback.slots
-        ages = [self.at - one.oldest_acknowledged_at for one in slots if one.oldest_acknowledged_at is not None]
-        return {
-            "objects": sum(one.objects for one in slots),
-            "bytes": sum(one.bytes for one in slots),
-            "oldest_age_seconds": round(max(0.0, *ages), 1) if ages else None,
-            **{name: sum(getattr(one, name) for one in slots) for name in _HELD_UP},
-        }
-
     def document(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the figures for programs."""
         known = self.status if self.problem is None else None
-        rates = self.rates if known is not None else None
-        return {
-            "at": round(self.at, 3),
-            "state": self.state,
-            "problem": self.problem,
-            "health": None
-            if known is None
-            else {
-                "processes": [one.document() for one in known.gateway.processes] if known.gateway is not None else [],
-                "origin_reachable": known.origin.reachable,
-                "origin_problem": known.origin.problem,
-                "cache_disk": known.cache.disk.state,
-            },
-            "per_second": None
-            if rates is None
-            else {
-                "served_bytes": round(rates.served_bytes),
-                "received_bytes": round(rates.received_bytes),
-                "requests": round(rates.requests, 1),
-                "origin_read_bytes": round(rates.origin_read_bytes),
-                "origin_written_bytes": round(rates.origin_written_bytes),
-                "flush_bytes": round(rates.flush_bytes),
-            },
-            "request_seconds": None if rates is None else rates.request_seconds,
-            "hit_ratio": None if rates is None else rates.hit_ratio,
-            "hit_ratio_since_start": None if known is None else known.cache.hit_ratio,
-            "cache": None
-            if known is None
-            else {"used_bytes": known.cache.usage_bytes, "capacity_bytes": known.cache.capacity_bytes},
-            "unflushed": None if known is None else self.unflushed(),
-            "slots": [] if known is None else [one.document() for one in self.slots],
-            "jobs": [] if known is None else [one.document() for one in self.jobs],
-            "checkpoints": [] if known is None else [one.document() for one in self.checkpoints],
-            "slowest_requests": []
-            if known is None or self.requests is None
-            else [one.document() for one in self.requests.slowest],
+        told = {"at": round(self.at, 3), "state": self.state, "problem": self.problem}
+        if known is None:
+            return told | dict.fromkeys(_OF_STATUS) | {name: [] for name in _LISTS}
+        gateway, pending, rates = known.gateway, known.writeback, self.rates
+        health = {
+            "processes": [one.document() for one in gateway.processes] if gateway is not None else [],
+            "origin_reachable": known.origin.reachable,
+            "origin_problem": known.origin.problem,
+            "cache_disk": known.cache.disk.state,
         }
+        unflushed = None
+        if pending is not None:
+            age_seconds = self.oldest_age_seconds(pending)
+            unflushed = pending.model_dump(include=_UNFLUSHED) | {
+                "oldest_age_seconds": None if age_seconds is None else round(age_seconds, 1)
+            }
+        of_status = (
+            health,
+            rates.per_second() if rates is not None else None,
+            rates.request_seconds if rates is not None else None,
+            rates.hit_ratio if rates is not None else None,
+            known.cache.hit_ratio,
+            {"used_bytes": known.cache.usage_bytes, "capacity_bytes": known.cache.capacity_bytes},
+            unflushed,
+        )
+        slowest = self.requests.slowest if self.requests is not None else []
+        lists: tuple[Sequence[to.Document], ...] = (self.slots, self.jobs, self.checkpoints, slowest)
+        told |= dict(zip(_OF_STATUS, of_status, strict=True))
+        return told | {name: [one.document() for one in found] for name, found in zip(_LISTS, lists, strict=True)}
+
+    def oldest_age_seconds(self, pending: to.Writeback) -> float | None:
+        oldest_at = pending.oldest_acknowledged_at
+        return None if oldest_at is None else max(0.0, self.at - oldest_at)
 
 
-def _latest(found: list[Checkpoint]) -> list[Checkpoint]:
+_OF_STATUS = ("health", "per_second", "request_seconds", "hit_ratio", "hit_ratio_since_start", "cache", "unflushed")
+_LISTS = ("slots", "jobs", "checkpoints", "slowest_requests")
+
+
+def _latest(found: list[to.Checkpoint]) -> list[to.Checkpoint]:
     """What is not durable first, then the latest."""
-    return sorted(found, key=lambda one: (one.state == "durable", -one.last_at))[:CHECKPOINTS_MAX]
+    return sorted(found, key=lambda one: (one.state == "durable", -(one.last_at or 0.0)))[:CHECKPOINTS_MAX]
 
 
 class Watch:
@@ -174,54 +163,42 @@ class Watch:
         self._last = Figures(time.time())
         self._counters: tuple[float, float, dict[str, float]] | None = None
         """When they were taken, of the gateway that was started when, and they."""
-        self._slots: list[Slot] = []
+        self._slots: list[to.Slot] = []
         self._slots_come = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
 
     async def take(self, *, whole: bool = False) -> Figures:
         """The figures of now, or why there are none; with `whole`, once those of slots have come, too."""
-        from gateway.admin.client import CheckpointPage, JobList, RecentRequests, Status
+        from gateway.api import documents as to
 
         if self._following is None:
             self._following = asyncio.create_task(self._follow_slots(), name="slots")
         try:
-            status, exposition = await asyncio.gather(
-                self._client.get("/api/v1/status", Status), self._client.text("/metrics")
+            status, requests, exposition = await asyncio.gather(
+                self._client.get("/api/v1/status", to.Status),
+                self._client.get(f"/api/v1/requests?limit={REQUESTS_MAX}", to.RecentRequests),
+                self._client.text("/metrics"),
             )
         except AdminPortError as error:
             self._counters = None
-            last = self._last
-            self._last = Figures(
-                time.time(),
-                str(error),
-                last.answered_at,
-                last.status,
-                last.slots,
-                last.jobs,
-                last.checkpoints,
-                last.requests,
-            )
+            self._last = replace(self._last, at=time.time(), problem=str(error), rates=None)
             return self._last
         if whole:
             await self._slots_come.wait()
         at = time.time()
         try:
-            jobs = (await self._client.get("/api/v1/jobs", JobList)).jobs
-            page = await self._client.get(f"/api/v1/checkpoints?limit={_CHECKPOINTS_READ}", CheckpointPage)
+            jobs = (await self._client.get("/api/v1/jobs", to.Jobs)).jobs
+            page = await self._client.get(f"/api/v1/checkpoints?limit={_CHECKPOINTS_READ}", to.Checkpoints)
         except AdminPortError:  # the cache directory is not open, which the status says
-            jobs, checkpoints = [], list["Checkpoint"]()
+            jobs, checkpoints = [], list[to.Checkpoint]()
         else:
             checkpoints = _latest(page.checkpoints)
-        try:
-            requests = await self._client.get(f"/api/v1/requests?limit={REQUESTS_MAX}", RecentRequests)
-        except AdminPortError:  # an older gateway
-            requests = None
         self._last = Figures(
             at, None, at, status, self._slots, jobs, checkpoints, requests, self._rates(status, counters(exposition))
         )
         return self._last
 
-    def _rates(self, status: Status, now: dict[str, float]) -> Rates | None:
+    def _rates(self, status: to.Status, now: dict[str, float]) -> Rates | None:
         before, at = self._counters, time.monotonic()
         started_at = status.gateway.started_at if status.gateway is not None else 0.0
         self._counters = at, started_at, now
@@ -231,11 +208,11 @@ class Watch:
 
     async def _follow_slots(self) -> None:
         """Its answer takes a second each time: nothing else waits for it."""
-        from gateway.admin.client import Slots
+        from gateway.api import documents as to
 
         while True:
             try:
-                self._slots = (await self._client.get("/api/v1/slots", Slots)).slots
+                self._slots = (await self._client.get("/api/v1/slots", to.Slots)).slots
             except AdminPortError:
                 self._slots_come.set()  # there are none: that is all that is known
                 await asyncio.sleep(_SLOTS_AGAIN_SECONDS)

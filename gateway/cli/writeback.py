@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import orjson
 import typer
@@ -23,10 +23,13 @@ from gateway.cli.common import (
     printable,
 )
 from gateway.cli.export import export
-from gateway.cli.tables import NOTHING, Column, Row, print_table
+from gateway.cli.tables import NOTHING, Column, Columns, print_table, some_bytes_text
 
 if TYPE_CHECKING:
-    from gateway.admin.client import AdminClient, OpenUpload, PendingObject
+    from gateway.admin.client import AdminClient
+    from gateway.api import documents as to
+
+    Entry = TypeVar("Entry", to.PendingObject, to.OpenUpload)
 
 app = typer.Typer(
     name="writeback", help="Look at writes that the bucket lacks, and decide about them.", no_args_is_help=True
@@ -43,7 +46,7 @@ _ABORTED_AT_ONCE = 20
 _TO_BE_DECIDED = ("conflict", "damaged")
 
 
-class Decision(StrEnum):
+class ConflictDecision(StrEnum):
     """As the admin port knows them."""
 
     KEEP_OURS = "keep-ours"
@@ -54,7 +57,7 @@ class Decision(StrEnum):
 PrefixArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="All keys with this prefix.")]
 ObjectArgument = Annotated[str, typer.Argument(metavar="s3://BUCKET/KEY", help="The object.")]
 DecisionArgument = Annotated[
-    Decision,
+    ConflictDecision,
     typer.Argument(
         metavar="keep-ours|keep-theirs|discard",
         help="keep-ours: overwrite what others wrote, or send a manifest without its files. keep-theirs, discard: give "
@@ -93,61 +96,54 @@ def list_(
     _check(prefix)
     client = admin_client(admin_url, config)
     if uploads:
-        _list_uploads(client, prefix, limit, json=json)
+        _list(client.open_uploads(prefix), limit, "open upload", _UPLOADS, json=json)
     else:
         _list_objects(client, prefix, limit, problems=problems, json=json)
 
 
 def _list_objects(client: AdminClient, prefix: str, limit: int, *, problems: bool, json: bool) -> None:
-    found = client.pending_objects(prefix, problems=problems)
-    count = size_bytes = undecided = 0
+    undecided = 0
 
-    def counting() -> Iterator[PendingObject]:
-        nonlocal count, size_bytes, undecided
-        for one in islice(found, limit or None):
-            count, size_bytes = count + 1, size_bytes + one.bytes
-            undecided += one.state in _TO_BE_DECIDED
-            yield one
+    def style(one: to.PendingObject) -> str:
+        nonlocal undecided
+        undecided += one.state in _TO_BE_DECIDED
+        return "red" if one.state in _TO_BE_DECIDED else ""
 
+    _list(client.pending_objects(prefix, problems=problems), limit, "object", _OBJECTS, style, json=json)
     if json:
-        _print_lines(counting())
-    else:
-        print_table(_OBJECTS, (_object_row(one) for one in counting()))
-        typer.echo(f"{counted(count, 'object')}, {size_text(size_bytes)}", err=True)
-        if undecided:
-            typer.echo(f"{undecided:,} {are(undecided)} yours to decide: forebay writeback resolve --help", err=True)
-    _tell_more(found)
-    if not json:
-        left = client.open_upload_count(prefix)
-        if left.open_uploads:
-            typer.echo(f"{no_objects_yet_text(left.model_dump())}: --uploads shows them", err=True)
+        return
+    if undecided:
+        typer.echo(f"{undecided:,} {are(undecided)} yours to decide: forebay writeback resolve --help", err=True)
+    left = client.flush_progress(prefix, 0)
+    if left.open_uploads:
+        typer.echo(f"{no_objects_yet_text(left)}: --uploads shows them", err=True)
 
 
-def _list_uploads(client: AdminClient, prefix: str, limit: int, *, json: bool) -> None:
-    found = client.open_uploads(prefix)
+def _list(
+    found: Iterator[Entry],
+    limit: int,
+    noun: str,
+    columns: Columns[Entry],
+    style: Callable[[Entry], str] = lambda _: "",
+    *,
+    json: bool,
+) -> None:
+    """Print the first of them as they come, then their sum, and whether there are more."""
     count = size_bytes = 0
 
-    def counting() -> Iterator[OpenUpload]:
+    def counting() -> Iterator[Entry]:
         nonlocal count, size_bytes
         for one in islice(found, limit or None):
             count, size_bytes = count + 1, size_bytes + one.bytes
             yield one
 
     if json:
-        _print_lines(counting())
+        for one in counting():
+            sys.stdout.buffer.write(orjson.dumps(one.document()) + b"\n")
     else:
-        print_table(_UPLOADS, (_upload_row(one) for one in counting()))
-        typer.echo(f"{counted(count, 'open upload')}, {size_text(size_bytes)}", err=True)
-    _tell_more(found)
-
-
-def _print_lines(found: Iterator[PendingObject] | Iterator[OpenUpload]) -> None:
-    for one in found:
-        sys.stdout.buffer.write(orjson.dumps(one.document()) + b"\n")
-
-
-def _tell_more(rest: Iterator[object]) -> None:
-    if next(rest, None) is not None:
+        print_table(columns, counting(), style)
+        typer.echo(f"{counted(count, noun)}, {size_text(size_bytes)}", err=True)
+    if next(found, None) is not None:
         typer.echo("there are more: --limit 0 shows them all", err=True)
 
 
@@ -167,11 +163,11 @@ def resolve(
     """
     _check(name)
     client = admin_client(admin_url, config)
-    sequence = _confirmed(client, name) if decision is not Decision.KEEP_OURS and not yes else None
+    sequence = _confirmed(client, name) if decision is not ConflictDecision.KEEP_OURS and not yes else None
     answer = client.resolve(name, decision.value, sequence)
     if json:
         print_json(answer.document())
-    elif decision is Decision.KEEP_OURS:
+    elif decision is ConflictDecision.KEEP_OURS:
         found = answer.etag_at_origin
         typer.echo(
             f"{printable(name)} is on its way to the origin, in place of {'nothing' if found is None else found}"
@@ -221,20 +217,20 @@ def abort(
 app.command(**explained("forebay writeback export /mnt/rescue --directory /var/lib/forebay"))(export)
 
 
-def _open_uploads(client: AdminClient, name: str, upload_id: str | None, *, under: bool) -> list[OpenUpload]:
+def _open_uploads(client: AdminClient, name: str, upload_id: str | None, *, under: bool) -> list[to.OpenUpload]:
     """The open uploads that are meant, those of one key or of all under a prefix."""
     return [
         one for one in client.open_uploads(name) if (under or one.url == name) and upload_id in (None, one.upload_id)
     ]
 
 
-def _confirm_abort(uploads: list[OpenUpload]) -> None:
-    """Have somebody at a terminal agree, who sees them."""
+def _confirm_abort(uploads: list[to.OpenUpload]) -> None:
+    """Ask a user at a terminal, who sees the uploads, to agree."""
     if not sys.stdin.isatty():
         raise typer.BadParameter("it gives up parts that clients have sent: --yes is needed where nobody can be asked")
     if not uploads:
         return
-    print_table(_UPLOADS, (_upload_row(one) for one in uploads[:_SHOWN_MAX]))
+    print_table(_UPLOADS, uploads[:_SHOWN_MAX])
     if len(uploads) > _SHOWN_MAX:
         typer.echo(f"and {len(uploads) - _SHOWN_MAX:,} more")
     size_bytes = sum(one.bytes for one in uploads)
@@ -247,13 +243,13 @@ def _check(name: str) -> None:
 
 
 def _confirmed(client: AdminClient, name: str) -> int | None:
-    """The number of the object that somebody at a terminal agrees to give up."""
+    """Return the number of the object that a user at a terminal agrees to give up."""
     if not sys.stdin.isatty():
         raise typer.BadParameter("it gives up what only this node has: --yes is needed where nobody can be asked")
     one = next((one for one in client.pending_objects(name) if one.url == name), None)
     if one is None:
         fail(f"nothing is pending under {printable(name)}")
-    print_table(_OBJECTS, [_object_row(one)])
+    print_table(_OBJECTS, [one])
     _agree(f'Only this node has these bytes. Type "{_WORDS}" to give them up')
     return one.sequence
 
@@ -263,38 +259,20 @@ def _agree(question: str) -> None:
         raise typer.Abort
 
 
-_OBJECTS = (
-    Column("state"),
-    Column("age", right=True, rank=1),
-    Column("size", right=True),
-    Column("sent", right=True, rank=2),
-    Column("failures", right=True, rank=3),
-    Column("object", shortened=True),
-    Column("reason", shortened=True, rank=4),
+_OBJECTS: Columns[to.PendingObject] = (
+    Column("state", lambda one: one.state),
+    Column("age", lambda one: age_text(one.acknowledged_at), right=True, rank=1),
+    Column("size", lambda one: "deletion" if one.deleted else size_text(one.bytes), right=True),
+    Column("sent", lambda one: some_bytes_text(one.bytes_sent), right=True, rank=2),
+    Column("failures", lambda one: f"{one.failures:,}" if one.failures else NOTHING, right=True, rank=3),
+    Column("object", lambda one: printable(one.url), shortened=True),
+    Column("reason", lambda one: printable(one.reason or NOTHING), shortened=True, rank=4),
 )
-_UPLOADS = (
-    Column("age", right=True),
-    Column("last part", right=True, rank=2),
-    Column("parts", right=True, rank=1),
-    Column("size", right=True),
-    Column("object", shortened=True),
-    Column("upload id", shortened=True, rank=3),
+_UPLOADS: Columns[to.OpenUpload] = (
+    Column("age", lambda one: age_text(one.initiated_at), right=True),
+    Column("last part", lambda one: age_text(one.touched_at), right=True, rank=2),
+    Column("parts", lambda one: f"{one.parts:,}", right=True, rank=1),
+    Column("size", lambda one: size_text(one.bytes), right=True),
+    Column("object", lambda one: printable(one.url), shortened=True),
+    Column("upload id", lambda one: one.upload_id, shortened=True, rank=3),
 )
-
-
-def _object_row(one: PendingObject) -> Row:
-    cells = [
-        one.state,
-        age_text(one.acknowledged_at),
-        "deletion" if one.deleted else size_text(one.bytes),
-        size_text(one.bytes_sent) if one.bytes_sent else NOTHING,
-        f"{one.failures:,}" if one.failures else NOTHING,
-        printable(one.url),
-        printable(one.reason) if one.reason else NOTHING,
-    ]
-    return Row(cells, "red" if one.state in _TO_BE_DECIDED else "")
-
-
-def _upload_row(one: OpenUpload) -> Row:
-    ages = [age_text(one.initiated_at), age_text(one.touched_at)]
-    return Row([*ages, f"{one.parts:,}", size_text(one.bytes), printable(one.url), one.upload_id])

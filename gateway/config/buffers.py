@@ -15,9 +15,9 @@ from gateway.core.errors import ConfigError
 _OF_BUFFERS = ("buffer_bytes", "checkpoints", "upload_expiry_seconds")
 
 _OF_WRITE_BACK = (
-    "buffer_full",
-    "exposure_bytes_max",
-    "exposure_age_seconds_max",
+    "when_buffer_full",
+    "unflushed_bytes_max",
+    "unflushed_age_seconds_max",
     "order",
     "markers",
     "manifests",
@@ -28,7 +28,7 @@ _OF_WRITE_BACK = (
 
 
 def buffer_problems(settings: Settings) -> Iterator[ConfigError]:
-    """Settings that would do nothing, and a disk that could never hold what is promised."""
+    """Report settings that would do nothing, and a disk that could never hold what is promised."""
     for i, slot in enumerate(settings.slots):
         refused = {name: "needs write = back" for name in _OF_WRITE_BACK if slot.write != "back"}
         if not slot.is_buffered:
@@ -57,7 +57,7 @@ def buffer_problems(settings: Settings) -> Iterator[ConfigError]:
 
 
 def not_fitting(settings: Settings) -> list[str]:
-    """A warning where the disk has too little. No refusal: acknowledged writes may wait there."""
+    """Return a warning if the disk has too little. No refusal: acknowledged writes may wait there."""
     buffers_bytes = _buffers_bytes(settings)
     directory, wanted_bytes = settings.cache.directory, settings.cache.capacity_bytes + buffers_bytes
     disk = disk_usage(directory)
@@ -80,7 +80,7 @@ _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
 def not_lasting(settings: Settings) -> list[str]:
-    """A warning where the directory is said to outlive a restart, and lies in memory."""
+    """Return a warning if the directory should outlive a restart, but is in memory."""
     kind = file_system_kind(settings.cache.directory) if settings.cache.persistent else ""
     if kind not in _IN_MEMORY:
         return []
@@ -91,7 +91,7 @@ def not_lasting(settings: Settings) -> list[str]:
 
 
 def file_system_kind(directory: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """The type of the file system that a directory lies on, or will; empty where the system does not tell."""
+    """Return the type of the file system that a directory is on, or will be; empty if the system does not say."""
     try:
         path = os.path.realpath(directory)
         lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()

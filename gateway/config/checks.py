@@ -29,14 +29,14 @@ BLOCKS_MIN = 8
 
 
 RESERVED_CALLERS = ("none", "anonymous", "gateway", "admin", "signal", "(gone)")
-"""Who is no credential, in metrics and the audit log."""
+"""Names in metrics and the audit log that stand for no credential."""
 
 RESERVED_SLOTS = ("default", "none")
-"""What is in no slot of the configuration, and what is in none at all, in metrics and the access log."""
+"""Names in metrics and the access log for requests in no configured slot, and in none at all."""
 
 
 def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigError]:
-    """Every problem that single values do not show."""
+    """Return every problem that single values do not show."""
     rules: tuple[Callable[[Settings], Iterator[ConfigError]], ...] = (
         _listening,
         _certificate,
@@ -65,7 +65,7 @@ def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigErro
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine can reach a listener on `host`."""
+    """Return whether only this machine can reach a listener on `host`."""
     if host == "localhost":
         return True
     try:
@@ -243,7 +243,7 @@ def _log_files(settings: Settings) -> Iterator[ConfigError]:
 
 
 def _is_same_file(one: Path, other: Path) -> bool:
-    """By whatever names, also where it is not there yet."""
+    """Compare by all names, even of a file that does not exist yet."""
     with suppress(OSError):
         return one.samefile(other)
     return one.name == other.name and one.parent.resolve() == other.parent.resolve()
@@ -422,7 +422,7 @@ def _rate(bytes_per_second: int) -> str:
     return f"{format_size(bytes_per_second)}/s"
 
 
-_INDEX_KEYS = ("index_refresh_seconds", "index_listers", "index_inventory")
+_INDEX_KEYS = ("index_refresh_seconds", "index_concurrency", "index_inventory")
 
 
 def _indexes(settings: Settings) -> Iterator[ConfigError]:
@@ -451,8 +451,8 @@ def _indexes(settings: Settings) -> Iterator[ConfigError]:
 
 
 def not_in_force(settings: Settings) -> list[str]:
-    """One loud warning per key that is set and does nothing, in this version or without another one, or that nobody can
-    promise to keep."""
+    """Return one loud warning per key that is set and does nothing, in this version or without another key, or that
+    cannot be guaranteed."""
     origin = settings.origin
     link = (origin.read_bandwidth_bytes_per_second, origin.write_bandwidth_bytes_per_second)
     is_link_known = any(one is not None for one in link)
@@ -484,7 +484,7 @@ def not_in_force(settings: Settings) -> list[str]:
 
 
 def not_protected(settings: Settings) -> list[str]:
-    """Warnings about ports that everybody can use."""
+    """Return warnings about ports that anyone can use."""
     warnings = []
     if not is_loopback(settings.server.host) and _unchecked(settings):
         warnings.append(
@@ -515,7 +515,7 @@ _TO_OTHERS = stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
 
 
 def not_private(settings: Settings) -> list[str]:
-    """Warnings about files of secrets that others may read or change. A group may read them, as in a pod."""
+    """Return warnings about files of secrets that others may read or change. A group may read them, as in a pod."""
     files = {
         "server.key_file": settings.server.key_file.path if settings.server.key_file is not None else None,
         "origin.secret_access_key_file": settings.origin.secret_access_key_file,
@@ -535,7 +535,7 @@ def not_private(settings: Settings) -> list[str]:
 
 
 def own_address_problem(settings: Settings, environment: Mapping[str, str]) -> ConfigError | None:
-    """The gateway as its own origin would forward every request to itself."""
+    """Report a gateway that is its own origin: it would forward every request to itself."""
     for i, bucket in enumerate(settings.buckets):
         if bucket.endpoint_url != settings.origin.endpoint_url and _is_own_address(settings, bucket.endpoint_url):
             return ConfigError(
@@ -574,7 +574,7 @@ def _port(given: int | None, scheme: str) -> int:
 
 
 def _reaches(origin_host: str, own_host: str) -> bool:
-    """Whether a connection to `origin_host` may end at a listener on `own_host` (the ports are equal already)."""
+    """Return whether a connection to `origin_host` may end at a listener on `own_host`; the ports are equal."""
     own = _addresses(own_host)
     for address in _addresses(origin_host):
         target = "127.0.0.1" if address == "0.0.0.0" else "::1" if address == "::" else address

@@ -16,13 +16,13 @@ from gateway.config.settings import CacheSettings, OriginSettings, Settings
 from gateway.core.errors import ConfigError
 
 CAPACITY_SHARE = 0.5
-"""Of what the file system has free or the cache already holds, where `cache.capacity` is omitted."""
+"""The share of the file system's free and cached bytes for the cache, if `cache.capacity` is omitted."""
 
 USUAL_BUFFER_BYTES_MIN = 64 * 2**20
-"""Of a buffer of which nothing is said: a few parts of several uploads at once."""
+"""The least buffer without a setting: a few parts of several uploads at once."""
 
 BUFFERS_SHARE = 0.25
-"""Of the cache's capacity, and besides it, for all write-back buffers together, where `buffer` of a slot is omitted."""
+"""The share of the cache's capacity, besides it, for all write-back buffers, if a slot's `buffer` is omitted."""
 
 
 class DiskUsage(NamedTuple):
@@ -34,7 +34,7 @@ class DiskUsage(NamedTuple):
 
 
 def complete(settings: Settings, environment: Mapping[str, str], running: Settings | None = None) -> Settings:
-    """`settings` with no value omitted any more; the cache's capacity is that of `running` then."""
+    """Return `settings` with all omitted values filled in; the cache's capacity is then that of `running`."""
     cache = _cache(settings.cache, environment, running)
     origin = _origin(settings.origin, environment)
     return settings.model_copy(
@@ -49,8 +49,8 @@ def complete(settings: Settings, environment: Mapping[str, str], running: Settin
 
 
 def _with_buffers(slots: Sequence[SlotSettings], cache: CacheSettings) -> list[SlotSettings]:
-    """A part for each slot that writes back, whether it says its own or not: what one says changes no other's, as long
-    as all of them fit on the disk."""
+    """Give each slot that writes back a part, with or without a size of its own: one's setting changes no other's, as
+    long as all fit on the disk."""
     of_back = [slot.buffer_bytes for slot in slots if slot.is_buffered]
     if None not in of_back:
         return list(slots)
@@ -85,21 +85,21 @@ def _bucket(bucket: BucketSettings, origin: OriginSettings) -> BucketSettings:
 
 
 def _with_sts(credential: OriginCredentialSettings, environment: Mapping[str, str]) -> OriginCredentialSettings:
-    """AWS_ENDPOINT_URL is not asked: it says where S3 is, which on a node of ours is this gateway."""
+    """AWS_ENDPOINT_URL is ignored: it names S3's place, which on a node of ours is this gateway."""
     if credential.role_arn is None or credential.sts_endpoint_url:
         return credential
     return credential.model_copy(update={"sts_endpoint_url": environment.get("AWS_ENDPOINT_URL_STS") or None})
 
 
 def aws_endpoint_variable(environment: Mapping[str, str]) -> str | None:
-    """The AWS variable that names the endpoint for S3; None: none does."""
+    """Return the AWS variable that names the endpoint for S3, or None."""
     if environment.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
         return None
     return next((name for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if environment.get(name)), None)
 
 
 def aws_endpoint_url(environment: Mapping[str, str]) -> str:
-    """The endpoint that the AWS variables name for S3, or nothing."""
+    """Return the endpoint that the AWS variables name for S3, or nothing."""
     variable = aws_endpoint_variable(environment)
     return "" if variable is None else environment[variable]
 
@@ -134,8 +134,8 @@ def _expanded(directory: Path) -> Path:
 
 
 def disk_usage(directory: Path) -> DiskUsage | None:
-    """What the file system of a directory holds, also where the directory itself is not made yet; None where nobody can
-    say now: whoever opens it says what is wrong with it."""
+    """Return the usage of a directory's file system, even before the directory exists; None if it cannot be read: the
+    code that opens it reports the fault."""
     try:
         existing = next(path for path in (directory, *directory.parents) if path.exists())
         return DiskUsage(*shutil.disk_usage(existing))
@@ -144,7 +144,7 @@ def disk_usage(directory: Path) -> DiskUsage | None:
 
 
 def _share_of_disk(directory: Path, block_size_bytes: int) -> int:
-    """Counting what the cache holds already keeps the figure the same over restarts."""
+    """Count the cached bytes too, so that the figure stays the same over restarts."""
     least_bytes = 8 * block_size_bytes
     disk = disk_usage(directory)
     try:

@@ -66,7 +66,7 @@ class CallerLimitSettings(Section):
 
 
 _WORD = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$"
-"""What SDKs take for an app id: the characters of a token (RFC 9110, 5.6.2)."""
+"""The form of an app id in SDKs: the characters of a token (RFC 9110, 5.6.2)."""
 
 
 class CallerClassSettings(CallerLimitSettings):
@@ -135,7 +135,7 @@ class CredentialSettings(CallerLimitSettings):
         return self.secret_access_key.get_secret_value()
 
 
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
 class OriginCredentialSettings(Section):
@@ -144,7 +144,7 @@ class OriginCredentialSettings(Section):
     name: str = setting(
         help="Name that `origin_credentials` of buckets and slots refers to.",
         allowed="letters, digits, `-`, `_`, `.`; at most 64; unique",
-        pattern=_NAME,
+        pattern=NAME,
     )
     access_key_id: str | None = setting(
         None,
@@ -245,7 +245,7 @@ class BucketSettings(Section):
         None,
         "Which of [[origin_credentials]] signs requests to the bucket. Omitted: the key of [origin].",
         allowed="the name of one of [[origin_credentials]]",
-        pattern=_NAME,
+        pattern=NAME,
     )
 
 
@@ -266,7 +266,7 @@ class SlotSettings(Section):
         "Which of [[origin_credentials]] signs requests to the origin about keys of the slot. Omitted: those of the "
         "slot around it (with a shorter prefix), of the bucket, or the key of [origin].",
         allowed="the name of one of [[origin_credentials]]",
-        pattern=_NAME,
+        pattern=NAME,
     )
     mode: Literal["read-only", "read-write"] = setting(
         "read-write", "A read-only slot refuses every request that is not a read.", allowed="read-only or read-write"
@@ -334,7 +334,7 @@ class SlotSettings(Section):
         ge=1,
         le=365 * 86400,
     )
-    index_listers: int = setting(
+    index_concurrency: int = setting(
         32,
         "LIST requests to the origin at the same time during a crawl.",
         allowed="1 to 256; needs index = true",
@@ -380,7 +380,7 @@ class SlotSettings(Section):
         None,
         "Forebay serves larger objects and does not cache them. Omitted: it caches objects of every size.",
         allowed='a size, such as "10GiB"',
-        toml="kept_object_size",
+        toml="max_cached_object_size",
         gt=0,
     )
     read_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
@@ -431,26 +431,26 @@ class SlotSettings(Section):
         toml="buffer",
         ge=BUFFER_BYTES_MIN,
     )
-    buffer_full: Literal["through", "slow-down"] = setting(
+    when_buffer_full: Literal["through", "slow-down"] = setting(
         "through",
         "What happens to writes while the buffer is full. `through`: Forebay acknowledges them when the origin has "
         "them. `slow-down`: they wait up to 20 seconds for room, then get 503 SlowDown.",
         allowed="through or slow-down; needs write = back",
     )
-    exposure_bytes_max: SizeBytes | None = setting(
+    unflushed_bytes_max: SizeBytes | None = setting(
         None,
         "While this node has more acknowledged bytes than this that the origin lacks, writes go through. Omitted: the "
         "buffer is the only limit.",
         allowed='a size, such as "50GiB"; needs write = back',
-        toml="exposure",
+        toml="max_unflushed_bytes",
         gt=0,
     )
-    exposure_age_seconds_max: DurationSeconds | None = setting(
+    unflushed_age_seconds_max: DurationSeconds | None = setting(
         None,
         "While a write that Forebay acknowledged longer ago than this has not reached the origin, writes go through. "
         "Omitted: no limit.",
         allowed="1s to 365d; needs write = back",
-        toml="exposure_age",
+        toml="max_unflushed_age",
         ge=1,
         le=365 * 86400,
     )
@@ -521,12 +521,12 @@ class SlotSettings(Section):
 
     @property
     def is_buffered(self) -> bool:
-        """Whether writes are acknowledged when this node's disk has them."""
+        """Return whether writes are acknowledged when this node's disk has them."""
         return self.write != "through"
 
     @property
     def index_refresh_in_force_seconds(self) -> float | None:
-        """What holds where `index_refresh` is omitted, too. None: never."""
+        """Return the interval that applies, even if `index_refresh` is omitted. None: never."""
         if self.index_refresh_seconds is not None or self.consistency_in_force == "immutable":
             return self.index_refresh_seconds
         return self.metadata_ttl_seconds / 2

@@ -37,6 +37,9 @@ class CommandEnvironment(dict[str, str]):
         self.options = {variable: option for variable, (option, _) in given.items()}
 
 
+_PLACE = re.compile("[0-9]{1,6}")
+
+
 def merge_environment(document: dict[str, object], environment: Mapping[str, str]) -> tuple[list[str], Sources]:
     """Lay the variables over `document`, in place. Returns warnings about variables that mean nothing, and where the
     values of the others went.
@@ -55,7 +58,7 @@ def merge_environment(document: dict[str, object], environment: Mapping[str, str
             if "__" in name or name in _LISTS:
                 path = name.lower().split("__")
                 _assign(document, variable, path, environment[variable])
-                sources[dotted([int(part) if part.isdecimal() else part for part in path])] = options.get(
+                sources[dotted([int(part) if _PLACE.fullmatch(part) else part for part in path])] = options.get(
                     variable, variable
                 )
             elif not _is_service_link(name, environment[variable]):
@@ -96,11 +99,11 @@ def _assign(document: dict[str, object], variable: str, path: list[str], text: s
         elif following is None:
             here[part] = _value(variable, path, text)
         else:
-            here = here.setdefault(part, [] if following.isdecimal() else {})
+            here = here.setdefault(part, [] if _PLACE.fullmatch(following) else {})
 
 
 def _place_in(entries: list[Any], variable: str, part: str, text: str, *, last: bool) -> Any:
-    if not part.isdecimal() or int(part) > len(entries):
+    if not _PLACE.fullmatch(part) or int(part) > len(entries):
         allowed = f"the number in its name must be 0 to {len(entries)}: there are {len(entries)} entries so far"
         raise ConfigError(variable, Hidden(), allowed)
     if last:
@@ -125,7 +128,7 @@ def _value(variable: str, path: list[str], text: str) -> object:
 def _is_list(path: list[str]) -> bool:
     annotation: object = Settings
     for part in path:
-        if part.isdecimal():
+        if _PLACE.fullmatch(part):
             continue
         model = table_of(annotation)
         fields = model.model_fields if model else {}

@@ -1,8 +1,9 @@
-"""What settings are made of: the field with its help and range, and the types that parse sizes, durations and names."""
+"""The parts of settings: the field with its help and range, and the types that parse sizes, durations and names."""
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -63,7 +64,7 @@ def _bearer_token(value: SecretStr) -> SecretStr:
 
 
 BearerToken = Annotated[SecretStr, AfterValidator(_bearer_token)]
-"""What goes as it is into a header `Authorization: Bearer …` (RFC 6750, but for spaces), and cannot be guessed."""
+"""A value for a header `Authorization: Bearer …` (RFC 6750, without spaces) that cannot be guessed."""
 
 
 def _pem_file(value: object) -> PemFile:
@@ -104,7 +105,7 @@ def host_name(value: str) -> str:
 
 
 class NoPattern(ValueError):
-    """What is no pattern of keys; the message says why."""
+    """A value that is no pattern of keys; the message says why."""
 
 
 def power_of_two(value: int) -> int:
@@ -163,7 +164,21 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_number(cls, value: object, info: ValidationInfo) -> object:
-        """`true` is not 1."""
-        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in (int, float):
-            raise ValueError("true and false are no numbers")
+        """Refuse what only a programming language takes for a number: `true` for 1, `8.0` for 8, `1_000`, `٣`."""
+        kinds = _numbers(cls, info.field_name or "")
+        is_whole, is_odd = kinds == {"int"}, isinstance(value, bool)
+        if isinstance(value, str):
+            is_odd = bool((_NO_WHOLE_NUMBER if is_whole else _NO_NUMBER).search(value))
+        if kinds and (is_odd or (is_whole and isinstance(value, float))):
+            raise ValueError("this is no number")
         return value
+
+
+@cache
+def _numbers(section: type[Section], name: str) -> set[str]:
+    """Return which kinds of number a setting may be: `int`, `float`."""
+    return set(re.findall(r"\b(?:int|float)\b", str(section.model_fields[name].annotation)))
+
+
+_NO_NUMBER = re.compile(r"[+_]|^[-\s]|\s$|[^\x00-\x7f]")
+_NO_WHOLE_NUMBER = re.compile(rf"{_NO_NUMBER.pattern}|^\d+\.\d*$")

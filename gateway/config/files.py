@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 
 CONFIGURATION_BYTES_MAX = 4 * 2**20
@@ -10,17 +11,15 @@ CONFIGURATION_BYTES_MAX = 4 * 2**20
 SECRET_BYTES_MAX = 64 * 1024
 
 OVERLAY_BYTES_MAX = 128 * 2**20
-"""The gateway wrote it itself; but what has become of it since, nobody knows."""
-
-
-class FileTooLarge(ValueError):
-    """A file holds more than what is looked for can have: it is another one."""
+"""The gateway wrote it itself, but it may have been changed since."""
 
 
 def content_of(path: Path, bytes_max: int) -> bytes:
-    """What a file holds; OSError, FileTooLarge where that is more than `bytes_max`. Blocks."""
+    """Return what a file holds; raise OSError, or ValueError for a file that cannot be the one. Blocks."""
     with path.open("rb") as file:
         content = file.read(bytes_max + 1)
     if len(content) > bytes_max:
-        raise FileTooLarge(f"it has more than {bytes_max} bytes")
+        raise ValueError(f"it has more than {bytes_max} bytes")
+    if content.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError("it begins with a byte order mark (BOM): save it as UTF-8 without one")
     return content

@@ -1,4 +1,4 @@
-"""The settings of a process that is at work, and who is to be told when they change."""
+"""The settings of a running process, and the steps to take when they change."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Step = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryName:
-    """Memory that all processes of a gateway share: where it can be opened, and which of all that were made it is. By
-    and by a path is that of another memory; the number never is."""
+    """Memory that all processes of a gateway share: a path to open it, and its number. A path may later name another
+    memory; a number never does."""
 
     path: str
     number: int
@@ -24,10 +24,10 @@ class SharedMemoryName:
 
 
 class LiveSettings:
-    """What is in force now. Event loop only.
+    """The settings in force. Event loop only.
 
-    `bandwidth` is the memory in which all processes keep the ceilings (app/bandwidth.py), `callers` that
-    of the limits of callers, `request_rates` that of what the origin takes; None: there is none.
+    `bandwidth` is the memory of the ceilings of all processes (app/bandwidth.py), `callers` that of the limits of
+    callers, `request_rates` that of the origin's request rates; None: there is none.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class LiveSettings:
 
     @contextmanager
     def following(self, step: Step) -> Iterator[None]:
-        """While this lasts, `step` is taken after each change, in the order of these calls."""
+        """Take `step` after each change while this lasts, in the order of these calls."""
         self._steps.append(step)
         try:
             yield
@@ -59,7 +59,7 @@ class LiveSettings:
         callers: SharedMemoryName | None,
         request_rates: SharedMemoryName | None,
     ) -> None:
-        """These are in force from now on. Raises what a step raises: some parts may keep to what was before then."""
+        """Put these in force. Raises the errors of steps: some parts may then keep the earlier settings."""
         self.now, self.bandwidth, self.callers = settings, bandwidth, callers
         self.request_rates = request_rates
         for step in list(self._steps):

@@ -20,7 +20,7 @@ from gateway.config.defaults import aws_endpoint_variable, complete
 from gateway.config.entries import CredentialSettings
 from gateway.config.environment import merge_environment
 from gateway.config.fields import Section
-from gateway.config.files import CONFIGURATION_BYTES_MAX, SECRET_BYTES_MAX, FileTooLarge, content_of
+from gateway.config.files import CONFIGURATION_BYTES_MAX, SECRET_BYTES_MAX, content_of
 from gateway.config.problems import Hidden, SettingsError, allowed_of, problems_of, shown, with_tables_around
 from gateway.config.settings import Settings
 from gateway.core.errors import ConfigError
@@ -80,7 +80,7 @@ def _as_written(problem: ConfigError, document: object) -> ConfigError:
 
 def _keys(value: object, key: str = "") -> Iterator[str]:
     """Dotted keys of all values of a document, and of the tables in lists."""
-    if isinstance(value, dict):
+    if isinstance(value, dict) and (value or not key):
         for name, one in value.items():
             yield from _keys(one, f"{key}.{name}" if key else name)
     elif isinstance(value, list) and any(isinstance(one, dict) for one in value):
@@ -100,7 +100,7 @@ def _loaded(
     if more_slots:
         slots = document.get("slots", [])
         document["slots"] = [*(slots if isinstance(slots, list) else [slots]), *map(dict, more_slots)]
-    settings = complete(_with_files(_validated(document), running), environment, running)
+    settings = complete(_with_files(validated(document), running), environment, running)
     problems = check(settings, environment)
     if problems:
         raise SettingsError(problems)
@@ -127,7 +127,8 @@ def read_document(path: Path) -> dict[str, object]:
         raise SettingsError([ConfigError("config", str(path), str(error), problem=problem)]) from None
 
 
-def _validated(document: dict[str, object]) -> Settings:
+def validated(document: dict[str, object]) -> Settings:
+    """Return the settings that a document says, of which nothing was read or completed yet. SettingsError."""
     try:
         return Settings.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
@@ -135,8 +136,8 @@ def _validated(document: dict[str, object]) -> Settings:
 
 
 def _with_files(settings: Settings, running: Settings | None) -> Settings:
-    """What files hold, read; so that nobody behind this point needs to know where it came from, and all processes have
-    the same, whatever becomes of the files. Whom the gateway trusts stays as it was at the start."""
+    """Read the files named by settings, so that later code need not know the source, and all processes have the same
+    content, even if the files change. The gateway keeps trusting what it trusted at the start."""
     problems: list[ConfigError] = []
     origin, server, admin = settings.origin, settings.server, settings.admin
     known = dict[Path, PemFile]()
@@ -199,9 +200,10 @@ def _secret(table: str, section: Section, name: str, problems: list[ConfigError]
         text = content_of(file, SECRET_BYTES_MAX).decode().strip()
     except UnicodeDecodeError:  # it repeats what is in the file
         problem = "this file is not text in UTF-8"
-    except (OSError, FileTooLarge) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
-        problem = f"this file cannot be read ({why})"
+    except OSError as error:
+        problem = f"this file cannot be read ({error.strerror or type(error).__name__})"
+    except ValueError as error:
+        problem = f"this file cannot be used: {error}"
     else:
         problem = _problem_of_secret(section, name, text)
     if problem is not None:

@@ -2,9 +2,8 @@
 
     slots.json   {"format": "forebay slots 1", "slots": [{"name": …, "prefix": …, …}, …], "checksum": …}
 
-The keys of a slot are those of `[[slots]]`. Where the configuration says something of the same slot or prefix, it is in
-force, and so it is where both together cannot be: which is told each time they are read. But no slot is left out so
-that keeps callers from something.
+The keys of a slot are those of `[[slots]]`. The configuration takes precedence for the same slot or prefix, and when
+the two do not fit together; each reading reports that. But a slot that restricts callers is never left out.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ FORMAT = "forebay slots 1"
 KEYS_TOLD_MAX = 50
 
 SlotTable = Mapping[str, Any]
-"""What is said of one slot, as in the TOML file."""
+"""The keys of one slot, as in the TOML file."""
 
 
 def load_with_overlay(path: Path | None, environment: Mapping[str, str]) -> LoadedSettings:
@@ -51,9 +50,9 @@ def load_with_overlay(path: Path | None, environment: Mapping[str, str]) -> Load
 def with_overlay(
     path: Path | None, environment: Mapping[str, str], loaded: LoadedSettings, overlay: Sequence[SlotTable]
 ) -> LoadedSettings:
-    """What was `loaded` and `overlay` together; what cannot be is left out of the latter, and told.
+    """Return the settings with `overlay` added; slots that do not fit are left out, with a warning.
 
-    SettingsError where a slot would be left out that keeps callers from something: its prefix would be open to them.
+    SettingsError if a slot that restricts callers would be left out: its prefix would be open to them.
     """
     found, kept = fitting(path, environment, loaded, overlay)
     prefixes = {slot.prefix for slot in found.settings.slots}
@@ -72,7 +71,7 @@ def with_overlay(
 
 
 def _restricts(slot: SlotTable) -> bool:
-    """Whether callers may do less in a slot, or the origin is asked with another key, than around it."""
+    """Return whether callers may do less in a slot, or the origin is asked with another key, than around it."""
     return (
         slot.get("mode") == "read-only"
         or slot.get("authorization") == "origin"
@@ -84,7 +83,7 @@ def _restricts(slot: SlotTable) -> bool:
 def fitting(
     path: Path | None, environment: Mapping[str, str], loaded: LoadedSettings, overlay: Sequence[SlotTable]
 ) -> tuple[LoadedSettings, list[SlotTable]]:
-    """As `with_overlay`, and which slots of the overlay are in force then."""
+    """Do the work of `with_overlay`, and also return the overlay's slots that are then in force."""
     kept: list[SlotTable] = []
     warnings: list[str] = []
     names = {slot.name for slot in loaded.settings.slots}
@@ -117,7 +116,7 @@ def fitting(
 
 
 def read_overlay(directory: Path) -> list[SlotTable]:
-    """The slots that it names; none where there is no file. SettingsError for one that is damaged, OSError."""
+    """Return its slots; none without a file. SettingsError for a damaged one, OSError."""
     path = directory / NAME
     try:
         document = orjson.loads(content_of(path, OVERLAY_BYTES_MAX))
@@ -134,7 +133,7 @@ def read_overlay(directory: Path) -> list[SlotTable]:
 
 
 def write_overlay(directory: Path, slots: Sequence[SlotTable]) -> None:
-    """Replace it; OSError, and then it is as it was. Blocks."""
+    """Replace the file; after an OSError it is as it was. Blocks."""
     if not slots:
         remove_durably(directory / NAME)
         return
@@ -148,8 +147,8 @@ def _checksum(slots: Any) -> str:
 
 
 def changed_keys(before: Settings, after: Settings) -> list[str]:
-    """The keys of what was changed, `KEYS_TOLD_MAX` at most, without values: some are secret. Entries of lists are
-    named."""
+    """Return the keys of changed settings, `KEYS_TOLD_MAX` at most, without values: some are secret. Entries of lists
+    are named."""
     keys = [key for _, key in _changed(before, after)]
     more = len(keys) - KEYS_TOLD_MAX
     return keys if more <= 0 else [*keys[:KEYS_TOLD_MAX], f"{more} more"]
@@ -174,7 +173,7 @@ def _name_of(entry: object) -> str:
 
 
 def restart_needed(before: Settings, after: Settings) -> list[str]:
-    """The keys of what was changed and cannot be while the gateway runs."""
+    """Return the changed keys that need a restart."""
     keys = [key for which, key in _changed(before, after) if which not in _LIVE | _LIVE_LISTS]
     sizes = {slot.name: slot.block_size_bytes for slot in before.slots}
     keys += [
@@ -192,7 +191,7 @@ def restart_needed(before: Settings, after: Settings) -> list[str]:
 
 
 def _ways(settings: Settings) -> dict[str, tuple[object, ...]]:
-    """How the buckets are reached that are not reached as the origin is."""
+    """Return how the buckets are reached that are not reached as the origin."""
 
     def way(one: OriginSettings | BucketSettings) -> tuple[object, ...]:
         return one.endpoint_url, one.region, one.addressing_style, one.ca_bundle
@@ -217,4 +216,4 @@ _LIVE = frozenset(
         ("cache", "capacity_bytes"),
     }
 )
-"""What can be changed while the gateway runs, besides those lists."""
+"""Settings that can change while the gateway runs, besides those lists."""

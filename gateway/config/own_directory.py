@@ -1,4 +1,4 @@
-"""Which directory Forebay works in: the one that `cache.directory` names, or one of its own below that."""
+"""The directory in which Forebay works: the one that `cache.directory` names, or one of its own below that."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MARKS = ((LOCK_NAME, LOCK_MARK), ("blocks/FORMAT", b"forebay blocks "), ("write
 
 
 def own_directory(given: Path) -> Path:
-    """`given`, where Forebay makes it, has worked in it, or finds it empty and closed to others; else one below it.
+    """Return `given` if Forebay makes it, has worked in it, or finds it empty and closed to others; else one below it.
 
     So Forebay neither closes a directory that it did not make nor works among files of others.
     """

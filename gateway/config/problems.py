@@ -1,4 +1,4 @@
-"""What to say about settings that cannot be used: dotted key, value unless it may be secret, what is allowed."""
+"""Messages about unusable settings: dotted key, value unless it may be secret, allowed values."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ class SettingsError(ForebayError):
         self.problems = tuple(problems)
 
     def with_sources(self, sources: Mapping[str, str]) -> SettingsError:
-        """The same, each problem with what `sources` name for its key or for the nearest table around it."""
+        """Return the error with each problem's source: that of its key, or of the nearest table around it."""
         return SettingsError([_with_source(problem, sources) for problem in self.problems])
 
 
 def _with_source(problem: ConfigError, sources: Mapping[str, str]) -> ConfigError:
     source = next((sources[key] for key in with_tables_around(problem.key) if key in sources), None)
+    if source is None:  # a table as a whole: who gave something in it
+        source = next((sources[key] for key in sources if re.match(rf"{re.escape(problem.key)}[.\[]", key)), None)
     if problem.source is not None or source is None:
         return problem
     return ConfigError(problem.key, problem.value, problem.allowed, source, problem.problem)
@@ -137,7 +139,7 @@ def _allowed(location: Sequence[int | str]) -> str | None:
 
 
 def allowed_of(model: type[BaseModel], name: str) -> str:
-    """What a setting's own form, unit and range is; empty where nothing is said of that."""
+    """Return a setting's own form, unit and range; empty if none is given."""
     extra = model.model_fields[name].json_schema_extra
     return str(extra["allowed"]) if isinstance(extra, dict) and "allowed" in extra else ""
 

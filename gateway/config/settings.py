@@ -111,7 +111,7 @@ class ServerSettings(Section):
         "How long a request waits for room under the limits of its credential and class. After that it gets 503 "
         "SlowDown.",
         allowed="0s to 60s",
-        toml="caller_wait",
+        toml="caller_wait_max",
         ge=0,
         le=60,
     )
@@ -297,12 +297,12 @@ class CacheSettings(Section):
         ge=64 * 2**10,
         le=64 * 2**20,
     )
-    packed_bytes_max: SizeBytes = setting(
+    small_object_bytes_max: SizeBytes = setting(
         "1MiB",
         "Forebay packs blocks of at most this size, mostly small objects, into segment files of up to 16 MiB. 0 gives "
         "every block a file of its own.",
         allowed="0 to 1MiB",
-        toml="packed_size",
+        toml="small_object_max",
         ge=0,
         le=2**20,
     )
@@ -341,12 +341,12 @@ class CacheSettings(Section):
         allowed='at least 64KiB/s, such as "16MiB/s"',
         toml="scrub_bandwidth",
     )
-    small_answers_ttl_seconds: DurationSeconds = setting(
+    bucket_metadata_ttl_seconds: DurationSeconds = setting(
         "60s",
         "How long Forebay remembers answers about buckets: HeadBucket, location, versioning, encryption, tags, object "
         "lock. 0s: it asks the origin each time.",
         allowed="0s to 1d",
-        toml="small_answers_ttl",
+        toml="bucket_metadata_ttl",
         ge=0,
         le=86_400,
     )

@@ -1,4 +1,4 @@
-"""Which key the gateway signs with where, in words: for the start's banner, the status, and what is checked."""
+"""The gateway's signing keys by bucket and slot, in words: for the start's banner, the status, and checks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from gateway.config.settings import Settings
 
 
 class Signer(NamedTuple):
-    """A bucket or slot of which something differs from `[origin]`; `credentials` says whose key signs, and no secret.
+    """A bucket or slot that differs from `[origin]`; `credentials` says whose key signs, without a secret.
 
-    `slot` is the slot's name; None: it is a bucket's. `name` is that of the credentials, where they have one.
+    `slot` is the slot's name; None: it is a bucket's. `name` is that of the credentials, if they have one.
     """
 
     prefix: str

@@ -1,1 +1,1 @@
-"""What every layer shares: errors, the nouns, time."""
+"""The parts that every layer shares: errors, the nouns, time."""

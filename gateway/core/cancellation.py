@@ -1,6 +1,6 @@
-"""Ends work that nobody waits for any more: at any point, or only where it waits for its turn.
+"""Ends abandoned work: at any point, or only where it waits for its turn.
 
-A read may end anywhere. A write may not: what the origin or the journal has begun to carry out must be recorded to its
+A read may end anywhere. A write may not: an operation that the origin or the journal has begun must be recorded to its
 end. So a write ends only inside `turn`, the queues before it has begun. A fetch that many readers share, and that the
 origin has not been asked for yet, ends there too when its last reader leaves.
 
@@ -47,13 +47,13 @@ def register_request(*, anywhere: bool) -> None:
 
 
 def register_shared(is_abandoned: Callable[[], bool], on_end: Callable[[], None], *, anywhere: bool = False) -> None:
-    """Let the current task end when `is_abandoned`: `anywhere`, or inside `turn` only. `on_end` is called first: nobody
-    may join it then."""
+    """Let the current task end when `is_abandoned`: `anywhere`, or inside `turn` only. `on_end` is called first, so
+    that no other caller joins it."""
     _works[_current()] = _Work(is_abandoned, on_end, anywhere)
 
 
 def abandon(task: Task) -> None:
-    """The one that the task works for, or the last of them, has left."""
+    """Note that the last caller of the task has left."""
     _left.add(task)
     work = _works.get(task)
     if work is not None and not task.done() and work.is_abandoned() and (work.anywhere or work.turns):
@@ -67,7 +67,7 @@ def is_current_left() -> bool:
 
 @contextmanager
 def turn() -> Iterator[None]:
-    """What passes inside is a wait for one's turn; nothing has begun yet. ClientDisconnected when nobody waits."""
+    """Mark a wait for one's turn, before anything has begun. Raises ClientDisconnected when the work is abandoned."""
     turn_now()
     task = asyncio.current_task()
     work = _works.get(task) if task is not None else None
@@ -100,7 +100,7 @@ def _is_left(request: weakref.ref[Task]) -> bool:
 
 
 def _nothing() -> None:
-    """Nobody can join a request."""
+    """Do nothing: requests cannot be joined."""
 
 
 def _current() -> Task:
@@ -129,5 +129,5 @@ async def to_its_end(work: Future[R], stop: Callable[[], None]) -> R:
             except asyncio.CancelledError:  # once more: the answer is the same
                 continue
         if not outcome.cancelled():
-            outcome.exception()  # looked at: nobody is left to be told
+            outcome.exception()  # retrieved, as no caller is left to get it
         raise

@@ -24,7 +24,7 @@ PATTERN_LENGTH_MAX = 1024
 """No key is longer."""
 
 PATTERNS_MAX = 64
-"""Of one slot."""
+"""Limit for one slot."""
 
 SOUGHT_PARTS_MAX = 64
 """Parts of a slot's patterns that are looked for at each place of a key; a key has 512 at most."""
@@ -37,8 +37,8 @@ _DIGITS_MAX = 18
 """Numbers that SQLite can hold."""
 
 
-class Found(NamedTuple):
-    """What a pattern has found in a key: the checkpoint's prefix, its step, and the rank that wrote the object."""
+class FoundName(NamedTuple):
+    """A pattern's findings in a key: the checkpoint's prefix, its step, and the rank that wrote the object."""
 
     prefix: str
     step: int | None
@@ -46,7 +46,7 @@ class Found(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """What stands in a text at `{step}` and `{rank}`."""
+    """The numbers in a text at `{step}` and `{rank}`."""
 
     step: int | None = None
     rank: int | None = None
@@ -54,7 +54,7 @@ class Numbers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartPattern:
-    """What stands between two slashes: texts and numbers before the `*`, and behind it, if there is one."""
+    """The pattern between two slashes: texts and numbers before the `*`, and behind it, if there is one."""
 
     before: tuple[str, ...]
     behind: tuple[str, ...] | None
@@ -101,7 +101,7 @@ class CheckpointPattern:
     tail: Sequence[PartPattern | None]
     is_directory: bool
 
-    def find(self, key: str) -> Found | None:
+    def find(self, key: str) -> FoundName | None:
         """None where the key belongs to no checkpoint of this pattern."""
         parts = key.split("/")
         whole = None if self.is_directory else len(parts)
@@ -111,7 +111,7 @@ class CheckpointPattern:
         prefix = "/".join(parts[: found.parts_count]) + ("/" if self.is_directory else "")
         rest = parts[found.parts_count :]
         behind = _match(self.tail, rest, len(rest)) if self.tail else None
-        return Found(prefix, found.step, None if behind is None else behind.rank)
+        return FoundName(prefix, found.step, None if behind is None else behind.rank)
 
 
 class _Matched(NamedTuple):
@@ -141,7 +141,7 @@ def _match(patterns: Sequence[PartPattern | None], parts: Sequence[str], count: 
 
 
 def _places(patterns: Sequence[PartPattern | None], parts: Sequence[str]) -> Iterator[int]:
-    """How many parts may be skipped before these patterns: where they match, and where a number alone is too long."""
+    """Yield the numbers of parts to skip before these patterns: where they match or a number is too long."""
     text, start, skipped = "/".join(parts), 0, 0
     sought = _sought(tuple(one for one in patterns if one is not None))
     while (found := sought.search(text, start)) is not None:

@@ -30,7 +30,6 @@ class Moment:
 
     @classmethod
     def of(cls, clock: Clock) -> Self:
-        """Now."""
         return cls(clock.now(), clock.monotonic(), boot_id())
 
     def since(self, before: Moment) -> tuple[float, bool]:
@@ -49,7 +48,7 @@ class Moment:
 
 
 class Clock(Protocol):
-    """What the gateway asks of time. Durations are monotonic; only signatures and answers need the wall."""
+    """The gateway's time. Durations are monotonic; only signatures and answers need the wall."""
 
     def now(self) -> float:
         """Wall clock: seconds since 1970-01-01 UTC."""

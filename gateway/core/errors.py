@@ -4,8 +4,9 @@ ForebayError
 ├── ConfigError            a setting is wrong: names the key, the value and what is allowed
 ├── StartupError           the gateway cannot start here: the message says what to do
 ├── AdminPortError         the admin port of a running gateway does not answer, or refuses: the message says what to do
-├── S3Error                what the client is told: code, status, message (built by `s3.error_codes.s3_error`)
-├── ClientDisconnected     the client went away; nobody is left to tell
+│   └── NoAdminPort            nothing listens at its address
+├── S3Error                the client's answer: code, status, message (built by `s3.error_codes.s3_error`)
+├── ClientDisconnected     the client went away
 ├── OriginError
 │   ├── OriginUnreachable      no connection, no answer in time, or the retry budget is spent
 │   │   ├── OriginBusy         no connection to it was free in time
@@ -13,22 +14,22 @@ ForebayError
 │   │   └── OutcomeUnknown     a write that must not be repeated may have been carried out
 │   ├── OriginAnswered         the origin's own error answer, to be passed on as it is
 │   └── OriginBodyError        the origin's body was short, reset, or of another version or range
-├── PinRefused             what is pinned would overlap, or take more than there is
+├── PinRefused             the pin would overlap another, or exceed the room
 ├── SnapshotError
 │   ├── NoSuchSnapshot         there is none of that name
 │   ├── SnapshotConflict       there is one already, or it is in use
 │   └── SnapshotUnusable       it is damaged, of another version, or not of the prefix; left as it is
 ├── WritebackError
 │   ├── NothingPending         nothing of that name is pending
-│   ├── NotToBeDecided         what is pending is on its way, so that nobody is to decide about it
-│   ├── InConflict             what is pending is a conflict, which a person is to end first
+│   ├── NotToBeDecided         the pending write is on its way, so that no decision about it is possible
+│   ├── InConflict             the pending write is a conflict, which a person must end first
 │   ├── BufferUnavailable      the write-back buffer cannot take or give bytes now: nothing was acknowledged
 │   │   └── BufferRefused          … nor written down: what lies there for it may go
-│   └── BufferDamaged          what lies in the write-back buffer is not what was acknowledged: kept, never sent on
+│   └── BufferDamaged          bytes in the write-back buffer differ from those acknowledged: kept, never sent on
 └── BlockError
     ├── BlockDamaged           a block's bytes are not what was written; it is dropped and counts as a miss
     └── StoreUnavailable       the cache directory cannot be used now (ENOSPC, EIO): the origin serves
-        └── NotKept                it works, and the block is not to be kept: no room, too large, enough written today
+        └── NotKept                it works, and does not keep the block: no room, too large, enough written today
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class ConfigError(ForebayError):
     """A setting cannot be used. `key` is dotted (`cache.block_size`). A `value` of None: the setting is missing.
 
     `allowed` says what to write instead. `source` names the file, the variable or the option of the command that the
-    value came from; None: nobody gave it. `problem` says what is wrong if the key and its value do not show it.
+    value came from; None: it was not given. `problem` says what is wrong if the key and its value do not show it.
     """
 
     def __init__(
@@ -68,6 +69,10 @@ class StartupError(ForebayError):
 
 class AdminPortError(ForebayError):
     """The admin port of a running gateway does not answer, refuses what it was asked for, or cannot be understood."""
+
+
+class NoAdminPort(AdminPortError):
+    """Nothing listens at the address of the admin port."""
 
 
 class S3Error(ForebayError):
@@ -114,14 +119,14 @@ class OriginUnreachable(OriginError):
 
 
 class OriginBusy(OriginUnreachable):
-    """Nothing was asked of the origin: all connections that the caller may have were in use."""
+    """The origin was not asked: all connections that the caller may have were in use."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, may_be_done=False)
 
 
 class CredentialsUnavailable(OriginUnreachable):
-    """Nothing was asked of the origin: there is no key pair to sign with now."""
+    """The origin was not asked: there is no key pair to sign with now."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, may_be_done=False)
@@ -146,7 +151,7 @@ class OriginAnswered(OriginError):
 
 
 class OriginBodyError(OriginError):
-    """The origin's body is not what was asked for: short, reset, another version, another range."""
+    """The origin's body does not match the request: short, reset, another version, another range."""
 
 
 class WritebackError(ForebayError):
@@ -154,15 +159,15 @@ class WritebackError(ForebayError):
 
 
 class NothingPending(WritebackError):
-    """Nothing is pending under a key, or not any more."""
+    """The key has no pending write, or no longer."""
 
 
 class NotToBeDecided(WritebackError):
-    """What is pending under a key is on its way to the origin, or in another state than the decision is about."""
+    """The key's pending write is on its way to the origin, or in another state than the decision expects."""
 
 
 class InConflict(WritebackError):
-    """What is pending under a key is a conflict with what others have written: a person is to end it first."""
+    """The key's pending write conflicts with another client's: a person must end the conflict first."""
 
 
 class PartInUse(WritebackError):
@@ -199,7 +204,7 @@ NotKeptReason: TypeAlias = Literal["size", "write-budget", "room"]
 
 
 class PinRefused(ForebayError):
-    """What is pinned would overlap, or take more than there is."""
+    """The pin would overlap another, or exceed the room."""
 
 
 class SnapshotError(ForebayError):
@@ -215,11 +220,11 @@ class SnapshotConflict(SnapshotError):
 
 
 class SnapshotUnusable(SnapshotError):
-    """What lies there is not believed, and left as it is."""
+    """The snapshot is not trusted, and left as it is."""
 
 
 class NotKept(StoreUnavailable):
-    """A block that is not to be kept: its bytes go from the origin to who asked for them."""
+    """A block that the cache does not keep: its bytes go from the origin to their reader."""
 
     def __init__(self, reason: NotKeptReason, message: str) -> None:
         super().__init__(message)
@@ -229,7 +234,7 @@ class NotKept(StoreUnavailable):
 _MISTAKES = frozenset(
     {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
 )
-"""No disk comes to this by itself: somebody has named the wrong place, or set the wrong rights."""
+"""Errors that no disk causes by itself: a person has named the wrong place, or set the wrong rights."""
 
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -239,12 +244,12 @@ _NO_ROOM_OF_SQLITE = frozenset({"SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"})
 
 
 def is_mistake(error: BaseException) -> bool:
-    """Whether a directory that cannot be opened is for a person to put right: a wrong place, or wrong rights."""
+    """Return True if a person must correct the directory's place or rights."""
     return _number_of(error) in _MISTAKES
 
 
 def is_no_room(error: BaseException) -> bool:
-    """Whether the error, or what caused it, says that the disk is full."""
+    """Return True if the error, or its cause, says that the disk is full."""
     cause: BaseException | None = error
     while cause is not None:
         if getattr(cause, "sqlite_errorname", None) in _NO_ROOM_OF_SQLITE:

@@ -1,4 +1,4 @@
-"""Dataclasses that nobody changes, of which a request makes many."""
+"""Frozen dataclasses that are cheap to make: a request makes many."""
 
 from __future__ import annotations
 

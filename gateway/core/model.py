@@ -10,11 +10,11 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 from gateway.core.immutable import immutable
 
 LOCAL_EXPIRY_SECONDS = 7 * 86_400.0
-"""How long what is acknowledged and not to be sent to the origin is kept, where its slot does not say."""
+"""Seconds for which acknowledged objects that are never flushed are kept, unless their slot says otherwise."""
 
 MARKERS = (
     ".metadata",
-    ".metadata.tmp",  # PyTorch renames it: what is here still is copied here, and waits for other nodes' files here
+    ".metadata.tmp",  # PyTorch renames it: a remaining one is copied here, and waits for other nodes' files here
     "*.index.json",
     "latest*",
     "_SUCCESS",
@@ -44,13 +44,13 @@ Hugging Face datasets, Zarr and table formats tell readers that other objects ar
 
 
 MissReason: TypeAlias = Literal["first-read", "evicted", "changed", "not-kept", "expired"]
-"""Why what was asked for was not here, or not all of it, as far as this node remembers:
+"""Reason why requested bytes were not all cached, as far as this node remembers:
 
-    first-read   nothing of it was here before
-    evicted      it was here, and made room for something else, or was found damaged
-    changed      what was here is of another version
-    not-kept     it is not kept here: by its slot, or for want of room or of a disk
-    expired      what was here is older than its slot allows
+    first-read   none of it was cached before
+    evicted      it was cached, and made room for something else, or was found damaged
+    changed      the cached object is of another version
+    not-kept     it is not kept: by its slot, or for lack of room or of a disk
+    expired      the cached object is older than its slot allows
 """
 
 
@@ -66,9 +66,9 @@ class ObjectKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Homes:
-    """Where each bucket is: its own endpoint URL, else that of the origin, `main`.
+    """The home of each bucket: its own endpoint URL, else that of the origin, `main`.
 
-    The names of buckets stand for other buckets at another home: what is known of them at one is not true at the other.
+    At another home a bucket's name stands for another bucket: knowledge of the one does not apply to the other.
     """
 
     main: str
@@ -127,10 +127,10 @@ class ByteRange:
 
 
 class SpanFile(Protocol):
-    """What is known of the bytes of a file that are to be sent as they lie in it."""
+    """The bytes of a file that are sent as they lie in it."""
 
     def intact(self, offset: int, count: int) -> bool:
-        """Whether bytes of the file are still those that were checked. Never blocks."""
+        """Return True if bytes of the file are still those that were checked. Never blocks."""
 
     def stayed(self, offset: int, count: int) -> bool:
         """`intact`, for who has just taken hold of the file's pages and was told before that they are.
@@ -147,7 +147,7 @@ class SpanFile(Protocol):
 
 
 READ_SIZE_BYTES = 1024**2
-"""How much of a file is read into memory at once."""
+"""Bytes of a file that are read into memory at once."""
 
 READS_MAX = 3
 """Each is lost to a file whose bytes leave memory while they are read."""
@@ -157,9 +157,9 @@ READS_MAX = 3
 class FileSpan:
     """`count` bytes at `offset` of an open, immutable file, which need not pass through memory.
 
-    Whoever receives a span must have sent it before it asks for the next piece: the descriptor belongs to the sender.
-    The bytes are intact when it is given. Who has waited since asks `file` again before it sends more: what has left
-    memory meanwhile comes back unchecked. Without `file` there is nothing to ask.
+    A receiver must send a span before it asks for the next piece: the descriptor belongs to the giver.
+    The bytes are intact when it is given. A receiver that has waited since checks `file` again before it sends more:
+    bytes that have left memory meanwhile come back unchecked. Without `file` there is no check.
     """
 
     descriptor: int
@@ -205,10 +205,10 @@ class PinnedFileSpan:
 
 @dataclass(slots=True)
 class BorrowedBuffer:
-    """Bytes in memory that are lent to whoever sends them, until the next piece is asked for.
+    """Bytes in memory that are lent to their sender, until it asks for the next piece.
 
-    Who cannot send them all at once says in `taken` how many he has sent, all if he says nothing, and lets go of them:
-    the rest comes again with the next piece, from wherever it lies by then.
+    A sender that cannot send them all at once sets `taken` to the number sent (all by default), and releases them:
+    the rest comes again with the next piece, from its place at that time.
     """
 
     content: memoryview
@@ -223,7 +223,7 @@ BodyPiece = bytes | memoryview | FileSpan | BorrowedBuffer
 
 
 def size_of(piece: BodyPiece) -> int:
-    """How many bytes it has, or, of a buffer, its reader has taken."""
+    """Return the bytes of a piece, or, of a buffer, those that its reader has taken."""
     if isinstance(piece, FileSpan):
         return piece.count
     return piece.taken if isinstance(piece, BorrowedBuffer) else len(piece)

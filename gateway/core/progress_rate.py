@@ -1,7 +1,7 @@
-"""How fast work goes, and how long the rest takes: by what was seen of it of late. Pure.
+"""The rate of work and the time that the rest takes, from recent observations. Pure.
 
-Nothing is said of the rest before it is known. What goes on in large pieces stands still, and then jumps: one jump
-tells little, and the first one comes late.
+The time left is unknown at first. Work in large pieces stands still, and then jumps: one jump tells little, and the
+first one comes late.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from collections import deque
 from itertools import pairwise
 
 SAMPLE_SECONDS = 1.0
-"""What is seen sooner takes the place of what was seen last."""
+"""An observation within this time replaces the last one."""
 
 KNOWN_SECONDS = 5.0
-"""Nothing is said of the rest before it has gone on for so long, and has moved in MOVES_MIN looks."""
+"""Seconds of work, with MOVES_MIN moves, before the time left is given."""
 
 MOVES_MIN = 2
 
 
 class ProgressRate:
-    """Of one thing, whose bytes are noted now and then; what is older than the window does not count."""
+    """The rate of one work, whose bytes are noted now and then; observations older than the window do not count."""
 
     def __init__(self, window_seconds: float) -> None:
         self._window_seconds = window_seconds
         self._seen: deque[tuple[float, int]] = deque()
 
     def note(self, now: float, done_bytes: int) -> None:
-        """So much is done at a time of a monotonic clock. Where it was more before, it has begun anew."""
+        """Note the bytes done at a time of a monotonic clock. A smaller number than before means a new beginning."""
         seen = self._seen
         if seen and done_bytes < seen[-1][1]:
             seen.clear()
@@ -48,7 +48,7 @@ class ProgressRate:
         return (after - before) / (last - first) if last > first else None
 
     def seconds_left(self, left_bytes: int) -> float | None:
-        """How long so much takes at this rate; None while that is not known, and while nothing moves."""
+        """Return the seconds for the rest at this rate; None while unknown, and while nothing moves."""
         rate, seen = self.bytes_per_second, self._seen
         if not rate or seen[-1][0] - seen[0][0] < KNOWN_SECONDS:
             return None

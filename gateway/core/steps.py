@@ -10,10 +10,10 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 Steps = Generator[None, None, T]
-"""Work that can wait at each `yield`. What it returns is the outcome."""
+"""Work that can wait at each `yield`. Its return value is the outcome."""
 
 ENTRIES = 100
-"""Of a list, in one step."""
+"""Entries of a list in one step."""
 
 
 def at_once(steps: Steps[T]) -> T:

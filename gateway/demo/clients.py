@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from gateway.demo.stack import REGION, KeyPair
+from gateway.demo.stack import REGION, AccessKey
 
 _AWS_PREFIX = "AWS_"
 
@@ -42,7 +42,7 @@ def hit_ratio(counts: Mapping[str, int]) -> float:
     return counts.get("hit", 0) / total if total else 0.0
 
 
-def s3_client(url: str, keys: KeyPair, connections: int) -> Any:
+def s3_client(url: str, keys: AccessKey, connections: int) -> Any:
     """A boto3 client with nothing set but the endpoint: path style, SigV4, boto3's own checksums."""
     import boto3
     from botocore.config import Config

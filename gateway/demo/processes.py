@@ -19,7 +19,7 @@ _STOP_SECONDS = 10.0
 _EXCERPT_LINES = 20
 
 
-class ChildProcess:
+class DemoProcess:
     """`python -m MODULE ARGUMENTS…` in a process group of its own, so that the terminal's Ctrl-C reaches only the demo.
 
     stdout and stderr go to `log`. Raises DemoError when the child ends, or takes over a minute, before a line of its

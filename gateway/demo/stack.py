@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gateway.demo.errors import DemoError
 from gateway.demo.interruptions import Interruptions
-from gateway.demo.processes import ChildProcess
+from gateway.demo.processes import DemoProcess
 from gateway.demo.workload import CHECKPOINT_PREFIX, DATA_PREFIX, Workload
 
 REGION = "us-east-1"
@@ -27,7 +27,7 @@ _ROOM_BYTES = 3 * 1024**3  # the bucket, two caches and the checkpoint files, wi
 
 
 @dataclass(frozen=True, slots=True)
-class KeyPair:
+class AccessKey:
     """Made up for one run."""
 
     access_key_id: str
@@ -41,9 +41,9 @@ class Stack:
     bucket_url: str
     forebay_url: str
     strict_url: str
-    keys: KeyPair
+    keys: AccessKey
     directory: Path
-    processes: tuple[ChildProcess, ...]
+    processes: tuple[DemoProcess, ...]
 
     def logs(self) -> str:
         """The ends of all logs, for a failure whose place is not known."""
@@ -66,7 +66,7 @@ def _start(workload: Workload, interruptions: Interruptions, undo: ExitStack) ->
         directory = Path(tempfile.mkdtemp(prefix="forebay-demo-"))
         undo.callback(shutil.rmtree, directory)
     _require_room(directory)
-    keys = KeyPair("demo-key", secrets.token_urlsafe(24))
+    keys = AccessKey("demo-key", secrets.token_urlsafe(24))
     start = _Starter(undo, interruptions, _child_environment(directory, keys), directory)
     origin = start("origin", ["gateway.demo.origin"], _LISTENING)
     shape = [str(workload.first_byte_seconds), str(workload.connection_bytes_per_second)]
@@ -92,7 +92,7 @@ def _start(workload: Workload, interruptions: Interruptions, undo: ExitStack) ->
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    process: ChildProcess
+    process: DemoProcess
     match: re.Match[str]
 
 
@@ -107,7 +107,7 @@ class _Starter:
 
     def __call__(self, name: str, arguments: list[str], ready: re.Pattern[str]) -> _Started:
         with self.interruptions.held():
-            process = ChildProcess(name, arguments, ready, self.environment, self.directory / f"{name}.log")
+            process = DemoProcess(name, arguments, ready, self.environment, self.directory / f"{name}.log")
             self.undo.callback(process.stop)
         return _Started(process, process.wait_until_ready())
 
@@ -121,7 +121,7 @@ def _require_room(directory: Path) -> None:
         )
 
 
-def _child_environment(directory: Path, keys: KeyPair) -> dict[str, str]:
+def _child_environment(directory: Path, keys: AccessKey) -> dict[str, str]:
     """The user's environment without what would lead S3 clients elsewhere or configure Forebay otherwise."""
     kept = {name: value for name, value in os.environ.items() if not name.upper().startswith(("AWS_", "FOREBAY_"))}
     return kept | {

@@ -54,7 +54,7 @@ def sync_directory(path: Path) -> None:
 
 
 def set_aside(path: Path, size_bytes: int) -> None:
-    """Have the file system keep room for a file, and for all of one that is larger; made where it is not. OSError."""
+    """Reserve disk room for a file, and for all of a longer one; create it if missing. Raises OSError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
     try:
         os.posix_fallocate(descriptor, 0, max(size_bytes, os.fstat(descriptor).st_size))
@@ -63,9 +63,9 @@ def set_aside(path: Path, size_bytes: int) -> None:
 
 
 def check_room(directory: Path, size_bytes: int) -> None:
-    """Return when the file system of a directory takes so many bytes more: OSError when it does not.
+    """Raise OSError unless the file system of a directory takes `size_bytes` more.
 
-    Free space that the kernel tells of is no answer: a quota may allow less.
+    The kernel's free space is no answer: a quota may allow less.
     """
     with tempfile.TemporaryFile(dir=directory) as file:
         os.posix_fallocate(file.fileno(), 0, size_bytes)
@@ -85,7 +85,7 @@ def map_shared(path: Path, size_bytes: int) -> mmap.mmap:
 
 
 def set_aside_lock_file(environment: Path) -> None:
-    """Have the disk keep room for the lock file of an LMDB environment that is about to be opened. OSError.
+    """Reserve disk room for the lock file of an LMDB environment before it is opened. Raises OSError.
 
     LMDB maps it, and lets it grow by a hole: on a full disk the process that touches a page of it, as the next reader,
     would be killed. One of an earlier version that finds no room is used as it is.
@@ -93,8 +93,8 @@ def set_aside_lock_file(environment: Path) -> None:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(environment / "lock.mdb", flags, _FILE_MODE)
     try:
-        size_bytes = os.fstat(descriptor).st_size  # of one that is in use it stays
-        if size_bytes < mmap.PAGESIZE:  # new, or cut short: whoever opens it first writes it anew
+        size_bytes = os.fstat(descriptor).st_size  # an open environment's file keeps its size
+        if size_bytes < mmap.PAGESIZE:  # new, or cut short: the first opener writes it anew
             os.posix_fallocate(descriptor, 0, _LMDB_LOCK_BYTES)
         else:
             with suppress(OSError):

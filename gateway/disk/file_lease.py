@@ -1,10 +1,10 @@
 """Open files that several users share: each user holds a lease, and the last lease that ends closes the file.
 
 A descriptor is only a number. Once it is closed, the kernel gives the number to the next file that this process opens:
-whoever goes on using it reads, sends or closes somebody else's file. So nobody passes numbers around:
+a user that goes on using it reads, sends or closes another user's file. So no code passes numbers around:
 
-- A user takes a lease of his own before anything can end the one that he takes it from. A thread's lease is taken by
-  whoever hands the work to the thread, in the same call, never by the work itself when it comes to run.
+- A user takes a lease of its own before anything can end the one that it takes it from. A thread's lease is taken by
+  the code that hands the work to the thread, in the same call, never by the work itself when it comes to run.
 - A lease that has ended gives no number any more: LeaseEnded, which is a defect of this program. EBADF can then only be
   one, too, and never says anything about a disk.
 """
@@ -20,7 +20,7 @@ from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 
 
 class LeaseEnded(RuntimeError):
-    """Somebody used a lease on a file after its end."""
+    """A lease was used after its end."""
 
 
 class SharedFile:
@@ -85,7 +85,7 @@ class FileLease(Generic[F_co]):
         return FileLease(self.file)
 
     def close(self) -> None:
-        """End it. Idempotent."""
+        """End the lease; may be repeated."""
         file, self._file = self._file, None
         if file is not None:
             file.end_lease()
@@ -109,7 +109,7 @@ R = TypeVar("R")
 
 
 def close_opened(opening: Future[L] | Future[L | None]) -> None:
-    """To be told of a file that a thread has opened, or not, for somebody who does not wait for it any more."""
+    """Close a file that a thread has opened for a caller that has left."""
     if not opening.cancelled() and opening.exception() is None and (opened := opening.result()) is not None:
         opened.close()
 

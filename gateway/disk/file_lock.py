@@ -9,7 +9,7 @@ _TRY_SECONDS = 0.01
 
 
 def try_lock(descriptor: int) -> bool:
-    """Whether the file is locked by this descriptor alone, now. OSError where the file system has no locks."""
+    """Lock the file and return True; False if it is locked. OSError where the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,8 +1,8 @@
-"""Whether anything was written to an LMDB environment since: one look at memory, instead of a look-up.
+"""Detection of writes to an LMDB environment: one look at memory, instead of a look-up.
 
-LMDB keeps the number of the last transaction in its lock file, and a reader sees the state of that number. It is read
-here from a mapping of our own. Whoever takes the number before a look-up, and finds it unchanged later, would be told
-the same again, whichever process writes.
+LMDB keeps the number of the last transaction in its lock file, and a reader sees the state of that number. This module
+reads it from a mapping of its own. A caller that takes the number before a look-up, and finds it unchanged later, would
+get the same result again, whichever process writes.
 
 LMDB holds POSIX locks on the lock file for as long as an environment is open: by them processes know that they are not
 alone, and that readers live. A process loses its locks on a file when it closes any descriptor of it, and a mapping has
@@ -28,7 +28,7 @@ class LastCommit:
     __slots__ = ("_map", "_others", "_words")
 
     def __init__(self, directory: Path) -> None:
-        """OSError."""
+        """Raises OSError."""
         set_aside_lock_file(directory)
         with (directory / "lock.mdb").open("rb") as file:
             self._map = mmap.mmap(file.fileno(), mmap.PAGESIZE, prot=mmap.PROT_READ)

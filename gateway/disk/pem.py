@@ -20,7 +20,7 @@ class PemFile:
     content: bytes | None = field(default=None, repr=False)
 
     def read(self) -> PemFile:
-        """As it is now. OSError, ValueError where it is too large."""
+        """Read the file's present content. Raises OSError, and ValueError when it is too large."""
         with self.path.open("rb") as file:
             content = file.read(BYTES_MAX + 1)
         if len(content) > BYTES_MAX:
@@ -29,7 +29,7 @@ class PemFile:
 
     @contextmanager
     def in_memory(self) -> Iterator[str]:
-        """Where OpenSSL, which takes nothing but paths, finds the content while this lasts."""
+        """Yield a path to the content for OpenSSL, which takes nothing but paths."""
         descriptor = os.memfd_create("forebay-pem", os.MFD_CLOEXEC)
         try:
             with os.fdopen(os.dup(descriptor), "wb") as file:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from time import monotonic
 
@@ -15,14 +15,13 @@ from gateway.admin.origin_check import SKEW_SECONDS_MAX, OriginChecks
 from gateway.app.node import origin_for_checks
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
-from gateway.core.errors import OriginBodyError, OriginError
+from gateway.core.errors import OriginError
 from gateway.doctor.findings import Finding, error, note, ok, warning
 from gateway.doctor.requests import Answered, OriginProbe
 from gateway.doctor.write_test import write_test
 from gateway.policy.slots import Prefix
 from gateway.s3.headers import parse_http_date
-from gateway.s3.list_result import ListedEntry, parse_listed_page
-from gateway.s3.origin_habits import OriginHabits, shared_etags
+from gateway.s3.origin_habits import OriginHabits, refuses, shared_etags
 from gateway.serve.own_credentials import find_own_key
 
 AREA, RIGHTS = "origin", "rights"
@@ -181,11 +180,14 @@ async def _readable(probe: OriginProbe, place: Place) -> AsyncGenerator[Finding,
     where = f"{place.prefix} ({place.name})"
     try:
         listed = await probe.ask("GET", bucket, query=(("list-type", "2"), ("max-keys", _LISTED), ("prefix", prefix)))
-        key = listed.first_key()
+        first = next(iter(listed.objects()), None)
+        key = first.key.decode() if first is not None else None
         head = await probe.ask("HEAD", bucket, key or f"{prefix}{_NO_SUCH_KEY}")
         read: Answered | None = None
-        if key is not None and listed.first_size():
-            read = await probe.ask("GET", bucket, key, headers={"range": "bytes=0-0"})
+        if first is not None and first.size_bytes:
+            etag = head.headers.get("etag", "")
+            pinned = {} if etag[:1] in ("", "W") else {"if-match": etag}
+            read = await probe.ask("GET", bucket, key, headers={"range": "bytes=0-0", **pinned})
     except OriginError as failure:
         yield error(RIGHTS, f"{where}: {failure}", _DO["unreachable"])
         return
@@ -208,13 +210,17 @@ async def _readable(probe: OriginProbe, place: Place) -> AsyncGenerator[Finding,
 
 
 def _habits(listed: Answered, head: Answered, read: Answered | None) -> OriginHabits:
-    entries: list[ListedEntry] = []
-    with suppress(OriginBodyError):
-        entries = parse_listed_page(listed.document, with_owner=False, leads_on=False).entries
+    told = head.headers.get("etag", "")
+    is_withheld = read is not None and (
+        refuses(read.status)
+        or read.headers.get("etag", told) != told
+        or (read.status == 206 and "bytes 0-0/" not in read.headers.get("content-range", ""))
+    )
     return OriginHabits(
-        weak_etags=head.headers.get("etag", "").startswith("W/"),
-        no_ranges=read is not None and read.status == 200 and listed.first_size() > 1,
-        shared_etags=shared_etags((one.etag, one.size_bytes) for one in entries),
+        weak_etags=told.startswith("W/"),
+        no_ranges=read is not None and read.status == 200 and listed.objects()[0].size_bytes > 1,
+        shared_etags=shared_etags(((one.etag, one.size_bytes) for one in listed.objects()), {}),
+        withheld_etags=frozenset("*" if is_withheld else ""),
     )
 
 
@@ -224,5 +230,5 @@ def _refused(listed: Answered, head: Answered, read: Answered | None, *, has_key
         yield f"list ({listed.described}; s3:ListBucket)"
     if head.status not in ((200,) if has_key else (404,)):
         yield f"head ({head.described}; s3:GetObject and s3:ListBucket)"
-    if read is not None and read.status not in (200, 206):
+    if read is not None and read.status not in (200, 206) and not refuses(read.status):
         yield f"get ({read.described}; s3:GetObject)"

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import time
 
-from gateway.core.errors import OriginUnreachable
+from gateway.core.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.client import Origin, OriginRequest
+from gateway.s3.list_result import ListedEntry, listed_objects
 from gateway.s3.xml import error_code_of
 
 SECONDS_MAX = 5.0
 _DOCUMENT_BYTES_MAX = 256 * 1024
-_KEY = re.compile(rb"<Key>([^<]+)</Key>")
-_SIZE = re.compile(rb"<Size>(\d+)</Size>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +35,11 @@ class Answered:
         """`403 AccessDenied`."""
         return f"{self.status} {self.code}" if self.code else str(self.status)
 
-    def first_key(self) -> str | None:
-        """Return the first key of a listing."""
-        found = _KEY.search(self.document) if self.status == 200 else None
-        return None if found is None else _unescaped(found[1].decode(errors="replace"))
-
-    def first_size(self) -> int:
-        """Return the size of the first object of a listing, in bytes."""
-        found = _SIZE.search(self.document)
-        return int(found[1]) if found is not None else 0
-
-
-def _unescaped(text: str) -> str:
-    for entity, character in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&apos;", "'"), ("&amp;", "&")):
-        text = text.replace(entity, character)
-    return text
+    def objects(self) -> list[ListedEntry]:
+        """Return the objects of a listing. Other documents have none."""
+        with suppress(OriginBodyError):
+            return listed_objects(self.document)
+        return []
 
 
 class OriginProbe:

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gateway import __version__
-from gateway.admin.client import AdminClient, BucketProfile, Process, Sample, Slot, Status, samples
+from gateway.admin.client import AdminClient, Sample, samples
 from gateway.admin.formatting import age_text, bucket_text, counted, size_text, waiting_text
 from gateway.admin.troubles import troubles
+from gateway.api import documents as to
 from gateway.config import Settings
-from gateway.core.errors import AdminPortError
+from gateway.core.errors import AdminPortError, NoAdminPort
 from gateway.doctor.findings import Finding, error, note, ok, warning
 from gateway.telemetry import metrics
 
@@ -30,12 +31,15 @@ def running(client: AdminClient, settings: Settings | None) -> Iterator[Finding]
     try:
         status = client.status()
         slots, exposition = client.slots().slots, client.metrics()
-    except AdminPortError as absent:
+    except NoAdminPort as absent:
         yield note(AREA, str(absent), "start it, or give --admin-url, for more checks")
+        return
+    except AdminPortError as refusal:  # it is another one, or another program, or has another token
+        yield error(AREA, str(refusal), "see what has the port; give the --config of that gateway, or --admin-url")
         return
     yield from _health(status)
     if settings is not None and status.origin.endpoint_url != settings.origin.endpoint_url:
-        yield note(
+        yield warning(
             AREA,
             f"its origin is {status.origin.endpoint_url}, and this configuration says {settings.origin.endpoint_url}",
             "give its --config to check that one",
@@ -44,7 +48,7 @@ def running(client: AdminClient, settings: Settings | None) -> Iterator[Finding]
     yield from advised(slots, exposition)
 
 
-def _health(status: Status) -> Iterator[Finding]:
+def _health(status: to.Status) -> Iterator[Finding]:
     gateway = status.gateway
     if gateway is None:
         yield note(AREA, "it starts", "ask again in a moment")
@@ -57,12 +61,12 @@ def _health(status: Status) -> Iterator[Finding]:
         )
     for one in gateway.processes:
         yield from _process(one)
-    for found in troubles(status.model_dump()):
+    for found in troubles(status):
         text = f"{found.what}: {found.why}" if found.why else found.what
         yield (error if found.level == "error" else warning)(AREA, text, found.advice)
 
 
-def _process(one: Process) -> Iterator[Finding]:
+def _process(one: to.Process) -> Iterator[Finding]:
     if one.restarts:
         found = f"{counted(one.restarts, 'restart')} of {one.name} since the gateway started"
         if one.last_end is not None:
@@ -73,20 +77,20 @@ def _process(one: Process) -> Iterator[Finding]:
 _KILLED = "somebody has killed it; the kernel does where memory is short: dmesg, and the memory limit"
 
 
-def _pending(status: Status) -> Iterator[Finding]:
+def _pending(status: to.Status) -> Iterator[Finding]:
     if status.writeback is None:
         return
     for slot in status.writeback.slots:
-        if waiting := waiting_text(slot.model_dump()):
+        if waiting := waiting_text(slot):
             text = f"slot {slot.slot}: not at the origin: {waiting}"
             yield note(AREA, text, "nothing about the writes: they go when it answers")
     for bucket in status.writeback.buckets:
         yield _profile(bucket)
 
 
-def _profile(bucket: BucketProfile) -> Finding:
+def _profile(bucket: to.BucketProfile) -> Finding:
     """Return the finding about a bucket that the gateway writes back to."""
-    found = bucket_text(bucket.model_dump())
+    found = bucket_text(bucket)
     if not bucket.md5_etags:
         return warning(AREA, found, 'use write = "through" for its slots, or SSE-S3 as its encryption')
     if {"ignored", "refused"} & {*bucket.conditions.values()}:
@@ -103,7 +107,7 @@ class _Reads:
     heads: float = 0.0
 
 
-def advised(slots: list[Slot], exposition: str) -> Iterator[Finding]:
+def advised(slots: list[to.Slot], exposition: str) -> Iterator[Finding]:
     """Yield slots whose unchanged objects are asked for at the origin again and again."""
     reads = _reads(samples(exposition, {one.name for one in _COUNTED}))
     for slot in slots:

@@ -120,7 +120,7 @@ class OwnKeyPairs(Protocol):
 class OriginKeyring:
     """Without `[[credentials]]`: callers sign with the very key pair that the gateway signs with towards the origin.
 
-    Whoever holds it could ask the origin for everything himself, so it covers everything.
+    Its holder could ask the origin for everything, so it covers everything.
     """
 
     def __init__(self, pairs: OwnKeyPairs) -> None:
@@ -195,7 +195,7 @@ class Authenticator:
         self._allow_unsigned = allow_unsigned
         self._allow_signature_v2 = allow_signature_v2
 
-    def follow(self, keyring: Keyring) -> None:
+    def apply_settings(self, keyring: Keyring) -> None:
         """Callers sign with these from now on."""
         self._keyring = keyring
 
@@ -321,7 +321,7 @@ def _refusal(request: S3Request, grant: Grant, slots: Slots) -> str | None:
     if bucket is not None and request.operation in _LISTINGS:
         return refusal_of_listing(grant, bucket, request.parameter("prefix") or "")
     if request.operation is Operation.CREATE_BUCKET:
-        return refusal_of_creation(grant, bucket or "")  # where it changes anything, what follows is asked then
+        return refusal_of_creation(grant, bucket or "")  # a creation with an effect is checked further then
     if request.operation is Operation.DELETE_OBJECTS:
         return refusal_of_any_write(grant, slots, bucket or "")  # each key is checked once the body has named it
     return refusal_of_bucket_operation(grant, slots, bucket, is_read=is_read(request))

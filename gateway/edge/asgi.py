@@ -38,7 +38,7 @@ from gateway.operations.context import (
     Answer,
     AppContext,
     CacheLabel,
-    RequestBody,
+    ClientBody,
     RequestContext,
     Response,
     Sink,
@@ -53,9 +53,10 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
 from gateway.s3.requests import Operation, S3Request, another_service, parse_request
 from gateway.shared.recent_requests import MINUTE_SECONDS, FinishedRequest, RecentRequests
+from gateway.telemetry import metrics
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.audit_log import AuditLog
-from gateway.telemetry.metric_observers import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
+from gateway.telemetry.request_counts import BROKEN_OFF, CLIENT_LEFT, count_request
 from gateway.telemetry.tracing import RequestSpan, Tracer
 
 NOBODY = "none"
@@ -65,7 +66,7 @@ NO_SLOT = "none"
 """The slot of requests that were refused before it was looked up."""
 
 
-class CountedBody(RequestBody, Protocol):
+class CountedBody(ClientBody, Protocol):
     """A request body that knows how much of it was read."""
 
     @property
@@ -145,7 +146,6 @@ ReceiveInto = Callable[[Sink], Awaitable[None]]
 
 
 def request_body(headers: Mapping[str, str], receive: Receive, receive_into: ReceiveInto | None) -> CountedBody:
-    """The body of a request with these headers."""
     if "content-length" not in headers and "transfer-encoding" not in headers:
         return NO_BODY
     return AsgiRequestBody(receive, headers, receive_into)
@@ -448,7 +448,6 @@ class S3App:
     authenticator: Authenticator
     base_domains: tuple[str, ...]
     instance_id: str
-    observer: RequestMetrics
     log: FilteringBoundLogger = field(default_factory=_bound_log)
     limits: Callable[[], Callers | None] = lambda: None
     callers: Callers | None = None
@@ -471,6 +470,9 @@ class S3App:
             answer = reply_to(error, record.request_id, record.path)
         try:
             reply = answer if isinstance(answer, Response) else await self._awaited(record, answer, scope)
+            if record.context is not None and record.context.not_absorbed is not None:
+                onward = without(reply.headers, NOT_ABSORBED_HEADER)  # another gateway's, behind this one
+                reply.headers = [*onward, (NOT_ABSORBED_HEADER, record.context.not_absorbed)]
             record.status, record.cache, record.reason = str(reply.status), reply.cache, reply.reason
             record.error_code = reply.error_code
             if self.audit is not None:
@@ -501,7 +503,7 @@ class S3App:
             raise
         finally:
             if record.waits:
-                self.observer.in_flight(-1)
+                metrics.REQUESTS_IN_FLIGHT.add(-1)
             if record.admission is not None:
                 record.admission.leave()
             if record.file is not None and self.services.reads is not None:
@@ -514,18 +516,16 @@ class S3App:
         """To be called before anything is waited for: until then the server has no task for the request."""
         await in_task()
         record.waits = True
-        self.observer.in_flight(1)
+        metrics.REQUESTS_IN_FLIGHT.add(1)
         cancellation.register_request(anywhere=scope["method"] in READ_METHODS)
 
     def _report(self, record: RequestRecord, scope: Scope) -> None:
         seconds = time.perf_counter() - record.started
         received_bytes = record.body.received_bytes if record.body is not None else 0
-        self.observer.ended(
-            record.operation, record.slot, record.status, record.cache, seconds, record.sent_bytes, received_bytes
-        )
-        self.observer.of_credential(record.credential, 1, record.sent_bytes, received_bytes)
+        sizes = record.sent_bytes, received_bytes
+        count_request(record.operation, record.slot, record.status, record.cache, seconds, *sizes, record.credential)
         if record.reason is not None:
-            self.observer.missed(record.operation, record.slot, record.reason)
+            metrics.MISSES.add(1, record.operation, record.slot, record.reason)
         recent, access = self.recent, self.access
         if int(time.time()) // MINUTE_SECONDS != recent.minute:
             recent.look()
@@ -569,9 +569,6 @@ class S3App:
             reply = reply_to(error, record.request_id, record.path)
         finally:
             answer.close()
-        if record.context is not None and record.context.not_absorbed is not None:
-            headers = without(reply.headers, NOT_ABSORBED_HEADER)  # another gateway's, behind this one
-            reply.headers = [*headers, (NOT_ABSORBED_HEADER, record.context.not_absorbed)]
         return reply
 
     async def _told(self, record: RequestRecord, reply: Response, error: Exception, scope: Scope, send: Send) -> bool:
@@ -609,9 +606,9 @@ class S3App:
         limits = None
         if self.callers is not None:
             limits = self.callers.find(record.credential, request.headers.get("user-agent", ""))
-        if limits is None and LEARN in scope:  # what is limited always goes the whole way
+        if limits is None and LEARN in scope:  # limited requests always go the whole way
             scope[LEARN](request, caller)
-        ACCOUNT.set(caller.access_key_id)  # of this connection's context, too, where every request sets its own
+        ACCOUNT.set(caller.access_key_id)  # the connection's context has it, too: every request sets its own
         authorise(request, caller.grant, self.services.slots)
         slot = self._slot(request)
         record.slot = slot.name

@@ -14,7 +14,7 @@ from typing import Any
 
 from gateway.core.model import BorrowedBuffer, FileSpan
 from gateway.edge.server.cycle import LENT, SPAN, WAITED, ZERO_COPY
-from gateway.policy.callers import Admission, CallerLimits, Direction, Refused
+from gateway.policy.callers import Admission, CallerLimits, CallerRefused, Direction
 from gateway.s3.error_codes import s3_error
 
 Message = MutableMapping[str, Any]
@@ -46,7 +46,7 @@ async def enter(
         send_continue()
     try:
         return await limits.enter(direction, expected, max(0.0, limits.wait_seconds - waited_seconds))
-    except Refused as refused:
+    except CallerRefused as refused:
         raise s3_error(
             "SlowDown",
             f"Please reduce your request rate. {str(refused)[0].upper()}{str(refused)[1:]}.",
@@ -78,10 +78,10 @@ class PacedSend:
         count = min(self._piece_bytes, len(lent.content))
         await self._admission.pass_bytes("read", count)
         piece = BorrowedBuffer(lent.content[:count])
-        lent.content.release()  # whoever sends it lets go of its piece before it waits
+        lent.content.release()  # a sender releases its piece before it waits
         await self._send({**message, "bytes": piece})
         lent.taken = piece.taken
-        self._admission.give_back("read", count - piece.taken)
+        self._admission.release("read", count - piece.taken)
 
     async def _send_span(self, message: Message, span: FileSpan) -> None:
         done = 0

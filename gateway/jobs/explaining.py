@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
+from gateway.api import documents as to
 from gateway.blocks.explanation import Explanation
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.jobs.dependencies import JobDependencies
-from gateway.metadata.catalog import Known
+from gateway.metadata.catalog import CatalogHit
 from gateway.metadata.snapshots.registry import OpenSnapshot
 from gateway.policy.slots import Prefix, Slot
 
@@ -16,85 +16,82 @@ from gateway.policy.slots import Prefix, Slot
 class Explainer:
     """Looks up what this node knows; changes nothing."""
 
-    def __init__(self, tools: JobDependencies) -> None:
-        self._tools = tools
+    def __init__(self, dependencies: JobDependencies) -> None:
+        self._dependencies = dependencies
 
-    async def explain(self, key: ObjectKey) -> dict[str, Any]:
-        """As the OpenAPI document of the admin port describes it.
-
-        SnapshotError or S3Error where the snapshot cannot be used, StoreUnavailable.
-        """
-        tools = self._tools
-        slot = tools.slots.find(*key)
-        known = tools.catalog.explain(key, slot)
+    async def explain(self, key: ObjectKey) -> to.Explanation:
+        """Explain a key, except for its pending writes. SnapshotError or S3Error where the snapshot cannot be used,
+        StoreUnavailable."""
+        dependencies = self._dependencies
+        slot = dependencies.slots.find(*key)
+        known = dependencies.catalog.explain(key, slot)
         version = known.head.version if known is not None and known.head is not None else None
         if slot.consistency == "snapshot":
             version = await asyncio.to_thread(self._frozen, key, slot)
-        found = await tools.blocks.explain(key, version, slot.name)
-        habits = tools.catalog.habits(key.bucket)
-        pins = [pin for pin in tools.blocks.pins() if Prefix.parse(pin).covers(*key)]
-        return {
-            "bucket": key.bucket,
-            "key": key.key,
-            "slot": _slot(slot),
-            "known": _known(known, slot, version),
-            "pins": sorted(pins),
-            "blocks": _blocks(found),
-            "held": {"blocks": found.holding.blocks, "bytes": found.holding.size_bytes},
-            "why_not_kept": found.why_not_kept or "; ".join(sorted(habits.reasons(version))) or None,
-        }
+        found = await dependencies.blocks.explain(key, version, slot.name)
+        habits = dependencies.catalog.habits(key.bucket)
+        pins = [pin for pin in dependencies.blocks.pins() if Prefix.parse(pin).covers(*key)]
+        return to.Explanation(
+            bucket=key.bucket,
+            key=key.key,
+            slot=_slot(slot),
+            known=_known(known, slot, version),
+            pins=sorted(pins),
+            blocks=_blocks(found),
+            held=to.HeldBlocks(blocks=found.holding.blocks, bytes=found.holding.size_bytes),
+            why_not_kept=found.why_not_kept or "; ".join(sorted(habits.reasons(version))) or None,
+            pending=None,
+        )
 
     def _frozen(self, key: ObjectKey, slot: Slot) -> ObjectVersion | None:
         """As the snapshot has it. Blocks."""
-        if self._tools.snapshots is None:
+        if self._dependencies.snapshots is None:
             return None
-        with self._tools.snapshots.opened(slot.snapshot) as snapshot:
+        with self._dependencies.snapshots.opened(slot.snapshot) as snapshot:
             found = OpenSnapshot(snapshot).find(key.key)
         return found.version if found is not None else None
 
 
-def _slot(slot: Slot) -> dict[str, Any]:
-    return {
-        "name": slot.name,
-        "prefix": str(slot.prefix),
-        "mode": slot.mode,
-        "consistency": slot.consistency,
-        "metadata_ttl_seconds": slot.metadata_ttl_seconds if slot.consistency == "ttl" else None,
-        "snapshot": slot.snapshot or None,
-        "write": slot.write,
-        "authorization": slot.authorization,
-        "authorization_ttl_seconds": slot.authorization_ttl_seconds if slot.authorization == "origin" else None,
-    }
+def _slot(slot: Slot) -> to.ExplainedSlot:
+    return to.ExplainedSlot(
+        name=slot.name,
+        prefix=str(slot.prefix),
+        mode=slot.mode,
+        consistency=slot.consistency,
+        metadata_ttl_seconds=slot.metadata_ttl_seconds if slot.consistency == "ttl" else None,
+        snapshot=slot.snapshot or None,
+        write=slot.write,
+        authorization=slot.authorization,
+        authorization_ttl_seconds=slot.authorization_ttl_seconds if slot.authorization == "origin" else None,
+    )
 
 
-def _known(known: Known | None, slot: Slot, version: ObjectVersion | None) -> dict[str, Any]:
-    """`by`: who says so, and whether the origin is asked all the same."""
+def _known(known: CatalogHit | None, slot: Slot, version: ObjectVersion | None) -> to.KnownVersion:
+    by, state, age_seconds = None, "unknown", None
     if slot.consistency == "snapshot":
-        by, state, age_seconds = "snapshot", "fresh", None
-    elif known is None:
-        by, state, age_seconds = None, "unknown", None
-    else:
+        by, state = "snapshot", "fresh"
+    elif known is not None:
         by, state, age_seconds = "catalog", known.freshness.value, known.age_seconds
-    return {
-        "by": by,
-        "state": state,
-        "age_seconds": age_seconds,
-        "exists": version is not None if by is not None else None,
-        "etag": version.etag if version is not None else None,
-        "bytes": version.size_bytes if version is not None else None,
-    }
+    return to.KnownVersion(
+        by=by,
+        state=state,
+        age_seconds=age_seconds,
+        exists=version is not None if by is not None else None,
+        etag=version.etag if version is not None else None,
+        bytes=version.size_bytes if version is not None else None,
+    )
 
 
-def _blocks(found: Explanation) -> dict[str, Any] | None:
+def _blocks(found: Explanation) -> to.ExplainedBlocks | None:
     here = found.here
     if here is None:
         return None
-    return {
-        "total": here.blocks,
-        "looked_at": here.looked_at,
-        "here": here.here,
-        "partly_here": here.partly,
-        "evicted": here.evicted,
-        "bytes_here": here.here_bytes,
-        "missing": [[one.first, one.last] for one in here.missing],
-    }
+    return to.ExplainedBlocks(
+        total=here.blocks,
+        looked_at=here.looked_at,
+        here=here.here,
+        partly_here=here.partly,
+        evicted=here.evicted,
+        bytes_here=here.here_bytes,
+        missing=[[one.first, one.last] for one in here.missing],
+    )

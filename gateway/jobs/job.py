@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
 import orjson
 
@@ -35,7 +34,7 @@ class JobState(StrEnum):
 class Job:
     """One job, as it stands.
 
-    It is about the keys under `prefix` (`s3://bucket/prefix`), or those that a `manifest` lists, in its order. `offset`
+    It is about the keys under `prefix` (`s3://bucket/prefix`), or those that a `manifest` lists, in its order. `place`
     says up to where in its list everything is done. What lies behind it is done again after a restart, which costs a
     look at the index and no transfer.
 
@@ -43,7 +42,7 @@ class Job:
     `objects_done` and `bytes_done` follow. `bytes_fetched` of them came from the origin, the others were there.
     `bytes_done` of an eviction are those that it has dropped, of every version. `full` says that the cache had no room
     for the rest. Times are seconds since 1970. `name` is that of the snapshot that a job makes: its objects are done as
-    they are found.
+    they are found. With `allow_empty`, finding none is no failure. What `was_pinned` before stays so.
     """
 
     id: str
@@ -53,7 +52,7 @@ class Job:
     state: JobState = JobState.RUNNING
     created_at: float = 0.0
     ended_at: float | None = None
-    offset: int = 0
+    place: int = 0
     objects_found: int = 0
     bytes_found: int = 0
     found_all: bool = False
@@ -64,6 +63,8 @@ class Job:
     objects_failed: int = 0
     errors: tuple[str, ...] = field(default_factory=tuple)
     name: str = ""
+    allow_empty: bool = False
+    was_pinned: bool = False
 
     def failed_with(self, error: str) -> Job:
         """One object more could not be done."""
@@ -71,20 +72,9 @@ class Job:
         return replace(self, objects_failed=self.objects_failed + 1, errors=errors)
 
 
-def to_document(job: Job) -> dict[str, Any]:
-    """As the admin port shows it, and as it is kept."""
-    fields = {name: getattr(job, name) for name in Job.__dataclass_fields__ if name != "offset"}
-    return fields | {
-        "place": job.offset,
-        "kind": job.kind.value,
-        "state": job.state.value,
-        "errors": list(job.errors),
-    }
-
-
 def pack(job: Job) -> bytes:
     """Return the bytes of the job's file."""
-    return orjson.dumps({"format": FORMAT_VERSION, "job": to_document(job)}, option=orjson.OPT_INDENT_2)
+    return orjson.dumps({"format": FORMAT_VERSION, "job": job}, option=orjson.OPT_INDENT_2)
 
 
 def unpack(content: bytes) -> Job | None:
@@ -94,14 +84,7 @@ def unpack(content: bytes) -> Job | None:
         if document["format"] != FORMAT_VERSION:
             return None
         fields = document["job"]
-        return Job(
-            **fields
-            | {
-                "kind": JobKind(fields["kind"]),
-                "state": JobState(fields["state"]),
-                "errors": tuple(fields["errors"]),
-                "offset": fields.pop("place"),
-            }
-        )
+        made = {"kind": JobKind(fields["kind"]), "state": JobState(fields["state"]), "errors": tuple(fields["errors"])}
+        return Job(**fields | made)
     except (ValueError, KeyError, TypeError):
         return None

@@ -47,24 +47,24 @@ async def fetch_page(
 
 
 async def list_pages(
-    tools: JobDependencies, prefix: Prefix, *, start_after: str = ""
+    dependencies: JobDependencies, prefix: Prefix, *, start_after: str = ""
 ) -> AsyncGenerator[list[ListedEntry], None]:
     """All objects under `prefix` in order, behind the key `start_after`; the listing index learns every page.
 
     Raises as `fetch_page`, and OriginBodyError for an answer that is no list, and for pages
     without an end.
     """
-    listing, slots = tools.catalog.listing, tools.slots
+    listing, slots = dependencies.catalog.listing, dependencies.slots
     bound = bound_of(slots.under(prefix.bucket, prefix.key_prefix))
     slot = slots.find(prefix.bucket, prefix.key_prefix).name
     wanted, token, chain = ListRequest(prefix.key_prefix.encode(), after=start_after.encode()), None, PageChain()
     while True:
         asked, after = listing.asked(prefix.bucket), wanted.after.decode()
         document = await fetch_page(
-            tools.origin, prefix, slot=slot, purpose=Purpose.WARM, start_after=after, token=token
+            dependencies.origin, prefix, slot=slot, purpose=Purpose.WARM, start_after=after, token=token
         )
         page = parse_listed_page(document, with_owner=False)
-        tools.catalog.listed(prefix.bucket, page.entries)
+        dependencies.catalog.listed(prefix.bucket, page.entries)
         if bound is not None:
             listing.learn(prefix.bucket, wanted, found_of(page), asked, merge_seconds=bound.merge_seconds)
         yield page.entries

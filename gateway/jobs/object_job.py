@@ -18,6 +18,7 @@ from gateway.core.errors import (
     ForebayError,
     NoSuchSnapshot,
     OriginAnswered,
+    OriginBodyError,
     OriginError,
     PinRefused,
     SnapshotError,
@@ -28,13 +29,14 @@ from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.job import Job, JobKind
 from gateway.jobs.listing import list_pages
 from gateway.jobs.retry import with_retries
-from gateway.jobs.worklist import Entry, Recovered, Worklist
+from gateway.jobs.worklist import RecoveredWork, WorkItem, Worklist
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_remembered
 from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.snapshots.registry import check_covers
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix, Slot
-from gateway.s3.headers import quote
+from gateway.s3.headers import is_same_version, strong_etag
+from gateway.s3.origin_habits import is_refusal
 from gateway.s3.xml import error_code_of
 
 PIECES_AT_ONCE = 32
@@ -48,31 +50,25 @@ _HEADERS = {CHECKSUM_MODE: "ENABLED"}
 class ObjectJob:
     """One run of a job, to its end or until it is cancelled. `job` is how it stands."""
 
-    def __init__(self, tools: JobDependencies, job: Job, worklist: Worklist) -> None:
+    def __init__(self, dependencies: JobDependencies, job: Job, worklist: Worklist) -> None:
         self.job = job
-        self._tools = tools
+        self._dependencies = dependencies
         self._worklist = worklist
         self._pieces = asyncio.Semaphore(PIECES_AT_ONCE)
         self._running = 0
         self._held: dict[str, int] = {}
         self._pin = 0
+        self._lacks_room = False
         self.coming_bytes = 0
         """Bytes that have arrived for unfinished pieces."""
 
-        self._started: deque[tuple[Entry, asyncio.Task[None]]] = deque()
+        self._started: deque[tuple[WorkItem, asyncio.Task[None]]] = deque()
 
     async def run(self) -> None:
         """Do the remaining work. Raise ForebayError when the listing or the disk fails, or a pin is refused."""
         if self.job.kind is JobKind.PIN:
-            self._pin = await self._tools.blocks.pin(self.job.prefix)
-        try:
-            await self._run()
-        except PinRefused:
-            await self._tools.blocks.unpin(self.job.prefix)
-            raise
-
-    async def _run(self) -> None:
-        recovered = await asyncio.to_thread(self._worklist.recover, self.job.offset)
+            self._pin = await self._dependencies.blocks.pin(self.job.prefix)
+        recovered = await asyncio.to_thread(self._worklist.recover, self.job.place)
         self.job = _as_recovered(self.job, recovered)
         start_after = recovered.last.key.key if recovered.last is not None else ""
         listing = asyncio.create_task(self._list(start_after), name="job listing")
@@ -82,6 +78,7 @@ class ObjectJob:
                 self._check_pin()
             await self._do_all()
             await listing
+            self.job = replace(self.job, full=self._lacks_room)
             if self._pin and self.job.full:
                 raise PinRefused(
                     f"the cache has no room for more: it has {self.job.bytes_done} bytes of {self.job.prefix}"
@@ -93,10 +90,12 @@ class ObjectJob:
             await asyncio.gather(listing, *(task for _, task in self._started), return_exceptions=True)
 
     def _check_pin(self) -> None:
-        """PinRefused when there are more bytes than the slot may pin: said before the first of them is fetched."""
+        """PinRefused when there is no object, or more bytes than the slot may pin: said before the first is fetched."""
+        if not self.job.objects_found and not self.job.allow_empty:
+            raise PinRefused(f"{self.job.prefix} holds no object: check the name, or allow it to be empty")
         prefix = Prefix.parse(self.job.prefix)
-        slot = self._tools.slots.find(prefix.bucket, prefix.key_prefix).name
-        pinnable_bytes = self._tools.blocks.pinnable_bytes(slot)
+        slot = self._dependencies.slots.find(prefix.bucket, prefix.key_prefix).name
+        pinnable_bytes = self._dependencies.blocks.pinnable_bytes(slot)
         if self.job.bytes_found > pinnable_bytes:
             raise PinRefused(
                 f"{self.job.prefix} holds {self.job.bytes_found} bytes, and slot {slot} can pin {pinnable_bytes}"
@@ -114,7 +113,7 @@ class ObjectJob:
 
     async def _list_pages(self, start_after: str) -> None:
         prefix = Prefix.parse(self.job.prefix)
-        pages = list_pages(self._tools, prefix, start_after=start_after)
+        pages = list_pages(self._dependencies, prefix, start_after=start_after)
         async with aclosing(pages) as listed:
             async for page in listed:
                 entries = [(prefix.bucket, one.key.decode(), one.etag, one.size_bytes) for one in page]
@@ -129,9 +128,10 @@ class ObjectJob:
     # The objects.
 
     async def _do_all(self) -> None:
-        async with aclosing(self._worklist.entries(self.job.offset)) as entries:
+        async with aclosing(self._worklist.entries(self.job.place)) as entries:
             async for entry in entries:
                 if self.job.full:
+                    self._lacks_room = True
                     break
                 self._started.append((entry, asyncio.create_task(self._do(entry), name="job object")))
                 await self._settle(at_most=PIECES_AT_ONCE)
@@ -144,12 +144,12 @@ class ObjectJob:
             await asyncio.wait({task})
             self._started.popleft()
             task.result()
-            self.job = replace(self.job, offset=entry.next_offset)
+            self.job = replace(self.job, place=entry.next_offset)
 
-    async def _do(self, entry: Entry) -> None:
+    async def _do(self, entry: WorkItem) -> None:
         try:
             if self.job.kind is JobKind.EVICT:
-                dropped_bytes = await self._tools.blocks.evict(entry.key)
+                dropped_bytes = await self._dependencies.blocks.evict(entry.key)
                 self.job = replace(self.job, bytes_done=self.job.bytes_done + dropped_bytes)
             else:
                 await self._warm(entry)
@@ -158,49 +158,53 @@ class ObjectJob:
         else:
             self.job = replace(self.job, objects_done=self.job.objects_done + 1)
 
-    async def _warm(self, entry: Entry) -> None:
-        slot = self._tools.slots.find(entry.key.bucket, entry.key.key)
+    async def _warm(self, entry: WorkItem) -> None:
+        slot = self._dependencies.slots.find(entry.key.bucket, entry.key.key)
         if slot.consistency == "snapshot":
             await self._warm_snapshot(entry.key, slot)
             return
         version = await self._version(entry, slot)
         try:
             await self._fetch(version, slot)
-        except OriginAnswered as answer:
-            if answer.status != 412:
+        except (OriginAnswered, OriginBodyError) as error:
+            if not is_refusal(error):
                 raise
-            self._tools.catalog.forget(entry.key)  # it has changed since it was listed
-            await self._fetch(await self._ask(entry, slot), slot)
+            self._dependencies.catalog.refused(version)  # it has changed since, or the origin withholds it
+            again = await self._ask(entry, slot)
+            self._dependencies.catalog.named(again)
+            await self._fetch(again, slot)
 
     async def _warm_snapshot(self, key: ObjectKey, slot: Slot) -> None:
         """The frozen version, and its head; what is not in the slot's snapshot needs no warming."""
-        version = await asyncio.to_thread(_snapshot_version, self._tools, key, slot)
+        version = await asyncio.to_thread(_snapshot_version, self._dependencies, key, slot)
         if version is not None:
-            await self._fetch(await _learn_version(self._tools, version, slot, _HEADERS), slot)
+            await self._fetch(await _learn_version(self._dependencies, version, slot, _HEADERS), slot)
 
-    async def _version(self, entry: Entry, slot: Slot) -> ObjectVersion:
-        """The listed one; where the slot remembers, its metadata is learned along with it."""
-        if entry.etag and not is_remembered(slot, {}):
+    async def _version(self, entry: WorkItem, slot: Slot) -> ObjectVersion:
+        """The listed one, if its ETag is written as in HEAD; where the slot remembers, its metadata is learned, too."""
+        if entry.etag and entry.etag == strong_etag(entry.etag) and not is_remembered(slot, {}):
             return ObjectVersion(entry.key, entry.etag, entry.size_bytes)
         return await self._ask(entry, slot)
 
-    async def _ask(self, entry: Entry, slot: Slot) -> ObjectVersion:
+    async def _ask(self, entry: WorkItem, slot: Slot) -> ObjectVersion:
         async def ask() -> ObjectVersion:
-            return (await self._tools.catalog.current(entry.key, slot, headers=_HEADERS, purpose=Purpose.WARM)).version
+            return (
+                await self._dependencies.catalog.current(entry.key, slot, headers=_HEADERS, purpose=Purpose.WARM)
+            ).version
 
-        return await with_retries(self._tools.clock, ask)
+        return await with_retries(self._dependencies.clock, ask)
 
     async def _fetch(self, version: ObjectVersion, slot: Slot) -> None:
         """Every block of a version, as far as there is room; none where the slot keeps no object so large, or the
         origin has it kept out."""
-        if self._tools.catalog.habits(version.key.bucket).reasons(version):
+        if self._dependencies.catalog.habits(version.key.bucket).reasons(version):
             return
         if slot.kept_object_bytes_max is not None and version.size_bytes > slot.kept_object_bytes_max:
             return
         arrived: list[int] = []
         try:
             async with asyncio.TaskGroup() as group:
-                for piece in self._tools.blocks.pieces(version, slot.name):
+                for piece in self._dependencies.blocks.pieces(version, slot.name):
                     await self._wait_for_turn()
                     group.create_task(self._fetch_piece(version, slot, piece, arrived))
         except asyncio.CancelledError:
@@ -214,8 +218,8 @@ class ObjectJob:
         """Wait until one piece more may be fetched."""
         await self._pieces.acquire()
         try:
-            while self._running >= PIECES_WHILE_BUSY and self._tools.blocks.others_fill():
-                await self._tools.clock.sleep(_BUSY_LOOK_SECONDS)
+            while self._running >= PIECES_WHILE_BUSY and self._dependencies.blocks.others_fill():
+                await self._dependencies.clock.sleep(_BUSY_LOOK_SECONDS)
         except BaseException:
             self._pieces.release()
             raise
@@ -230,10 +234,12 @@ class ObjectJob:
             come_bytes = so_far_bytes
 
         async def fetch() -> tuple[int, bool]:
-            return await self._tools.blocks.fetch(version, piece, slot=slot.name, purpose=Purpose.WARM, come=come)
+            return await self._dependencies.blocks.fetch(
+                version, piece, slot=slot.name, purpose=Purpose.WARM, come=come
+            )
 
         try:
-            fetched_bytes, kept = (0, False) if self.job.full else await with_retries(self._tools.clock, fetch)
+            fetched_bytes, kept = (0, False) if self.job.full else await with_retries(self._dependencies.clock, fetch)
         except asyncio.CancelledError:
             if come_bytes == piece.length:  # all of it is here, and about to be published
                 self._count(piece, come_bytes, arrived)
@@ -243,15 +249,17 @@ class ObjectJob:
             self._pieces.release()
             come(0)
         if not kept:
+            self._lacks_room = True
             self.job = replace(self.job, full=True)
             return
         if self._pin:
-            await self._tools.blocks.hold(version, piece, self._pin, slot=slot.name)
+            await self._dependencies.blocks.hold(version, piece, self._pin, slot=slot.name)
         self._held[slot.name] = self._held.get(slot.name, 0) + piece.length
-        blocks = self._tools.blocks
+        blocks = self._dependencies.blocks
         room_bytes = blocks.pinnable_bytes(slot.name) if self._pin else blocks.obtainable_bytes(slot.name)
         self._count(piece, fetched_bytes, arrived)
         if self._held[slot.name] + piece.length > room_bytes:  # going on would evict what this job has brought
+            self._lacks_room = self._lacks_room or self.job.full
             self.job = replace(self.job, full=True)
 
     def _count(self, piece: ByteRange, fetched_bytes: int, arrived: list[int]) -> None:
@@ -263,7 +271,7 @@ class ObjectJob:
         )
 
 
-def _as_recovered(job: Job, found: Recovered) -> Job:
+def _as_recovered(job: Job, found: RecoveredWork) -> Job:
     """Return the job as a restart continues it: from `offset`, and with the listing if the list lost its end."""
     if job.manifest and found.objects < job.objects_found:
         raise StoreUnavailable(f"the list of the job has {found.objects} of {job.objects_found} objects left")
@@ -271,7 +279,7 @@ def _as_recovered(job: Job, found: Recovered) -> Job:
         return replace(job, objects_done=max(0, found.objects_before - job.objects_failed))
     return replace(
         job,
-        offset=min(job.offset, found.last.next_offset if found.last is not None else 0),
+        place=min(job.place, found.last.next_offset if found.last is not None else 0),
         objects_found=found.objects,
         bytes_found=found.size_bytes,
         found_all=job.found_all and found.objects >= job.objects_found,
@@ -287,12 +295,12 @@ def failure_text(error: ForebayError) -> str:
     return str(error)
 
 
-def _snapshot_version(tools: JobDependencies, key: ObjectKey, slot: Slot) -> ObjectVersion | None:
+def _snapshot_version(dependencies: JobDependencies, key: ObjectKey, slot: Slot) -> ObjectVersion | None:
     """The frozen version; None where there was no such object. SnapshotError, StoreUnavailable. Blocks."""
-    if tools.snapshots is None:
+    if dependencies.snapshots is None:
         raise NoSuchSnapshot(f"there is no snapshot {slot.snapshot!r}")
-    with tools.snapshots.opened(slot.snapshot) as snapshot:
-        check_covers(snapshot.manifest, slot, tools.homes)
+    with dependencies.snapshots.opened(slot.snapshot) as snapshot:
+        check_covers(snapshot.manifest, slot, dependencies.homes)
         record = snapshot.data.record(key.key.encode())
         if record is None:
             return None
@@ -300,29 +308,29 @@ def _snapshot_version(tools: JobDependencies, key: ObjectKey, slot: Slot) -> Obj
 
 
 async def _learn_version(
-    tools: JobDependencies, version: ObjectVersion, slot: Slot, headers: Mapping[str, str]
+    dependencies: JobDependencies, version: ObjectVersion, slot: Slot, headers: Mapping[str, str]
 ) -> ObjectVersion:
     """The version as the origin names it, which learns its head on the way, where it is not known.
 
     SnapshotError when the origin has another version now.
     """
     with_checksums = CHECKSUM_MODE in headers
-    known = tools.catalog.of_version(version, with_checksums=with_checksums)
+    known = dependencies.catalog.of_version(version, with_checksums=with_checksums)
     if known is not None:
         return known.version
-    etag = quote(version.etag.removeprefix("W/"))
+    etag = strong_etag(version.etag)
 
     async def ask() -> ObjectHead:
         asked = {**headers, "if-match": etag}
-        return await tools.catalog.ask(version.key, slot, headers=asked, purpose=Purpose.WARM)
+        return await dependencies.catalog.ask(version.key, slot, headers=asked, purpose=Purpose.WARM)
 
     try:
-        head = await with_retries(tools.clock, ask)
+        head = await with_retries(dependencies.clock, ask)
     except OriginAnswered as answer:
         if answer.status in (404, 412):
             raise SnapshotError(f"the origin does not have the version with ETag {etag} any more") from None
         raise
-    if (quote(head.version.etag.removeprefix("W/")), head.version.size_bytes) != (etag, version.size_bytes):
+    if not is_same_version(head.version, version):
         raise SnapshotError(f"the origin does not have the version with ETag {etag} any more")
-    tools.catalog.learned_version(head, with_checksums=with_checksums)
+    dependencies.catalog.learned_version(head, with_checksums=with_checksums)
     return head.version

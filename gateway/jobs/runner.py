@@ -10,7 +10,7 @@ from typing import ParamSpec
 
 import structlog
 
-from gateway.core.errors import ForebayError, SnapshotConflict
+from gateway.core.errors import ForebayError, SnapshotConflict, StoreUnavailable
 from gateway.core.progress_rate import ProgressRate
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.job import Job, JobKind, JobState
@@ -52,7 +52,7 @@ UNKNOWN_PACE = Pace(None, None)
 
 
 @dataclass(eq=False, slots=True)
-class _Run:
+class _JobRun:
     """A job that runs in this process. Cancelling `doing` interrupts it; `following` stores how it ends.
 
     `is_cancelled` tells a cancelled job from one that the process's end interrupts. `told` is set
@@ -95,22 +95,22 @@ class Jobs:
     Whatever goes wrong with a job, it ends in a state that is shown, and that is stored as soon as the disk takes it.
     """
 
-    def __init__(self, tools: JobDependencies, store: JobStore) -> None:
-        self._tools = tools
+    def __init__(self, dependencies: JobDependencies, store: JobStore) -> None:
+        self._dependencies = dependencies
         self._store = store
         self._ended: dict[str, Job] = {}
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _JobRun] = {}
         self._is_closing = False
 
     @classmethod
-    async def open(cls, tools: JobDependencies, store: JobStore) -> Jobs:
+    async def open(cls, dependencies: JobDependencies, store: JobStore) -> Jobs:
         """Carry on what was running when the last process ended."""
-        jobs = cls(tools, store)
+        jobs = cls(dependencies, store)
         found = await asyncio.to_thread(store.load)
         running = {job.id for job in found if job.state is JobState.RUNNING}
         await _tried("the lists of ended jobs could not be removed", store.sweep, running)
-        if tools.snapshots is not None:
-            await asyncio.to_thread(tools.snapshots.sweep, running)
+        if dependencies.snapshots is not None:
+            await asyncio.to_thread(dependencies.snapshots.sweep, running)
         for job in found:
             if job.state is JobState.RUNNING:
                 jobs._begin(replace(job, full=False))
@@ -132,37 +132,42 @@ class Jobs:
         run = self._runs.get(job_id)
         return run.pace() if run is not None and job_id not in self._ended else UNKNOWN_PACE
 
-    async def start(self, kind: JobKind, prefix: str) -> Job:
-        """Begin a job about all keys under `prefix`; TooManyJobs, StoreUnavailable, PinRefused."""
-        job = self._new(kind, prefix)
+    async def start(self, kind: JobKind, prefix: str, *, allow_empty: bool = False) -> Job:
+        """Begin a job about all keys under `prefix`, or return the one that pins it; TooManyJobs, StoreUnavailable,
+        PinRefused."""
         if kind is not JobKind.PIN:
-            return await self._start(job)
-        was_pinned = prefix in self._tools.blocks.pins()
-        await self._tools.blocks.pin(prefix)
+            return await self._start(self._new(kind, prefix))
+        for job in self._running():
+            if (job.kind, job.prefix) == (kind, prefix):
+                return job
+        was_pinned = prefix in self._dependencies.blocks.pins()
+        job = replace(self._new(kind, prefix), allow_empty=allow_empty, was_pinned=was_pinned)
+        await self._dependencies.blocks.pin(prefix)
         try:
             return await self._start(job)
         except BaseException:
             if not was_pinned:
-                await self._tools.blocks.unpin(prefix)
+                await self._dependencies.blocks.unpin(prefix)
             raise
 
-    async def start_snapshot(self, name: str, prefix: str) -> Job:
+    async def start_snapshot(self, name: str, prefix: str, *, allow_empty: bool = False) -> Job:
         """Begin to make a snapshot; SnapshotConflict where one of that name is there or being made, TooManyJobs."""
-        await check_free(self._tools, name)
+        await check_free(self._dependencies, name)
         if any(job.name == name for job in self._running()):
             raise SnapshotConflict(f"a snapshot {name!r} is being made")
-        return await self._start(replace(self._new(JobKind.SNAPSHOT, prefix), name=name))
+        return await self._start(replace(self._new(JobKind.SNAPSHOT, prefix), name=name, allow_empty=allow_empty))
 
     def pins(self) -> list[str]:
         """The prefixes that are pinned; StoreUnavailable."""
-        return sorted(self._tools.blocks.pins())
+        return sorted(self._dependencies.blocks.pins())
 
     async def unpin(self, prefix: str) -> bool:
         """Unpin a prefix and end the jobs that pin it. Return False if it is not pinned."""
-        for job in self.all():
-            if job.kind is JobKind.PIN and job.prefix == prefix and job.state is JobState.RUNNING:
+        was_pinned = prefix in self._dependencies.blocks.pins()
+        for job in self._running():
+            if job.kind is JobKind.PIN and job.prefix == prefix:
                 await self.cancel(job.id)
-        return await self._tools.blocks.unpin(prefix)
+        return await self._dependencies.blocks.unpin(prefix) or was_pinned
 
     async def start_listed(self, kind: JobKind, manifest: AsyncIterator[bytes]) -> Job:
         """Begin a job about the objects of a manifest, in its order; BadManifest, TooManyJobs, StoreUnavailable."""
@@ -206,7 +211,7 @@ class Jobs:
     def _new(self, kind: JobKind, prefix: str, *, manifest: bool = False) -> Job:
         if len(self._runs) >= RUNNING_MAX:
             raise TooManyJobs(f"{RUNNING_MAX} jobs are running: wait for one, or cancel one")
-        return Job(secrets.token_hex(6), kind, prefix, manifest, created_at=self._tools.clock.now())
+        return Job(secrets.token_hex(6), kind, prefix, manifest, created_at=self._dependencies.clock.now())
 
     async def _start(self, job: Job) -> Job:
         await asyncio.to_thread(self._store.save, job)
@@ -215,17 +220,17 @@ class Jobs:
 
     def _begin(self, job: Job) -> None:
         work = self._work(job)
-        run = self._runs[job.id] = _Run(work, asyncio.create_task(work.run(), name=f"job {job.id}"))
+        run = self._runs[job.id] = _JobRun(work, asyncio.create_task(work.run(), name=f"job {job.id}"))
         run.following = asyncio.create_task(self._follow(run), name=f"end of job {job.id}")
 
     def _work(self, job: Job) -> ObjectJob | SnapshotJob:
         if job.kind is JobKind.SNAPSHOT:
-            return SnapshotJob(self._tools, job)
-        return ObjectJob(self._tools, job, Worklist(self._store.objects(job.id)))
+            return SnapshotJob(self._dependencies, job)
+        return ObjectJob(self._dependencies, job, Worklist(self._store.objects(job.id)))
 
     # Its end. What does the work is another task: however that one is broken off, this one goes on to the end.
 
-    async def _follow(self, run: _Run) -> None:
+    async def _follow(self, run: _JobRun) -> None:
         saving = asyncio.create_task(self._save_for_ever(run), name="job saving")
         await asyncio.wait({run.doing})
         saving.cancel()
@@ -236,11 +241,18 @@ class Jobs:
         if state is None:
             await _tried("a job's progress could not be written down", self._store.save, run.work.job)
         else:
-            await self._end(run, replace(run.work.job, state=state, ended_at=self._tools.clock.now()))
+            job = run.work.job
+            is_in_vain = run.doing.cancelled() or run.doing.exception() or (job.objects_failed and not job.objects_done)
+            if job.kind is JobKind.PIN and is_in_vain and not job.was_pinned:
+                try:
+                    await self._dependencies.blocks.unpin(job.prefix)
+                except StoreUnavailable as failure:
+                    _log.warning("a prefix stays pinned though its job has failed", job=job.id, error=str(failure))
+            await self._end(run, replace(job, state=state, ended_at=self._dependencies.clock.now()))
         run.told.set()
         del self._runs[run.work.job.id]
 
-    def _outcome(self, run: _Run) -> tuple[JobState | None, str | None]:
+    def _outcome(self, run: _JobRun) -> tuple[JobState | None, str | None]:
         """The state in which a job ends, and why it failed as a whole; no state: the process ends, the job does not."""
         if run.doing.cancelled():
             if run.is_cancelled:
@@ -254,7 +266,7 @@ class Jobs:
         _log.error("a job failed", job=run.work.job.id, exc_info=error)
         return JobState.FAILED, f"{type(error).__name__}: see the log"
 
-    async def _end(self, run: _Run, job: Job) -> None:
+    async def _end(self, run: _JobRun, job: Job) -> None:
         """Store the end of a job and show it; where the disk does not take it, show it and try again for ever."""
         message, pause_seconds = "a job's end could not be written down", _SAVE_SECONDS
         is_stored = await _tried(message, self._store.save, job)
@@ -263,7 +275,7 @@ class Jobs:
         while not is_stored:
             if self._is_closing:
                 return
-            run.waiting = asyncio.create_task(self._tools.clock.sleep(pause_seconds), name="job end waiting")
+            run.waiting = asyncio.create_task(self._dependencies.clock.sleep(pause_seconds), name="job end waiting")
             await asyncio.wait({run.waiting})
             pause_seconds = min(2 * pause_seconds, _SAVE_SECONDS_MAX)
             is_stored = await _tried(message, self._store.save, job)
@@ -272,11 +284,11 @@ class Jobs:
             if job_id not in self._runs and await _tried("an old job could not be removed", self._store.remove, job_id):
                 self._ended.pop(job_id, None)
 
-    async def _save_for_ever(self, run: _Run) -> None:
+    async def _save_for_ever(self, run: _JobRun) -> None:
         is_stored = True
         while True:
-            run.note_rate(self._tools.clock.monotonic())
-            await self._tools.clock.sleep(_SAVE_SECONDS)
+            run.note_rate(self._dependencies.clock.monotonic())
+            await self._dependencies.clock.sleep(_SAVE_SECONDS)
             message = "a job's progress could not be written down" if is_stored else None
             is_stored = await _tried(message, self._store.save, run.work.job)
 

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import structlog
 
+from gateway.api import documents as to
 from gateway.core.errors import NoSuchSnapshot, OriginError, SnapshotConflict, SnapshotError, StoreUnavailable
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.job import Job
@@ -20,7 +21,7 @@ from gateway.metadata.snapshots.diff import differences
 from gateway.metadata.snapshots.manifest import valid_name
 from gateway.metadata.snapshots.ndjson import BadLine, Header, LineReader, header_line, object_lines
 from gateway.metadata.snapshots.registry import check_covers, missing
-from gateway.metadata.snapshots.staging import Origins, Staging
+from gateway.metadata.snapshots.staging import Origins, SnapshotStaging
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.list_result import ListedEntry
 
@@ -35,56 +36,53 @@ _log = structlog.get_logger("forebay.snapshots")
 class SnapshotService:
     """All of it. Names are checked here: ValueError for what is none."""
 
-    def __init__(self, tools: JobDependencies, jobs: Jobs) -> None:
-        self._tools = tools
+    def __init__(self, dependencies: JobDependencies, jobs: Jobs) -> None:
+        self._dependencies = dependencies
         self._jobs = jobs
-        self._store = snapshots_of(tools)
-        self._homes = tools.homes
+        self._store = snapshots_of(dependencies)
+        self._homes = dependencies.homes
         self._imports = 0
 
-    async def all(self) -> list[dict[str, Any]]:
-        """Every snapshot by name; `problem` says why one cannot be used, `slots` names those that it freezes."""
-        found = await asyncio.to_thread(self._store.all)
-        return [
-            (one.manifest.document() if one.manifest is not None else {"name": one.name})
-            | {"problem": one.problem, "slots": self._slots_of(one.name)}
-            for one in found
-        ]
+    async def all(self) -> list[to.Snapshot]:
+        """Return every snapshot, by name."""
+        found = []
+        for one in await asyncio.to_thread(self._store.all):
+            known = one.manifest.document() if one.manifest is not None else {"name": one.name}
+            found.append(to.Snapshot(**known, problem=one.problem, slots=self._slots_of(one.name)))
+        return found
 
-    async def one(self, name: str) -> dict[str, Any]:
-        """One of them; NoSuchSnapshot."""
+    async def one(self, name: str) -> to.Snapshot:
+        """Return one of them; NoSuchSnapshot."""
         valid_name(name)
-        found = [one for one in await self.all() if one["name"] == name]
+        found = [one for one in await self.all() if one.name == name]
         if not found:
             raise NoSuchSnapshot(f"there is no snapshot {name!r}")
         return found[0]
 
-    async def slots(self, *, whole: bool = False) -> list[dict[str, Any]]:
-        """The slots that are frozen, and what is the matter with their snapshots; `problem` None: nothing.
-
-        With `whole`, all of each is read to know that; else what can be told at a glance is.
-        """
+    async def slots(self, *, whole: bool = False) -> list[to.FrozenSlot]:
+        """Return the slots that are frozen, and the problems of their snapshots. With `whole`, read all of each to know
+        them, and the beginning otherwise."""
         return [
-            {
-                "slot": slot.name,
-                "snapshot": slot.snapshot,
-                "problem": await asyncio.to_thread(self._problem, slot, whole=whole),
-            }
+            to.FrozenSlot(
+                slot=slot.name,
+                snapshot=slot.snapshot,
+                problem=await asyncio.to_thread(self._problem, slot, whole=whole),
+            )
             for slot in self._frozen()
         ]
 
     async def warn(self) -> None:
         """Log which slots cannot be answered, and what to do about it."""
         for one in await self.slots(whole=True):
-            if one["problem"] is not None:
-                _log.warning("a slot cannot be served from its snapshot", slot=one["slot"], problem=one["problem"])
+            if one.problem is not None:
+                _log.warning("a slot cannot be served from its snapshot", slot=one.slot, problem=one.problem)
 
     def _frozen(self) -> list[Slot]:
-        return [slot for slot in self._tools.slots if slot.consistency == "snapshot"]
+        return [slot for slot in self._dependencies.slots if slot.consistency == "snapshot"]
 
-    async def create(self, name: str, prefix: str) -> Job:
+    async def create(self, name: str, prefix: str, *, allow_empty: bool = False) -> Job:
         """Begin to make one; SnapshotConflict, TooManyJobs, StoreUnavailable."""
-        return await self._jobs.start_snapshot(valid_name(name), prefix)
+        return await self._jobs.start_snapshot(valid_name(name), prefix, allow_empty=allow_empty)
 
     async def delete(self, name: str, *, force: bool) -> None:
         """Delete one for good; SnapshotConflict while it freezes a slot, unless `force`. NoSuchSnapshot."""
@@ -108,12 +106,12 @@ class SnapshotService:
         prefix = await self._check(name)
         if other is not None and (await self._check(other)).bucket != prefix.bucket:
             raise ValueError(f"snapshots {name!r} and {other!r} are of two buckets")
-        after = self._entries(other) if other is not None else pages(self._tools, prefix, None)
+        after = self._entries(other) if other is not None else pages(self._dependencies, prefix, None)
         return _in_pieces(differences(self._entries(name), after))
 
-    async def imported(self, name: str, pieces: AsyncIterator[bytes]) -> dict[str, Any]:
+    async def imported(self, name: str, pieces: AsyncIterator[bytes]) -> to.Snapshot:
         """Make one of JSON lines, in any order of keys; BadLine, SnapshotConflict, SnapshotError, StoreUnavailable."""
-        await check_free(self._tools, valid_name(name))
+        await check_free(self._dependencies, valid_name(name))
         if self._imports >= IMPORTS_MAX:
             raise SnapshotConflict(f"{IMPORTS_MAX} snapshots are being imported: wait for one")
         self._imports += 1
@@ -122,9 +120,9 @@ class SnapshotService:
         finally:
             self._imports -= 1
 
-    async def _imported(self, name: str, pieces: AsyncIterator[bytes]) -> dict[str, Any]:
-        lines, now = LineReader(), self._tools.clock.now()
-        begun: Staging | None = None
+    async def _imported(self, name: str, pieces: AsyncIterator[bytes]) -> to.Snapshot:
+        lines, now = LineReader(), self._dependencies.clock.now()
+        begun: SnapshotStaging | None = None
         try:
             async for piece in pieces:
                 found = await asyncio.to_thread(list, lines.feed(piece))
@@ -143,13 +141,13 @@ class SnapshotService:
                 await asyncio.to_thread(begun.discard)
             raise
 
-    async def _begun(self, name: str, header: Header, now: float) -> Staging:
+    async def _begun(self, name: str, header: Header, now: float) -> SnapshotStaging:
         started_at = header.started_at if header.started_at is not None else now
         origins = Origins(name, str(header.prefix), header.origin, started_at)
         mark = f"import-{secrets.token_hex(8)}"
-        return await steadily(Staging.begin, self._store, mark, origins)
+        return await steadily(SnapshotStaging.begin, self._store, mark, origins)
 
-    async def _published(self, begun: Staging, header: Header, now: float) -> dict[str, Any]:
+    async def _published(self, begun: SnapshotStaging, header: Header, now: float) -> to.Snapshot:
         expected = None
         if header.objects is not None and header.digest is not None:
             expected = header.objects, header.digest
@@ -196,7 +194,7 @@ class SnapshotService:
         return None
 
 
-async def _insert(staging: Staging, found: Sequence[tuple[int, ListedEntry]]) -> None:
+async def _insert(staging: SnapshotStaging, found: Sequence[tuple[int, ListedEntry]]) -> None:
     """Add objects; BadLine names the line whose key has come before."""
     for start in range(0, len(found), _INSERTED_AT_ONCE):
         rows = found[start : start + _INSERTED_AT_ONCE]

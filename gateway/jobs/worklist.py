@@ -29,7 +29,7 @@ _FILE_MODE = 0o600
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class WorkItem:
     """One object, and where the next one begins in the list. ETag and size in bytes where a listing has told them."""
 
     key: ObjectKey
@@ -39,16 +39,16 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Recovered:
+class RecoveredWork:
     """The size of a list, in total and up to the offset that the job has reached."""
 
-    last: Entry | None = None
+    last: WorkItem | None = None
     objects: int = 0
     size_bytes: int = 0
     objects_before: int = 0
     bytes_before: int = 0
 
-    def add(self, entry: Entry, *, before: bool) -> None:
+    def add(self, entry: WorkItem, *, before: bool) -> None:
         """One line more."""
         self.last = entry
         self.objects += 1
@@ -86,9 +86,9 @@ class Worklist:
         except OSError as error:
             raise StoreUnavailable(f"a list of objects cannot be written: {error}") from error
 
-    def recover(self, offset: int) -> Recovered:
+    def recover(self, offset: int) -> RecoveredWork:
         """Return the list that an earlier process left. Cut it off before the first line that a crash has torn."""
-        found = Recovered()
+        found = RecoveredWork()
         try:
             with self.path.open("r+b") as file:
                 for entry in _lines(file, 0):
@@ -110,7 +110,7 @@ class Worklist:
         self.complete = True
         self.grown()
 
-    async def entries(self, offset: int) -> AsyncGenerator[Entry, None]:
+    async def entries(self, offset: int) -> AsyncGenerator[WorkItem, None]:
         """The entries from `offset` on, waiting for those that are not written yet."""
         while True:
             complete, grown = self.complete, self._grown
@@ -123,7 +123,7 @@ class Worklist:
                     return
                 await grown.wait()
 
-    def _read(self, offset: int) -> list[Entry]:
+    def _read(self, offset: int) -> list[WorkItem]:
         try:
             with self.path.open("rb") as file:
                 return list(_lines(file, offset, _READ_BYTES))
@@ -133,7 +133,7 @@ class Worklist:
             raise StoreUnavailable(f"a list of objects cannot be read: {error}") from error
 
 
-def _lines(file: BinaryIO, offset: int, bytes_max: int | None = None) -> Iterator[Entry]:
+def _lines(file: BinaryIO, offset: int, bytes_max: int | None = None) -> Iterator[WorkItem]:
     """The whole lines from `offset` on, until more than `bytes_max` are read."""
     begun = offset
     file.seek(offset)
@@ -146,7 +146,7 @@ def _lines(file: BinaryIO, offset: int, bytes_max: int | None = None) -> Iterato
         except (ValueError, TypeError):  # a power cut leaves zeros where lines had not reached the disk
             return
         etag, size_bytes = known or (None, 0)
-        yield Entry(ObjectKey(bucket, key), offset, etag, size_bytes)
+        yield WorkItem(ObjectKey(bucket, key), offset, etag, size_bytes)
         if bytes_max is not None and offset - begun >= bytes_max:
             return
 

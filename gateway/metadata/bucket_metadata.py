@@ -28,7 +28,7 @@ from diskcache.core import DBNAME, MODE_RAW, UNKNOWN
 from gateway.metadata.entries import Freshness, ObservedAt, answer_freshness
 from gateway.metadata.store import DiskThread
 from gateway.policy.slots import Slot
-from gateway.telemetry.metric_observers import SmallAnswerMetrics
+from gateway.telemetry import metrics
 
 ANSWER_BYTES_MAX = 64 * 1024
 """Longer answers, headers included, are not kept."""
@@ -83,7 +83,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class BucketQuery:
     """A question to the origin about a bucket: an operation by its S3 name."""
 
     operation: str
@@ -95,7 +95,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BucketAnswer:
     """The origin's answer as the gateway passes it on: `headers` are lower-case names and latin-1 values in order."""
 
     status: int
@@ -107,11 +107,11 @@ class Answer:
 class Recalled:
     """A remembered answer, and how far it may be used."""
 
-    answer: Answer
+    answer: BucketAnswer
     freshness: Freshness
 
 
-class Trouble(StrEnum):
+class StoreTrouble(StrEnum):
     """Why there is no answer: the disk gives or takes nothing now, or the file was not what had been written."""
 
     UNAVAILABLE = "unavailable"
@@ -130,29 +130,27 @@ class BucketMetadataCache:
         now: Callable[[str], ObservedAt],
         *,
         ttl_seconds: float,
-        observer: SmallAnswerMetrics,
         size_bytes_max: int = SIZE_BYTES_MAX,
     ) -> None:
         self.now = now
         self.is_on = ttl_seconds > 0
         self._ttl_seconds = ttl_seconds
-        self._observer = observer
         self._file = BucketMetadataFile(directory, size_bytes_max=size_bytes_max)
         self._thread = DiskThread("bucket metadata")
         self._paused_until_seconds = 0.0
 
-    async def recall(self, question: Question, slot: Slot) -> Recalled | None:
+    async def recall(self, question: BucketQuery, slot: Slot) -> Recalled | None:
         """Return the remembered answer and how far it may be used in `slot`, the one that contains the whole bucket."""
         if not self._may_use_disk(question):
             return None
         try:
             record = await self._thread.run(RECALL_SECONDS_MAX, self._file.get, question.record_key)
         except TimeoutError:
-            record = Trouble.UNAVAILABLE
+            record = StoreTrouble.UNAVAILABLE
         self._count(question, record)
         return self._judged(question, record, slot) if isinstance(record, bytes) else None
 
-    def keep(self, question: Question, asked: ObservedAt, answer: Answer) -> None:
+    def keep(self, question: BucketQuery, asked: ObservedAt, answer: BucketAnswer) -> None:
         """Remember what the origin answered; `asked` is what `now` gave before it was asked."""
         record = pack(question.record_key, asked, answer)
         if len(record) > ANSWER_BYTES_MAX or asked.epoch != self.now(question.bucket).epoch:
@@ -160,10 +158,6 @@ class BucketMetadataCache:
         if self._may_use_disk(question):
             keeping = self._thread.submit(self._file.put, question.record_key, record)
             keeping.add_done_callback(lambda kept: self._count(question, kept.result()))
-
-    def answered(self, question: Question, outcome: str) -> None:
-        """Count a question that has its answer: hit, miss or stale."""
-        self._observer.answered(question.operation, outcome)
 
     async def settle(self) -> None:
         """Wait until all answers submitted so far are written or given up."""
@@ -175,24 +169,24 @@ class BucketMetadataCache:
         self._thread.submit(self._file.close)
         await self._thread.close(_CLOSE_SECONDS_MAX)
 
-    def _may_use_disk(self, question: Question) -> bool:
+    def _may_use_disk(self, question: BucketQuery) -> bool:
         if self.now(question.bucket).seconds >= self._paused_until_seconds and self._thread.waiting < WAITING_MAX:
             return True
-        self._observer.trouble(Trouble.UNAVAILABLE)
+        metrics.SMALL_ANSWER_TROUBLES.add(1, StoreTrouble.UNAVAILABLE)
         return False
 
-    def _judged(self, question: Question, record: bytes, slot: Slot) -> Recalled | None:
+    def _judged(self, question: BucketQuery, record: bytes, slot: Slot) -> Recalled | None:
         found = unpack(question.record_key, record)
         if found is None:
-            self._observer.trouble(Trouble.DAMAGED)
+            metrics.SMALL_ANSWER_TROUBLES.add(1, StoreTrouble.DAMAGED)
             return None
         observed, answer = found
         state = answer_freshness(observed, self.now(question.bucket), slot, ttl_seconds=self._ttl_seconds)
         return Recalled(answer, state)
 
-    def _count(self, question: Question, result: object) -> None:
-        if isinstance(result, Trouble):
-            self._observer.trouble(result)
+    def _count(self, question: BucketQuery, result: object) -> None:
+        if isinstance(result, StoreTrouble):
+            metrics.SMALL_ANSWER_TROUBLES.add(1, result)
             self._paused_until_seconds = self.now(question.bucket).seconds + PAUSE_SECONDS
 
 
@@ -209,21 +203,21 @@ class BucketMetadataFile:
         self._cache: _Cache | None = None
         self._inode: int | None = None
 
-    def get(self, key: bytes) -> bytes | Trouble | None:
+    def get(self, key: bytes) -> bytes | StoreTrouble | None:
         """The record that was put there last; None when there is none."""
         return self._attempt(lambda cache: cast("bytes | None", cache.get(key)))
 
-    def put(self, key: bytes, record: bytes) -> Trouble | None:
+    def put(self, key: bytes, record: bytes) -> StoreTrouble | None:
         """Keep a record in place of the one there."""
         result = self._attempt(lambda cache: cache.set(key, record))
-        return result if isinstance(result, Trouble) else None
+        return result if isinstance(result, StoreTrouble) else None
 
     def close(self) -> None:
         cache, self._cache = self._cache, None
         if cache is not None:
             cache.close()
 
-    def _attempt(self, use: Callable[[_Cache], R]) -> R | Trouble:
+    def _attempt(self, use: Callable[[_Cache], R]) -> R | StoreTrouble:
         try:
             return use(self._opened())
         except Exception as error:  # noqa: BLE001 - diskcache does what its file says: harmed, it may fail in any way
@@ -232,7 +226,7 @@ class BucketMetadataFile:
                 self.close()  # keep no lock; otherwise a full disk still gives what can be read
             if not is_passing:
                 self._discard()
-            return Trouble.UNAVAILABLE if is_passing else Trouble.DAMAGED
+            return StoreTrouble.UNAVAILABLE if is_passing else StoreTrouble.DAMAGED
 
     def _opened(self) -> _Cache:
         """The connection, made anew where another process has made the file anew."""
@@ -258,7 +252,7 @@ class BucketMetadataFile:
 
     def _discard(self) -> None:
         """Remove the file, unless another process has. The journal first: it would be played into the next one."""
-        with suppress(OSError), self._alone():  # what cannot be removed is met, and counted, again
+        with suppress(OSError), self._alone():  # a later call meets and counts a leftover file again
             if _inode(self._database) == self._inode:
                 for ending in ("-journal", "-wal", "-shm", ""):
                     self._database.with_name(DBNAME + ending).unlink(missing_ok=True)
@@ -284,7 +278,7 @@ class _Cache(diskcache.Cache):  # type: ignore[misc]  # it has no types
 
 
 class RawDisk(diskcache.Disk):  # type: ignore[misc]  # it has no types
-    """Bytes go in, bytes come out. What a file claims to be something else is not there."""
+    """Bytes go in, bytes come out. A value of another type counts as missing."""
 
     def __init__(self, directory: str, **_settings: object) -> None:
         super().__init__(directory)
@@ -310,7 +304,7 @@ class RawDisk(diskcache.Disk):  # type: ignore[misc]  # it has no types
         """Do nothing: no file that a record may name is ours."""
 
 
-def pack(key: bytes, observed: ObservedAt, answer: Answer) -> bytes:
+def pack(key: bytes, observed: ObservedAt, answer: BucketAnswer) -> bytes:
     """The record. Its checksum covers the key, too: one that is damaged, or lies elsewhere, is none."""
     headers = "\n".join(f"{name}:{value}" for name, value in answer.headers).encode("latin-1")
     fixed = _FIXED.pack(0, _FORMAT, observed.boot, observed.epoch, observed.seconds, answer.status, len(headers))
@@ -318,7 +312,7 @@ def pack(key: bytes, observed: ObservedAt, answer: Answer) -> bytes:
     return _checksum(key, record).to_bytes(_CHECKSUM_BYTES, "little") + record
 
 
-def unpack(key: bytes, record: bytes) -> tuple[ObservedAt, Answer] | None:
+def unpack(key: bytes, record: bytes) -> tuple[ObservedAt, BucketAnswer] | None:
     """Return the record packed for this key; None when the bytes are another key's or damaged."""
     if len(record) < _FIXED.size:
         return None
@@ -328,7 +322,7 @@ def unpack(key: bytes, record: bytes) -> tuple[ObservedAt, Answer] | None:
     body_start = _FIXED.size + headers_bytes
     lines = record[_FIXED.size : body_start].decode("latin-1")
     headers = [_field(line) for line in lines.split("\n")] if lines else []
-    return ObservedAt(epoch, seconds, boot), Answer(status, headers, record[body_start:])
+    return ObservedAt(epoch, seconds, boot), BucketAnswer(status, headers, record[body_start:])
 
 
 def _field(line: str) -> tuple[str, str]:

@@ -1,15 +1,15 @@
-"""Which version of an object is current, and what S3 says of it: remembered as long as the object's slot allows.
+"""The current version of each object and its metadata, remembered as long as the object's slot allows.
 
     remembered, and fresh enough for the slot? → that; listed since then, and the same? → that (`is_confirmed`);
     else one HEAD at the origin, remembered for the next
 
-What was asked before an own write of the key is never believed after it, on any worker (epochs.py).
+Answers to questions before an own write of the key are void after it, on any worker (entries.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -20,7 +20,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
 from gateway.core.model import Homes, ObjectKey, ObjectVersion
 from gateway.metadata.entries import (
-    Entry,
+    CatalogEntry,
     Freshness,
     InDoubtWrites,
     InvalidationEpochs,
@@ -37,8 +37,10 @@ from gateway.metadata.joined_calls import JoinedCalls
 from gateway.metadata.listing.index import ListingIndex, trim
 from gateway.metadata.listing.pages import Listed
 from gateway.metadata.listing.ranges import bound_of
-from gateway.metadata.listing.records import DIGEST, etag_and_size
+from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.observed_habits import (
+    BUCKETS_LISTED_MAX,
+    ETAGS_LISTED_MAX,
     HABITS_REREAD_SECONDS,
     HABITS_SECONDS,
     KINDS_MAX,
@@ -52,9 +54,10 @@ from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread, Hel
 from gateway.origin.client import KeyPair, Origin, OriginRequest, Purpose
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import is_same_version, unquote
 from gateway.s3.list_result import ListedEntry
 from gateway.s3.origin_habits import OriginHabits, shared_etags
-from gateway.telemetry.metric_observers import CatalogMetrics
+from gateway.telemetry import metrics
 
 __all__ = ["Catalog", "Listing", "ObjectHead", "is_down", "is_plainly_asked", "is_remembered"]
 
@@ -92,7 +95,7 @@ class _UntilThen:
         return self._clock.monotonic() < self._until and self._record.holds()
 
 
-class Known(NamedTuple):
+class CatalogHit(NamedTuple):
     """The catalog's knowledge of an object. `head` None: it does not exist. `age_seconds` None: the age is unknown."""
 
     head: ObjectHead | None
@@ -103,22 +106,24 @@ class Known(NamedTuple):
 class Catalog:
     """One worker process's view of the catalog that all workers share. Use `open`, and `close` at the end."""
 
-    def __init__(self, origin: Origin, opened: OpenCatalog | None, clock: Clock, observer: CatalogMetrics) -> None:
+    def __init__(self, origin: Origin, opened: OpenCatalog | None, clock: Clock) -> None:
         self._origin = origin
         self._opened = opened
         self._clock = clock
-        self.observer = observer
         self._store = opened.store if opened is not None else None
         self._epochs = opened.epochs if opened is not None else InvalidationEpochs(None)
         self._boot = opened.boot if opened is not None else 0
-        self._writer = CatalogWriter(self._store, observer)
-        self.listing = ListingIndex(opened, self._epochs, clock, observer)
+        self._writer = CatalogWriter(self._store)
+        self.listing = ListingIndex(opened, self._epochs, clock)
         self.in_doubt = InDoubtWrites(clock)
         self.joined_calls = JoinedCalls(clock)
         self.sizes_seen = SizesSeen()
         self._habits: dict[str, tuple[OriginHabits, float]] = {}
         """Habits of each bucket, and the time until which they are not read again."""
+        self._refused: dict[ObjectKey, str] = {}
+        """ETags of the versions that the origin has named last and then not given."""
         self._told: set[tuple[str, str]] = set()
+        self._listed_sizes: dict[str, dict[str, int]] = {}
         if self._epochs.left_behind:
             self._epochs.void(self._epochs.left_behind)
             self.in_doubt.add(self._end_left_behind)
@@ -131,16 +136,15 @@ class Catalog:
         *,
         homes: Homes,
         clock: Clock,
-        observer: CatalogMetrics,
         slots: Slots,
         process: int = 0,
     ) -> Catalog:
-        """Open the shared directory. What it holds of buckets that are at other `homes` now is forgotten.
+        """Open the shared directory. Entries of buckets that are at other `homes` now are forgotten.
 
-        `process` is this process's number in shared memory (heartbeats.py): what the one before it was killed in the
-        midst of writing is not believed.
+        `process` is this process's number in shared memory (heartbeats.py): writes during which its
+        predecessor was killed are void.
 
-        So is what is listed in slots that are strict now; `slots` are the same in all processes.
+        So are listings in slots that are strict now; `slots` are the same in all processes.
         StartupError when it has another format or is a mistake, StoreUnavailable when the disk fails.
         """
         thread = DiskThread("opening the catalog")
@@ -150,16 +154,16 @@ class Catalog:
             raise StoreUnavailable(f"the catalog {directory} cannot be opened: another process holds it up") from None
         finally:
             await thread.close(0.0)  # it ends with what it does now, however long that takes
-        return cls(origin, opened, clock, observer)
+        return cls(origin, opened, clock)
 
     @classmethod
-    def switched_off(cls, origin: Origin, clock: Clock, observer: CatalogMetrics) -> Catalog:
+    def switched_off(cls, origin: Origin, clock: Clock) -> Catalog:
         """One that remembers nothing, where the directory cannot be used.
 
         Every question goes to the origin then, in every slot, and own writes have nothing to void. All workers of a
         gateway must do without together: one that writes without the directory could not void what another remembers.
         """
-        return cls(origin, None, clock, observer)
+        return cls(origin, None, clock)
 
     async def ask(
         self,
@@ -190,44 +194,48 @@ class Catalog:
         return await self.joined_calls.ask(question, send)
 
     async def _head(self, key: ObjectKey, slot: Slot, request: OriginRequest, *, is_part: bool) -> ObjectHead:
+        is_not_learned = is_part or not is_remembered(slot, request.headers)
         async with await self._origin.send(request) as response:
             if response.status not in (200, 206):
-                if response.status == 404:
-                    self.shown(key, slot, None)
+                if response.status == 404 and is_not_learned:
+                    self.shown(key, None)
                 raise OriginAnswered(response.status, list(response.headers.items()), b"")
             head = object_head(key, response.headers, is_part=is_part)
             self._seen(head)
-            self.shown(key, slot, head.version.etag)
+            if is_not_learned:
+                self.shown(key, head.version.etag)
             return head
 
-    def shown(self, key: ObjectKey, slot: Slot, etag: str | None) -> None:
-        """A reader is told by the origin itself that the object has this ETag now; None: that there is none.
-
-        What is remembered otherwise is of the time before the slot was as it is. It goes, so that no reader is led back
-        to it when the slot is as it was.
-        """
-        if slot.consistency not in ("strict", "snapshot"):
-            return
+    def shown(self, key: ObjectKey, etag: str | None) -> None:
+        """Forget what is remembered of another version: an answer that is not learned tells a reader that the object
+        has this ETag now, or None, that there is none. No reader is then led back to the other version."""
         entry = self._lookup(key)
         if entry is not None and etag != (entry.head.version.etag if entry.head is not None else None):
             self.forget(key)
 
     def listed(self, bucket: str, entries: Sequence[ListedEntry]) -> None:
-        """Void what all workers remember otherwise than the origin has just listed it, in order. Call this before any
-        client learns of it."""
-        if len({entry.etag for entry in entries}) < len(entries):
-            shared = shared_etags((entry.etag, entry.size_bytes) for entry in entries)
-            self.learn_habits(bucket, OriginHabits(shared_etags=shared))
-        if self._store is not None:
-            pairs = [(entry.key, entry) for entry in entries]
-            self._store.void_if_listed_otherwise(bucket, pairs, lambda entry: (entry.etag, entry.size_bytes))
+        """Void what all workers remember otherwise than the origin has just listed it, in order.
+
+        Call this before any client learns of it.
+        """
+        self._listed(bucket, [(entry.key, (entry.etag, entry.size_bytes)) for entry in entries])
 
     def listed_records(self, bucket: str, listed: Sequence[Listed]) -> None:
-        if len({record[DIGEST] for _, record in listed}) < len(listed):
-            shared = shared_etags(etag_and_size(record) for _, record in listed)
-            self.learn_habits(bucket, OriginHabits(shared_etags=shared))
+        self._listed(bucket, [(key, etag_and_size(record)) for key, record in listed])
+
+    def _listed(self, bucket: str, versions: Sequence[tuple[bytes, tuple[str, int]]]) -> None:
+        self.listed_sizes(bucket, [version for _, version in versions])
         if self._store is not None:
-            self._store.void_if_listed_otherwise(bucket, listed, etag_and_size)
+            self._store.void_if_listed_otherwise(bucket, versions)
+
+    def listed_sizes(self, bucket: str, versions: Iterable[tuple[str, int]]) -> None:
+        """Learn which ETags the origin has listed with several sizes, on this page and the last ones."""
+        if len(self._listed_sizes) >= BUCKETS_LISTED_MAX:
+            self._listed_sizes.clear()
+        sizes = self._listed_sizes.setdefault(bucket, {})
+        if len(sizes) >= ETAGS_LISTED_MAX:
+            sizes.clear()
+        self.learn_habits(bucket, OriginHabits(shared_etags=shared_etags(versions, sizes)))
 
     def habits(self, bucket: str) -> OriginHabits:
         """Return what the origin was found to do in a bucket by this process or, at least a second ago, by others."""
@@ -248,7 +256,7 @@ class Catalog:
         if now == before:
             return
         if now.shared_etags != before.shared_etags:
-            self.forget_bucket(bucket)  # who answers by what was believed until now asks again
+            self.forget_bucket(bucket)  # callers that answer by earlier knowledge ask again
         if len(self._told) >= KINDS_MAX:
             self._told.clear()
         for why in now.reasons() - before.reasons():
@@ -260,7 +268,19 @@ class Catalog:
         self._habits[bucket] = now, self._clock.monotonic() + seconds
         version = habits_version(bucket)
         head = ObjectHead(version, pack_habits(now), None)
-        self._writer.add(CatalogUpdate(version.key, Entry(self.now(version.key), head), of_version=True))
+        self._writer.add(CatalogUpdate(version.key, CatalogEntry(self.now(version.key), head), of_version=True))
+
+    def refused(self, version: ObjectVersion) -> None:
+        """Forget a version that the origin did not give under its ETag: it may have another now, or withhold it."""
+        if len(self._refused) >= KINDS_MAX:
+            self._refused.clear()
+        self._refused[version.key] = version.etag
+        self.forget(version.key)
+
+    def named(self, version: ObjectVersion) -> None:
+        """Learn that the origin withholds a version: it was `refused`, and the origin has just named it again."""
+        if self._refused and self._refused.pop(version.key, None) == version.etag:
+            self.learn_habits(version.key.bucket, OriginHabits(withheld_etags=frozenset({unquote(version.etag)})))
 
     def _seen(self, head: ObjectHead) -> None:
         self.sizes_seen.note(head.version)
@@ -293,9 +313,9 @@ class Catalog:
             entry = self._entry(key, with_checksums=CHECKSUM_MODE in headers)
             if entry is None or look or not is_down(error) or self._freshness(entry, slot) is Freshness.USELESS:
                 raise
-            self.observer.looked_up(slot.name, "stale")
+            metrics.CATALOG_LOOKUPS.add(1, slot.name, "stale")
             return _answer(key, entry, headers)
-        self.observer.looked_up(slot.name, "miss")
+        metrics.CATALOG_LOOKUPS.add(1, slot.name, "miss")
         return head
 
     def remembered(self, key: ObjectKey, slot: Slot, *, headers: Mapping[str, str]) -> ObjectHead | None:
@@ -306,11 +326,11 @@ class Catalog:
         if entry is None:
             return None
         if self._freshness(entry, slot) is Freshness.FRESH:
-            self.observer.looked_up(slot.name, "hit" if entry.head is not None else "absent")
+            metrics.CATALOG_LOOKUPS.add(1, slot.name, "hit" if entry.head is not None else "absent")
             return _answer(key, entry, headers)
         if not self._is_confirmed(key, entry, slot):
             return None
-        self.observer.looked_up(slot.name, "listed")
+        metrics.CATALOG_LOOKUPS.add(1, slot.name, "listed")
         return _answer(key, entry, headers)
 
     def hold(self, key: ObjectKey, slot: Slot, *, with_checksums: bool) -> HeldVersion | None:
@@ -334,18 +354,20 @@ class Catalog:
     def has_learned(self, version: ObjectVersion) -> bool:
         """Return True if this version is the last one learned of its key, at any age, and not written since."""
         entry = self._lookup(version.key)
-        return entry is not None and entry.head is not None and entry.head.version == version
+        head = entry.head if entry is not None else None
+        return head is not None and is_same_version(head.version, version)
 
     def learned(
         self, head: ObjectHead, slot: Slot, asked: ObservedAt, *, headers: Mapping[str, str], with_checksums: bool
     ) -> None:
         """Keep the result of a GET that was sent at `asked`, so that the catalog may answer the same question."""
         self._seen(head)
-        self.shown(head.version.key, slot, head.version.etag)
-        if is_remembered(slot, headers):
-            self.observer.looked_up(slot.name, "miss")
-            if head.version.etag:
-                self._writer.add(CatalogUpdate(head.version.key, _entry(asked, head, with_checksums=with_checksums)))
+        if not is_remembered(slot, headers):
+            self.shown(head.version.key, head.version.etag)
+            return
+        metrics.CATALOG_LOOKUPS.add(1, slot.name, "miss")
+        if head.version.etag:
+            self._writer.add(CatalogUpdate(head.version.key, _entry(asked, head, with_checksums=with_checksums)))
 
     def last_known(self, key: ObjectKey) -> ObjectHead | None:
         """Return the last head learned of an object, however old; None if unknown or written since."""
@@ -357,7 +379,7 @@ class Catalog:
         entry = self._store.last(key) if self._store is not None else None
         return entry.head if entry is not None else None
 
-    def explain(self, key: ObjectKey, slot: Slot) -> Known | None:
+    def explain(self, key: ObjectKey, slot: Slot) -> CatalogHit | None:
         """Return the catalog's knowledge of an object and how far its slot believes it; None if unknown."""
         entry = self._lookup(key)
         if entry is None:
@@ -366,7 +388,7 @@ class Catalog:
         age_seconds = now - observed.seconds if observed.boot == self._boot and now >= observed.seconds else None
         state = self._freshness(entry, slot)
         is_listed = state is not Freshness.FRESH and self._is_confirmed(key, entry, slot)
-        return Known(entry.head, age_seconds, Freshness.FRESH if is_listed else state)
+        return CatalogHit(entry.head, age_seconds, Freshness.FRESH if is_listed else state)
 
     def of_version(self, version: ObjectVersion, *, with_checksums: bool) -> ObjectHead | None:
         """Return the head of one version, current or not. It never changes, so its age does not matter."""
@@ -377,7 +399,7 @@ class Catalog:
 
     def learned_version(self, head: ObjectHead, *, with_checksums: bool) -> None:
         """Keep the head of a version that was requested by its ETag."""
-        entry = Entry(self.now(head.version.key), head, with_checksums=with_checksums)
+        entry = CatalogEntry(self.now(head.version.key), head, with_checksums=with_checksums)
         self._writer.add(CatalogUpdate(head.version.key, entry, of_version=True))
 
     def now(self, key: ObjectKey) -> ObservedAt:
@@ -393,7 +415,7 @@ class Catalog:
     def remember_absence(self, key: ObjectKey, slot: Slot, asked: ObservedAt, *, named: bool) -> None:
         """Remember that the origin has answered 404 to a question sent at `asked`; `named`: with NoSuchKey."""
         if slot.consistency not in ("strict", "snapshot") and slot.negative_ttl_seconds > 0:
-            self._writer.add(CatalogUpdate(key, Entry(asked, named=named)))
+            self._writer.add(CatalogUpdate(key, CatalogEntry(asked, named=named)))
 
     def forget(self, key: ObjectKey) -> None:
         """Believe nothing that was asked about `key` until now, on any worker. To be called around every own write."""
@@ -415,7 +437,8 @@ class Catalog:
         return self._epochs.begin_write(bucket, keys)
 
     def end_write(self, places: Sequence[int]) -> None:
-        """It has been answered, or never will be, and what it changes is forgotten. `places`: from `begin_write`."""
+        """End a write that was answered or never will be: what it changes is forgotten. `places`: from
+        `begin_write`."""
         self._epochs.end_write(places)
 
     async def settle(self) -> None:
@@ -440,16 +463,16 @@ class Catalog:
         self._epochs.void(self._epochs.left_behind)
         self._epochs.end_write(self._epochs.left_behind)
 
-    def _lookup(self, key: ObjectKey) -> Entry | None:
+    def _lookup(self, key: ObjectKey) -> CatalogEntry | None:
         return self._store.lookup(key) if self._store is not None else None
 
-    def _entry(self, key: ObjectKey, *, with_checksums: bool) -> Entry | None:
+    def _entry(self, key: ObjectKey, *, with_checksums: bool) -> CatalogEntry | None:
         entry = self._store.lookup(key) if self._store is not None else None
         if entry is not None and entry.head is not None and with_checksums and not entry.with_checksums:
             return None
         return entry
 
-    def _is_confirmed(self, key: ObjectKey, entry: Entry, slot: Slot) -> bool:
+    def _is_confirmed(self, key: ObjectKey, entry: CatalogEntry, slot: Slot) -> bool:
         """Return True if a listing within the slot's bound agrees with the entry, which is older."""
         if entry.head is None or not entry.settled:
             return False
@@ -457,7 +480,7 @@ class Catalog:
         listed = self.listing.entry(key.bucket, key.key, bound) if bound is not None else None
         return listed is not None and is_confirmed(entry.head, listed)
 
-    def _freshness(self, entry: Entry, slot: Slot) -> Freshness:
+    def _freshness(self, entry: CatalogEntry, slot: Slot) -> Freshness:
         return freshness(entry, slot, now_seconds=self._clock.monotonic(), boot=self._boot)
 
     async def _learn(self, key: ObjectKey, slot: Slot, headers: Mapping[str, str], purpose: Purpose) -> ObjectHead:
@@ -473,8 +496,8 @@ class Catalog:
         return head
 
 
-def _entry(asked: ObservedAt, head: ObjectHead, *, with_checksums: bool) -> Entry:
-    return Entry(asked, head, with_checksums=with_checksums, settled=is_settled(head))
+def _entry(asked: ObservedAt, head: ObjectHead, *, with_checksums: bool) -> CatalogEntry:
+    return CatalogEntry(asked, head, with_checksums=with_checksums, settled=is_settled(head))
 
 
 def _opened(directory: Path, homes: Homes, slots: Slots, process: int) -> OpenCatalog:
@@ -500,7 +523,7 @@ def is_plainly_asked(headers: Mapping[str, str]) -> bool:
     return all(name == CHECKSUM_MODE and value.upper() == "ENABLED" for name, value in headers.items())
 
 
-def _answer(key: ObjectKey, entry: Entry, headers: Mapping[str, str]) -> ObjectHead:
+def _answer(key: ObjectKey, entry: CatalogEntry, headers: Mapping[str, str]) -> ObjectHead:
     if entry.head is None:
         if entry.named:
             raise s3_error("NoSuchKey", Key=key.key)

@@ -61,9 +61,10 @@ from gateway.s3.headers import (
     EncodedHeaders,
     filter_response_headers,
     format_http_date,
+    is_same_version,
     parse_content_range,
     parse_http_date,
-    unquote,
+    plain_etag,
 )
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.shared.heartbeats import PROCESSES_MAX
@@ -160,7 +161,7 @@ def catalog_key(key: ObjectKey) -> bytes:
 def version_key(version: ObjectVersion) -> bytes:
     """Return a version's key: a digest, as versions are never read in order."""
     key = version.key
-    whole = f"{key.bucket}\0{len(key.key)}\0{key.key}{version.etag}".encode("utf-8", "surrogatepass")
+    whole = f'{key.bucket}\0{len(key.key)}\0{key.key}"{plain_etag(version.etag)}"'.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(whole, digest_size=_DIGEST_BYTES, person=b"forebay version1").digest()
 
 
@@ -195,7 +196,7 @@ _MD5_ETAG = re.compile('"[0-9a-f]{32}"')
 class ObservedAt:
     """When something was learned. `seconds` and `boot` are those of the question, not of the answer.
 
-    `epoch` and `cells` are the bucket's and the key's invalidation epochs when the origin was asked (epochs.py);
+    `epoch` and `cells` are the bucket's and the key's invalidation epochs when the origin was asked;
     of a bucket itself, or of a listing, the first alone.
     """
 
@@ -206,7 +207,7 @@ class ObservedAt:
 
 
 @immutable
-class Entry:
+class CatalogEntry:
     """The catalog's record of a key.
 
     `head` None: there is no such object; then `named` says that the origin's error was NoSuchKey, and not that of a
@@ -221,7 +222,7 @@ class Entry:
     settled: bool = False
 
 
-def pack(key: bytes, entry: Entry) -> tuple[bytes, bytes]:
+def pack(key: bytes, entry: CatalogEntry) -> tuple[bytes, bytes]:
     """The record, and the extra record, empty where the object has nothing out of the ordinary.
 
     The checksum covers the key and both: a record that is damaged, or lies under another key, is none.
@@ -266,11 +267,11 @@ def is_listed_so(record: bytes, etag: str, size_bytes: int) -> bool:
     flags, has = int.from_bytes(record[_CHECKSUM_BYTES : _CHECKSUM_BYTES + 2], "little"), record[_FIXED.size :]
     if flags & _ABSENT or _FIXED.unpack_from(record)[7] != size_bytes:
         return False
-    known = has.hex() if flags & _MD5 else unquote(has.decode("latin-1").removeprefix("W/"))
-    return not etag or known == unquote(etag.removeprefix("W/"))
+    known = has.hex() if flags & _MD5 else plain_etag(has.decode("latin-1"))
+    return not etag or known == plain_etag(etag)
 
 
-def unpack(record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Entry | None:
+def unpack(record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> CatalogEntry | None:
     """The entry of `key`, whose catalog key is `record_key`; None when these bytes are not what was packed for it."""
     if len(record) < _FIXED.size:
         return None
@@ -279,7 +280,7 @@ def unpack(record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> En
         return None
     observed = ObservedAt(epoch, seconds, boot, (first, second))
     if flags & _ABSENT:
-        return Entry(observed, named=bool(flags & _NAMED))
+        return CatalogEntry(observed, named=bool(flags & _NAMED))
     etag = f'"{record[_FIXED.size :].hex()}"' if flags & _MD5 else record[_FIXED.size :].decode("latin-1")
     headers = {"etag": etag} if etag else {}
     headers["content-length"] = str(size_bytes)
@@ -290,7 +291,7 @@ def unpack(record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> En
         headers |= dict(line.split(":", 1) for line in extra.decode("latin-1").split("\n"))
     last_modified = float(modified) if flags & _DATED else parse_http_date(headers.get("last-modified", ""))
     head = ObjectHead(ObjectVersion(key, etag, size_bytes), headers, last_modified, remembered=True)
-    return Entry(observed, head, with_checksums=bool(flags & _CHECKSUMS), settled=bool(flags & _SETTLED))
+    return CatalogEntry(observed, head, with_checksums=bool(flags & _CHECKSUMS), settled=bool(flags & _SETTLED))
 
 
 def without_checksums(head: ObjectHead) -> ObjectHead:
@@ -314,14 +315,14 @@ class Freshness(Enum):
     USELESS = "useless"
 
 
-def freshness(entry: Entry, slot: Slot, *, now_seconds: float, boot: int) -> Freshness:
+def freshness(entry: CatalogEntry, slot: Slot, *, now_seconds: float, boot: int) -> Freshness:
     """How far `entry` may be trusted in `slot`. `now_seconds` is monotonic, of the boot whose number is `boot`.
 
     Ages are differences of the machine's own monotonic clock, so that no step of the wall clock makes anything live
-    longer. What was learned under another boot, or in the future, is of unknown age: only `immutable` can use it.
+    longer. Entries of another boot, or from the future, are of unknown age: only `immutable` can use it.
     """
     if slot.consistency in ("strict", "snapshot"):
-        return Freshness.USELESS  # what is in a snapshot is told by nothing else
+        return Freshness.USELESS  # only the snapshot itself tells its content
     observed = entry.observed_at
     age_seconds = now_seconds - observed.seconds if observed.boot == boot else -1.0
     if entry.head is None:
@@ -399,9 +400,9 @@ def is_confirmed(head: ObjectHead, listed: ListedEntry) -> bool:
 
 def is_version(head: ObjectHead, modified: str, etag: str, size_bytes: int) -> bool:
     """Return True if `head` has this ETag, size and date, the date as listings write it."""
-    if head.version.etag != etag or head.version.size_bytes != size_bytes or head.last_modified is None:
-        return False
-    return modified.endswith("Z") and modified[:19] == date_text(int(head.last_modified))
+    is_dated = head.last_modified is not None and modified[:19] == date_text(int(head.last_modified))
+    listed = ObjectVersion(head.version.key, etag, size_bytes)
+    return is_dated and modified.endswith("Z") and is_same_version(head.version, listed)
 
 
 @lru_cache(maxsize=1024)
@@ -551,7 +552,7 @@ class InvalidationEpochs:
                 self.change_everything()
 
     def end_write(self, places: Sequence[int]) -> None:
-        """They have been answered, or never will be, and what they change is void."""
+        """End writes that were answered or never will be: what they change is void."""
         for place in places:
             if place == self._beyond:
                 self._count_beyond -= 1
@@ -624,6 +625,6 @@ class InDoubtWrites:
             _, end = self._waiting.popleft()
             try:
                 await end()
-            except (OSError, lmdb.Error, StoreUnavailable):  # the others are to be ended all the same
+            except (OSError, lmdb.Error, StoreUnavailable):  # the others must end all the same
                 _log.exception("a write in doubt could not be ended")
         self._ending = None

@@ -128,10 +128,10 @@ class JoinedCalls:
             answer = await call.send()
         except (OriginUnreachable, OriginBodyError) as error:
             call.failed(error, is_answer=False)
-        except Exception as error:  # noqa: BLE001 - told to those who wait, as it is
+        except Exception as error:  # noqa: BLE001 - the waiting callers get it as it is
             call.failed(error, is_answer=True)
         except asyncio.CancelledError:
-            given_up = OriginUnreachable("the request to the origin was given up")  # whoever gave it up
+            given_up = OriginUnreachable("the request to the origin was given up")  # by any caller
             call.failed(given_up, is_answer=False)
             raise
         else:

@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 
 from gateway.core.model import ObjectKey, ObjectVersion
-from gateway.metadata.entries import Entry
+from gateway.metadata.entries import CatalogEntry
 from gateway.s3.origin_habits import OriginHabits
 
 
@@ -39,6 +39,9 @@ class SizesSeen:
 SIZES_SEEN = 8
 KINDS_MAX = 4096
 
+BUCKETS_LISTED_MAX, ETAGS_LISTED_MAX = 16, 10_000
+"""With more, a process forgets which sizes it has seen listed with which ETags."""
+
 
 def _kind(key: ObjectKey) -> tuple[str, str]:
     _, dot, ending = key.key.rpartition("/")[2].rpartition(".")
@@ -46,10 +49,10 @@ def _kind(key: ObjectKey) -> tuple[str, str]:
 
 
 HABITS_SECONDS = 600.0
-"""For so long an origin is taken for one that knows no ranges, or makes weak ETags; then that is found out anew."""
+"""Seconds for which Forebay believes that an origin knows no ranges, makes weak ETags or withholds ranges."""
 
 HABITS_REREAD_SECONDS = 1.0
-_WEAK, _RANGES, _SHARED = "weak-etags", "no-ranges", "shared-etags"
+_WEAK, _RANGES, _SHARED, _WITHHELD = "weak-etags", "no-ranges", "shared-etags", "withheld-etags"
 
 
 def habits_version(bucket: str) -> ObjectVersion:
@@ -60,13 +63,16 @@ def habits_version(bucket: str) -> ObjectVersion:
 def pack_habits(habits: OriginHabits) -> dict[str, str]:
     """As headers of an entry."""
     packed = {_WEAK: "1" if habits.weak_etags else "", _RANGES: "1" if habits.no_ranges else ""}
+    packed[_WITHHELD] = "\t".join(sorted(habits.withheld_etags))
     return {**packed, _SHARED: "\t".join(sorted(habits.shared_etags))}
 
 
-def unpack_habits(entry: Entry, boot: int, now_seconds: float) -> OriginHabits:
+def unpack_habits(entry: CatalogEntry, boot: int, now_seconds: float) -> OriginHabits:
     """Return the habits that are still valid at `now_seconds` of the boot of that number."""
     told: Mapping[str, str] = entry.head.headers if entry.head is not None else {}
     observed = entry.observed_at
     is_young = observed.boot == boot and 0 <= now_seconds - observed.seconds < HABITS_SECONDS
-    shared = frozenset(filter(None, told.get(_SHARED, "").split("\t")))
-    return OriginHabits(is_young and told.get(_WEAK) == "1", is_young and told.get(_RANGES) == "1", shared)
+    shared, withheld = (frozenset(filter(None, told.get(name, "").split("\t"))) for name in (_SHARED, _WITHHELD))
+    if not is_young:
+        return OriginHabits(shared_etags=shared)
+    return OriginHabits(told.get(_WEAK) == "1", told.get(_RANGES) == "1", shared, withheld)

@@ -58,7 +58,7 @@ _NOT_AN_INDEX = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchErr
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
+class _CatalogFiles:
     epochs: InvalidationEpochs
     store: CatalogStore
     dirty: DirtyKeys
@@ -76,7 +76,7 @@ class _Files:
 class OpenCatalog:
     """The catalog's directory, open. `boot` is the number by which entries know the boot that they are of."""
 
-    def __init__(self, path: Path, files: _Files, users: int, boot: int) -> None:
+    def __init__(self, path: Path, files: _CatalogFiles, users: int, boot: int) -> None:
         self.store = files.store
         self.epochs = files.epochs
         self.dirty = files.dirty
@@ -109,7 +109,7 @@ def open_directory(path: Path, homes: Homes, *, process: int = 0, size_bytes_max
         raise opening_failure(f"the catalog {path}", error) from error
 
 
-def disbelieve(path: Path) -> None:
+def discard_catalog(path: Path) -> None:
     """Make the next process that opens the catalog drop everything; raise StoreUnavailable when the disk fails."""
     try:
         if path.is_dir():  # a new disk has none
@@ -131,7 +131,7 @@ def _open(path: Path, homes: Homes, process: int, size_bytes_max: int) -> OpenCa
                 f"the catalog {path} was written for other homes of the buckets, and other processes use it: "
                 "stop them first"
             )
-        remove_durably(path / "CLEAN")  # of another boot it would be believed, as it is, and is not synced
+        remove_durably(path / "CLEAN")  # after a reboot it would make the unsynced catalog trusted
         files = _open_with_room(path, users, process, size_bytes_max)
         for bucket in moved:  # ORIGIN says so only then: who is killed does it again
             files.epochs.change_bucket(bucket)
@@ -145,7 +145,7 @@ def _open(path: Path, homes: Homes, process: int, size_bytes_max: int) -> OpenCa
         raise
 
 
-def _open_with_room(path: Path, users: int, process: int, size_bytes_max: int) -> _Files:
+def _open_with_room(path: Path, users: int, process: int, size_bytes_max: int) -> _CatalogFiles:
     """Open the catalog; if the disk is too full and no other process has it open, drop it to make room."""
     try:
         return _open_recovered(path, users, process, size_bytes_max)
@@ -156,7 +156,7 @@ def _open_with_room(path: Path, users: int, process: int, size_bytes_max: int) -
     return _open_recovered(path, users, process, size_bytes_max)
 
 
-def _open_recovered(path: Path, users: int, process: int, size_bytes_max: int) -> _Files:
+def _open_recovered(path: Path, users: int, process: int, size_bytes_max: int) -> _CatalogFiles:
     files = _open_files(path, users, process, size_bytes_max)
     try:
         if try_lock(users):
@@ -167,7 +167,7 @@ def _open_recovered(path: Path, users: int, process: int, size_bytes_max: int) -
     return files
 
 
-def _open_files(path: Path, users: int, process: int, size_bytes_max: int) -> _Files:
+def _open_files(path: Path, users: int, process: int, size_bytes_max: int) -> _CatalogFiles:
     """Made anew where they are missing, or are not what they should be."""
     try:
         for name in ENVIRONMENTS:
@@ -181,7 +181,7 @@ def _open_files(path: Path, users: int, process: int, size_bytes_max: int) -> _F
     return _try_open_files(path, process, size_bytes_max)
 
 
-def _try_open_files(path: Path, process: int, size_bytes_max: int) -> _Files:
+def _try_open_files(path: Path, process: int, size_bytes_max: int) -> _CatalogFiles:
     with ExitStack() as stack:
         shared = InvalidationEpochs(path / "epochs", process)
         stack.callback(shared.close)
@@ -191,7 +191,7 @@ def _try_open_files(path: Path, process: int, size_bytes_max: int) -> _Files:
         stack.callback(dirty.close)
         listing = ListingStore(path / "listing", shared, dirty, told=store.listed)
         stack.pop_all()
-        return _Files(shared, store, dirty, listing)
+        return _CatalogFiles(shared, store, dirty, listing)
 
 
 def _refuse_other_formats(path: Path) -> None:

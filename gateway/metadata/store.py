@@ -1,15 +1,15 @@
 """The catalog's records in LMDB, shared by all workers. Looking up takes microseconds: it may run on the event loop.
 
     entries   catalog key → record
-    extras    catalog key → what the record has no room for
+    extras    catalog key → the rest, if the record has no room for it
     versions  version key → length of the record (u16), record, extra: of versions that were asked for by their ETag
 
 Unsynced while in use: a killed process loses nothing, an unclean boot may lose anything, so then everything is dropped
-(opening.py). What is here can always be asked of the origin again, so that trouble with the disk is a miss. Updates are
+(opening.py). The origin can always repeat its content, so that trouble with the disk is a miss. Updates are
 gathered on the event loop and written by a thread, a few per transaction.
 
 `DiskThread` is for disk work that may hang: in LMDB and SQLite one process at a time writes, and that one may be
-stopped. Who waits there has a deadline, and goes on without the result; the work is carried out when it can be. The
+stopped. Callers have a deadline, and go on without the result; the work is carried out when possible. The
 thread is a daemon: work that hangs keeps no process from ending.
 """
 
@@ -37,7 +37,7 @@ from gateway.disk.lmdb_commits import LastCommit
 from gateway.metadata.entries import (
     CATALOG_KEY_BYTES_MAX,
     EXTRA_BYTES_MAX,
-    Entry,
+    CatalogEntry,
     InvalidationEpochs,
     Watch,
     catalog_key,
@@ -50,11 +50,10 @@ from gateway.metadata.entries import (
 )
 from gateway.metadata.environment import OLD_ENGINE, Table, open_environment
 from gateway.metadata.listing.records import version_of
-from gateway.telemetry.metric_observers import CatalogMetrics
+from gateway.telemetry import metrics
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 
 
 class DiskThread:
@@ -82,7 +81,7 @@ class DiskThread:
         if self._is_closing:
             raise RuntimeError("the thread is being closed")
         done: Future[R] = Future()
-        done.set_running_or_notify_cancel()  # nobody can take it back any more
+        done.set_running_or_notify_cancel()  # it cannot be cancelled any more
         self._submitted += 1
         self._works.put((done, partial(work, *arguments, **keywords)))
         if self._thread is None:
@@ -93,10 +92,7 @@ class DiskThread:
         return result
 
     async def run(self, seconds_max: float, work: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """Its result; TimeoutError when it is not done in time, though it may be done later.
-
-        While what was submitted before takes longer than that, nothing more is: TimeoutError at once.
-        """
+        """Return the work's result; raise TimeoutError when it is not done in time, though it may be done later."""
         if self.is_stuck(seconds_max):
             raise TimeoutError
         return await in_time(self.submit(work, *arguments, **keywords), seconds_max)
@@ -115,7 +111,7 @@ class DiskThread:
             self._begun_seconds = time.monotonic()
             try:
                 result = work()
-            except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
+            except BaseException as error:  # noqa: BLE001 - the waiting caller gets it
                 self._ended()
                 done.set_exception(error)
             else:
@@ -158,7 +154,7 @@ class CatalogUpdate:
     """An entry on its way into the catalog; `of_version`: it describes its version, whichever is current."""
 
     key: ObjectKey
-    entry: Entry
+    entry: CatalogEntry
     of_version: bool = False
 
 
@@ -203,7 +199,7 @@ class CatalogStore:
         )
         self._entries, self._extras, self._versions = tables
 
-    def lookup(self, key: ObjectKey) -> Entry | None:
+    def lookup(self, key: ObjectKey) -> CatalogEntry | None:
         """Return the entry of a key unless an own write has voided it; None also when the disk fails."""
         record_key = catalog_key(key)
         entry = self._entry(key, record_key)
@@ -211,11 +207,11 @@ class CatalogStore:
             return None
         return entry
 
-    def last(self, key: ObjectKey) -> Entry | None:
+    def last(self, key: ObjectKey) -> CatalogEntry | None:
         """Return the last entry of a key even if void. Callers may compare it, but not answer with it."""
         return self._entry(key, catalog_key(key))
 
-    def hold(self, key: ObjectKey) -> tuple[Entry, HeldRecord] | None:
+    def hold(self, key: ObjectKey) -> tuple[CatalogEntry, HeldRecord] | None:
         """Do the same as `lookup`, with a record for callers that check repeatedly whether the entry still holds."""
         record_key, seen = catalog_key(key), self.last_commit.number()
         record, extra = self.packed(record_key)
@@ -227,7 +223,7 @@ class CatalogStore:
             return None
         return entry, HeldRecord(self, record_key, record, extra, watch, seen)
 
-    def lookup_version(self, version: ObjectVersion) -> Entry | None:
+    def lookup_version(self, version: ObjectVersion) -> CatalogEntry | None:
         """Return the entry of one version; no own write voids it. None also when the disk fails."""
         record_key = version_key(version)
         try:
@@ -254,7 +250,7 @@ class CatalogStore:
     def listed(self, key: ObjectKey, record: bytes | None) -> None:
         """A listing has `key` otherwise than the one before: so (listing/records.py), or not at all.
 
-        What is known of another version is void from then on, on every worker. Called in the listing's thread.
+        Knowledge of another version is void from then on, on every worker. Called in the listing's thread.
         """
         record_key = catalog_key(key)
         packed, extra = self.packed(record_key)
@@ -262,10 +258,8 @@ class CatalogStore:
         if entry is not None and not _is_of(entry, record):
             self.epochs.change_key(key)
 
-    def void_if_listed_otherwise(
-        self, bucket: str, listed: Sequence[tuple[bytes, T]], version: Callable[[T], tuple[str, int]]
-    ) -> None:
-        """Void entries whose keys the origin has listed, in order, with another `version`: ETag and size."""
+    def void_if_listed_otherwise(self, bucket: str, listed: Sequence[tuple[bytes, tuple[str, int]]]) -> None:
+        """Void entries whose keys the origin has listed, in order, with another version: ETag and size."""
         if not listed:
             return
         found = []
@@ -275,13 +269,13 @@ class CatalogStore:
                 first = catalog_key(ObjectKey(bucket, listed[0][0].decode()))
                 if not cursor.set_range(first[:_COMPARED]) or cursor.key()[:_COMPARED] > last:
                     return
-                for raw, said in listed:
+                for raw, version in listed:
                     key = ObjectKey(bucket, raw.decode())
                     record = transaction.get(catalog_key(key))
-                    if record is not None and not is_listed_so(record, *version(said)):
+                    if record is not None and not is_listed_so(record, *version):
                         found.append(key)
         except (lmdb.Error, struct.error):
-            return  # what cannot be read answers nobody
+            return  # unreadable entries answer no request
         for key in found:
             if self.lookup(key) is not None:
                 self.epochs.change_key(key)
@@ -307,7 +301,7 @@ class CatalogStore:
         except lmdb.Error:
             return None, b""
 
-    def _entry(self, key: ObjectKey, record_key: bytes) -> Entry | None:
+    def _entry(self, key: ObjectKey, record_key: bytes) -> CatalogEntry | None:
         record, extra = self.packed(record_key)
         return unpack(record_key, key, record, extra) if record is not None else None
 
@@ -363,7 +357,7 @@ class CatalogStore:
             cursor.delete()
 
 
-def _is_of(entry: Entry, record: bytes | None) -> bool:
+def _is_of(entry: CatalogEntry, record: bytes | None) -> bool:
     if entry.head is None or record is None:
         return entry.head is None and record is None
     modified, etag, size_bytes = version_of(record)
@@ -381,15 +375,14 @@ LAND_SECONDS_MAX = 10.0
 """A transaction that takes longer is not waited for: another process was stopped in the midst of one."""
 
 GATHERING_SECONDS = 0.01
-"""Between two transactions: what comes meanwhile is written together. Who comes alone does not wait."""
+"""Seconds between two transactions: updates that come meanwhile are written together. A lone one does not wait."""
 
 
 class CatalogWriter:
-    """One process's queue. Nobody waits for a update to land: until then its object is asked for again."""
+    """One process's queue. Callers do not wait for an update to land: until then its object is asked for again."""
 
-    def __init__(self, store: CatalogStore | None, observer: CatalogMetrics) -> None:
+    def __init__(self, store: CatalogStore | None) -> None:
         self._store = store
-        self._observer = observer
         self._thread = DiskThread("catalog")
         self._waiting: deque[CatalogUpdate] = deque()
         self._writing: asyncio.Task[None] | None = None
@@ -398,7 +391,7 @@ class CatalogWriter:
         if self._store is None:
             return
         if len(self._waiting) >= WAITING_MAX:
-            self._observer.not_kept(1)
+            metrics.CATALOG_NOT_KEPT.add(1)
             return
         self._waiting.append(update)
         if self._writing is None:
@@ -424,7 +417,7 @@ class CatalogWriter:
                 try:
                     await self._thread.run(LAND_SECONDS_MAX, store.land, batch)
                 except (lmdb.Error, TimeoutError):
-                    self._observer.not_kept(len(batch))
+                    metrics.CATALOG_NOT_KEPT.add(len(batch))
                 if len(self._waiting) < LANDED_PER_TRANSACTION:
                     await asyncio.sleep(GATHERING_SECONDS)  # not of the clock: no promise hangs on it
         finally:

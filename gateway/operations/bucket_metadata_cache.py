@@ -1,10 +1,10 @@
-"""What S3 says of a bucket itself: HeadBucket, GetBucketLocation and other settings, from memory while they are fresh.
+"""S3's answers about a bucket itself: HeadBucket, GetBucketLocation and other settings, from memory while fresh.
 
     asked plainly, and remembered? → that; else the origin's own answer, remembered when it is a normal one
 
-The caller's rights to the whole bucket have been checked. The origin is asked with the gateway's own rights, whoever
-calls, so that everybody who may ask, unsigned callers too where they are let in, is told the same. Where the origin
-judges callers (origin_rights.py), each is answered by it.
+The caller's rights to the whole bucket have been checked. The gateway asks the origin with its own rights for every
+caller, so that all allowed ones, unsigned ones too, get the same answer. Where the origin judges callers
+(origin_rights.py), it answers each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 
 from gateway.core.errors import OriginUnreachable
 from gateway.core.model import BodyStream
-from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, Answer, Question
+from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, BucketAnswer, BucketQuery
 from gateway.metadata.entries import Freshness, ObservedAt
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import forward, is_plain, no_body, onward_request, streamed_reply
@@ -23,31 +23,32 @@ from gateway.operations.read_object import wants_revalidation
 from gateway.origin.client import OriginResponse
 from gateway.s3.headers import filter_response_headers, without
 from gateway.s3.requests import BUCKET_SETTINGS, Operation, S3Request
+from gateway.telemetry import metrics
 
 _NOT_SET: Mapping[Operation, bytes] = {
     Operation.GET_BUCKET_ENCRYPTION: b"<Code>ServerSideEncryptionConfigurationNotFoundError</Code>",
     Operation.GET_BUCKET_TAGGING: b"<Code>NoSuchTagSet</Code>",
     Operation.GET_OBJECT_LOCK_CONFIGURATION: b"<Code>ObjectLockConfigurationNotFoundError</Code>",
 }
-"""Operations whose normal answer may be 404 → how that is told from a missing bucket."""
+"""Operations whose normal answer may be 404 → the code that tells it from a missing bucket."""
 
 _OF_ONE_ANSWER = ("x-forebay-origin-request-id", "x-amzn-requestid", "x-request-id")
 
 _OF_ONE_CLIENT = frozenset({"content-encoding", "set-cookie"})
-"""Answers with these were made for the one who asked."""
+"""Answers with these were made for one client."""
 
 
 async def bucket_answer(context: RequestContext) -> Response:
-    """Answer from memory, or ask and remember; what is not asked plainly is forwarded."""
+    """Answer from memory, or ask and remember; forward a request that is not a plain question."""
     answers, request = context.services.answers, context.request
     if not answers.is_on or not _is_plain(request) or context.signed_by is not None:
         return await forward(context)
     payload = await receive_payload(context)
-    question = Question(request.operation.value, request.bucket or "")
+    question = BucketQuery(request.operation.value, request.bucket or "")
     looks_anew = wants_revalidation(context)
     known = None if looks_anew else await answers.recall(question, context.slot)
     if known is not None and known.freshness is Freshness.FRESH:
-        answers.answered(question, "hit")
+        metrics.SMALL_ANSWERS.add(1, question.operation, "hit")
         return _remembered(request, known.answer)
     stale = known.answer if known is not None and known.freshness is Freshness.STALE else None
     reply = await _ask(context, question, payload, stale=stale)
@@ -60,8 +61,10 @@ def _is_plain(request: S3Request) -> bool:
     return is_plain(request) and not any(value for name, value in request.query if name in BUCKET_SETTINGS)
 
 
-async def _ask(context: RequestContext, question: Question, payload: Payload, *, stale: Answer | None) -> Response:
-    """The origin's answer; `stale` where it gives none."""
+async def _ask(
+    context: RequestContext, question: BucketQuery, payload: Payload, *, stale: BucketAnswer | None
+) -> Response:
+    """Return the origin's answer, or `stale` if it gives none."""
     answers = context.services.answers
     asked = answers.now(question.bucket)
     try:
@@ -69,33 +72,33 @@ async def _ask(context: RequestContext, question: Question, payload: Payload, *,
     except OriginUnreachable:
         if stale is None:
             raise
-        answers.answered(question, "stale")
+        metrics.SMALL_ANSWERS.add(1, question.operation, "stale")
         return _remembered(context.request, stale)
     if stale is not None and response.status >= 500:
         await response.aclose()
-        answers.answered(question, "stale")
+        metrics.SMALL_ANSWERS.add(1, question.operation, "stale")
         return _remembered(context.request, stale)
-    answers.answered(question, "miss")
+    metrics.SMALL_ANSWERS.add(1, question.operation, "miss")
     if not _may_be_kept(context.request.operation, response):
         return streamed_reply(response, head_only=context.request.method == "HEAD")
     return await _learned(context, question, asked, response)
 
 
 def _may_be_kept(operation: Operation, response: OriginResponse) -> bool:
-    """As far as its head tells."""
+    """Return whether the head of the answer lets it be remembered."""
     if response.status != 200 and not (response.status == 404 and operation in _NOT_SET):
         return False
     return not _OF_ONE_CLIENT & response.headers.keys()
 
 
 async def _learned(
-    context: RequestContext, question: Question, asked: ObservedAt, response: OriginResponse
+    context: RequestContext, question: BucketQuery, asked: ObservedAt, response: OriginResponse
 ) -> Response:
-    """The answer, received whole and remembered; one that is too long is passed on as it comes."""
+    """Return the answer, received whole and remembered; pass on one that is too long as it comes."""
     operation, headers = context.request.operation, filter_response_headers(response.headers)
     if operation is Operation.HEAD_BUCKET:
         await response.aclose()
-        context.services.answers.keep(question, asked, Answer(200, without(headers, *_OF_ONE_ANSWER), b""))
+        context.services.answers.keep(question, asked, BucketAnswer(200, without(headers, *_OF_ONE_ANSWER), b""))
         return Response(200, headers, no_body(), "miss")
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(response)
@@ -108,7 +111,9 @@ async def _learned(
     headers = without(headers, "content-length")
     if response.status != 200 and _NOT_SET[operation] not in body:
         return Response(response.status, headers, body, "forwarded")
-    context.services.answers.keep(question, asked, Answer(response.status, without(headers, *_OF_ONE_ANSWER), body))
+    context.services.answers.keep(
+        question, asked, BucketAnswer(response.status, without(headers, *_OF_ONE_ANSWER), body)
+    )
     return Response(response.status, headers, body, "miss")
 
 
@@ -118,5 +123,5 @@ async def _continued(begun: bytes, pieces: AsyncIterator[bytes | memoryview]) ->
         yield piece
 
 
-def _remembered(request: S3Request, answer: Answer) -> Response:
+def _remembered(request: S3Request, answer: BucketAnswer) -> Response:
     return Response(answer.status, answer.headers, no_body() if request.method == "HEAD" else answer.body, "hit")

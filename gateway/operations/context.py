@@ -1,10 +1,10 @@
-"""What every operation is given, the request and the parts of the gateway that it may combine, and what it gives back.
+"""The input and output of every operation: the request, the parts of the gateway that it may combine, and the answer.
 
-Among those parts is the room that request bodies may take in one worker's memory, shared out by turns (`Buffers`). A
-body that is received whole is small, but a slow client takes as long over it as its rate allows, and there may be
-thousands. So each has room before any of it is read. No credential takes more than what it leaves free: one alone gets
-half, two get a third each, and whoever comes next always finds some. What finds none waits a little, in order; those
-who wait are served by turns, a credential at a time.
+One of those parts is the room for request bodies in a worker's memory, shared by turns (`BodyBuffers`). A body that is
+received whole is small, but a slow client takes as long over it as its rate allows, and there may be thousands. So each
+has room before any of it is read. No credential takes more than it leaves free: one alone gets half, two get a third
+each, and the next always finds some. Bodies without room wait a little, in order; they are served by turns, a
+credential at a time.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.checkpoints.reads import CheckpointReads, counted_file
 
 Sink = Callable[[memoryview], None]
-"""Takes the next bytes of a body, which are good only during the call. Runs on threads, never two calls at once."""
+"""Takes the next bytes of a body, which are valid only during the call. Runs on threads, one call at a time."""
 
 
-class RequestBody(Protocol):
-    """The bytes of a request body as they were on the wire, HTTP framing taken off."""
+class ClientBody(Protocol):
+    """The bytes of a request body as they were on the wire, without HTTP framing."""
 
     @property
     def length_bytes(self) -> int | None:
-        """The Content-Length; None when the body came in HTTP chunks."""
+        """Return the Content-Length; None when the body came in HTTP chunks."""
 
     async def read(self) -> bytes:
-        """The next bytes, however many have arrived; `b""` once the body is complete.
+        """Return the next bytes, however many have arrived; `b""` once the body is complete.
 
         Raises S3Error `RequestTimeout` when nothing, or too little, arrives in time, and ClientDisconnected when the
         client leaves before the end.
@@ -63,7 +63,7 @@ class RequestBody(Protocol):
 
 
 class NoBody:
-    """The body of a request that is known to have none."""
+    """The body of a request that has none."""
 
     length_bytes = 0
     complete = True
@@ -76,34 +76,33 @@ class NoBody:
         return
 
     def pace(self, _limits: object) -> None:
-        """There is nothing to pace."""
+        """Do nothing: there is no body to pace."""
 
 
 NO_BODY = NoBody()
 
 CacheLabel: TypeAlias = Literal["hit", "partial", "miss", "bypass", "forwarded", "absorbed"]
-"""Where an answer came from; `absorbed`: from the write-back buffer, or it acknowledges what lies there now."""
+"""The source of an answer; `absorbed`: the write-back buffer, or the answer acknowledges a write in it."""
 
 
 class Closable(Protocol):
-    """Something that a streamed body holds on to: a connection to the origin, open block files."""
+    """A resource of a streamed body: a connection to the origin, open block files."""
 
     async def aclose(self) -> None:
-        """Give it back. Idempotent."""
+        """Release it. Idempotent."""
 
 
 @dataclass(slots=True)
 class Response:
-    """An HTTP answer. Whoever receives one calls `aclose` in the end.
+    """An HTTP answer. Its receiver calls `aclose` in the end.
 
     `headers` are lower-case (name, value) pairs, values latin-1 decoded; the edge adds date, server, request ids and
-    the content length of a body in memory. `encoded` are more of them, as they go onto the wire. `length_bytes` is the
-    content length that the body does not tell: a HEAD's, or a streamed body's, which else brings its own
-    `content-length` header, or is sent in HTTP chunks. A body that lies in a file whole can be given as its
-    `PinnedFileSpan`. `cache` becomes the `x-forebay-cache` header. `resource` is closed after the body: a stream that
-    was never started could not give it back by itself. `on_failure` is told why the body could not be sent to its end,
-    unless the client left. `reason` goes with a `cache` that says "miss" or "partial". `error_code`: S3's, of a failure
-    that the gateway has put into words.
+    the content length of a body in memory. `encoded` are more of them, as they go onto the wire. `length_bytes` is a
+    content length that the body does not show: a HEAD's, or a streamed body's, which otherwise has its own
+    `content-length` header, or is sent in HTTP chunks. A body that is whole in a file can be its `PinnedFileSpan`.
+    `cache` becomes the `x-forebay-cache` header. `resource` is closed after the body: a stream that was never started
+    could not release it. `on_failure` gets the error that broke the body off, unless the client left. `reason` goes
+    with a `cache` of "miss" or "partial". `error_code` is S3's, for a failure that the gateway has put into words.
     """
 
     status: int
@@ -118,12 +117,12 @@ class Response:
     error_code: str | None = None
 
     def failed(self, error: Exception) -> None:
-        """The body broke off."""
+        """Report that the body broke off."""
         if self.on_failure is not None:
             self.on_failure(error)
 
     def close_now(self) -> bool:
-        """As `aclose`, where nothing has to be waited for; False where something has."""
+        """Close it like `aclose` if that needs no waiting; otherwise return False."""
         if isinstance(self.body, PinnedFileSpan):
             self.body.close()
         elif not isinstance(self.body, (bytes, memoryview)):
@@ -131,7 +130,7 @@ class Response:
         return self.resource is None
 
     async def aclose(self) -> None:
-        """Give back all that the body holds, sent or not."""
+        """Release all that the body holds, sent or not."""
         if isinstance(self.body, PinnedFileSpan):
             self.body.close()
         elif not isinstance(self.body, (bytes, memoryview)):
@@ -141,36 +140,36 @@ class Response:
 
 
 Answer: TypeAlias = Response | Coroutine[Any, Any, Response]
-"""What a handler returns: the response itself where nothing had to be waited for, else who brings it."""
+"""A handler's result: the response itself if nothing had to be waited for, else a coroutine for it."""
 
 
 BUFFERED_SIZE_BYTES_MAX_TOTAL = 64 * 1024**2
 
 WAIT_SECONDS_MAX = 5.0
-"""Clients wait a minute for an answer: most of that is left for what they asked for."""
+"""Clients wait a minute for an answer: this leaves most of it for their request."""
 
 _GATEWAY = ""
-"""Whose room it is where the gateway itself receives something: no access key id is empty."""
+"""Owns the room for data that the gateway itself receives: no access key id is empty."""
 
 
 @dataclass(slots=True, eq=False)
-class _Waiter:
+class _BufferWaiter:
     size_bytes: int
     has_room: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Buffers:
+class BodyBuffers:
     """The room of one worker. Event loop only."""
 
     def __init__(self, size_bytes_max: int = BUFFERED_SIZE_BYTES_MAX_TOTAL) -> None:
         self._size_bytes_max = size_bytes_max
         self._of: Counter[str] = Counter()
-        self._waiting: OrderedDict[str, deque[_Waiter]] = OrderedDict()
+        self._waiting: OrderedDict[str, deque[_BufferWaiter]] = OrderedDict()
         self.held_bytes = 0
 
     @asynccontextmanager
     async def room(self, credential: str, size_bytes: int, clock: Clock) -> AsyncIterator[None]:
-        """Room for one body of a credential's, as long as this lasts; S3Error SlowDown when it takes too long.
+        """Hold room for one body of a credential; S3Error SlowDown when it takes too long.
 
         ClientDisconnected when the client leaves meanwhile.
         """
@@ -185,7 +184,7 @@ class Buffers:
 
     @contextmanager
     def holding(self) -> Iterator[Held]:
-        """Room for something that the gateway itself receives; what it has taken is given back at the end."""
+        """Hold room for data that the gateway itself receives, and release it at the end."""
         held = Held(self)
         try:
             yield held
@@ -213,7 +212,7 @@ class Buffers:
         self._serve()
 
     async def _wait(self, credential: str, size_bytes: int, clock: Clock) -> None:
-        waiter = _Waiter(size_bytes)
+        waiter = _BufferWaiter(size_bytes)
         self._waiting.setdefault(credential, deque()).append(waiter)
         self._serve()
         if waiter.has_room.done():
@@ -232,7 +231,7 @@ class Buffers:
         if not waiter.has_room.done():
             raise _too_many()
 
-    def _leave(self, credential: str, waiter: _Waiter) -> None:
+    def _leave(self, credential: str, waiter: _BufferWaiter) -> None:
         queue = self._waiting.get(credential)
         if queue is not None and waiter in queue:
             queue.remove(waiter)
@@ -241,7 +240,7 @@ class Buffers:
             self._serve()  # one behind it may fit
 
     def _serve(self) -> None:
-        """Give room by turns: one body of each credential that waits, until none of those in front fits."""
+        """Give room by turns: to one body of each waiting credential, until none of the first ones fits."""
         passed = 0
         while passed < len(self._waiting):
             credential, queue = next(iter(self._waiting.items()))
@@ -259,14 +258,14 @@ class Buffers:
 
 
 class Held:
-    """What the gateway itself receives takes."""
+    """The room taken by data that the gateway itself receives."""
 
-    def __init__(self, buffers: Buffers) -> None:
+    def __init__(self, buffers: BodyBuffers) -> None:
         self._buffers = buffers
         self.size_bytes = 0
 
     def grow(self, size_bytes: int) -> None:
-        """As `Buffers.take`."""
+        """Take more room, as `BodyBuffers.take`."""
         self._buffers.take(size_bytes)
         self.size_bytes += size_bytes
 
@@ -277,8 +276,8 @@ def _too_many() -> S3Error:
 
 @dataclass(eq=False, slots=True)
 class AppContext:
-    """The parts of one S3 worker, built by the composition root. `writeback` comes later where the first slot that
-    writes back does."""
+    """The parts of one S3 worker, built by the composition root. `writeback` is added later if no slot wrote back at
+    first."""
 
     origin: Origin
     catalog: Catalog
@@ -286,23 +285,23 @@ class AppContext:
     blocks: Blocks
     slots: Slots
     clock: Clock
-    buffers: Buffers = field(default_factory=Buffers)
+    buffers: BodyBuffers = field(default_factory=BodyBuffers)
     snapshots: SnapshotRegistry = field(default_factory=SnapshotRegistry.switched_off)
     writeback: WritebackBuffer | None = None
     homes: Homes = field(default_factory=lambda: Homes(""))
-    """Where buckets are: no request may name two that are not at one home."""
+    """The homes of buckets: a request must not name buckets of two homes."""
 
     reads: CheckpointReads | None = None
-    """Counts what is sent of checkpoints' files; None: nobody does."""
+    """Counts the bytes sent of checkpoints' files; None: nothing counts them."""
 
     buffer_closed: bool = False
-    """There may be acknowledged writes on this node's disk, and it cannot be used."""
+    """This node's disk may have acknowledged writes, but cannot be used."""
 
     rights: RememberedRights = field(init=False)
-    """What the origin has said of callers."""
+    """The origin's answers about callers' rights."""
 
     warm_ups: WarmUpQueue | None = field(init=False)
-    """What is fetched in the background because clients have asked; None: there is no cache."""
+    """Fetches objects in the background at clients' requests; None: there is no cache."""
 
     def __post_init__(self) -> None:
         self.rights = RememberedRights(self.clock)
@@ -314,13 +313,13 @@ class AppContext:
         return self.writeback is not None and self.writeback.pending(key) is not None
 
     async def close(self) -> None:
-        """End what goes on in the background. Before the parts are closed."""
+        """End the background work. Call it before the parts are closed."""
         if self.warm_ups is not None:
             await self.warm_ups.close()
 
 
 class Told(NamedTuple):
-    """What the origin has said of an object, or why it has not, to a request that began then (`time.perf_counter`)."""
+    """The origin's answer about an object, or its error, for a request that began then (`time.perf_counter`)."""
 
     outcome: ObjectHead | Exception | None
     began: float
@@ -331,22 +330,21 @@ class RequestContext:
     """One authenticated request on its way to an answer.
 
     `seed` is the signature that signed chunks of the body build on; None for unsigned and SigV2 requests. `anonymous`
-    requests carried no signature at all (and were let in by configuration). `slot` is the one that the request's key
-    belongs to, or its bucket where it names no key, or the prefix that it lists. `credential` is the access key id, by
-    which what is scarce is shared out. `not_absorbed` is why a write goes through where the slot writes back: it
-    becomes the `x-forebay-not-absorbed` header of whatever is answered. `made_of` are the ETags of the parts that a
-    CompleteMultipartUpload lists, once it is read. `named_keys` are the keys that a
-    DeleteObjects names. `told` is what the origin has said already, since the request came,
-    of the object that it reads: good for one answer.
+    requests had no signature at all (and the configuration allows them). `slot` is that of the request's key, or of its
+    bucket if it names no key, or of the prefix that it lists. `credential` is the access key id, for shares of scarce
+    resources. `not_absorbed` is why a write goes through although the slot writes back: it becomes the answer's
+    `x-forebay-not-absorbed` header. `made_of` are the ETags of the parts that a CompleteMultipartUpload lists, once
+    read. `named_keys` are the keys of a DeleteObjects. `told` is the origin's answer about the object that it reads,
+    given since the request came: good for one answer.
 
-    `pair` is the caller's own key pair; None: it has the gateway's, or none. `signed_by` is that pair where the
-    request is about a slot with `authorization = "origin"`: what is forwarded then goes in the caller's own name.
-    `may_read`: the origin has said that the caller may read the object (origin_rights.py).
+    `pair` is the caller's own key pair; None: the gateway's, or none. `signed_by` is that pair if the request is about
+    a slot with `authorization = "origin"`: it is then forwarded in the caller's own name. `may_read`: the origin lets
+    the caller read the object (origin_rights.py).
     """
 
     services: AppContext
     request: S3Request
-    body: RequestBody
+    body: ClientBody
     grant: Grant
     seed: SeedSignature | None
     slot: Slot
@@ -361,8 +359,8 @@ class RequestContext:
     may_read: bool = False
 
     def begin_reading(self) -> bytes | None:
-        """The object's bytes are about to be sent: what they count for, of a checkpoint (`CheckpointReads`), until they
-        `end`; None: nothing."""
+        """Count the beginning of the object's bytes for its checkpoint (`CheckpointReads`), and return its file id for
+        `end`; None: nothing counts them."""
         reads = self.services.reads
         file = counted_file(self.object_key, self.slot) if reads is not None else None
         if reads is not None and file is not None:
@@ -371,7 +369,6 @@ class RequestContext:
 
     @property
     def object_key(self) -> ObjectKey:
-        """The object that the request is about."""
         if self.request.bucket is None or self.request.key is None:
             raise s3_error("InvalidRequest", "This operation needs a bucket and a key.")
         return ObjectKey(self.request.bucket, self.request.key)

@@ -1,12 +1,14 @@
 """CreateBucket (S3 API, "CreateBucket"): clients such as rclone ask for their bucket before they write to it.
 
-    does the origin have it, and may who asks look into it? → answered here, as S3 answers its owner: nothing is changed
-    else → the origin, where the caller may create it
+    the origin has it, and the caller may look into it? → answered here, as S3 answers its owner: nothing changes
+    else → the origin, if the caller may create it
 
-The origin is asked anew each time: somebody may just have removed the bucket. Whoever may ask, see `edge/access.py`.
+The origin is asked each time: the bucket may just have been removed. `edge/access.py` decides who may ask.
 """
 
 from __future__ import annotations
+
+from xml.etree.ElementTree import Element
 
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import forward_write
@@ -14,17 +16,19 @@ from gateway.operations.payload import receive_payload
 from gateway.origin.client import OriginRequest, Purpose
 from gateway.policy.slots import refusal_of_bucket_operation
 from gateway.s3.error_codes import s3_error
-from gateway.s3.xml import text_of
+from gateway.s3.xml import local_name, parse_bounded
 
 _FIRST_REGION = "us-east-1"
-"""Only there a bucket may be created again."""
+"""The only region in which a bucket may be created again."""
 
 _SETTINGS = ("x-amz-acl", "x-amz-grant-", "x-amz-bucket-", "x-amz-object-ownership")
-"""Headers, by their beginnings, that say how the bucket is to be."""
+"""Beginnings of headers that set properties of the bucket."""
+
+_ROOT, _ELEMENTS_MAX = "CreateBucketConfiguration", 1024
 
 
 async def create_bucket(context: RequestContext) -> Response:
-    """Answer for a bucket that exists, or have the origin create it."""
+    """Answer for a bucket that exists, or let the origin create it."""
     payload, bucket, services = await receive_payload(context), context.request.bucket or "", context.services
     question = OriginRequest(
         "HEAD", bucket, purpose=Purpose.FORWARD, slot=context.slot.name, signed_by=context.signed_by
@@ -32,7 +36,7 @@ async def create_bucket(context: RequestContext) -> Response:
     async with await services.origin.send(question) as response:
         status, region = response.status, response.headers.get("x-amz-bucket-region") or _region_asked(context)
     if status == 200:
-        if region != _FIRST_REGION or _asks_for_settings(context, payload.body):
+        if _asks_for_settings(context, payload.body) or region != _FIRST_REGION:
             raise s3_error("BucketAlreadyOwnedByYou", BucketName=bucket)
         return Response(200, [("location", f"/{bucket}")], b"")
     if status >= 500:
@@ -44,12 +48,16 @@ async def create_bucket(context: RequestContext) -> Response:
 
 
 def _region_asked(context: RequestContext) -> str:
-    """The region that the caller signs for, as of an origin that names none; of other signatures, S3's first."""
+    """Return the region that the caller signs for as the origin's; for other signatures, S3's first."""
     return context.seed.scope.split("/")[1] if context.seed is not None else _FIRST_REGION
 
 
 def _asks_for_settings(context: RequestContext, document: object) -> bool:
-    said = {name: value for name, value in context.request.headers.items() if name.startswith(_SETTINGS)}
-    if any(one != ("x-amz-acl", "private") for one in said.items()) or not isinstance(document, bytes):
+    """Whether a CreateBucket says more than that there be a bucket in S3's first region. S3Error MalformedXML."""
+    if not isinstance(document, bytes) or any(name.startswith(_SETTINGS) for name in context.request.headers):
         return True
-    return b"<Tag" in document or (text_of(document, "LocationConstraint") or _FIRST_REGION) != _FIRST_REGION
+    root = parse_bounded(document, _ELEMENTS_MAX) if document else Element(_ROOT)
+    if root is None or local_name(root) != _ROOT:
+        raise s3_error("MalformedXML")
+    said = [(local_name(node), node.text or _FIRST_REGION) for node in root]
+    return any(one != ("LocationConstraint", _FIRST_REGION) for one in said)

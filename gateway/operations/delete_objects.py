@@ -17,7 +17,7 @@ from gateway.operations.origin_rights import judge_deletions
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
 from gateway.operations.visibility import changed_keys, with_invalidation
-from gateway.operations.writeback.deleting import DeleteOutcome, bury_pending
+from gateway.operations.writeback.deleting import DeleteOutcome, write_tombstones
 from gateway.operations.writeback.write_through import deleted_through
 from gateway.policy.slots import refusal_of_write
 from gateway.s3.headers import filter_request_headers, filter_response_headers, without
@@ -43,7 +43,7 @@ async def delete_objects(context: RequestContext) -> Response:
     body = await receive_document(context, DELETE_SIZE_BYTES_MAX)
     asked = await in_steps(parse_delete(body))
     context.named_keys = [entry.key for entry in asked.objects]
-    await asyncio.sleep(0)  # each of these does something for a thousand keys: others have their turn between them
+    await asyncio.sleep(0)  # yield between steps that each handle a thousand keys
     refused = _refused(context, asked)
     refused_keys = {error.key for error in refused}
     kept = [entry for entry in asked.objects if entry.key not in refused_keys]
@@ -79,7 +79,7 @@ async def _written_down(
 
 
 class _Done(NamedTuple):
-    """What the origin is not asked for, and what is answered instead."""
+    """The keys that the origin is not asked about, with their answers."""
 
     errors: Sequence[DeleteError]
     deleted: Sequence[str]
@@ -87,12 +87,14 @@ class _Done(NamedTuple):
 
 async def _bury(context: RequestContext, entries: Sequence[DeleteEntry]) -> DeleteOutcome:
     buffer = context.services.writeback
-    is_of_origin = context.signed_by is not None  # which judges it all; what was pending is there
-    return DeleteOutcome(entries) if buffer is None or is_of_origin else await bury_pending(context, buffer, entries)
+    is_of_origin = context.signed_by is not None  # the origin judges all; it has what was pending
+    return (
+        DeleteOutcome(entries) if buffer is None or is_of_origin else await write_tombstones(context, buffer, entries)
+    )
 
 
 def _as_error(entry: DeleteEntry, refusal: OriginAnswered) -> DeleteError:
-    """In the origin's code; its words may be about a read."""
+    """Return the refusal in the origin's code; its words may be about a read."""
     return DeleteError(entry.key, entry.version_id, error_code_of(refusal.body) or "AccessDenied", "Access Denied")
 
 
@@ -113,7 +115,7 @@ async def _send(context: RequestContext, payload: Payload) -> Response:
 
 
 async def _delete_some(context: RequestContext, left: DeleteRequest, done: _Done) -> Response:
-    """Send a part of the request, and answer for the rest. Its digests are not the client's any more."""
+    """Send a part of the request, and answer for the rest. It has new digests."""
     headers = {
         name: value
         for name, value in filter_request_headers(context.request.headers).items()
@@ -139,5 +141,5 @@ async def _forget(context: RequestContext, keys: Iterable[str]) -> None:
     bucket = context.request.bucket or ""
     for number, key in enumerate(keys):
         if number % 100 == 0:
-            await asyncio.sleep(0)  # each is looked up in the index: others have their turn between them
+            await asyncio.sleep(0)  # yield between look-ups in the index
         await context.services.blocks.invalidate(ObjectKey(bucket, key))

@@ -1,4 +1,4 @@
-"""From an exception to what the client is told."""
+"""Turns exceptions into answers for clients."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _LATER = {"Retry-After": "1"}
 
 
 def reply_to(error: Exception, request_id: str, resource: str) -> Response:
-    """The answer to a request that failed before the head of its answer was sent.
+    """Return the answer to a request that failed before the head of its answer was sent.
 
-    The origin's own refusals reach the client as they are. What nobody expected is InternalError; the request id finds
+    The origin's own refusals reach the client as they are. An unexpected error is InternalError; the request id finds
     its log line.
     """
     if isinstance(error, OriginAnswered):
@@ -47,9 +47,9 @@ def reply_to(error: Exception, request_id: str, resource: str) -> Response:
 
 
 def s3_error_of(error: Exception) -> S3Error:
-    """What the client is told of a failure; InternalError of one that nobody expected.
+    """Return the S3 error for a failure; InternalError for an unexpected one.
 
-    Of the origin's own refusal, where it can only be told in a document: its code and message.
+    For the origin's own refusal, return its code and message, for answers that need a document.
     """
     match error:
         case S3Error():
@@ -80,7 +80,7 @@ _CODES_OF_HEADS = {
     429: "SlowDown",
     503: "SlowDown",
 }
-"""Of the answers to HEAD, which have no document."""
+"""Codes for answers to HEAD, which have no document."""
 
 
 def _log_failure(error: Exception, request_id: str) -> None:
@@ -103,7 +103,7 @@ _EXPECTED: Mapping[type[Exception], str] = {
     BufferUnavailable: "write-back buffer unavailable",
     OriginBodyError: "origin body refused",
 }
-"""The first that fits."""
+"""Log events for expected errors: the first class that fits counts."""
 
 
 def _document(error: S3Error, request_id: str, resource: str, of_origin: Sequence[tuple[str, str]] = ()) -> Response:

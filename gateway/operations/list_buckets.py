@@ -1,6 +1,6 @@
-"""ListBuckets (S3 API): what the origin has, and the buckets that the configuration has at homes of their own.
+"""ListBuckets (S3 API): the origin's buckets, and those that the configuration places at homes of their own.
 
-These homes are not asked: of their other buckets this gateway serves none.
+These homes are not asked: the gateway serves no other buckets of theirs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from gateway.s3.headers import filter_response_headers, without
 from gateway.s3.xml_writer import element
 
 RESULT_SIZE_BYTES_MAX = 8 * 1024**2
-"""Of 10,000 buckets with long names, each said in 200 bytes, four times as much."""
+"""Room for 10,000 buckets with long names, at 200 bytes each, four times over."""
 
 _CREATED = "1970-01-01T00:00:00.000Z"
-"""Clients insist on a date, and nobody was asked for it."""
+"""Clients insist on a date, and no origin was asked for it."""
 
 _END = re.compile(rb"</(?:\w+:)?Buckets\s*>")
 _EMPTY = re.compile(rb"<((?:\w+:)?Buckets)\s*/>")
@@ -27,7 +27,7 @@ _GOES_ON = re.compile(rb"<(?:\w+:)?ContinuationToken>")
 
 
 async def list_buckets(context: RequestContext) -> Response:
-    """The origin's list; behind the last page of it, the buckets that are elsewhere. Its refusals are passed on."""
+    """Return the origin's list, and after its last page the buckets at other homes; or its refusal."""
     wanted = _elsewhere(context)
     if not wanted:
         return await forward(context)
@@ -49,7 +49,7 @@ def _elsewhere(context: RequestContext) -> list[str]:
 
 
 def with_buckets(listed: bytes, buckets: Sequence[str]) -> bytes:
-    """A `<ListAllMyBucketsResult>` that also has these, where it has them not and is the last of its pages."""
+    """Return a `<ListAllMyBucketsResult>` with these buckets added, if it is the last page and lacks them."""
     if _GOES_ON.search(listed):
         return listed
     known = {name.decode("utf-8", "replace") for name in _NAME.findall(listed)}

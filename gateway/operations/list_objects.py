@@ -16,29 +16,31 @@ from typing import TYPE_CHECKING
 
 from gateway.core.errors import OriginBodyError, OriginError, S3Error
 from gateway.metadata.catalog import is_remembered
-from gateway.metadata.listing.index import Found, NeedsLookup, found_of
+from gateway.metadata.listing.index import FoundPage, NeedsLookup, found_of
 from gateway.metadata.listing.pages import END, ListRequest, Page, prefix_end
-from gateway.metadata.listing.ranges import Bound, bound_of
+from gateway.metadata.listing.ranges import KeyBound, bound_of
 from gateway.metadata.listing.records import contents_xml, encoded, with_template
 from gateway.operations.context import Answer, RequestContext, Response
 from gateway.operations.list_sources import (
     BucketSource,
-    Entry,
     Listing,
     PartitionedSource,
     PendingSource,
     SnapshotSource,
+    SourceEntry,
     is_frozen_under,
     origin_page,
     parts,
 )
 from gateway.operations.merged_page import ListSource, MergedPage
-from gateway.operations.passthrough import forward_joined, is_plain
+from gateway.operations.passthrough import forward, forward_joined, is_plain
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import quote
 from gateway.s3.list_objects import ListPlace, ListQuery, decode_token, list_document, list_query
-from gateway.s3.list_result import EntryTemplate, parse_listed_page
-from gateway.s3.requests import Operation
+from gateway.s3.list_result import EntryTemplate, listed_objects
+from gateway.s3.requests import BUCKET_SUBRESOURCES, Operation
+from gateway.telemetry import metrics
 
 if TYPE_CHECKING:
     from gateway.writeback.journal.transaction import JournalTransaction
@@ -47,7 +49,7 @@ _COSTS_NOTHING = frozenset({"x-amz-request-payer"})
 
 
 def list_objects(context: RequestContext) -> Answer:
-    """Answer from what is known, or ask and learn; where only the origin can judge, it answers."""
+    """Answer from memory, or ask and learn; requests that only the origin can judge go there."""
     request = context.request
     slots = list(context.services.slots.under(request.bucket or "", request.parameter("prefix") or ""))
     is_frozen, bound = is_frozen_under(slots), bound_of(slots)
@@ -62,7 +64,7 @@ def list_objects(context: RequestContext) -> Answer:
     if bound is None and not is_frozen and not is_merged:
         return _forwarded(context, slots)
     query = list_query(request)
-    listing = Listing(context, request.bucket or "", query, slots, bound or Bound(0.0, 0.0))
+    listing = Listing(context, request.bucket or "", query, slots, bound or KeyBound(0.0, 0.0))
     if _is_behind_the_prefix(_wanted(query)):
         return _nothing_frozen(listing) if is_frozen else _nothing(listing)
     if is_merged:
@@ -71,34 +73,51 @@ def list_objects(context: RequestContext) -> Answer:
 
 
 _ETAG = re.compile(rb"<ETag>([^<]*)</ETag>")
+_VERSION = re.compile(r"<ETag>([^<]*)</ETag>(?:\s*<Checksum\w+>[^<]*</Checksum\w+>)*\s*<Size>([0-9]{1,15})</Size>")
 
 
 async def _forwarded(context: RequestContext, slots: Sequence[Slot]) -> Response:
-    """The origin's own answer; what it lists in slots that remember, and ETags that stand there twice, are looked at as
-    in a page of ours."""
+    """Return the origin's own answer; the catalog learns from it as from a page of ours."""
     reply = await forward_joined(context)
     if reply.status != 200 or not isinstance(reply.body, bytes):
         return reply
-    etags = _ETAG.findall(reply.body)
-    if len(set(etags)) < len(etags) or any(is_remembered(slot, {}) for slot in slots):
-        with suppress(OriginBodyError):  # the client is given it as it is
-            page = parse_listed_page(reply.body, with_owner=False, leads_on=False)
-            context.services.catalog.listed(context.request.bucket or "", page.entries)
+    bucket, catalog = context.request.bucket or "", context.services.catalog
+    if any(is_remembered(slot, {}) for slot in slots):
+        with suppress(OriginBodyError):  # the client gets it as it is
+            catalog.listed(bucket, listed_objects(reply.body))
+    else:
+        versions = _VERSION.findall(reply.body.decode("utf-8", "replace"))
+        catalog.listed_sizes(bucket, [(etag.replace("&quot;", '"'), int(size)) for etag, size in versions])
+    return reply
+
+
+async def forwarded_read(context: RequestContext) -> Response:
+    """Return the origin's own answer to a read that is no operation of ours. The catalog sees its objects."""
+    request, services = context.request, context.services
+    names = {name for name, _ in request.query}
+    if request.method == "GET" and request.bucket and request.key is None and names.isdisjoint(BUCKET_SUBRESOURCES):
+        return await _forwarded(context, list(services.slots.under(request.bucket, "")))
+    if "attributes" not in names or request.key is None or "versionId" in names:
+        return await forward(context)
+    reply = await forward_joined(context)
+    found = _ETAG.search(reply.body) if isinstance(reply.body, bytes) else None
+    if found is not None:
+        services.catalog.shown(context.object_key, quote(found[1].decode().replace("&quot;", "")))
     return reply
 
 
 def _is_behind_the_prefix(wanted: ListRequest) -> bool:
-    """Whether no key can be listed. Whether the index knows what lies there, among others' keys, is not told."""
+    """Return whether no key can be listed, so that no answer shows what the index knows of others' keys."""
     return wanted.start >= wanted.stop
 
 
 def _nothing_frozen(listing: Listing) -> Response:
     listing.outcomes.add("hit")
-    return _response(listing, Found(Page(), []))
+    return _response(listing, FoundPage(Page(), []))
 
 
 async def _nothing(listing: Listing) -> Response:
-    """The origin says whether there is such a bucket."""
+    """Return an empty page if the origin has the bucket."""
     found = found_of(await origin_page(listing, replace(_wanted(listing.query), limit=1)))
     listing.outcomes.add("miss")
     listing.reason = "not-kept"
@@ -108,7 +127,7 @@ async def _nothing(listing: Listing) -> Response:
 def _of_bucket(listing: Listing) -> Answer:
     source, wanted = BucketSource(listing, strict=False), _wanted(listing.query)
     known = source.known(wanted)
-    return _response(listing, known) if isinstance(known, Found) else _fetched(listing, source, wanted, known)
+    return _response(listing, known) if isinstance(known, FoundPage) else _fetched(listing, source, wanted, known)
 
 
 async def _fetched(listing: Listing, source: BucketSource, wanted: ListRequest, known: NeedsLookup | None) -> Response:
@@ -131,7 +150,7 @@ def _frozen(listing: Listing) -> Answer:
 
 
 def may_be_merged(context: RequestContext) -> bool:
-    """Whether anything is pending among what is listed, or may become so before the next page, or was at the last."""
+    """Return whether anything is pending in the listing, may become so before its next page, or was before."""
     buffer, request = context.services.writeback, context.request
     if buffer is None:
         return False
@@ -167,11 +186,11 @@ async def _merged(listing: Listing) -> Response:
     if listing.query.with_owner and any(template.owner is None for template in templates):
         owner = next((template.owner for template in templates if template.owner), None) or await _owner(listing)
         templates = [one if one.owner is not None else one._replace(owner=owner) for one in templates]
-    return _response(listing, Found(page, templates))
+    return _response(listing, FoundPage(page, templates))
 
 
-def page_of(merged: MergedPage[Entry]) -> tuple[Page, list[EntryTemplate]]:
-    """The page, and the templates that its records number."""
+def page_of(merged: MergedPage[SourceEntry]) -> tuple[Page, list[EntryTemplate]]:
+    """Return the page, and the templates that its records number."""
     page, numbers = Page(is_truncated=merged.is_truncated), dict[EntryTemplate, int]()
     for row in merged.rows:
         if row.content is None:
@@ -184,11 +203,11 @@ def page_of(merged: MergedPage[Entry]) -> tuple[Page, list[EntryTemplate]]:
     return page, list(numbers)
 
 
-def _sources(listing: Listing) -> list[ListSource[Entry]]:
-    """In the order in which they count."""
+def _sources(listing: Listing) -> list[ListSource[SourceEntry]]:
+    """Return the sources in their order of precedence."""
     kinds = {slot.consistency for slot in listing.slots}
     if "snapshot" in kinds:
-        sources: list[ListSource[Entry]] = [PartitionedSource(listing)]
+        sources: list[ListSource[SourceEntry]] = [PartitionedSource(listing)]
     else:
         sources = [BucketSource(listing, strict="strict" in kinds)]
     buffer = listing.context.services.writeback
@@ -196,7 +215,7 @@ def _sources(listing: Listing) -> list[ListSource[Entry]]:
 
 
 async def _owner(listing: Listing) -> str:
-    """The owner of another object of the bucket; nothing where there is none, or the origin does not say."""
+    """Return the owner of another object of the bucket; nothing without one, or if the origin does not say."""
     try:
         page = await origin_page(listing, ListRequest(limit=1))
     except OriginError:
@@ -209,7 +228,7 @@ def _wanted(query: ListQuery) -> ListRequest:
     return ListRequest(query.prefix.encode(), query.delimiter.encode(), query.limit, place.last, place.is_prefix)
 
 
-def _response(listing: Listing, found: Found) -> Response:
+def _response(listing: Listing, found: FoundPage) -> Response:
     query, page, outcome = listing.query, found.page, listing.outcome
     url = query.is_url_encoded
     body = list_document(
@@ -220,7 +239,7 @@ def _response(listing: Listing, found: Found) -> Response:
         count=len(page.keys) + len(page.prefixes),
         following=ListPlace(page.last, page.last_is_prefix) if page.is_truncated else None,
     )
-    listing.context.services.catalog.observer.listed(listing.context.slot.name, outcome)
+    metrics.LISTING_PAGES.add(1, listing.context.slot.name, outcome)
     reply = Response(200, [("content-type", "application/xml")], body, "hit" if outcome == "stale" else outcome)
     if reply.cache != "hit":
         reply.reason = listing.reason

@@ -1,7 +1,7 @@
-"""Where the entries of a listing come from: what is pending, snapshots, the listing index, the origin.
+"""The sources of a listing's entries: pending writes, snapshots, the listing index, the origin.
 
-A source is asked for rows from a place on. It gives keys, and common prefixes where the request has a delimiter, in
-order, and says up to where it knows them; merged_page.py merges the sources and cuts the page.
+A source gives rows from a place on: keys, and common prefixes if the request has a delimiter, in order, and the place
+up to which it knows them; merged_page.py merges the sources and cuts the page.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginUnreachable, SnapshotUnusable, StoreUnavailable
 from gateway.core.model import MissReason
 from gateway.metadata.catalog import is_down
-from gateway.metadata.listing.index import AuthoritativeEntry, Found, NeedsLookup, found_of
+from gateway.metadata.listing.index import AuthoritativeEntry, FoundPage, NeedsLookup, found_of
 from gateway.metadata.listing.pages import END, ListRequest, Page, key_successor, prefix_end, take
-from gateway.metadata.listing.ranges import Bound
+from gateway.metadata.listing.ranges import KeyBound
 from gateway.metadata.listing.records import pack, template_of, templates_of
 from gateway.metadata.snapshots.registry import OpenSnapshot, unusable
 from gateway.operations.context import RequestContext
-from gateway.operations.merged_page import Kind, Row, Rows
+from gateway.operations.merged_page import Kind, PageRow, Rows
 from gateway.operations.read_object import wants_revalidation
 from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.policy.slots import Slot, Slots
@@ -46,69 +46,69 @@ if TYPE_CHECKING:
     from gateway.writeback.journal.transaction import JournalTransaction
 
 ListOutcome: TypeAlias = Literal["hit", "partial", "miss", "stale"]
-"""How a page came about, as the catalog's observer is told."""
+"""The origin of a page, as metrics count it."""
 
 TRUTHS_MAX = 16
-"""Keys just written that are asked about one by one; with more in a page, the page is asked for."""
+"""Keys just written that are asked about one by one; with more on a page, the whole page is asked for."""
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 _KEY_BYTES_MAX = 1024
-_OF_ANY_AGE = Bound(math.inf, math.inf)
+_OF_ANY_AGE = KeyBound(math.inf, math.inf)
 _GREATEST = "\U0010ffff".encode()
-"""The greatest character: behind a prefix and it lies nearly nothing that begins with the prefix."""
+"""The greatest character: next to nothing that begins with a prefix sorts after the prefix and this."""
 
 _ROWS_AT_A_LOOK = 128
-"""Of the journal, which is read on the event loop: about a millisecond."""
+"""Rows per read of the journal, on the event loop: about a millisecond."""
 
 _PENDING_ROWS_MIN = 128
-"""Rows of what is pending that are read for a page, however small: they may be tombstones."""
+"""Pending rows that are read for a page, however small: they may be tombstones."""
 
 _TOMBSTONES_PASSED_MAX = 128
-"""Under a common prefix, in search of an object; with more, it is left to whoever merges."""
+"""Tombstones passed under a common prefix in search of an object; with more, the merge decides."""
 
 
 @dataclass(slots=True)
 class Listing:
-    """One LIST on its way to an answer. `outcomes` are how its sources came by what they gave.
+    """One LIST on its way to an answer. `outcomes` are those of its sources.
 
-    The snapshots that it reads are `held`, so that all of it is of the same.
+    The snapshots that it reads are `held`, so that all of it comes from the same ones.
     """
 
     context: RequestContext
     bucket: str
     query: ListQuery
     slots: Sequence[Slot]
-    bound: Bound
+    bound: KeyBound
     outcomes: set[ListOutcome] = field(default_factory=set)
     reason: MissReason | None = None
-    """Why the origin was asked, where it was."""
+    """Why the origin was asked, if it was."""
     held: ExitStack = field(default_factory=ExitStack)
 
     @property
     def outcome(self) -> ListOutcome:
-        """How the whole page came about."""
+        """Return the outcome of the whole page."""
         if "stale" in self.outcomes:
             return "stale"
         return next(iter(self.outcomes)) if len(self.outcomes) == 1 else "partial"
 
 
-class Entry(NamedTuple):
-    """What a listing says of an object: its record, and the template that the record would name."""
+class SourceEntry(NamedTuple):
+    """A listing's entry for an object: its record, and the template that the record would name."""
 
     record: bytes
     template: EntryTemplate
 
 
-ObjectRow: TypeAlias = Row[Entry]
-ObjectRows: TypeAlias = Rows[Entry]
+ObjectRow: TypeAlias = PageRow[SourceEntry]
+ObjectRows: TypeAlias = Rows[SourceEntry]
 
 
 def rows_of(page: Page, templates: Sequence[EntryTemplate]) -> ObjectRows:
-    """The rows of a page."""
     rows: list[ObjectRow] = [
-        Row(key, Kind.ENTRY, content=Entry(record, templates[template_of(record)])) for key, record in page.keys
+        PageRow(key, Kind.ENTRY, content=SourceEntry(record, templates[template_of(record)]))
+        for key, record in page.keys
     ]
-    rows += [Row(prefix, Kind.PREFIX) for prefix in page.prefixes]
+    rows += [PageRow(prefix, Kind.PREFIX) for prefix in page.prefixes]
     rows.sort(key=lambda row: row.name)
     if not page.is_truncated:
         return Rows(rows)
@@ -120,7 +120,7 @@ def rows_of(page: Page, templates: Sequence[EntryTemplate]) -> ObjectRows:
 
 
 class BucketSource:
-    """What is in the bucket, within the bound of the slots; `strict`: as the origin has it now, learning nothing."""
+    """A bucket's content, within the bound of the slots; `strict`: as the origin has it now, learning nothing."""
 
     def __init__(self, listing: Listing, *, strict: bool) -> None:
         self._listing = listing
@@ -130,30 +130,30 @@ class BucketSource:
         inside = wanted.rolled_up(wanted.start)
         if inside is not None and inside < wanted.start and wanted.is_behind(inside):
             # The origin leaves out a common prefix that it is asked to begin within.
-            return Rows([Row(inside, Kind.DOUBTFUL_PREFIX)], min(prefix_end(inside), wanted.stop))
+            return Rows([PageRow(inside, Kind.DOUBTFUL_PREFIX)], min(prefix_end(inside), wanted.stop))
         limit = min(max(wanted.limit, 1), 1000)
         found = await self.page(replace(wanted, limit=limit))
         return _until(rows_of(found.page, found.templates), wanted.stop)
 
-    def known(self, wanted: ListRequest) -> Found | NeedsLookup | None:
+    def known(self, wanted: ListRequest) -> FoundPage | NeedsLookup | None:
         if self._strict or wants_revalidation(self._listing.context):
             return None
         found = self._find(wanted)
-        if isinstance(found, Found):
+        if isinstance(found, FoundPage):
             self._listing.outcomes.add("hit")
         return found
 
-    async def page(self, wanted: ListRequest) -> Found:
-        """The page, from the origin where the index does not know it."""
+    async def page(self, wanted: ListRequest) -> FoundPage:
+        """Return the page, from the origin if the index does not know it."""
         known = self.known(wanted)
-        if isinstance(known, Found):
+        if isinstance(known, FoundPage):
             return known
         found, outcome = await self.fetch_page(wanted, known)
         self._listing.outcomes.add(outcome)
         return found
 
-    async def fetch_page(self, wanted: ListRequest, known: NeedsLookup | None) -> tuple[Found, ListOutcome]:
-        """The page for which the origin must be asked, and how it came about."""
+    async def fetch_page(self, wanted: ListRequest, known: NeedsLookup | None) -> tuple[FoundPage, ListOutcome]:
+        """Ask the origin for a page; return it with its outcome."""
         if self._strict:
             question = "page", self._listing.bucket, wanted, self._listing.query.with_owner
             joined = self._listing.context.services.catalog.joined_calls
@@ -179,13 +179,13 @@ class BucketSource:
         *,
         stale: bool = False,
         truths: Mapping[bytes, AuthoritativeEntry] | None = None,
-    ) -> Found | NeedsLookup | None:
+    ) -> FoundPage | NeedsLookup | None:
         listing = self._listing
         index, with_owner = listing.context.services.catalog.listing, listing.query.with_owner
         return index.find(listing.bucket, wanted, listing.bound, with_owner=with_owner, stale=stale, truths=truths)
 
-    async def _looked_up(self, wanted: ListRequest, keys: Sequence[bytes]) -> Found | None:
-        """The page that the index knows but for these keys; None where there are too many, or the origin refuses."""
+    async def _looked_up(self, wanted: ListRequest, keys: Sequence[bytes]) -> FoundPage | None:
+        """Return the index's page after looking up these keys; None if they are too many, or the origin refuses."""
         truths: dict[bytes, AuthoritativeEntry] = {}
         while len(truths) + len(keys) <= TRUTHS_MAX:
             try:
@@ -200,7 +200,7 @@ class BucketSource:
         return None
 
     async def _lookup(self, key: bytes) -> AuthoritativeEntry:
-        """What a LIST of the origin says of one key, to the letter: a HEAD says less, and other things."""
+        """Return the origin's LIST entry of one key, to the letter: a HEAD has less, and other fields."""
         bucket, index = self._listing.bucket, self._listing.context.services.catalog.listing
         asked = index.asked(bucket)
         page = await origin_page(self._listing, ListRequest(key, limit=1))
@@ -209,22 +209,22 @@ class BucketSource:
         index.learn_truth(bucket, key, truth, asked)
         return truth
 
-    async def _ask(self, wanted: ListRequest) -> tuple[Found, ListOutcome]:
-        """The origin's page; an older one of the index where the origin does not answer and the slots allow it."""
+    async def _ask(self, wanted: ListRequest) -> tuple[FoundPage, ListOutcome]:
+        """Return the origin's page; an older one of the index if the origin does not answer and the slots allow it."""
         try:
             return await self._shared_page(wanted), "miss"
         except (OriginUnreachable, OriginAnswered) as error:
             stale = self._find(wanted, stale=True) if is_down(error) else None
-            if not isinstance(stale, Found):
+            if not isinstance(stale, FoundPage):
                 raise
             return stale, "stale"
 
-    async def _shared_page(self, wanted: ListRequest) -> Found:
+    async def _shared_page(self, wanted: ListRequest) -> FoundPage:
         listing = self._listing
         index = listing.context.services.catalog.listing
         asked = index.asked(listing.bucket)
 
-        async def send() -> Found:
+        async def send() -> FoundPage:
             found = found_of(await self._page_with_keys(wanted))
             index.learn(listing.bucket, wanted, found, asked, merge_seconds=listing.bound.merge_seconds)
             return found
@@ -235,7 +235,7 @@ class BucketSource:
         return await index.questions.ask(question, asked, listing.bound, send)
 
     async def _page_with_keys(self, wanted: ListRequest) -> ListedPage:
-        """One page; pages without a key, as of origins that skip deleted versions, are followed by the next."""
+        """Return one page; skip pages without a key, as of origins that skip deleted versions."""
         origin_token, chain = None, PageChain()
         while True:
             page = await origin_page(self._listing, wanted, origin_token)
@@ -246,7 +246,7 @@ class BucketSource:
 
 
 def _until(rows: ObjectRows, stop: bytes) -> ObjectRows:
-    """What of them lies before `stop`; common prefixes that reach behind it may hold nothing before it."""
+    """Return the rows before `stop`; common prefixes that reach past it may hold nothing before it."""
     if not rows.rows or prefix_end(rows.rows[-1].name) <= stop:
         return rows
     kept = [
@@ -260,7 +260,7 @@ def _until(rows: ObjectRows, stop: bytes) -> ObjectRows:
 
 
 async def origin_page(listing: Listing, wanted: ListRequest, origin_token: str | None = None) -> ListedPage:
-    """What of the origin's page lies behind the place that was asked for; raises OriginAnswered for every error."""
+    """Return the part of the origin's page from the wanted place on. Raises OriginAnswered for every error."""
     async with await _send(listing, wanted, origin_token) as response:
         if response.status != 200:
             document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
@@ -298,7 +298,7 @@ async def _document(listing: Listing, response: OriginResponse) -> bytes:
 
 
 def before(place: bytes) -> str:
-    """What to ask the origin to `start-after` so that it lists `place` and all behind; it may list a little more."""
+    """Return a `start-after` with which the origin lists `place` and all behind; it may list a little more."""
     if place.endswith(b"\0"):
         return place[:-1].decode("utf-8", "ignore")
     for text in (place[:-1] + bytes([place[-1] - 1]) + _GREATEST if place else b"", place[:-1]):
@@ -319,19 +319,19 @@ def _is_text(text: bytes) -> bool:
 
 
 class SnapshotSource:
-    """What a snapshot holds of the bucket: nothing else is asked."""
+    """The content of the bucket by a snapshot alone."""
 
     def __init__(self, listing: Listing, opened: OpenSnapshot) -> None:
         self._listing = listing
         self._opened = opened
 
     async def seek(self, wanted: ListRequest) -> ObjectRows:
-        """Raises S3Error where the snapshot cannot be used."""
+        """Raise S3Error if the snapshot cannot be used."""
         found = self.page(replace(wanted, limit=max(wanted.limit, 1)))
         return rows_of(found.page, found.templates)
 
-    def page(self, wanted: ListRequest) -> Found:
-        """The page. Raises as `seek`."""
+    def page(self, wanted: ListRequest) -> FoundPage:
+        """Return the page. Raises as `seek`."""
         data = self._opened.snapshot.data
         try:
             with data.keys() as keys:
@@ -343,11 +343,11 @@ class SnapshotSource:
         except (StoreUnavailable, SnapshotUnusable) as error:
             raise unusable(self._opened.manifest.name, error) from error
         self._listing.outcomes.add("hit")
-        return Found(page, data.templates)
+        return FoundPage(page, data.templates)
 
 
-class Part(NamedTuple):
-    """The places [start, stop) of a bucket; `slot` is the one that freezes them, None where none does."""
+class SourcePart(NamedTuple):
+    """The places [start, stop) of a bucket; `slot` is the one that freezes them, or None."""
 
     start: bytes
     stop: bytes
@@ -355,14 +355,14 @@ class Part(NamedTuple):
 
 
 class PartitionedSource:
-    """What a bucket would hold whose frozen parts are as their snapshots have them, the rest as the origin has it."""
+    """A bucket whose frozen parts come from their snapshots, the rest from the origin."""
 
     def __init__(self, listing: Listing) -> None:
         self._listing = listing
         self._snapshots: dict[str, SnapshotSource] = {}
 
     async def seek(self, wanted: ListRequest) -> ObjectRows:
-        """Rows of the first part: the next ones begin at its end. S3Error where a snapshot is missing."""
+        """Return rows of the first part: the next begin at its end. S3Error if a snapshot is missing."""
         slots, stop = self._listing.context.services.slots, max(wanted.start, wanted.stop)
         part = next(iter(parts(slots, self._listing.bucket, wanted.start, stop)), None)
         if part is None:
@@ -380,23 +380,23 @@ class PartitionedSource:
         return source
 
 
-def parts(slots: Slots, bucket: str, start: bytes, stop: bytes) -> list[Part]:
-    """[start, stop) of a bucket in order, neighbours that nothing freezes in one."""
-    found: list[Part] = []
+def parts(slots: Slots, bucket: str, start: bytes, stop: bytes) -> list[SourcePart]:
+    """Return [start, stop) of a bucket in order; adjacent ranges that nothing freezes are one part."""
+    found: list[SourcePart] = []
     for part in _pieces(slots, bucket, start, stop):
         if found and part.slot is None and found[-1].slot is None:
-            part = Part(found.pop().start, part.stop, None)
+            part = SourcePart(found.pop().start, part.stop, None)
         found.append(part)
     return found
 
 
-def _pieces(slots: Slots, bucket: str, start: bytes, stop: bytes) -> Iterator[Part]:
+def _pieces(slots: Slots, bucket: str, start: bytes, stop: bytes) -> Iterator[SourcePart]:
     prefixes = [(slot.prefix.key_prefix.encode(), slot) for slot in slots.of_bucket(bucket)]
     edges = {b"", END, *(prefix for prefix, _ in prefixes), *(prefix_end(prefix) for prefix, _ in prefixes)}
     inner = sorted({start, stop, *(edge for edge in edges if start < edge < stop)})
     for first, last in pairwise(inner):
         slot = next((slot for prefix, slot in prefixes if _holds(prefix, first)), None)
-        yield Part(first, last, slot if slot is not None and slot.consistency == "snapshot" else None)
+        yield SourcePart(first, last, slot if slot is not None and slot.consistency == "snapshot" else None)
 
 
 def _holds(prefix: bytes, place: bytes) -> bool:
@@ -407,10 +407,10 @@ def _holds(prefix: bytes, place: bytes) -> bool:
 
 
 class PendingSource:
-    """What is pending on this node: it counts before whatever the bucket has.
+    """The pending writes of this node, which take precedence over the bucket.
 
-    It is read before the bucket: what the flush takes from the one to the other in between is in both, and nothing is
-    missed. Entries of pending objects have an owner of None until somebody gives them another.
+    It is read before the bucket: an object that the flush moves in between is in both, and none is missed. Entries of
+    pending objects have the owner None until they get another.
     """
 
     def __init__(self, listing: Listing, buffer: WritebackBuffer) -> None:
@@ -418,7 +418,7 @@ class PendingSource:
         self._buffer = buffer
 
     async def seek(self, wanted: ListRequest) -> ObjectRows:
-        """Other requests come in between the looks."""
+        """Return pending rows; other requests run between the looks."""
         rows: list[ObjectRow] = []
         while True:
             found = self._buffer.look(lambda tx: pending_rows(tx, self._listing.bucket, wanted, _ROWS_AT_A_LOOK))  # noqa: B023
@@ -430,9 +430,9 @@ class PendingSource:
 
 
 def pending_rows(tx: JournalTransaction, bucket: str, wanted: ListRequest, count: int) -> ObjectRows:
-    """The first rows, `count` or a few more; `wanted.limit` does not matter.
+    """Return the first rows, `count` or a few more; `wanted.limit` does not matter.
 
-    Nothing is scanned that rolls up: behind a common prefix the next key is looked for at its end.
+    Nothing under a common prefix is scanned: the search goes on at the prefix's end.
     """
     rows: list[ObjectRow] = []
     place, at_once = wanted.start, 1
@@ -443,7 +443,7 @@ def pending_rows(tx: JournalTransaction, bucket: str, wanted: ListRequest, count
         if len(plain) < len(found):
             common = wanted.rolled_up(_name(found[len(plain)])) or b""
             if wanted.is_behind(common):
-                rows.append(Row(common, _kind_of_prefix(tx, bucket, common, place)))
+                rows.append(PageRow(common, _kind_of_prefix(tx, bucket, common, place)))
             place, at_once = prefix_end(common), 1
         elif len(found) < at_once:
             return Rows(rows)
@@ -454,9 +454,9 @@ def pending_rows(tx: JournalTransaction, bucket: str, wanted: ListRequest, count
 
 def _pending_row(pending: Write) -> ObjectRow:
     if pending.deleted:
-        return Row(_name(pending), Kind.TOMBSTONE)
+        return PageRow(_name(pending), Kind.TOMBSTONE)
     entry = pending_entry(pending)
-    return Row(entry.key, Kind.ENTRY, content=Entry(pack(entry, 0), entry.template))
+    return PageRow(entry.key, Kind.ENTRY, content=SourceEntry(pack(entry, 0), entry.template))
 
 
 def _kind_of_prefix(tx: JournalTransaction, bucket: str, common: bytes, place: bytes) -> Kind:
@@ -471,7 +471,7 @@ def _name(pending: Write) -> bytes:
 
 
 def pending_entry(pending: Write) -> ListedEntry:
-    """A pending object as the origin will list it, but for the date, which is that of the acknowledgement.
+    """Return a pending object's entry as the origin will list it, but with the date of the acknowledgement.
 
     S3 writes dates in milliseconds and means whole seconds, as HEAD does.
     """
@@ -482,7 +482,7 @@ def pending_entry(pending: Write) -> ListedEntry:
 
 
 def _checksum(pending: Write) -> str:
-    """Algorithm and type where Create or PutObject has declared one; what S3 computes by itself is not foretold."""
+    """Return algorithm and type if Create or PutObject has declared one; S3's own default is not foretold."""
     declared = pending.spec.headers.get("x-amz-checksum-algorithm") if pending.multipart else None
     if declared is not None:
         found = upload_checksum_type(declared, pending.spec.headers.get("x-amz-checksum-type"))

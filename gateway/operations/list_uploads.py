@@ -1,4 +1,4 @@
-"""ListMultipartUploads (S3 API): those that are open on this node, by the ids that clients have, and the origin's own.
+"""ListMultipartUploads (S3 API): the uploads open on this node, by the clients' ids, and the origin's own.
 
 The origin's uploads behind ours are left out: clients know them by our ids, have completed them, or have aborted them.
 """
@@ -14,7 +14,7 @@ from gateway.core.model import ObjectKey
 from gateway.metadata.listing.pages import ListRequest, key_successor, prefix_end
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.list_sources import before
-from gateway.operations.merged_page import Kind, ListSource, MergedPage, Row, Rows
+from gateway.operations.merged_page import Kind, ListSource, MergedPage, PageRow, Rows
 from gateway.origin.client import OriginRequest
 from gateway.s3.headers import format_iso_date
 from gateway.s3.upload_list import (
@@ -42,18 +42,18 @@ _PAGES_MAX = 100
 
 
 class _Listed(NamedTuple):
-    """An upload, and whose id it has."""
+    """An upload, and whether its id is ours."""
 
     upload: ListedUpload
     is_ours: bool
 
 
-_Row = Row[_Listed]
+_Row = PageRow[_Listed]
 _Rows = Rows[_Listed]
 
 
 async def list_uploads(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    """The page; the origin's error where it gives one."""
+    """Return the page, or the origin's error."""
     query = uploads_query(context.request)
     listing = _Listing(context, buffer, query, buffer.look(lambda tx: _place_in(tx, query)))
     wanted = ListRequest(query.prefix.encode(), query.delimiter.encode(), query.limit)
@@ -68,7 +68,7 @@ async def list_uploads(context: RequestContext, buffer: WritebackBuffer) -> Resp
 
 
 def may_concern_uploads(context: RequestContext, buffer: WritebackBuffer) -> bool:
-    """Whether uploads may be open here, or were when the page before was given."""
+    """Return whether uploads may be open here, or were when the previous page was given."""
     bucket, prefix = context.request.bucket or "", context.request.parameter("prefix") or ""
     if any(slot.is_buffered for slot in context.services.slots.under(bucket, prefix)):
         return True
@@ -82,13 +82,13 @@ def _is_busy(tx: JournalTransaction, bucket: str) -> bool:
 
 
 def _place_in(tx: JournalTransaction, query: UploadsQuery) -> UploadPlace | None:
-    """Where the marker is: clients may also come back with the id of an upload that they have seen listed."""
+    """Return the marker's place: a client may also give the id of an upload that it has seen listed."""
     marked = tx.uploads.upload(query.id_marker) if query.place is not None else None
     return query.place if marked is None else UploadPlace(ours=(marked.began_at, marked.upload_id or ""))
 
 
 def _following(query: UploadsQuery, rows: Sequence[_Row]) -> tuple[str, str]:
-    """The markers of the next page."""
+    """Return the markers of the next page."""
     last = rows[-1]
     if last.content is None:
         return last.name.decode(), ""
@@ -120,22 +120,22 @@ class _Listing:
         name, marker = upload.key.encode(), self.query.key_marker.encode()
         common = wanted.rolled_up(name)
         if common is not None:
-            return Row(common, Kind.PREFIX) if common > marker and prefix_end(common) > wanted.begin else None
+            return PageRow(common, Kind.PREFIX) if common > marker and prefix_end(common) > wanted.begin else None
         if name < wanted.begin or name < marker or (name == marker and not self._is_behind_place(upload, is_ours)):
             return None
-        rank = (int(upload.initiated), not is_ours, upload.initiated, upload.upload_id)  # origins say whole seconds
-        return Row(name, Kind.ENTRY, rank, _Listed(upload, is_ours))
+        rank = (int(upload.initiated), not is_ours, upload.initiated, upload.upload_id)  # origins give whole seconds
+        return PageRow(name, Kind.ENTRY, rank, _Listed(upload, is_ours))
 
     def _is_behind_place(self, upload: ListedUpload, is_ours: bool) -> bool:
         if self.place is None:
             return False
         if not is_ours:
-            return True  # the origin was told the place
+            return True  # the origin was asked from this place on
         return self.place.ours is None or (upload.initiated, upload.upload_id) > self.place.ours
 
 
 class _OwnUploads:
-    """Those that are open on this node."""
+    """The uploads that are open on this node."""
 
     def __init__(self, listing: _Listing) -> None:
         self._listing = listing
@@ -144,7 +144,7 @@ class _OwnUploads:
         return self._listing.buffer.look(lambda tx: self._rows(tx, wanted))
 
     def _rows(self, tx: JournalTransaction, wanted: ListRequest) -> _Rows:
-        """All of one key or none: the journal has them in the order of their ids."""
+        """Return all uploads of a key or none: the journal orders them by id."""
         listing, rows = self._listing, list[_Row]()
         after = before(wanted.begin) if wanted.begin else listing.query.key_marker
         while True:
@@ -176,7 +176,7 @@ def _listed(upload: Write) -> ListedUpload:
 
 
 class _OriginUploads:
-    """The origin's own: not those behind ours."""
+    """The origin's own uploads, without those behind ours."""
 
     def __init__(self, listing: _Listing) -> None:
         self._listing = listing
@@ -198,17 +198,17 @@ class _OriginUploads:
         raise OriginBodyError(f"the origin has given {_PAGES_MAX} pages with no upload of its own")
 
     def _first_markers(self) -> tuple[str, str]:
-        """Those of the request. Without an id of the origin's own, the marked key is listed from its beginning."""
+        """Return the request's markers. Without an id of the origin's own, list the marked key from its beginning."""
         marker, place = self._listing.query.key_marker, self._listing.place
         if place is None or place.origin_upload_id:
             return marker, "" if place is None else place.origin_upload_id
         return before(marker.encode()), ""
 
     def _rows_of(self, wanted: ListRequest, page: UploadsPage, *, is_busy: bool) -> list[_Row]:
-        """Where ours may be among the origin's, so they may be all that is below a common prefix."""
+        """Return a page's rows. If ours may be among the origin's, a common prefix may cover only them."""
         marker, kind = self._listing.query.key_marker.encode(), Kind.DOUBTFUL_PREFIX if is_busy else Kind.PREFIX
         names = [prefix.encode() for prefix in page.prefixes]
-        rows: list[_Row] = [Row(one, kind) for one in names if one > marker and prefix_end(one) > wanted.begin]
+        rows: list[_Row] = [PageRow(one, kind) for one in names if one > marker and prefix_end(one) > wanted.begin]
         for upload in page.uploads:
             row = self._listing.row(wanted, upload, is_ours=False)
             if row is not None:
@@ -216,9 +216,9 @@ class _OriginUploads:
         return sorted(rows, key=lambda row: row.name)
 
     async def _foreign_uploads(self, wanted: ListRequest, markers: tuple[str, str]) -> UploadsPage:
-        """A page of the origin without the uploads that are only behind ours.
+        """Return a page of the origin without the uploads that are only behind ours.
 
-        One of ours may have ended while the page was on its way: what seems to be foreign is asked for once more.
+        One of ours may have ended while the page was on its way: apparently foreign ones are asked for once more.
         """
         page = await self._ask(wanted, markers)
         foreign = self._listing.buffer.look(lambda tx: self._foreign_in(tx, page.uploads))

@@ -1,6 +1,6 @@
-"""One page of a listing out of what several sources hold together (ListObjects, ListMultipartUploads).
+"""One page of a listing, merged from several sources (ListObjects, ListMultipartUploads).
 
-rows of each source from a place on → merged: of what two of them name, the first one's word counts → cut at the limit
+rows of each source from a place on → merged: for a name of several sources the first one counts → cut at the limit
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ T = TypeVar("T")
 
 
 class Kind(Enum):
-    """What a source says of a name."""
+    """The kinds of names in a source."""
 
     ENTRY = "entry"
     PREFIX = "common prefix"
     TOMBSTONE = "tombstone"
-    """The entry is not listed, whatever the sources behind this one say."""
+    """The entry is not listed, whatever later sources have."""
 
     DOUBTFUL_PREFIX = "doubtful common prefix"
-    """Whether it stands for anything must be found out."""
+    """A prefix that may cover nothing: that must be found out."""
 
 
 _ENTRY, _PREFIX, _TOMBSTONE, _DOUBTFUL_PREFIX = Kind
@@ -35,7 +35,7 @@ _LISTED = (_ENTRY, _PREFIX)
 _PREFIXES = (_PREFIX, _DOUBTFUL_PREFIX)
 
 
-class Row(NamedTuple, Generic[T]):
+class PageRow(NamedTuple, Generic[T]):
     """An entry, with its `content`, or a common prefix. Entries of the same name and `rank` are the same."""
 
     name: bytes
@@ -47,35 +47,33 @@ class Row(NamedTuple, Generic[T]):
 class Rows(NamedTuple, Generic[T]):
     """Rows in order. Nothing is known from the place `end` on; None: these are all.
 
-    `has_more`: something behind them is listed for certain, unless a source before this one has deleted it.
+    `has_more`: a later row is certainly listed, unless an earlier source has deleted it.
     """
 
-    rows: Sequence[Row[T]]
+    rows: Sequence[PageRow[T]]
     end: bytes | None = None
     has_more: bool = False
 
 
 class ListSource(Protocol[T]):
-    """Gives the rows of a listing."""
-
     async def seek(self, wanted: ListRequest) -> Rows[T]:
-        """Rows of `wanted` from its start on: `wanted.limit` of them, or all, or as many as are known at once."""
+        """Return rows of `wanted` from its start on: `wanted.limit` of them, or all, or those known at once."""
 
 
 class MergedPage(Generic[T]):
-    """The page that grows, from the place where one of the sources ends to the next."""
+    """A page that grows from the end of one source's rows to the next."""
 
     def __init__(self, wanted: ListRequest, sources: Sequence[ListSource[T]]) -> None:
         self._wanted = wanted
         self._sources = sources
-        self.rows: list[Row[T]] = []
+        self.rows: list[PageRow[T]] = []
         self.is_truncated = False
 
     async def fill(self) -> None:
-        """Take what the sources give until the page is full, or they have no more. Raises as they do."""
+        """Take rows until the page is full, or the sources have no more. Raises as they do."""
         wanted = self._wanted
         if wanted.limit == 0:
-            await self._sources[-1].seek(wanted)  # that there is such a bucket
+            await self._sources[-1].seek(wanted)  # raises if there is no such bucket
             return
         while True:
             found = await self._seek(wanted)
@@ -94,7 +92,7 @@ class MergedPage(Generic[T]):
             wanted = replace(wanted, begin=end)
 
     async def _seek(self, wanted: ListRequest) -> list[Rows[T]]:
-        """What each source has next. Of the later ones, more by as much as the earlier ones may take away."""
+        """Return the next rows of each source; of later ones, as many more as earlier ones may take away."""
         found: list[Rows[T]] = []
         limit = max(self._room(), 1)
         for source in self._sources:
@@ -102,7 +100,7 @@ class MergedPage(Generic[T]):
             limit += sum(row.kind not in _LISTED for row in found[-1].rows)
         return found
 
-    async def _take(self, row: Row[T], wanted: ListRequest) -> None:
+    async def _take(self, row: PageRow[T], wanted: ListRequest) -> None:
         if row.kind is _TOMBSTONE or (row.kind is _DOUBTFUL_PREFIX and not await self._is_anything_below(row, wanted)):
             return
         if self._room():
@@ -110,7 +108,7 @@ class MergedPage(Generic[T]):
         else:
             self.is_truncated = True
 
-    async def _is_anything_below(self, prefix: Row[T], wanted: ListRequest) -> bool:
+    async def _is_anything_below(self, prefix: PageRow[T], wanted: ListRequest) -> bool:
         below = MergedPage(ListRequest(prefix.name, limit=1, begin=wanted.begin), self._sources)
         await below.fill()
         return bool(below.rows)
@@ -119,20 +117,20 @@ class MergedPage(Generic[T]):
         return self._wanted.limit - len(self.rows)
 
 
-def _first_words(found: Sequence[Rows[T]], end: bytes | None) -> Iterator[Row[T]]:
-    """What the first source that names it says of each entry and common prefix before `end`, in order."""
+def _first_words(found: Sequence[Rows[T]], end: bytes | None) -> Iterator[PageRow[T]]:
+    """Yield, in order, each name before `end` once, by the first source that has it."""
     named = [[row for row in rows.rows if end is None or row.name < end] for rows in found]
-    in_order: Iterable[Row[T]] = merge(*named, key=_identity)  # of equals, those of the first source come first
+    in_order: Iterable[PageRow[T]] = merge(*named, key=_identity)  # for equal rows, the first source's come first
     for _, rows in groupby(in_order, key=_identity):
         yield next(rows)
 
 
-def _identity(row: Row[T]) -> tuple[Any, ...]:
+def _identity(row: PageRow[T]) -> tuple[Any, ...]:
     return row.name, row.rank
 
 
 def _is_more(found: Sequence[Rows[T]], end: bytes) -> bool:
-    """Whether something is listed for certain from `end` on: no source before may take it away."""
+    """Return whether something from `end` on is certainly listed, because no earlier source may take it away."""
     for rows in found:
         left = [row for row in rows.rows if row.name >= end]
         if rows.has_more or any(row.kind in _LISTED for row in left):

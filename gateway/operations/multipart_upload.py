@@ -1,8 +1,8 @@
-"""CompleteMultipartUpload (S3 API): the moment in which an uploaded object becomes visible.
+"""CompleteMultipartUpload (S3 API): the moment at which an uploaded object becomes visible.
 
-Two origins' habits are made good here. Ceph's RGW may answer with an empty ETag: the client gets the one that HEAD
-shows. And an answer may be lost on the way after the origin has done its work: whether it has is then decided by the
-ETag at the origin, which follows from the parts.
+It makes up for two habits of origins. Ceph's RGW may answer with an empty ETag: the client gets the one that HEAD
+shows. And an answer may be lost after the origin has done its work: the ETag at the origin, which follows from the
+parts, then shows whether it has.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _EMPTY_ETAG = re.compile(rb"<ETag\s*+/>|<ETag>\s*+(?:(?:&quot;&quot;|\"\")\s*+)?
 
 
 async def complete_multipart_upload(context: RequestContext) -> Response:
-    """Complete an upload at the origin and forget what is known of the key."""
+    """Complete an upload at the origin, and forget the cached facts about the key."""
     return await with_invalidation(changed_by(context), _complete(context))
 
 
@@ -83,7 +83,7 @@ async def _with_etag(context: RequestContext, document: bytes) -> bytes:
 
 
 async def _decide_by_etag(context: RequestContext, lost: OriginUnreachable) -> Response:
-    """The answer was lost: done if the object at the origin is made of exactly these parts."""
+    """Answer after a lost answer: done if the object at the origin is made of exactly these parts."""
     expected = multipart_etag(context.made_of)
     found = await _etag_at_origin(context)
     if expected is None or found != expected:

@@ -1,19 +1,19 @@
-"""Slots with `authorization = "origin"`: what a caller may do there, the origin says, asked in the caller's own name.
+"""Slots with `authorization = "origin"`: the origin decides about a caller, asked in the caller's own name.
 
-    reads and listings   a question without a body, signed with the caller's key pair; then they are answered as ever
+    reads and listings   a question without a body, signed with the caller's key pair; then the usual answer
     everything else      is itself sent in the caller's own name: there is no harmless question. So is a CopyObject out
-                         of such a slot, wherever its target is: it takes the tags, too, which have a right of their own
+                         of such a slot, wherever its target is: it takes the tags too, which have their own right
 
-A yes is remembered for `authorization_ttl` for exactly what was asked: this access key, and one object, or one listing
-(prefix, delimiter, max-keys). Policies may go by any of these, by tags of an object, and by the key that encrypts it:
-nothing is concluded from one key for another. HEAD needs the right to read an object; where the object is encrypted
-with a KMS key, its first byte is asked for, too, as HEAD does not need the right to decrypt.
+A yes is remembered for `authorization_ttl` for exactly this question: this access key, and one object, or one listing
+(prefix, delimiter, max-keys). Policies may depend on any of these, on an object's tags, and on the key that encrypts
+it: nothing is concluded from one key for another. HEAD needs the right to read an object; if the object is encrypted
+with a KMS key, its first byte is asked for too, as HEAD does not need the right to decrypt.
 
-What the origin does not grant is answered in its own words. A refusal of a listing is remembered for a second, one of
-an object is not: S3 says "denied" of what is not there to those who may not list, and what is not there may come.
+A refusal by the origin is passed on in its own words. That of a listing is remembered for a second, that of an object
+is not: S3 denies a missing object to callers who may not list, and the object may come.
 
-Where something is pending (acknowledged when the slot had another `authorization`), the question comes before the wait
-for its flush: who may not read a key is not told by a wait, or a conflict, that something is pending there.
+If something is pending (acknowledged when the slot had another `authorization`), the question comes before the wait for
+its flush: neither a wait nor a conflict must show callers without the right to read that something is pending.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from gateway.s3.requests import (
     parse_copy_source,
 )
 from gateway.s3.xml import error_code_of
-from gateway.telemetry.metric_observers import AuthorizationMetrics
+from gateway.telemetry import metrics
 
 _READS = frozenset({Operation.GET_OBJECT, Operation.HEAD_OBJECT})
 _LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2, Operation.LIST_MULTIPART_UPLOADS})
@@ -62,16 +62,14 @@ _OF_A_SOURCE = {
     "x-amz-copy-source-server-side-encryption-customer-key": "x-amz-server-side-encryption-customer-key",
     "x-amz-copy-source-server-side-encryption-customer-key-md5": "x-amz-server-side-encryption-customer-key-md5",
 }
-"""What a copy says of its source, and how a read of that says it."""
-
-_metrics = AuthorizationMetrics()
+"""Headers of a copy about its source → headers of a read of that source."""
 
 
-def judged(context: RequestContext, perform: Callable[[RequestContext], Answer]) -> Answer:
-    """What `perform` answers, where the origin lets the caller; it is asked where that is not remembered.
+def authorized_by_origin(context: RequestContext, perform: Callable[[RequestContext], Answer]) -> Answer:
+    """Return the answer of `perform` if the origin lets the caller have it; ask the origin unless that is remembered.
 
-    Raises, or the answer raises: S3Error AccessDenied for who has no key; OriginAnswered with the origin's refusal;
-    OriginUnreachable, or S3Error ServiceUnavailable, where the origin does not say.
+    Raises, now or when awaited: S3Error AccessDenied for a caller without a key; OriginAnswered with the origin's
+    refusal; OriginUnreachable, or S3Error ServiceUnavailable, if the origin does not say.
     """
     sources, is_judged = _sources(context), _is_judged(context)
     context.signed_by, context.may_read = None, False
@@ -93,7 +91,7 @@ def judged(context: RequestContext, perform: Callable[[RequestContext], Answer])
             headers = judged_by_the_origin(context.request)
             questions.append(_Read(context, pair, context.object_key, None, headers, operation))
         elif operation in _LISTINGS:
-            questions.append(_Listing(context, pair))
+            questions.append(_RightsListing(context, pair))
     open_ones = [question for question in questions if not question.is_remembered()]
     if open_ones:
         return _asked(context, open_ones, perform)
@@ -102,10 +100,10 @@ def judged(context: RequestContext, perform: Callable[[RequestContext], Answer])
 
 
 async def judge_deletions(context: RequestContext, keys: Sequence[str]) -> Mapping[str, OriginAnswered]:
-    """Have a DeleteObjects go in the caller's own name, where the origin is to judge any of its keys.
+    """Send a DeleteObjects in the caller's own name if the origin judges any of its keys.
 
-    What is pending under all of its keys goes to the origin first: nothing is deleted here then. The keys of which the
-    caller is not to be told that something is pending, and the origin's refusals. Raises as `judged`.
+    All that is pending under its keys goes to the origin first. Return the refused keys, about which the caller must
+    not learn that something is pending, with the origin's refusals. Raises as `authorized_by_origin`.
     """
     services, bucket = context.services, context.request.bucket or ""
     if not services.slots.any_by_origin:
@@ -126,8 +124,8 @@ async def judge_deletions(context: RequestContext, keys: Sequence[str]) -> Mappi
 
 
 async def judge_wait(context: RequestContext, keys: Sequence[ObjectKey]) -> None:
-    """Before a request in the caller's name waits for what is pending under these keys: OriginAnswered with the
-    origin's refusal where the caller may not read one of them that the origin judges."""
+    """Check a request in the caller's name before it waits for pending writes of these keys: OriginAnswered with the
+    origin's refusal if the caller may not read one that the origin judges."""
     pair, slots = context.signed_by, context.services.slots
     if pair is None or (context.request.operation in _READS and context.may_read):
         return
@@ -137,19 +135,19 @@ async def judge_wait(context: RequestContext, keys: Sequence[ObjectKey]) -> None
 
 
 async def judge_wait_for_all(context: RequestContext) -> None:
-    """As `judge_wait`, for what is pending under the request's prefix, or in its bucket: where the caller may not list
-    that."""
+    """Check a request like `judge_wait` before it waits for all that is pending under its prefix, or in its bucket: the
+    caller must have the right to list that."""
     if context.signed_by is not None and context.request.operation not in _LISTINGS:
-        await _Listing(context, context.signed_by).ask()
+        await _RightsListing(context, context.signed_by).ask()
 
 
 def right_to_read(request: S3Request, access_key_id: str, rights: RememberedRights) -> Right:
-    """The right that a plain GET or HEAD needs."""
+    """Return the right that a plain GET or HEAD needs."""
     is_of_bytes = request.operation is Operation.GET_OBJECT or CHECKSUM_MODE in judged_by_the_origin(request)
     return rights.right(access_key_id, "bytes" if is_of_bytes else "metadata", request.bucket, request.key)
 
 
-# What is to be judged
+# Requests that the origin judges
 
 
 def _is_by_origin(slot: Slot) -> bool:
@@ -157,9 +155,9 @@ def _is_by_origin(slot: Slot) -> bool:
 
 
 def _is_judged(context: RequestContext) -> bool:
-    """Whether the request is about a slot of whose callers the origin is the judge, or may be.
+    """Return whether the request is about a slot whose callers the origin judges, or may be.
 
-    What names no key, or one in its body, is so where any part of the bucket is.
+    A request without a key, or with one in its body, is if any part of the bucket is.
     """
     request, slots = context.request, context.services.slots
     if request.operation is Operation.DELETE_OBJECTS:
@@ -179,13 +177,13 @@ def _names_anything(request: S3Request) -> bool:
 
 
 def _sources(context: RequestContext) -> list[tuple[ObjectKey, str | None]]:
-    """What a copy reads of slots of whose callers the origin is the judge. Servers disagree on what `+` stands for."""
+    """Return what a copy reads of slots whose callers the origin judges. Servers disagree on the meaning of `+`."""
     slots = context.services.slots
     return [(one.key, one.version_id) for one in _copied(context.request) or () if _is_by_origin(slots.find(*one.key))]
 
 
 def _copied(request: S3Request) -> set[CopySource] | None:
-    """None: the request has a copy source that cannot be read here."""
+    """Return the request's sources; None if it has a copy source that cannot be read here."""
     text = request.headers.get("x-amz-copy-source")
     if text is None:
         return set()
@@ -200,7 +198,7 @@ def _headers_of_source(request: S3Request) -> dict[str, str]:
 
 
 def _pair(context: RequestContext) -> KeyPair | None:
-    """The caller's own pair; None: the gateway's, of whose rights there is nothing to be asked."""
+    """Return the caller's own pair; None: the gateway's, whose rights need no question."""
     if context.anonymous:
         raise s3_error(
             "AccessDenied", "Access Denied. The origin judges the callers of this slot: requests must be signed."
@@ -209,7 +207,7 @@ def _pair(context: RequestContext) -> KeyPair | None:
 
 
 def _is_forwarded(context: RequestContext) -> bool:
-    """Whether a read is itself sent to the origin in the caller's own name: a question would ask the same."""
+    """Return whether a read is itself sent to the origin in the caller's own name: a question would ask the same."""
     if context.slot.consistency == "snapshot" or _is_pending(context, context.object_key):
         return False
     return CurrentVersions(context).must_forward()
@@ -225,10 +223,10 @@ def _is_pending(context: RequestContext, key: ObjectKey) -> bool:
 
 class _Question(Protocol):
     def is_remembered(self) -> bool:
-        """Whether the origin has granted it. Raises OriginAnswered where it has refused it just now."""
+        """Return whether the origin has granted it. Raises OriginAnswered if it has just refused it."""
 
     async def ask(self) -> None:
-        """Return when the origin grants it; raises as `judged`."""
+        """Return when the origin grants it. Raises as `authorized_by_origin`."""
 
 
 async def _asked(
@@ -243,7 +241,7 @@ async def _asked(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """When a question was asked, and under which settings."""
+    """The time of a question, and the settings under which it was asked."""
 
     at_seconds: float
     generation: int
@@ -255,7 +253,7 @@ def _now(context: RequestContext) -> _Asked:
 
 
 def _not_said(slot: Slot) -> Exception:
-    _metrics.asked(slot.name, "failed")
+    metrics.AUTHORIZATIONS.add(1, slot.name, "failed")
     return s3_error(
         "ServiceUnavailable",
         "The origin does not say whether the caller may do this. Please try again.",
@@ -264,8 +262,8 @@ def _not_said(slot: Slot) -> Exception:
 
 
 class _Read:
-    """Whether the caller may read an object, asked with these headers. `operation` None: for another end than to read
-    it, as the source of a copy."""
+    """The question whether the caller may read an object, with these headers. `operation` None: not to read it, but as
+    the source of a copy."""
 
     def __init__(
         self,
@@ -290,7 +288,7 @@ class _Read:
             return False
         if not self._is_own and not is_plainly_asked(self._headers):
             return False
-        _metrics.asked(self._slot.name, "remembered")
+        metrics.AUTHORIZATIONS.add(1, self._slot.name, "remembered")
         return True
 
     async def ask(self) -> None:
@@ -305,8 +303,8 @@ class _Read:
             context.told = Told(head, began)
 
     async def may_be_told_to_wait(self) -> None:
-        """Raises OriginAnswered where the origin refuses the caller what it has; what it does not have may be pending,
-        and is asked about when it is there. A yes is not remembered: it is of the object before."""
+        """Raise OriginAnswered if the origin refuses the caller the object that it has; if it has none, one may be
+        pending, and is asked about once it is there. A yes is not remembered: it is for the older object."""
         try:
             await self._granted()
         except OriginAnswered as answer:
@@ -319,14 +317,14 @@ class _Read:
             if head is None or (self._is_of_bytes and _needs_a_key(head)):
                 await self._ask_for_a_byte()
         except OriginUnreachable:
-            _metrics.asked(self._slot.name, "failed")
+            metrics.AUTHORIZATIONS.add(1, self._slot.name, "failed")
             raise
         except OriginAnswered as answer:
             self._context.services.rights.revoke(self._right("bytes"))
             self._context.services.rights.revoke(self._right("metadata"))
-            _metrics.asked(self._slot.name, "denied" if answer.status == 403 else "other")
+            metrics.AUTHORIZATIONS.add(1, self._slot.name, "denied" if answer.status == 403 else "other")
             raise
-        _metrics.asked(self._slot.name, "allowed")
+        metrics.AUTHORIZATIONS.add(1, self._slot.name, "allowed")
         return head
 
     @property
@@ -350,7 +348,7 @@ class _Read:
         return self._slot.consistency == "strict" and self._context.request.parameter("partNumber") is None
 
     async def _head(self) -> ObjectHead | None:
-        """None: what HEAD has answered says nothing yet."""
+        """Return the head; None if the answer to HEAD does not decide yet."""
         if self._version_id is not None:
             return None
         catalog = self._context.services.catalog
@@ -359,12 +357,12 @@ class _Read:
         except OriginAnswered as answer:
             if answer.status >= 500:
                 raise _not_said(self._slot) from answer
-            return None  # it has no document
+            return None  # HEAD has no document
         except OriginBodyError:
             return None
 
     async def _ask_for_a_byte(self) -> None:
-        """OriginAnswered with the origin's document where it refuses that."""
+        """Raise OriginAnswered with the origin's document if it refuses the first byte."""
         calls = self._context.services.catalog.joined_calls
         headers = frozenset(item for item in self._headers.items() if item[0] != CHECKSUM_MODE)
         question = "first byte", self._key, self._version_id, headers, self._pair
@@ -379,13 +377,13 @@ class _Read:
         async with await self._context.services.origin.send(request) as response:
             if response.status == 206:
                 await response.read(_ANSWER_BYTES_MAX)
-            if response.status in (200, 206, 416):  # of nothing there is no first byte
+            if response.status in (200, 206, 416):  # an empty object has no first byte
                 return
             if response.status >= 500:
                 raise _not_said(self._slot)
             document = await response.read(_ANSWER_BYTES_MAX)
             if error_code_of(document) == "InvalidObjectState":
-                return  # it is archived, which is said to those who may read it
+                return  # it is archived, as only allowed readers learn
             raise OriginAnswered(response.status, list(response.headers.items()), document)
 
 
@@ -393,8 +391,8 @@ def _needs_a_key(head: ObjectHead) -> bool:
     return head.headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
 
 
-class _Listing:
-    """Whether the caller may list what the request lists: asked in its words, from behind the end on."""
+class _RightsListing:
+    """The question whether the caller may list what the request lists: in its words, but from behind the end on."""
 
     def __init__(self, context: RequestContext, pair: KeyPair) -> None:
         self._context = context
@@ -416,11 +414,11 @@ class _Listing:
         rights, slot = self._context.services.rights, self._context.slot
         refusal = rights.refusal(self._right)
         if refusal is not None:
-            _metrics.asked(slot.name, "remembered")
+            metrics.AUTHORIZATIONS.add(1, slot.name, "remembered")
             raise refusal
         if not rights.holds(self._right):
             return False
-        _metrics.asked(slot.name, "remembered")
+        metrics.AUTHORIZATIONS.add(1, slot.name, "remembered")
         return True
 
     async def ask(self) -> None:
@@ -430,16 +428,16 @@ class _Listing:
         try:
             await context.services.catalog.joined_calls.ask(question, self._send)
         except OriginUnreachable:
-            _metrics.asked(slot.name, "failed")
+            metrics.AUTHORIZATIONS.add(1, slot.name, "failed")
             raise
         except OriginAnswered as answer:
-            _metrics.asked(slot.name, "denied" if answer.status == 403 else "other")
+            metrics.AUTHORIZATIONS.add(1, slot.name, "denied" if answer.status == 403 else "other")
             if answer.status == 403 and is_plain:
                 rights.refuse(self._right, answer, asked.generation)
             else:
                 rights.revoke(self._right)
             raise
-        _metrics.asked(slot.name, "allowed")
+        metrics.AUTHORIZATIONS.add(1, slot.name, "allowed")
         if is_plain:
             rights.grant(self._right, asked.at_seconds + _least_ttl_seconds(context), asked.generation)
 

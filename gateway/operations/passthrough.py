@@ -1,6 +1,6 @@
 """Forwarding: the request goes to the origin re-signed and otherwise unchanged, the answer comes back as it is.
 
-`is_plain` tells which questions about a bucket need not be forwarded. Identical HEAD and LIST requests share a call
+`is_plain` decides which questions about a bucket need no forwarding. Identical HEAD and LIST requests share a call
 (metadata/joined_calls.py).
 """
 
@@ -31,13 +31,13 @@ _CHANGES_NOTHING = frozenset(
         "x-forebay-hop",
     }
 )
-"""Headers beginning with `x-` that no origin answers differently for; every other one is the origin's to judge."""
+"""Headers beginning with `x-` that change no origin's answer; every other one is the origin's to judge."""
 
 
 def is_plain(request: S3Request, *, besides: frozenset[str] = frozenset()) -> bool:
-    """Whether method, bucket and query are all there is to it, but for the headers `besides`.
+    """Return whether method, bucket and query are all there is to a request, except the headers `besides`.
 
-    What has a body is for the origin.
+    A request with a body is for the origin.
     """
     if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
         return False
@@ -46,20 +46,20 @@ def is_plain(request: S3Request, *, besides: frozenset[str] = frozenset()) -> bo
 
 def _is_judged_by_the_origin(header: str) -> bool:
     if header in ("origin", "range") or header.startswith("if-"):
-        return True  # the bucket's CORS rules, and conditions that servers take seriously or not
+        return True  # CORS rules of the bucket, and conditions that servers treat differently
     return header.startswith("x-") and header not in _CHANGES_NOTHING
 
 
 READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _WITHOUT_BODY = frozenset({204, 304})
-"""RFC 9110, 6.4.1: their answers end with the head, whatever Content-Length says."""
+"""RFC 9110, 6.4.1: answers with these end with the head, whatever Content-Length says."""
 
 
 async def forward(
     context: RequestContext, *, cache: CacheLabel = "forwarded", payload: Payload | None = None
 ) -> Response:
-    """Send the client's request on and stream the answer back, whatever its status. `payload`: where it was received
+    """Send the client's request on and stream the answer back, whatever its status. `payload`: the body, if received
     already."""
     payload = payload or await receive_payload(context)
     response = await context.services.origin.send(onward_request(context, payload))
@@ -67,9 +67,9 @@ async def forward(
 
 
 async def forward_write(context: RequestContext, payload: Payload | None = None) -> Response:
-    """Forward a request that changes an object, and forget what is known of it. `payload` as in `forward`.
+    """Forward a request that changes an object, and forget the cached facts about it. `payload` as in `forward`.
 
-    The origin has answered when catalog and cache are told, so a reader that starts after the client's 200 sees it.
+    They are forgotten after the origin's answer, so a reader that starts after the client's 200 sees the change.
     """
     reply = await with_invalidation(changed_by(context), forward(context, payload=payload))
     if context.request.bucket is not None and context.request.key is not None:
@@ -84,8 +84,8 @@ def onward_request(
     headers: Mapping[str, str] | None = None,
     query: Sequence[tuple[str, str | None]] | None = None,
 ) -> OriginRequest:
-    """The client's request as the origin gets it: without the client's signature, unsigned as yet. In the caller's own
-    name where the origin is to judge the caller."""
+    """Return the client's request for the origin: without the client's signature, and not signed yet. It goes in the
+    caller's own name if the origin judges the caller."""
     request = context.request
     onward_headers = filter_request_headers(request.headers) if headers is None else dict(headers)
     onward_headers.update(payload.headers)
@@ -103,7 +103,7 @@ def onward_request(
 
 
 def streamed_reply(response: OriginResponse, *, head_only: bool, cache: CacheLabel | None = "forwarded") -> Response:
-    """The origin's answer, streamed as it comes."""
+    """Return the origin's answer, streamed as it comes."""
     headers = filter_response_headers(response.headers)
     if head_only or response.status in _WITHOUT_BODY:
         if response.status in _WITHOUT_BODY:
@@ -118,7 +118,7 @@ async def _body(response: OriginResponse) -> BodyStream:
 
 
 async def no_body() -> BodyStream:
-    """The body of an answer that is a head only, whatever its Content-Length says."""
+    """Return the empty body of an answer that is only a head, whatever its Content-Length says."""
     return
     yield b""
 
@@ -134,10 +134,10 @@ _OF_ONE_CALLER = frozenset(
         "x-amzn-trace-id",
     }
 )
-"""Headers that say who asks, or how often, and change no answer."""
+"""Headers that identify the caller or the attempt, and change no answer."""
 
 
-class _Answer(NamedTuple):
+class _PassedAnswer(NamedTuple):
     status: int
     headers: list[tuple[str, str]]
     body: bytes
@@ -147,13 +147,13 @@ _OF_PREFLIGHTS = ("origin", "access-control-request-method", "access-control-req
 
 
 async def forward_preflight(context: RequestContext) -> Response:
-    """Have the bucket's own rules say what a page may do. Nobody has signed this: nothing else of it goes on."""
+    """Let the bucket's own rules decide what a page may do. The request is unsigned: nothing else of it is sent on."""
     headers = {name: value for name, value in context.request.headers.items() if name in _OF_PREFLIGHTS}
     return await _joined(context, onward_request(context, Payload(), headers=headers, query=[]))
 
 
 async def forward_joined(context: RequestContext) -> Response:
-    """As `forward`, for a request that changes nothing and whose answer is small."""
+    """Forward, as `forward`, a request that changes nothing and has a small answer."""
     payload = await receive_payload(context)
     return await _joined(context, onward_request(context, payload))
 
@@ -163,7 +163,7 @@ async def _joined(context: RequestContext, request: OriginRequest) -> Response:
         response = await context.services.origin.send(request)
         return streamed_reply(response, head_only=context.request.method == "HEAD")
 
-    async def send() -> _Answer | None:
+    async def send() -> _PassedAnswer | None:
         return await _ask(context, request)
 
     answer = await context.services.catalog.joined_calls.ask(_question(request), send)
@@ -176,19 +176,19 @@ async def _joined(context: RequestContext, request: OriginRequest) -> Response:
 
 
 def _question(request: OriginRequest) -> Hashable:
-    """Everything that may change the answer."""
+    """Return everything that may change the answer."""
     headers = frozenset(item for item in request.headers.items() if item[0] not in _OF_ONE_CALLER)
     return request.method, request.bucket, request.key, tuple(request.query), headers, request.signed_by
 
 
-async def _ask(context: RequestContext, request: OriginRequest) -> _Answer | None:
-    """None where the answer is too long to be held, or is meant for one client: then each asks for himself."""
+async def _ask(context: RequestContext, request: OriginRequest) -> _PassedAnswer | None:
+    """Ask; return None if the answer is too long to hold, or meant for one client: then each caller asks."""
     async with await context.services.origin.send(request) as response:
         headers = filter_response_headers(response.headers)
-        if "set-cookie" in response.headers:
+        if "set-cookie" in response.headers or response.headers.get("content-type", "").startswith("text/event-"):
             return None
         if request.method == "HEAD" or response.status in (204, 304):
-            return _Answer(response.status, headers, b"")
+            return _PassedAnswer(response.status, headers, b"")
         with context.services.buffers.holding() as held:
             document = bytearray()
             async for piece in response.stream():
@@ -196,4 +196,4 @@ async def _ask(context: RequestContext, request: OriginRequest) -> _Answer | Non
                 document += piece
                 if len(document) > PAGE_SIZE_BYTES_MAX:
                     return None
-            return _Answer(response.status, headers, bytes(document))
+            return _PassedAnswer(response.status, headers, bytes(document))

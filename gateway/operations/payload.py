@@ -1,9 +1,8 @@
-"""Request bodies on their way through: framing taken off, every promise of the client verified.
+"""Request bodies on their way through: framing removed, every promise of the client verified.
 
-Nothing may become visible before it is verified. A small body is therefore received and checked whole before the origin
-hears of it. A large one streams, but its last piece is held back until all signatures and checksums have been
-checked: when one fails, the origin is left with an unfinished request, which stores nothing. One that goes to a sink is
-the sink's to throw away.
+Nothing may become visible before it is verified. So a small body is received and checked whole before the origin hears
+of it. A large one streams, but its last piece is held back until all signatures and checksums are checked: if one
+fails, the origin is left with an unfinished request, which stores nothing. A sink must discard its bytes itself.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ PUT_SIZE_BYTES_MAX = 5 * 1024**3
 """S3's limit for PutObject and UploadPart."""
 
 STEP_BYTES = 256 * 1024
-"""So much of a body is decoded and hashed before the event loop has its turn."""
+"""Bytes of a body that are decoded and hashed before the event loop gets its turn."""
 
 _WORTH_JOINING_BYTES = 8 * 1024
-"""Smaller pieces than these on average go on as one: each costs a call of every checksum, and of whoever takes it."""
+"""Smaller pieces on average are joined: each costs a call of every checksum, and of the next stage."""
 
 _LENGTH = re.compile(r"\d{1,19}", re.ASCII)
 
@@ -37,12 +36,12 @@ _OBJECT_WRITES = frozenset({Operation.PUT_OBJECT, Operation.UPLOAD_PART})
 
 
 class IncomingBody:
-    """One body: how it is framed, and what it must add up to.
+    """The framing of one body, and the promises that it must keep.
 
-    `wire_length_bytes` is the Content-Length, None for HTTP chunks; `length_bytes` that of the data, None where nobody
-    says. `also` names checksums that the caller wants; `on_threads`, like it, is BodyVerifier's. Raises S3Error, when
-    made and later: MissingContentLength, InvalidRequest, EntityTooLarge, and what AwsChunkedDecoder and BodyVerifier
-    raise.
+    `wire_length_bytes` is the Content-Length, None for HTTP chunks; `length_bytes` that of the data, None if not
+    announced. `also` names checksums that the caller wants; `on_threads`, like it, is BodyVerifier's. Raises S3Error,
+    when made and later: MissingContentLength, InvalidRequest, EntityTooLarge, and those of AwsChunkedDecoder and
+    BodyVerifier.
     """
 
     def __init__(
@@ -79,8 +78,8 @@ class IncomingBody:
         self._decoder = AwsChunkedDecoder(self.mode, self.length_bytes, self.trailer_names, seed)
 
     def feed(self, data: bytes | memoryview) -> Sequence[bytes | memoryview]:
-        """The data in the next bytes from the wire: views, where the pieces are large. Nobody may be shown it before
-        `finish`."""
+        """Return the data in the next bytes from the wire: views, if the pieces are large. None of it may be shown
+        before `finish`."""
         if self._decoder is not None:
             pieces: Sequence[bytes | memoryview] = self._decoder.feed(data)
             if len(data) < len(pieces) * _WORTH_JOINING_BYTES and len(pieces) > 1:
@@ -94,7 +93,7 @@ class IncomingBody:
         return pieces
 
     def finish(self) -> dict[str, str]:
-        """The body has ended, and all of it is as promised: the checksum header that it came with, if any."""
+        """Check at the end of the body that it kept all promises; return its checksum header, if any."""
         if self._decoder is not None:
             self.trailers = self._decoder.finish()
         elif self._left_bytes:
@@ -106,17 +105,17 @@ class IncomingBody:
 
 
 def is_checksum(name: str) -> bool:
-    """Whether a header or trailer, in lower case, is a checksum of the data."""
+    """Return whether a header or trailer, in lower case, is a checksum of the data."""
     return name.startswith("x-amz-checksum-")
 
 
 def is_streaming(request: S3Request) -> bool:
-    """Whether the body is aws-chunked. S3Error for what `x-amz-content-sha256` must not say."""
+    """Return whether the body is aws-chunked. S3Error for a bad `x-amz-content-sha256`."""
     return _mode_of(request).streaming
 
 
 def _mode_of(request: S3Request) -> PayloadMode:
-    """What `x-amz-content-sha256` says of the body; presigned requests may say it in the query, or not at all."""
+    """Return the body's mode by `x-amz-content-sha256`; presigned requests may have it in the query, or not at all."""
     value = request.parameter("X-Amz-Content-Sha256") or request.headers.get("x-amz-content-sha256")
     return payload_mode(value)
 
@@ -138,24 +137,24 @@ def _refuse_too_large(request: S3Request, length_bytes: int | None) -> None:
 
 
 BUFFERED_SIZE_BYTES_MAX = 256 * 1024
-"""Bodies up to this length are received whole: they can be sent to the origin again when an attempt fails."""
+"""Bodies up to this length are received whole, so that they can be sent to the origin again after a failed attempt."""
 
 BUFFERED_GRACE_SECONDS = 30.0
 BUFFERED_RATE_BYTES_PER_SECOND_MIN = 32 * 1024
-"""How slow a body may be that takes room from others while it comes, once the grace is over."""
+"""The least rate of a body that takes room from others while it comes, once the grace is over."""
 
 
 def check_rate(received_bytes: int, seconds: float) -> None:
-    """S3Error RequestTimeout where a body that takes room has come too slowly in so much of its client's time."""
+    """Raise S3Error RequestTimeout if a body that takes room came too slowly in `seconds` of its client's time."""
     if received_bytes < (seconds - BUFFERED_GRACE_SECONDS) * BUFFERED_RATE_BYTES_PER_SECOND_MIN:
         raise s3_error("RequestTimeout")
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A body for the origin, and the headers that come with it.
+    """A body for the origin, and its headers.
 
-    `md5`, where it was asked for: the digest of the data, once the body has been sent.
+    `md5`, if asked for: the digest of the data, once the body has been sent.
     """
 
     body: bytes | StreamedBody = b""
@@ -165,8 +164,8 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a sink has got. `md5` is the digest; `checksums` the `x-amz-checksum-…` header or trailer that it came with,
-    lower-case name and base64 value, verified."""
+    """The result of a sink. `md5` is the digest; `checksums` the verified `x-amz-checksum-…` header or trailer of the
+    body, lower-case name and base64 value."""
 
     length_bytes: int
     md5: bytes
@@ -174,7 +173,7 @@ class Received:
 
 
 def announced_bytes(context: RequestContext) -> int:
-    """How long the request says that its data is; 0 where receiving it will be refused for what it says."""
+    """Return the announced length of the request's data; 0 if it will be refused."""
     length_bytes = context.body.length_bytes
     if is_streaming(context.request):
         declared = context.request.headers.get("x-amz-decoded-content-length", "")
@@ -185,7 +184,7 @@ def announced_bytes(context: RequestContext) -> int:
 async def receive_payload(
     context: RequestContext, *, with_md5: bool = False, buffered_bytes_max: int = BUFFERED_SIZE_BYTES_MAX
 ) -> Payload:
-    """The request's body, ready to be sent on: verified whole when it is small, else verified as it streams."""
+    """Return the request's body, ready to send: verified whole if it is small, else as it streams."""
     incoming = IncomingBody(context.request, context.seed, context.body.length_bytes, also=("md5",) if with_md5 else ())
     length_bytes, md5 = incoming.length_bytes, partial(incoming.digest, "md5") if with_md5 else None
     if length_bytes is not None and length_bytes > buffered_bytes_max:
@@ -195,16 +194,16 @@ async def receive_payload(
 
 
 async def receive_document(context: RequestContext, size_bytes_max: int) -> bytes:
-    """The whole body of an XML request, verified; MaxMessageLengthExceeded when it is longer than allowed."""
+    """Return the whole body of an XML request, verified; MaxMessageLengthExceeded if it is longer than allowed."""
     incoming = IncomingBody(context.request, context.seed, context.body.length_bytes)
     return await _collect(context, incoming, size_bytes_max)
 
 
 async def receive_verified(context: RequestContext, sink: Sink) -> Received:
-    """Hand the body's data to `sink`, as `RequestBody.receive` does, and return once all of it has been verified.
+    """Hand the body's data to `sink`, as `ClientBody.receive` does, and return once all of it is verified.
 
-    Raises as `RequestBody.receive`, and S3Error for whatever is not as promised; then what the sink has got is to be
-    thrown away, though all of it may have come.
+    Raises as `ClientBody.receive`, and S3Error for a broken promise; then the sink's bytes must be discarded, though
+    all may have come.
     """
     incoming = IncomingBody(context.request, context.seed, context.body.length_bytes, also=("md5",), on_threads=True)
     length_bytes = 0
@@ -221,7 +220,7 @@ async def receive_verified(context: RequestContext, sink: Sink) -> Received:
 
 
 def _streamed(context: RequestContext, incoming: IncomingBody, length_bytes: int) -> StreamedBody:
-    """The body for the origin. A checksum that comes behind it goes on in the same way, behind it."""
+    """Return the body for the origin. A checksum that follows it is sent on in the same way."""
     pieces = _pieces(context, incoming)
     names = [name for name in incoming.trailer_names if is_checksum(name)]
     if not names:
@@ -230,7 +229,7 @@ def _streamed(context: RequestContext, incoming: IncomingBody, length_bytes: int
 
 
 async def _collect(context: RequestContext, incoming: IncomingBody, size_bytes_max: int) -> bytes:
-    """All of it, verified; SlowDown when too much lies in memory already, RequestTimeout when it comes too slowly."""
+    """Return all of it, verified; SlowDown when memory is too full, RequestTimeout when it comes too slowly."""
     length_bytes = size_bytes_max if incoming.length_bytes is None else incoming.length_bytes
     if length_bytes > size_bytes_max:
         raise s3_error("MaxMessageLengthExceeded")
@@ -246,7 +245,7 @@ async def _collect(context: RequestContext, incoming: IncomingBody, size_bytes_m
 
 
 async def _pieces(context: RequestContext, incoming: IncomingBody) -> AsyncIterator[bytes | memoryview]:
-    """The data; the last piece comes only after everything has been verified."""
+    """Yield the data; the last piece only after everything is verified."""
     held: bytes | memoryview = b""
     while data := memoryview(await context.body.read()):
         while data:

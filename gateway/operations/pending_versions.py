@@ -1,6 +1,6 @@
-"""Reads of what is pending: the version that was acknowledged last, before the origin has it.
+"""Reads of pending objects: the version that was acknowledged last, before the origin has it.
 
-Only what this node knows is answered here; what the origin must judge waits for the flush (router.py).
+This node answers only from its own knowledge; what the origin must judge waits for the flush (router.py).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 def is_answered_here(request: S3Request) -> bool:
-    """Whether a GET or HEAD asks for nothing that only the origin can judge."""
+    """Return whether a GET or HEAD asks for nothing that only the origin can judge."""
     headers = judged_by_the_origin(request)
     return not must_bypass(request) and all(name == CHECKSUM_MODE for name in headers)
 
 
 class PendingVersions(CurrentVersions):
-    """A pending object, which is what is current, from its staged files; 404 for a tombstone."""
+    """A pending object, which is the current version, from its staged files; 404 for a tombstone."""
 
     def __init__(self, context: RequestContext, buffer: WritebackBuffer, pending: Write) -> None:
         super().__init__(context)
@@ -92,7 +92,7 @@ def _part(pending: Write, text: str) -> ByteRange | None:
 
 @dataclass(frozen=True, slots=True)
 class _StagedReader:
-    """A range out of staged files; what was flushed in the midst of it is cached, or at the origin, as that version."""
+    """A range from staged files; the part that was flushed meanwhile is cached, or at the origin, as that version."""
 
     context: RequestContext
     buffer: WritebackBuffer
@@ -105,13 +105,13 @@ class _StagedReader:
         return "hit"
 
     def why_missing(self, before: ObjectVersion | None) -> None:
-        """All of it is here."""
+        """Return None: all of it is here."""
 
     def whole(self) -> None:
-        """Staged files are verified as they are read, and sent by no other way."""
+        """Return None: staged files are verified as they are read, and sent in no other way."""
 
     def file_failed(self, error: Exception) -> None:
-        """Nothing is sent from a file."""
+        """Do nothing: no file is sent."""
 
     async def body(self) -> BodyStream:
         async with aclosing(self.buffer.pieces(self.pending, self.range)) as pieces:
@@ -130,4 +130,4 @@ class _StagedReader:
                 yield left
 
     async def aclose(self) -> None:
-        """Nothing is open between two pieces."""
+        """Do nothing: no file is open between two pieces."""

@@ -1,11 +1,11 @@
-"""Reads of one object that are asked for again and again: what never changes between them is worked out once.
+"""Repeated reads of one object: what never changes between them is computed once.
 
-A `PreparedRead` compares what an answer hangs on with what it was, and gives head and span of the answer. It answers
-what `read_object` answers at once, to the byte; whatever else is asked of it, it leaves to that.
+A `PreparedRead` compares the conditions of an answer with the previous ones, and gives head and span of the answer. It
+answers as `read_object` would, to the byte, where that can answer at once; it leaves all other requests to that.
 
-In a `strict` slot the origin is asked about each GET, as `read_object` asks it (`StrictRead`). What it says is
-compared with what it said last, and only ids of its answers may differ; else all is worked out anew. What it said is
-handed to `read_object` where that has to answer after all: the origin is not asked again.
+In a `strict` slot the origin is asked about each GET, as `read_object` asks it (`StrictRead`). Its answer is compared
+with the last one, and only ids of its answers may differ; else all is computed anew. If `read_object` must answer after
+all, it gets the origin's answer, and does not ask again.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from gateway.policy.slots import Slot
 from gateway.s3.headers import EncodedHeaders, is_one_range
 from gateway.s3.prepared_head import Conditions
 from gateway.s3.requests import Operation, S3Request
-from gateway.telemetry.metric_observers import HitTally
+from gateway.telemetry.request_counts import HitTally
 from gateway.writeback.checkpoints.reads import counted_file
 from gateway.writeback.order import is_marker
 
 _RANGE = re.compile(rb"bytes=(\d{1,15})-(\d{1,15})?")
 _STRONG_ETAG = re.compile(rb'"[!#-+\--~]*"')
-"""One strong ETag; lists, weak ones and `*` are not looked at here."""
+"""One strong ETag; lists, weak ones and `*` are not handled here."""
 
 TallyOf = Callable[[Operation, Slot, str], HitTally]
-"""Who counts answers of an operation in a slot with a status."""
+"""Returns the counter of answers of an operation in a slot with a status."""
 
 _OF_ONE_ANSWER = frozenset({"date", "x-amz-id-2", "x-amz-request-id"})
-"""Fields of the origin's answers that are others each time. Clients get one of them, under another name."""
+"""Fields that differ in each of the origin's answers. Clients get one of them, under another name."""
 
 
 class PreparedAnswer(NamedTuple):
-    """Its status is the tally's. `before` and `behind` are the lines of its head before and behind those of the
-    moment; no `span`: no body. `key` is what is read; `file` what its bytes count for besides, of a checkpoint."""
+    """An answer; its status is the tally's. `before` and `behind` are the lines of its head around those of the moment;
+    no `span`: no body. `key` is the object read; `file` the checkpoint file that its bytes count for."""
 
     tally: HitTally
     before: bytes
@@ -58,13 +58,13 @@ class PreparedAnswer(NamedTuple):
     file: bytes | None = None
 
     def close(self) -> None:
-        """It is not sent."""
+        """Drop the answer unsent."""
         if self.span is not None:
             self.span.close()
 
 
 class _Judged(NamedTuple):
-    """An answer, and which bytes of the object are to be its body; `length` 0: it has none."""
+    """An answer, and the bytes of the object for its body; `length` 0: it has none."""
 
     answer: PreparedAnswer
     first: int
@@ -72,7 +72,7 @@ class _Judged(NamedTuple):
 
 
 class PreparedVerification:
-    """An answer whose bytes have to be read and verified before: `ask`, and `close` where that is all."""
+    """An answer whose bytes must be read and verified first: `ask`, or only `close`."""
 
     __slots__ = ("_answer", "_unread", "told")
 
@@ -80,7 +80,7 @@ class PreparedVerification:
         self._answer = answer
         self._unread = unread
         self.told: ObjectHead | Exception | None = None
-        """As of `PreparedQuestion`: the origin is not asked."""
+        """Always None, unlike `PreparedQuestion`'s: the origin is not asked."""
 
     @property
     def slot(self) -> str:
@@ -102,13 +102,13 @@ class PreparedVerification:
         return self._answer
 
     def close(self) -> None:
-        """The answer is not sent. Idempotent."""
+        """Drop the answer unsent. Idempotent."""
         self._answer.close()
 
 
 class PreparedRead:
-    """GET or HEAD of one object. Made by `prepare_read`. As many are kept, it is of few objects: the collector of
-    cycles looks at each of them, and nothing else is done meanwhile."""
+    """A GET or HEAD of one object, made by `prepare_read`. It refers to few objects, as many are kept: the garbage
+    collector visits each of them, and stops all else meanwhile."""
 
     __slots__ = (
         "_blocks",
@@ -151,8 +151,8 @@ class PreparedRead:
         self._tally = tally
 
     def is_pending(self) -> bool:
-        """Whether something may be pending under the key. To be asked before `holds`: what is flushed meanwhile is in
-        the catalog before nothing is pending any more."""
+        """Return whether something may be pending under the key. Call it before `holds`: a flushed object is in the
+        catalog before it stops being pending."""
         return self._buffer is not None and self._buffer.may_be_pending(self._key)
 
     def holds(self) -> bool:
@@ -170,21 +170,27 @@ class PreparedRead:
         return _Judged(PreparedAnswer(self._counted("304"), b"", lines + b"\r\n", None, self._key), 0, 0)
 
     def answer(self, values: Conditions) -> PreparedAnswer | PreparedVerification | None:
-        """The answer by the version; None: `read_object` is to be asked."""
-        judged = self._judged(*values)
-        if judged is None or not judged.length:
-            return judged.answer if judged is not None else None
-        span = self._blocks.span(judged.first, judged.length)
+        """Return the answer by the version; None: call `read_object`."""
+        authorized_by_origin = self._judged(*values)
+        if authorized_by_origin is None or not authorized_by_origin.length:
+            return authorized_by_origin.answer if authorized_by_origin is not None else None
+        span = self._blocks.span(authorized_by_origin.first, authorized_by_origin.length)
         if isinstance(span, WarmSpan):
-            return judged.answer._replace(span=span, file=self._file)
-        return PreparedVerification(judged.answer._replace(file=self._file), span) if span is not None else None
+            return authorized_by_origin.answer._replace(span=span, file=self._file)
+        return (
+            PreparedVerification(authorized_by_origin.answer._replace(file=self._file), span)
+            if span is not None
+            else None
+        )
 
     def may_answer(self, values: Conditions) -> bool:
-        judged = self._judged(*values)
-        return judged is not None and (not judged.length or self._blocks.has(judged.first, judged.length))
+        authorized_by_origin = self._judged(*values)
+        return authorized_by_origin is not None and (
+            not authorized_by_origin.length or self._blocks.has(authorized_by_origin.first, authorized_by_origin.length)
+        )
 
     def _judged(self, asked: bytes | None, match: bytes | None, other: bytes | None) -> _Judged | None:
-        """By Range, If-Match and If-None-Match."""
+        """Judge the request by Range, If-Match and If-None-Match."""
         if asked is None and match is None and other is None:
             return self._of_all()
         size_bytes = self._size_bytes
@@ -211,16 +217,16 @@ class PreparedRead:
         if count <= 0:
             return None
         lengths = b"content-range: bytes %d-%d/%d\r\ncontent-length: %d\r\n\r\n" % (first, last, size_bytes, count)
-        if self._part is None:  # most objects are asked for whole, and those of an epoch once
+        if self._part is None:  # most objects are requested whole, and once per epoch
             self._part = of_part(EncodedHeaders(self._whole)).lines
         return _Judged(PreparedAnswer(self._counted("206"), self._part, lengths, None, self._key), first, count)
 
 
 class _Told(NamedTuple):
-    """What the origin has said of an object: `fixed`, but for what is another in each of its answers.
+    """The origin's answer about an object: `fixed`, without fields that differ in each answer.
 
-    `identity` is what the head of an answer ends with that says which of the origin's answers it is made of. No `read`:
-    what it says is for `read_object`.
+    `identity` ends an answer's head with fields that identify the origin's answer behind it. No `read`: the answer is
+    for `read_object`.
     """
 
     fixed: str
@@ -229,7 +235,7 @@ class _Told(NamedTuple):
 
 
 class StrictRead:
-    """GET of one object of a `strict` slot. Made by `prepare_read`. Of few objects, as `PreparedRead`."""
+    """A GET of one object of a `strict` slot, made by `prepare_read`. It refers to few objects, as `PreparedRead`."""
 
     __slots__ = ("_headers", "_services", "_tally", "key", "latest", "slot")
 
@@ -240,19 +246,18 @@ class StrictRead:
         self._tally = tally
         self._headers = judged_by_the_origin(request)
         self.latest: _Told | None = None
-        """What the origin has said last."""
+        """The origin's last answer."""
 
     def is_pending(self) -> bool:
-        """As of `PreparedRead`."""
         buffer = self._services.writeback
         return buffer is not None and buffer.may_be_pending(self.key)
 
     def holds(self) -> bool:
-        """As of `PreparedRead`: the origin is asked."""
+        """Return True: the origin is asked."""
         return True
 
     def question(self, values: Conditions) -> PreparedQuestion | None:
-        """To be asked before the answer is given; None: `read_object` is to be asked, and knows what to ask."""
+        """Return the question that must precede the answer; None: call `read_object`, which asks."""
         if self.latest is None:
             asked = values[0]
             is_likely = asked is None or is_one_range(asked.decode("latin-1"))
@@ -264,7 +269,7 @@ class StrictRead:
         return await self._services.catalog.ask(self.key, self.slot, headers=self._headers)
 
     def told(self, head: ObjectHead) -> _Told:
-        """What the origin has said now, worked out if it is something else than it was last."""
+        """Return the origin's answer, computed anew if it differs from the last one."""
         fixed, latest = _fixed(head), self.latest
         if latest is None or latest.fixed != fixed:
             held = HeldVersion(head, _TOLD_EACH_TIME)
@@ -274,8 +279,8 @@ class StrictRead:
 
 
 class PreparedQuestion:
-    """One GET of a `strict` slot, whose answer waits for the origin: `ask`, and `close` where that is all. It holds no
-    file meanwhile: the origin may take its time, and what is evicted shall be gone."""
+    """One GET of a `strict` slot, whose answer waits for the origin: `ask`, or only `close`. It holds no file
+    meanwhile: the origin may take its time, and evicted blocks must free their room."""
 
     __slots__ = ("_answer", "_read", "_values", "told")
 
@@ -287,7 +292,7 @@ class PreparedQuestion:
         self._answer: PreparedAnswer | None = None
         self._values = values
         self.told: ObjectHead | Exception | None = None
-        """What has come of the question."""
+        """The result of the question."""
 
     @property
     def slot(self) -> str:
@@ -298,7 +303,7 @@ class PreparedQuestion:
         return self._read.key
 
     async def ask(self) -> PreparedAnswer | None:
-        """The answer by what the origin says; None: `read_object` is to go on from what was `told`."""
+        """Return the answer by the origin's; None: call `read_object`, which goes on from `told`."""
         try:
             head = self.told = await self._read.ask()
         except Exception as error:  # noqa: BLE001 - whoever goes on is told, and says it
@@ -316,14 +321,14 @@ class PreparedQuestion:
         return answer
 
     def close(self) -> None:
-        """The answer is not sent. Idempotent."""
+        """Drop the answer unsent. Idempotent."""
         answer, self._answer = self._answer, None
         if answer is not None:
             answer.close()
 
 
 class _ToldEachTime:
-    """The origin is asked."""
+    """A version that holds because the origin is asked each time."""
 
     def holds(self) -> bool:
         return True
@@ -333,7 +338,7 @@ _TOLD_EACH_TIME = _ToldEachTime()
 
 
 class _OfSnapshot:
-    """A version in a slot that is frozen, as long as it is so by this snapshot."""
+    """A version in a frozen slot, as long as this snapshot freezes it."""
 
     __slots__ = ("_slot", "_snapshot", "_snapshots")
 
@@ -347,12 +352,12 @@ class _OfSnapshot:
 
 
 def _fixed(head: ObjectHead) -> str:
-    """Values have no line breaks in them, names no colons."""
+    """Join headers to a string: values have no line breaks, names no colons."""
     return "\n".join([name if name in _OF_ONE_ANSWER else f"{name}:{value}" for name, value in head.headers.items()])
 
 
 def _identity(head: ObjectHead) -> bytes:
-    """How `ObjectHead.of_whole` and `of_range` end."""
+    """Return the end of `ObjectHead.of_whole` and `of_range`."""
     request_id = head.headers.get("x-amz-request-id")
     if request_id is None:
         return b""
@@ -360,15 +365,15 @@ def _identity(head: ObjectHead) -> bytes:
 
 
 def is_plain(request: S3Request) -> bool:
-    """Whether a request asks for bytes or metadata of an object's current version, and nothing else."""
+    """Return whether a request asks for bytes or metadata of an object's current version, and nothing else."""
     if request.method not in ("GET", "HEAD") or not PLAIN_FIELDS.issuperset(request.headers):
         return False
     return request.headers.get(CHECKSUM_MODE, "ENABLED").upper() == "ENABLED"
 
 
 def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> PreparedRead | StrictRead | None:
-    """GET or HEAD of an object, without parameters, whose caller may read it; None: of something else, or not known
-    and fresh."""
+    """Return a prepared GET or HEAD of an object, without parameters, whose caller may read it; None for other
+    requests, or if the object is not known and fresh."""
     operation, bucket, name = request.operation, request.bucket, request.key
     if operation not in (Operation.GET_OBJECT, Operation.HEAD_OBJECT) or bucket is None or name is None:
         return None
@@ -379,7 +384,7 @@ def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> Pr
         return None
     if slot.write == "scratch" or (
         slot.write == "back" and is_marker(name, slot.markers)
-    ):  # its answer says more (writeback/durability.py)
+    ):  # its answer has more (writeback/durability.py)
         return None
     if slot.consistency == "strict":
         # A HEAD is forwarded as it is; a GET of an object that has no blocks asks for the bytes at once.
@@ -392,7 +397,7 @@ def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> Pr
 def _read(
     services: AppContext, operation: Operation, key: ObjectKey, slot: Slot, held: HeldVersion, tally: TallyOf
 ) -> PreparedRead | None:
-    """Reads of a version; None: of one that `read_object` looks at more closely."""
+    """Return prepared reads of a version; None for one that `read_object` must examine."""
     head = held.head
     if not isinstance(services.blocks, BlockCache) or not head.version.size_bytes or not has_cacheable_bytes(head):
         return None
@@ -405,7 +410,7 @@ def _read(
 
 
 def _held(services: AppContext, key: ObjectKey, slot: Slot, *, with_checksums: bool) -> HeldVersion | None:
-    """The version that answers in a slot, as long as it does; None: it is to be found, or there is none."""
+    """Return the version that a slot answers with, and while it does; None: it must be looked up, or there is none."""
     if slot.consistency != "snapshot":
         return services.catalog.hold(key, slot, with_checksums=with_checksums)
     snapshots = services.snapshots

@@ -2,16 +2,16 @@
 
     which version? → may it be served? → which bytes? → blocks on disk, fetched when they are missing
 
-Who names the version is made for one request:
+The source of the version is made for each request:
 
     CurrentVersions    the catalog, within the bound of the key's slot, else the origin (here)
     SnapshotVersions   the snapshot that freezes the slot (snapshot_versions.py)
     PendingVersions    the write-back buffer, before the origin has the object (pending_versions.py)
 
-What is known, fresh and in memory is answered in the call itself; the rest is waited for. Of an object of which nothing
-is known, the origin gives version and first bytes in one answer (`ask_unpinned`); if checksums are wanted, which come
-only with the whole, this is so where objects like it fit in one block. Whatever does not go smoothly there
-is not judged: the usual way, a HEAD first, then finds out what to answer.
+Answers from fresh memory are given in the call itself; others are awaited. For an unknown object, the origin gives
+version and first bytes in one answer (`ask_unpinned`); if checksums are wanted, which come only with the whole, this is
+so if similar objects fit in one block. If anything there is unusual, the usual way, a HEAD first, finds out what to
+answer.
 
 A version that changed since it was learned answers 412 to the fetch; then the origin is asked, and all is made again.
 Once the first byte is out, a change can only end the connection: bytes of two versions are never mixed.
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from gateway.blocks.filling.origin_gets import RangeIgnored, UnpinnedGet, UnpinnedResponse
+from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedResponse
 from gateway.blocks.reading.reader import Outcome
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
 from gateway.core.model import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion, PinnedFileSpan
@@ -37,7 +37,7 @@ from gateway.operations.passthrough import forward, forward_joined, no_body, onw
 from gateway.operations.payload import receive_payload
 from gateway.operations.visibility import changed_by, invalidate
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
-from gateway.origin.retry import says_later
+from gateway.origin.retry import asks_for_retry
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import (
     READ_CONDITIONS,
@@ -51,7 +51,7 @@ from gateway.s3.headers import (
     parse_range,
     without,
 )
-from gateway.s3.origin_habits import OriginHabits
+from gateway.s3.origin_habits import OriginHabits, RangeIgnored, is_refusal
 from gateway.s3.requests import S3Request
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
@@ -84,15 +84,15 @@ _COMMON = _UNDERSTOOD | {
     "tracestate",
     "user-agent",
 }
-"""What most requests have: set aside at once, so that few names are left to be looked at one by one."""
+"""Headers of most requests: set aside at once, so that few names need a closer look."""
 
 
 PLAIN_FIELDS = _COMMON - {"x-amz-expected-bucket-owner", "x-amz-request-payer"} | {
-    "content-type",  # the AWS SDK for C++ says it of no body
+    "content-type",  # the AWS SDK for C++ sends it without a body
     "if-match",
     "if-none-match",
 }
-"""Those of a request for which only the object matters, its ETag, the range and whether checksums are wanted."""
+"""Headers of a request that depends only on the object, its ETag, the range and the wish for checksums."""
 
 
 class VersionReader(Protocol):
@@ -102,80 +102,80 @@ class VersionReader(Protocol):
     def outcome(self) -> Outcome: ...
 
     def why_missing(self, before: ObjectVersion | None) -> MissReason | None:
-        """Why the first bytes that were not here were not; None: all were. `before` is what was known of the object
-        before the origin was asked."""
+        """Return why the first missing bytes were missing; None: none were. `before` is the version known before the
+        origin was asked."""
 
     def whole(self) -> PinnedFileSpan | None:
-        """All of them, where they lie in one file."""
+        """Return all the bytes, if they are in one file."""
 
     def body(self) -> BodyStream:
-        """The bytes in order: all of them, or an exception."""
+        """Yield the bytes in order: all of them, or an exception."""
 
     def file_failed(self, error: Exception) -> None:
-        """The file that the bytes came from could not be sent."""
+        """Report that the file of the bytes could not be sent."""
 
     async def aclose(self) -> None:
-        """Idempotent."""
+        """Release the reader. Idempotent."""
 
 
 class VersionSource(Protocol):
-    """Names the version that one GET or HEAD is answered by, and gives its bytes."""
+    """Names the version that answers one GET or HEAD, and gives its bytes."""
 
     @property
     def context(self) -> RequestContext: ...
 
     @property
     def headers(self) -> dict[str, str]:
-        """The request's headers that the origin must judge."""
+        """Return the request's headers that the origin must judge."""
 
     def must_forward(self) -> bool:
-        """Whether the request asks for something that only the origin can answer."""
+        """Return whether the request asks for something that only the origin can answer."""
 
     async def forward(self) -> Response:
-        """The origin's own answer to the request."""
+        """Return the origin's own answer to the request."""
 
     def known(self) -> ObjectHead | None:
-        """The version, without asking the origin; None: it must be asked.
+        """Return the version, without asking the origin; None: it must be asked.
 
-        Raises S3Error NoSuchKey, or OriginAnswered 404, for an absence that is known.
+        Raises S3Error NoSuchKey, or OriginAnswered 404, for a known absence.
         """
 
     async def ask(self, *, again: bool = False) -> ObjectHead:
-        """The version, from the origin where nothing else knows it; `again`: what was known is out of date.
+        """Return the version, from the origin if nothing else knows it; `again`: the known one is out of date.
 
         Raises OriginAnswered for every error status, OriginUnreachable, and OriginBodyError.
         """
 
     def last_known(self) -> ObjectVersion | None:
-        """What was known of the object, however old, before `ask`; None: nothing."""
+        """Return the version known before `ask`, however old, or None."""
 
     async def stand_in(self, error: OriginError) -> ObjectHead | None:
-        """The version to answer by where `ask` has raised `error`; None: answer `refused`. May raise, to end it."""
+        """Return the version to use after `ask` has raised `error`; None: answer `refused`. May raise."""
 
     async def refused(self) -> Response:
-        """What to answer to a GET where the origin names no version."""
+        """Answer a GET if the origin names no version."""
 
     def is_served(self, head: ObjectHead) -> bool:
-        """Whether the bytes of this version may be served from here; else `forward`."""
+        """Return whether the bytes of this version may be served from here; else `forward`."""
 
     def conditions(self) -> dict[str, str]:
-        """The headers of a GET that asks the origin for version and bytes at once."""
+        """Return the headers of a GET that asks the origin for version and bytes at once."""
 
     def accept(self, head: ObjectHead, *, with_checksums: bool) -> bool:
-        """Whether such a GET has brought the version that is wanted."""
+        """Return whether such a GET has brought the wanted version."""
 
     async def open(self, head: ObjectHead, byte_range: ByteRange, answer: UnpinnedResponse | None) -> VersionReader:
-        """A reader of its bytes. Raises as `ask` does where the origin does not give them."""
+        """Return a reader of its bytes. Raises as `ask` if the origin does not give them."""
 
     async def is_outdated(self, head: ObjectHead, error: OriginAnswered | OriginBodyError) -> bool:
-        """Whether `open` failed because `head` is out of date: then it is forgotten, and is to be asked for `again`."""
+        """Return whether `open` failed because `head` is out of date: then it is forgotten; ask `again`."""
 
     def on_cut_body(self, head: ObjectHead) -> Callable[[OriginAnswered | OriginBodyError], Awaitable[object]]:
-        """What to call when the origin turns out in the midst of a body not to have the version, or not to give it."""
+        """Return the function to call if the origin, in the middle of a body, does not have or give the version."""
 
 
 class CurrentVersions:
-    """The version that is current at the origin, as the catalog has it within the bound of the slot."""
+    """The origin's current version, as the catalog has it within the bound of the slot."""
 
     def __init__(self, context: RequestContext) -> None:
         self.context = context
@@ -195,7 +195,7 @@ class CurrentVersions:
         if reply.status in (200, 206, 304, 404) and self.context.request.parameter("versionId") is None:
             etag = next((value for name, value in reply.headers if name == "etag"), None)
             if etag is not None or reply.status == 404:
-                self.context.services.catalog.shown(self.context.object_key, self.context.slot, etag)
+                self.context.services.catalog.shown(self.context.object_key, etag)
         return reply
 
     def known(self) -> ObjectHead | None:
@@ -220,7 +220,7 @@ class CurrentVersions:
 
     def last_known(self) -> ObjectVersion | None:
         if not is_remembered(self.context.slot, self.headers):
-            return None  # nothing is learned there: no look is spent on each warm GET
+            return None  # nothing is learned there: save a look for each warm GET
         head = self.context.services.catalog.last_learned(self.context.object_key)
         return head.version if head is not None else None
 
@@ -230,9 +230,9 @@ class CurrentVersions:
         return None
 
     async def refused(self) -> Response:
-        """The origin's own answer to the GET, remembered where it is an absence and the slot allows that.
+        """Return the origin's own answer to the GET, and remember an absence if the slot allows that.
 
-        HEAD has no error document, and one that makes no sense may still have an object behind it.
+        HEAD has no error document, and behind an answer to it that makes no sense there may still be an object.
         """
         context = self.context
         key, catalog, slot = context.object_key, context.services.catalog, context.slot
@@ -241,7 +241,7 @@ class CurrentVersions:
         asked = catalog.now(key)
         response = await context.services.origin.send(onward_request(context, await receive_payload(context)))
         if response.status in (200, 206):
-            catalog.forget(key)  # it has come since its absence was learned, and somebody sees it now
+            catalog.forget(key)  # it has come since its absence was learned, and this client sees it now
         if response.status != 404 or "x-amz-delete-marker" in response.headers:
             return streamed_reply(response, head_only=False, cache="bypass")
         async with response:
@@ -251,15 +251,19 @@ class CurrentVersions:
         return Response(404, without(filter_response_headers(response.headers), "content-length"), document, "bypass")
 
     def is_served(self, head: ObjectHead) -> bool:
-        """Where the origin knows no ranges, only what is asked for whole and is one block, or is here, is."""
+        """Return False for versions that cannot be cached. If the origin knows no ranges, blocks serve whole objects of
+        one block and what is here; if it withholds the version's ranges, only what is here."""
         context, version = self.context, head.version
         if not is_cacheable(context, head):
             return False
-        if not context.services.catalog.habits(version.key.bucket).no_ranges or not version.size_bytes:
+        if not head.remembered:
+            context.services.catalog.named(version)
+        habits = context.services.catalog.habits(version.key.bucket)
+        if (habits.gives_ranges(version) and not habits.no_ranges) or not version.size_bytes:
             return True
         blocks, whole = context.services.blocks, ByteRange(0, version.size_bytes - 1)
         is_one = version.size_bytes <= blocks.first_fetched(0, None, context.slot.name).length
-        return (is_one and "range" not in context.request.headers) or blocks.holds(
+        return (is_one and habits.gives_ranges(version) and "range" not in context.request.headers) or blocks.holds(
             version, whole, slot=context.slot.name
         )
 
@@ -273,15 +277,16 @@ class CurrentVersions:
         return await open_cached(self.context, head, byte_range, self.headers, answer)
 
     async def is_outdated(self, head: ObjectHead, error: OriginAnswered | OriginBodyError) -> bool:
-        """Of a remembered version every refusal may mean so; of one that the origin has just named, 412 alone. Once it
-        is known that there are no ranges, the version is read in another way."""
+        """Return True for a refusal, and for any other answer to a question about a remembered version. Once the
+        catalog knows that there are no ranges, or that they are withheld, the version is read in another way."""
         if isinstance(error, RangeIgnored):
             self.context.services.catalog.learn_habits(head.version.key.bucket, OriginHabits(no_ranges=True))
             return True
-        if isinstance(error, OriginBodyError):
-            is_outdated = head.remembered
+        if is_refusal(error):
+            self.context.services.catalog.refused(head.version)
+            is_outdated = True
         else:
-            is_outdated = error.status == 412 or (head.remembered and error.status < 500)
+            is_outdated = head.remembered and (isinstance(error, OriginBodyError) or error.status < 500)
         if is_outdated:
             await self._forget()
         return is_outdated
@@ -294,11 +299,11 @@ class CurrentVersions:
         await self.context.services.blocks.invalidate(self.context.object_key)
 
 
-# What a request asks for
+# The wishes of a request
 
 
 def judged_by_the_origin(request: S3Request) -> dict[str, str]:
-    """The headers among `_SENT_TO_THE_ORIGIN`; presigning moves them into the query."""
+    """Return the headers among `_SENT_TO_THE_ORIGIN`; presigning moves them into the query."""
     if not request.query and _SENT_TO_THE_ORIGIN.isdisjoint(request.headers):
         return {}
     found = {name: value or "" for name, value in request.query if name in _SENT_TO_THE_ORIGIN}
@@ -307,7 +312,7 @@ def judged_by_the_origin(request: S3Request) -> dict[str, str]:
 
 
 def get_must_bypass(request: S3Request) -> bool:
-    """Whether a GET asks for something that the catalog and blocks of the current version cannot know."""
+    """Return whether a GET asks for something that the catalog and blocks of the current version cannot know."""
     asked = request.headers.get("range")
     if asked is not None and (request.parameter("partNumber") is not None or not is_one_range(asked)):
         return True
@@ -315,29 +320,29 @@ def get_must_bypass(request: S3Request) -> bool:
 
 
 WARM_UP_RANGE = "bytes=0-0"
-"""That of a HEAD which asks for a warm-up (warm_up.py)."""
+"""The range of a HEAD that asks for a warm-up (warm_up.py)."""
 
 
 def head_must_bypass(request: S3Request) -> bool:
-    """Whether a HEAD asks for more than the object's metadata: of a part, a range, a version, with other headers."""
+    """Return whether a HEAD asks for more than metadata: of a part, a range, a version, with other headers."""
     if request.headers.get("range", WARM_UP_RANGE) != WARM_UP_RANGE or must_bypass(request):
         return True
     return any(name == "partNumber" or name.startswith("response-") for name, _ in request.query)
 
 
 def must_bypass(request: S3Request) -> bool:
-    """Whether it asks for anything but bytes and metadata of the current version."""
+    """Return whether a request asks for anything but bytes and metadata of the current version."""
     if request.query and request.parameter("versionId") is not None:
         return True
     if "origin" in request.headers:
-        return True  # the bucket's CORS rules go by origin and method, and a HEAD is another method
+        return True  # CORS rules of the bucket depend on origin and method, and a HEAD is another method
     if _COMMON.issuperset(request.headers):
         return False
     return any(name.startswith("x-amz-") for name in request.headers.keys() - _COMMON)
 
 
 def wants_revalidation(context: RequestContext) -> bool:
-    """Whether the caller wants the origin to be asked, whatever is remembered: `Cache-Control: no-cache`, signed."""
+    """Return whether the caller wants the origin asked, whatever is remembered: `Cache-Control: no-cache`, signed."""
     asked = context.request.headers.get("cache-control")
     if asked is None or context.anonymous:
         return False
@@ -358,19 +363,19 @@ def has_cacheable_bytes(head: ObjectHead) -> bool:
 
 
 def is_cacheable(context: RequestContext, head: ObjectHead) -> bool:
-    """Whether blocks may hold the bytes that a request asks of a version."""
+    """Return whether blocks may hold the bytes that a request asks of a version."""
     request = context.request
     if not has_cacheable_bytes(head) or not context.services.catalog.habits(head.version.key.bucket).is_distinct(
         head.version
     ):
         return False
     if head.version.size_bytes == 0 and "range" in request.headers:
-        return False  # servers differ about ranges of nothing, and nothing is lost by asking
+        return False  # servers differ about ranges of nothing, and asking costs nothing
     return request.parameter("partNumber") is None or head.part is not None
 
 
 def vary_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Those that fetches go by: readers whose bytes may be refused to one another do not share one."""
+    """Return the headers that separate fetches: readers whose bytes may be refused to one another share none."""
     return {name: value for name, value in headers.items() if name != CHECKSUM_MODE}
 
 
@@ -381,7 +386,7 @@ async def open_cached(
     headers: dict[str, str],
     answer: UnpinnedResponse | None,
 ) -> VersionReader:
-    """A reader of blocks; those that are missing come from the origin."""
+    """Return a reader of blocks; missing ones come from the origin."""
     return await context.services.blocks.open_range(
         head.version, byte_range, slot=context.slot.name, headers=vary_headers(headers), answer=answer
     )
@@ -390,24 +395,23 @@ async def open_cached(
 _CONDITIONS = READ_CONDITIONS | {"if-range"}
 
 _NO_OBJECT_BYTES = 2**60
-"""No object is so long."""
+"""No object is this long."""
 
 
 class Refused(OriginAnswered):
-    """The origin has answered the GET with an error, whose document was read where it says "later"."""
+    """The origin has answered the GET with an error; its document was read if it says "later"."""
 
 
 class Seen(NamedTuple):
-    """What a first look has brought: `head` None when that makes no sense by itself. The answer is to be closed."""
+    """The result of a first look; `head` None if the answer alone makes no sense. The caller closes the answer."""
 
     head: ObjectHead | None
     answer: UnpinnedResponse
 
 
 def begin_unpinned(context: RequestContext, headers: Mapping[str, str]) -> tuple[UnpinnedGet, ByteRange] | None:
-    """The right to ask for the bytes that the request begins with, and which these are; None when the version is to be
-    asked for first. While the look lasts, others wait for the same bytes.
-    """
+    """Return the right to ask for the bytes that the request begins with, and their range; None when the version must
+    be asked for first. While the look lasts, others wait for the same bytes."""
     asked = _asked(context.request)
     if asked is None:
         return None
@@ -415,10 +419,10 @@ def begin_unpinned(context: RequestContext, headers: Mapping[str, str]) -> tuple
     wanted = blocks.first_fetched(*asked, context.slot.name)
     catalog = context.services.catalog
     if brings_checksums(context, headers) and not catalog.sizes_seen.are_within(key, wanted.length):
-        return None  # the whole would be asked for, and all behind the first block come in vain
+        return None  # the whole would be asked for, and all behind the first block discarded
     habits = catalog.habits(key.bucket)
-    if habits.weak_etags or habits.no_ranges:
-        return None  # the answer could not be gone on from
+    if habits.weak_etags or habits.no_ranges or habits.withheld_etags:
+        return None  # the answer could not be continued
     look = blocks.first_look(key, wanted.first, vary_headers(headers))
     return (look, wanted) if look is not None else None
 
@@ -426,7 +430,7 @@ def begin_unpinned(context: RequestContext, headers: Mapping[str, str]) -> tuple
 async def ask_unpinned(
     context: RequestContext, headers: Mapping[str, str], look: UnpinnedGet, wanted: ByteRange
 ) -> Seen:
-    """Ask for the bytes. What the answer says of the object is remembered where it may be.
+    """Ask for the bytes, and remember what the answer says of the object if allowed.
 
     Raises Refused, and OriginUnreachable.
     """
@@ -437,10 +441,12 @@ async def ask_unpinned(
     response = await context.services.origin.send(request)
     answer = UnpinnedResponse(look, wanted, response)
     try:
-        if says_later(response.status):
+        if asks_for_retry(response.status):
             document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
             raise Refused(response.status, list(response.headers.items()), document)
         head = _understood(key, response, answer)
+        if not whole and response.status == 200 and answer.range == wanted:
+            head = None  # the whole object, or the range under a wrong status: HEAD tells which
         look.known_empty = head is None
         if head is not None:
             if not whole and response.status == 200 and (wanted.first or head.version.size_bytes > wanted.length):
@@ -453,12 +459,12 @@ async def ask_unpinned(
 
 
 def brings_checksums(context: RequestContext, headers: Mapping[str, str]) -> bool:
-    """Whether the answer says the checksums of the object: those of a range do not come."""
+    """Return whether the answer has the checksums of the object: one to a range has none."""
     return CHECKSUM_MODE in headers and "range" not in context.request.headers
 
 
 def _asked(request: S3Request) -> tuple[int, int | None] | None:
-    """The bytes that are asked for; None where that, or whether any are wanted, depends on the version."""
+    """Return the requested bytes; None if these, or whether any are wanted, depend on the version."""
     if request.parameter("partNumber") is not None or not _CONDITIONS.isdisjoint(request.headers):
         return None
     asked = first_and_last(request.headers.get("range"))
@@ -466,7 +472,7 @@ def _asked(request: S3Request) -> tuple[int, int | None] | None:
 
 
 def _request(key: ObjectKey, slot: str, headers: Mapping[str, str], wanted: ByteRange | None) -> OriginRequest:
-    """The whole object is asked for where its checksums are, which do not come with a part of it."""
+    """Ask for the whole object if its checksums are wanted, as they do not come with a part of it."""
     onward = {**headers, "accept-encoding": "identity"}
     if wanted is not None:
         onward["range"] = f"bytes={wanted.first}-{wanted.last}"
@@ -475,8 +481,8 @@ def _request(key: ObjectKey, slot: str, headers: Mapping[str, str], wanted: Byte
 
 def _understood(key: ObjectKey, response: OriginResponse, answer: UnpinnedResponse) -> ObjectHead | None:
     first = answer.range.first
-    if response.status == 416:
-        return None  # of an empty object, or behind the end: HEAD tells which
+    if response.status in (400, 405, 416, 501):
+        return None  # of an empty object, behind the end, or from an origin that refuses ranges: HEAD tells which
     if response.status not in (200, 206):
         raise Refused(response.status, list(response.headers.items()), b"")
     try:
@@ -509,7 +515,7 @@ _NO_HEADER_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]|[^\x00-\xff]")
 
 
 def get_object(versions: VersionSource) -> Answer:
-    """Answer a GET from blocks; what they cannot answer is read from the origin (`x-forebay-cache: bypass`)."""
+    """Answer a GET from blocks; the origin answers where these cannot (`x-forebay-cache: bypass`)."""
     get = _Get(versions, versions.context, response_overrides(versions.context))
     if versions.must_forward():
         return versions.forward()
@@ -525,7 +531,7 @@ def get_object(versions: VersionSource) -> Answer:
 
 
 def head_object(versions: VersionSource) -> Answer:
-    """Answer a HEAD from what is known, or ask; conditions are judged here."""
+    """Answer a HEAD from memory, or ask; conditions are judged here."""
     if versions.must_forward():
         return versions.forward()
     try:
@@ -558,7 +564,7 @@ async def _asked_head(versions: VersionSource) -> Response:
 
 
 def _is_range_of_nothing(versions: VersionSource, head: ObjectHead) -> bool:
-    """Whether bytes of an empty object are asked for, about which servers differ. Of one that is pending we say it."""
+    """Return whether bytes of an empty object are asked for, where servers differ; we answer for pending ones."""
     return head.version.size_bytes == 0 and "range" in versions.context.request.headers and not versions.is_served(head)
 
 
@@ -584,10 +590,10 @@ class _Get:
     context: RequestContext
     overrides: Mapping[str, str]
     before: ObjectVersion | None = None
-    """What was known of the object before the origin was asked."""
+    """The version known before the origin was asked."""
 
     def warm(self, head: ObjectHead) -> Response | None:
-        """The answer that needs no byte of the object, or bytes that are warm; None: they are to be waited for."""
+        """Return the answer if it needs no bytes of the object, or only warm ones; None: wait for them."""
         context, version = self.context, head.version
         if is_not_modified(context, head):
             return _not_modified(head, "hit")
@@ -605,7 +611,7 @@ class _Get:
         return Response(206, _lengths(head, asked), span, "hit", None, encoded, span.failed)
 
     async def fetched(self, known: ObjectHead | None) -> Response:
-        """The answer by the version that is known, or that is asked for; again where that turns out to be another."""
+        """Return the answer by the known version, or the one that is asked for; again if it has changed."""
         versions, again = self.versions, False
         self.before = known.version if known is not None else versions.last_known()
         if known is None:
@@ -643,7 +649,7 @@ class _Get:
             return known
 
     async def _at_once(self) -> Response | None:
-        """The answer where the origin gives version and bytes at once; None: the version is to be asked for."""
+        """Return the answer if the origin gives version and bytes at once; None: ask for the version."""
         versions, context = self.versions, self.context
         begun = begin_unpinned(context, versions.headers)
         if begun is None:
@@ -706,15 +712,15 @@ class _Get:
 
 
 def _hand_on_if_later(error: OriginError) -> None:
-    """Raise an answer for which the origin was asked as often as it may be: another question would be a new series."""
-    if isinstance(error, OriginAnswered) and says_later(error.status):
+    """Raise an answer after the allowed number of tries: another question would start a new series."""
+    if isinstance(error, OriginAnswered) and asks_for_retry(error.status):
         raise error
 
 
 async def _watched(
     body: BodyStream, on_cut: Callable[[OriginAnswered | OriginBodyError], Awaitable[object]]
 ) -> BodyStream:
-    """The body; where the origin turns out to have another version in the midst of it, the next try shall see that."""
+    """Yield the body; if the origin turns out to have another version meanwhile, the next request must see it."""
     async with aclosing(body):
         try:
             async for piece in body:
@@ -725,12 +731,14 @@ async def _watched(
 
 
 def is_not_modified(context: RequestContext, head: ObjectHead) -> bool:
-    """Whether the request's conditions ask for 304; S3Error PreconditionFailed where they fail."""
+    """Return whether the request's conditions ask for 304; S3Error PreconditionFailed if they fail."""
     if READ_CONDITIONS.isdisjoint(context.request.headers):
         return False
     now, version = context.services.clock.now(), head.version
-    judged = evaluate_read(context.request.headers, etag=version.etag, last_modified=head.last_modified, now=now)
-    return judged == "not-modified"
+    authorized_by_origin = evaluate_read(
+        context.request.headers, etag=version.etag, last_modified=head.last_modified, now=now
+    )
+    return authorized_by_origin == "not-modified"
 
 
 def _not_modified(head: ObjectHead, cache: CacheLabel) -> Response:
@@ -754,7 +762,7 @@ def _asked_range(context: RequestContext, head: ObjectHead) -> ByteRange | None:
 
 
 def _encoded_headers(head: ObjectHead, asked: ByteRange | None, overrides: Mapping[str, str]) -> EncodedHeaders:
-    """The headers of HeadObject, but for lengths, with the overrides that the caller asked for."""
+    """Return the headers of HeadObject, without lengths, with the overrides that the caller asked for."""
     onward = head.of_whole if asked is None or head.part is not None else head.of_range
     if not overrides:
         return onward
@@ -763,7 +771,7 @@ def _encoded_headers(head: ObjectHead, asked: ByteRange | None, overrides: Mappi
 
 
 def _lengths(head: ObjectHead, asked: ByteRange | None) -> list[tuple[str, str]]:
-    """The headers that say which bytes are sent."""
+    """Return the headers that name the bytes sent."""
     if asked is None:
         return [("content-length", str(head.version.size_bytes))]
     return [
@@ -773,7 +781,7 @@ def _lengths(head: ObjectHead, asked: ByteRange | None) -> list[tuple[str, str]]
 
 
 def response_overrides(context: RequestContext) -> dict[str, str]:
-    """`response-content-type` and its five siblings (S3 API, GetObject, "Overriding response header values")."""
+    """Return `response-content-type` and its five siblings (S3 API, GetObject, "Overriding response header values")."""
     query = context.request.query
     if not query:
         return {}
@@ -784,7 +792,7 @@ def response_overrides(context: RequestContext) -> dict[str, str]:
 
 
 def _header_value(parameter: str, value: str) -> str:
-    """An override's value, if a header can carry it: line breaks would be the beginning of another header."""
+    """Return an override's value, if a header can carry it: line breaks would begin another header."""
     if _NO_HEADER_VALUE.search(value):
         raise s3_error(
             "InvalidArgument",

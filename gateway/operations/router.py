@@ -1,10 +1,10 @@
-"""Which handler answers a request: the table of contents of this package.
+"""Chooses the handler that answers a request: the table of contents of this package.
 
-    may the caller, where the origin is to judge that (origin_rights.py)?
-    the write-back buffer, where the request concerns it → a snapshot, where one freezes what it is about → the origin
+    may the caller have an answer, if the origin judges that (origin_rights.py)?
+    the write-back buffer, if the request concerns it → a snapshot, if one freezes its object → the origin
 
-In each of the last three the rules are asked in order, and the first that holds answers. What only the origin can
-answer waits, in the first of them, until the origin has what this node has acknowledged.
+In each of the last three the rules are asked in order, and the first that holds answers. In the first of them, requests
+that only the origin can answer wait until the origin has all that this node has acknowledged for them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from gateway.operations.context import Answer, RequestContext, Response
 from gateway.operations.create_bucket import create_bucket
 from gateway.operations.delete_objects import delete_objects
 from gateway.operations.list_buckets import list_buckets
-from gateway.operations.list_objects import list_objects, may_be_merged
+from gateway.operations.list_objects import forwarded_read, list_objects, may_be_merged
 from gateway.operations.list_uploads import list_uploads, may_concern_uploads
 from gateway.operations.multipart_upload import complete_multipart_upload
-from gateway.operations.origin_rights import judge_wait, judge_wait_for_all, judged
+from gateway.operations.origin_rights import authorized_by_origin, judge_wait, judge_wait_for_all
 from gateway.operations.passthrough import READ_METHODS, forward, forward_preflight, forward_write, is_plain
 from gateway.operations.pending_versions import PendingVersions, is_answered_here
 from gateway.operations.read_object import CurrentVersions, VersionSource, get_object
@@ -38,16 +38,21 @@ from gateway.operations.writeback.named_files import named_by_copy
 from gateway.operations.writeback.parts import buffer_part, is_known
 from gateway.operations.writeback.put_object import buffer_put
 from gateway.operations.writeback.uploads import buffer_abort, buffer_create, list_buffered_parts
-from gateway.operations.writeback.write_back_policy import Reason, check_condition, may_be_deleted_here
+from gateway.operations.writeback.write_back_policy import (
+    Reason,
+    check_condition,
+    may_be_deleted_here,
+    refuse_unless_kept_here,
+)
 from gateway.operations.writeback.write_through import CHANGES_NO_OBJECT, goes_through, written_through
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import (
     BUCKET_SUBRESOURCES,
     Operation,
-    has_hoisted_headers,
     is_form,
     is_preflight,
+    may_store_object,
     names_foreign_source,
     parse_copy_source,
     with_hoisted_headers,
@@ -67,29 +72,29 @@ _LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2})
 
 
 def perform(context: RequestContext) -> Answer:
-    """Carry out the operation that the request asks for: what needs no waiting now, the rest when it is awaited."""
+    """Carry out the operation of the request: now if nothing must be waited for, the rest when awaited."""
     if is_preflight(context.request):
         return forward_preflight(context)
-    return judged(context, _allowed) if context.services.slots.any_by_origin else _allowed(context)
+    return authorized_by_origin(context, _allowed) if context.services.slots.any_by_origin else _allowed(context)
 
 
 def _allowed(context: RequestContext) -> Answer:
-    """The answer to a request whose caller may have one."""
+    """Answer a request whose caller may have an answer."""
     services = context.services
     if services.homes.by_bucket and context.request.method not in READ_METHODS:
         _check_homes(context)
     if services.writeback is not None:
-        answer = _by_buffer(context, services.writeback)
+        answer = _buffered_answer(context, services.writeback)
         if answer is not None:
             return answer
     elif services.buffer_closed:
         _check_without_buffer(context)
-    return _past_the_buffer(context)
+    return _origin_answer(context)
 
 
 def _check_homes(context: RequestContext) -> None:
-    """S3Error NotImplemented where a request has a source that is not at the home of its target: no origin has both,
-    and the target's may have another bucket of the source's name."""
+    """Raise S3Error NotImplemented if a copy's source and target have different homes: no origin has both, and the
+    target's may have another bucket of the source's name."""
     headers, homes = context.request.headers, context.services.homes
     copied = headers.get("x-amz-copy-source")
     if copied is not None:
@@ -111,8 +116,8 @@ def _check_homes(context: RequestContext) -> None:
 # The origin
 
 
-def _past_the_buffer(context: RequestContext) -> Answer:
-    """The answer where nothing that is pending matters any more."""
+def _origin_answer(context: RequestContext) -> Answer:
+    """Answer when nothing pending matters any more."""
     if context.services.slots.any_frozen:
         answer = _by_snapshot(context)
         if answer is not None:
@@ -126,8 +131,8 @@ def _by_origin(context: RequestContext) -> Answer:
 
 
 async def _passthrough(context: RequestContext) -> Response:
-    """Every operation that Forebay does not handle itself."""
-    return await (forward(context) if context.request.method in READ_METHODS else forward_write(context))
+    """Forward an operation that Forebay does not handle itself."""
+    return await (forwarded_read(context) if context.request.method in READ_METHODS else forward_write(context))
 
 
 _HANDLERS: Mapping[Operation, Callable[[RequestContext], Answer]] = {
@@ -160,7 +165,7 @@ _HANDLERS: Mapping[Operation, Callable[[RequestContext], Answer]] = {
 
 
 def _by_snapshot(context: RequestContext) -> Answer | None:
-    """The answer to a request about something that a snapshot freezes; None: nothing is frozen of it."""
+    """Answer a request about something that a snapshot freezes; None: nothing is frozen."""
     request = context.request
     if request.operation in (Operation.COPY_OBJECT, Operation.UPLOAD_PART_COPY):
         slot = frozen_source(context)
@@ -207,7 +212,7 @@ _OF_OPEN_UPLOADS: Mapping[Operation, _Buffered] = {
     Operation.ABORT_MULTIPART_UPLOAD: buffer_abort,
     Operation.LIST_PARTS: list_buffered_parts,
 }
-"""What is about an upload goes where its Create went, whatever the slot says by now."""
+"""Requests about an upload go where its Create went, whatever the slot says now."""
 
 _BUFFERED: Mapping[Operation, _Buffered] = {
     Operation.PUT_OBJECT: buffer_put,
@@ -216,25 +221,26 @@ _BUFFERED: Mapping[Operation, _Buffered] = {
 
 
 _JUDGED = frozenset({Operation.PUT_OBJECT, Operation.COPY_OBJECT, Operation.COMPLETE_MULTIPART_UPLOAD})
-"""Whose condition what is pending may fail."""
+"""Operations with conditions that a pending write may fail."""
 
 _OF_UPLOADS = frozenset({Operation.UPLOAD_PART, Operation.UPLOAD_PART_COPY, Operation.COMPLETE_MULTIPART_UPLOAD})
 
 
-def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
-    """The answer to a request that concerns what is pending, or is to be; None: it does not."""
+def _buffered_answer(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
+    """Answer a request that concerns pending writes, or makes one; None: it does not."""
     request, operation = context.request, context.request.operation
     if request.key is None:
         return _of_bucket(context, buffer)
-    if operation is Operation.FORWARD and has_hoisted_headers(request):
+    if operation is Operation.FORWARD:
         request = context.request = with_hoisted_headers(request)
         operation = request.operation
-        if operation is Operation.FORWARD and context.slot.is_buffered and request.method not in READ_METHODS:
-            goes_through(context, Reason.HEADER)
+    if operation is Operation.FORWARD and context.slot.is_buffered and may_store_object(request):
+        refuse_unless_kept_here(Reason.HEADER if context.slot.write == "scratch" else None)
+        goes_through(context, Reason.HEADER)
     if operation in _READS:
         key = context.object_key
         pending = buffer.pending(key) if buffer.may_be_pending(key) else None
-        is_local = pending is not None and pending.state is State.LOCAL  # whatever its slot says by now
+        is_local = pending is not None and pending.state is State.LOCAL  # whatever its slot says now
         tells = is_local or (context.slot.write != "through" and tells_durability(context))
         if pending is None:
             return _read_past_the_buffer(context, buffer, tells=tells)
@@ -276,11 +282,11 @@ def _by_buffer(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
 
 
 def _read_past_the_buffer(context: RequestContext, buffer: WritebackBuffer, *, tells: bool) -> Answer | None:
-    """The answer to a GET or HEAD of what is not pending; None: the buffer has nothing to say about it."""
+    """Answer a GET or HEAD of an object that is not pending; None: the buffer has nothing to add."""
     named = name_by_bucket_etags(context, buffer) if context.slot.is_buffered else None
     if named is None and not tells:
         return None
-    answer = _past_the_buffer(context)
+    answer = _origin_answer(context)
     if named is not None:
         answer = as_named(answer, named)
     if tells:
@@ -290,8 +296,10 @@ def _read_past_the_buffer(context: RequestContext, buffer: WritebackBuffer, *, t
 
 
 def _in_the_callers_name(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
-    """As `_by_buffer`, for a request other than a read that the origin is to judge: nothing is done here for it. What
-    is pending was acknowledged when its slot had another `authorization`, or lies in the target's, of a copy."""
+    """Answer, as `_buffered_answer`, a request other than a read that the origin judges: nothing is done here for it.
+
+    Pending writes were acknowledged when the slot had another `authorization`, or belong to a copy's target.
+    """
     if context.request.parameter("uploadId") and is_known(context, buffer):
         raise s3_error(
             "AccessDenied",
@@ -306,7 +314,7 @@ def _in_the_callers_name(context: RequestContext, buffer: WritebackBuffer) -> An
 
 
 def _of_upload(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
-    """The answer to a request about an upload that is open here, or has ended here."""
+    """Answer a request about an upload that is open here, or has ended here."""
     operation = context.request.operation
     if operation is Operation.FORWARD:
         # The origin knows the upload by another id: it would deny that there is one.
@@ -315,16 +323,16 @@ def _of_upload(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
             "This request has a parameter that Forebay does not know, and the upload is open on this node only.",
         )
     if operation is Operation.UPLOAD_PART_COPY:
-        return buffer_part_copy(context, buffer, perform, _past_the_buffer)
+        return buffer_part_copy(context, buffer, perform, _origin_answer)
     return _OF_OPEN_UPLOADS[operation](context, buffer) if operation in _OF_OPEN_UPLOADS else None
 
 
 def _of_bucket(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
-    """The answer to a request that names no key: it may be about everything in its bucket."""
+    """Answer a request without a key: it may be about everything in its bucket."""
     request = context.request
     if request.operation in _LISTINGS:
         if is_plain(request) or not may_be_merged(context):
-            return None  # list_objects merges what is pending
+            return None  # list_objects merges pending entries
         return _when_all_flushed(context, buffer)
     if request.operation is Operation.LIST_MULTIPART_UPLOADS:
         is_ours = is_plain(request) and may_concern_uploads(context, buffer)
@@ -335,8 +343,8 @@ def _of_bucket(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
 
 
 def _is_about_all_objects(context: RequestContext) -> bool:
-    """Whether objects decide about its answer, or are changed by it: ListObjectVersions, and all that changes
-    something but a setting of the bucket, such as DeleteBucket, and POST Object, which names its key in its body."""
+    """Return whether the answer depends on objects, or changes them: ListObjectVersions, and all that changes more than
+    a setting of the bucket, such as DeleteBucket, and POST Object, which names its key in its body."""
     request = context.request
     if request.operation is not Operation.FORWARD:
         return False
@@ -347,7 +355,7 @@ def _is_about_all_objects(context: RequestContext) -> bool:
 
 
 def _pending_keys(context: RequestContext, buffer: WritebackBuffer) -> list[ObjectKey]:
-    """The keys that the request names under which something is pending: its own, and the source of a copy."""
+    """Return the keys of the request with pending writes: its own, and the source of a copy."""
     keys = [] if context.request.operation in CHANGES_NO_OBJECT else [context.object_key]
     source = context.request.headers.get("x-amz-copy-source")
     if source is not None:
@@ -369,7 +377,7 @@ async def _when_all_flushed(context: RequestContext, buffer: WritebackBuffer) ->
             await judge_wait_for_all(context)
         await wait.for_prefix(bucket, prefix or "", past_local=context.request.method not in ("DELETE", "POST"))
     except S3Error:
-        await judge_wait_for_all(context)  # its refusal counts before this
+        await judge_wait_for_all(context)  # its refusal comes first
         raise
     return await _past_the_buffer_in_turn(context, buffer, wait)
 
@@ -383,11 +391,11 @@ async def _when_flushed(context: RequestContext, buffer: WritebackBuffer, keys: 
 
 async def _past_the_buffer_in_turn(context: RequestContext, buffer: WritebackBuffer, wait: FlushWait) -> Response:
     if not _is_write_past_the_buffer(context):
-        return await _awaited(_past_the_buffer(context))
+        return await _awaited(_origin_answer(context))
     await wait.for_turn(context.object_key)
     if context.request.operation is Operation.COPY_OBJECT:
         await wait.for_files(await named_by_copy(context, buffer))
-    return await written_through(context, buffer, _awaited(_past_the_buffer(context)))
+    return await written_through(context, buffer, _awaited(_origin_answer(context)))
 
 
 async def _awaited(answer: Answer) -> Response:
@@ -395,19 +403,21 @@ async def _awaited(answer: Answer) -> Response:
 
 
 def _check_without_buffer(context: RequestContext) -> None:
-    """S3Error ServiceUnavailable where a request deletes what may be pending, while the buffer's disk cannot be used.
+    """Raise S3Error ServiceUnavailable if a request may delete pending writes while the buffer's disk cannot be used.
 
-    The origin takes writes meanwhile; it has then another object than a pending write expects, which becomes a conflict
-    when the disk is back. Only a deletion leaves nothing to be recognised by: an object that was acknowledged before,
-    and is deleted at the origin alone, would come back with its flush.
+    The origin takes writes meanwhile; it then has another object than a pending write expects, which becomes a conflict
+    when the disk is back. Only a deletion leaves no trace: an object acknowledged before, and deleted at the origin
+    alone, would come back with its flush.
     """
     operation = context.request.operation
-    if context.slot.write == "scratch" and (operation in _BUFFERED or operation in _JUDGED or operation in _OF_UPLOADS):
+    is_write = operation in _BUFFERED or operation in _JUDGED or operation in _OF_UPLOADS
+    is_write = is_write or (operation is Operation.FORWARD and may_store_object(context.request))
+    if is_write and context.slot.write == "scratch":
         raise s3_error(
             "ServiceUnavailable",
             "The disk of the write-back buffer cannot be used, and only it has what was written here.",
         )
-    if (operation in _BUFFERED or operation in _JUDGED or operation in _OF_UPLOADS) and context.slot.is_buffered:
+    if is_write and context.slot.is_buffered:
         goes_through(context, Bound.DISK)
     if operation is Operation.DELETE_OBJECT:
         slots = [context.slot]

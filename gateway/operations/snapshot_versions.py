@@ -1,7 +1,7 @@
-"""Reads in slots that are frozen by a snapshot: what there is, and in which version, the snapshot alone says.
+"""Reads in slots that a snapshot freezes: the snapshot alone names the objects and their versions.
 
-No answer ever holds a byte of another version: what the origin is asked for is pinned to the frozen ETag. What the
-origin does not have any more is served as long as all of it is cached.
+No answer ever holds a byte of another version: requests to the origin are pinned to the frozen ETag. An object that the
+origin has lost is served while all of it is cached.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ from gateway.s3.headers import (
     evaluate_read,
     filter_request_headers,
     format_http_date,
+    is_same_version,
     parse_iso_date,
-    quote,
+    plain_etag,
+    strong_etag,
     unquote,
 )
 from gateway.s3.requests import parse_copy_source
+from gateway.telemetry import metrics
 
 _GONE = frozenset({404, 412})
-"""What the origin answers to a request for a version that it does not have any more."""
+"""The origin's statuses for a version that it does not have any more."""
 
 _CONDITIONS = frozenset({"if-match", "if-none-match", "if-modified-since", "if-unmodified-since"})
 _SOURCE_IF_MATCH = "x-amz-copy-source-if-match"
@@ -49,7 +52,7 @@ _SOURCE_IF_MATCH = "x-amz-copy-source-if-match"
 class SnapshotVersions:
     """The version that a snapshot has of the request's object (versions.VersionSource).
 
-    404 for what was not there when the snapshot was made, 412 for what is lost.
+    404 for an object that did not exist when the snapshot was made, 412 for a lost one.
     """
 
     def __init__(self, context: RequestContext, snapshot: OpenSnapshot) -> None:
@@ -63,13 +66,13 @@ class SnapshotVersions:
         return head_must_bypass(request) if request.method == "HEAD" else get_must_bypass(request)
 
     async def forward(self) -> Response:
-        """The origin's answer about the frozen version: the request goes there pinned, and is refused otherwise."""
-        context, etag = self.context, strong(self._object().version.etag)
+        """Return the origin's answer about the frozen version: the request is pinned, or refused."""
+        context, etag = self.context, strong_etag(self._object().version.etag)
         self._judge_conditions()
         headers = filter_request_headers(context.request.headers) | {"if-match": etag}
         request = onward_request(context, await receive_payload(context), headers=headers)
         response = await context.services.origin.send(request)
-        is_other = response.status in (200, 206) and strong(response.headers.get("etag", "")) != etag
+        is_other = response.status in (200, 206) and plain_etag(response.headers.get("etag", "")) != plain_etag(etag)
         if response.status not in _GONE and not is_other:
             head_only = context.request.method == "HEAD"
             return streamed_reply(response, head_only=head_only, cache="forwarded" if head_only else "bypass")
@@ -88,28 +91,28 @@ class SnapshotVersions:
                 return None
             head = ObjectHead(known.version, known.headers, known.last_modified)  # not `remembered`: never out of date
             self._snapshot.keep(head, with_checksums=with_checksums)
-        catalog.observer.looked_up(context.slot.name, "hit")
+        metrics.CATALOG_LOOKUPS.add(1, context.slot.name, "hit")
         return head
 
     async def ask(self, *, again: bool = False) -> ObjectHead:
-        """As the origin says it of the frozen version, and only of that; OriginAnswered 412 where it has another."""
+        """Ask the origin for the frozen version, and only that; OriginAnswered 412 if it has another."""
         context, catalog = self.context, self.context.services.catalog
         part_number = context.request.parameter("partNumber")
         head = await catalog.ask(context.object_key, context.slot, headers=self.conditions(), part_number=part_number)
-        if not is_same_version(head, self._object()):
+        if not is_same_version(head.version, self._object().version):
             raise OriginAnswered(412, [], b"")
-        catalog.observer.looked_up(context.slot.name, "miss")
+        metrics.CATALOG_LOOKUPS.add(1, context.slot.name, "miss")
         if part_number is None:
             self._learn(head, with_checksums=CHECKSUM_MODE in self.headers)
         return head
 
     def last_known(self) -> None:
-        """What is frozen is not compared with what is current."""
+        """Return None: a frozen version is not compared with the current one."""
 
     async def stand_in(self, error: OriginError) -> ObjectHead | None:
-        """What was once learned of the version, or what the listing has said, where all that is asked for is cached.
+        """Return the head once learned of the version, or one from the listing, if all requested bytes are cached.
 
-        A HEAD is answered by what was learned.
+        A HEAD is answered by the learned one.
         """
         is_gone = _says_gone(error)
         if not is_gone and not (isinstance(error, (OriginAnswered, OriginUnreachable)) and is_down(error)):
@@ -135,19 +138,19 @@ class SnapshotVersions:
         return self.headers | pin(self._object())
 
     def accept(self, head: ObjectHead, *, with_checksums: bool) -> bool:
-        if not is_same_version(head, self._object()):
+        if not is_same_version(head.version, self._object().version):
             return False
         self._learn(head, with_checksums=with_checksums)
         return True
 
     async def open(self, head: ObjectHead, byte_range: ByteRange, answer: UnpinnedResponse | None) -> VersionReader:
-        """Of an object that the origin did not have any more, no body is begun that cannot be sent to its end."""
+        """Open a reader. Of an object that the origin has lost, begin no body that cannot be sent to its end."""
         if self.context.object_key.key in self._snapshot.lost and not self._is_cached(head, byte_range):
             await self.ask()
         return await open_cached(self.context, head, byte_range, self.headers, answer)
 
     async def is_outdated(self, head: ObjectHead, error: OriginAnswered | OriginBodyError) -> bool:
-        """Never: what is frozen does not change. Raises what to tell the client of a version that is lost."""
+        """Return False: frozen versions do not change. Raise the client's answer for a lost version."""
         if _says_gone(error) or isinstance(error, OriginBodyError):
             raise await self._explained(error) from None
         return False
@@ -156,17 +159,17 @@ class SnapshotVersions:
         return self._lose
 
     def _object(self) -> SnapshotObject:
-        """S3Error NoSuchKey where there was none: the origin is not asked."""
+        """Return the frozen object; S3Error NoSuchKey without one: the origin is not asked."""
         if self._frozen is None:
             key = self.context.object_key.key
             self._frozen = self._snapshot.find(key)
             if self._frozen is None:
-                self.context.services.catalog.observer.looked_up(self.context.slot.name, "absent")
+                metrics.CATALOG_LOOKUPS.add(1, self.context.slot.name, "absent")
                 raise s3_error("NoSuchKey", Key=key)
         return self._frozen
 
     def _learn(self, head: ObjectHead, *, with_checksums: bool) -> None:
-        """The origin has said this of the frozen version; it is kept for good where it may be."""
+        """Remember the origin's answer about the frozen version, for good if allowed."""
         if not is_plainly_asked(self.headers):
             return
         self._snapshot.lost.pop(head.version.key.key, None)
@@ -183,7 +186,7 @@ class SnapshotVersions:
         return self.context.services.blocks.holds(head.version, asked, slot=self.context.slot.name)
 
     def _judge_conditions(self) -> None:
-        """The client's own conditions, where they fail already: `If-Match` is needed for the pinning."""
+        """Raise if the client's own conditions fail already: `If-Match` is needed for the pinning."""
         headers = {name: value for name, value in self.context.request.headers.items() if name in _CONDITIONS}
         if headers:
             frozen, now = self._object(), self.context.services.clock.now()
@@ -191,13 +194,13 @@ class SnapshotVersions:
             evaluate_read(headers, etag=unquote(frozen.version.etag), last_modified=modified, now=now)
 
     async def _explained(self, error: OriginError) -> Exception:
-        """What to tell a client to whom the origin has refused the frozen version with `error`: what it has now.
+        """Return the client's answer after the origin has refused the frozen version: it says which version it has now.
 
-        `error` itself where that was about something else.
+        Return `error` itself if it was about something else.
         """
         context, frozen = self.context, self._object()
         try:
-            head = await context.services.catalog.ask(context.object_key, context.slot, headers={})
+            head = await context.services.catalog.ask(context.object_key, context.slot, headers=self.headers)
         except OriginError as refusal:
             is_absent = isinstance(refusal, OriginAnswered) and refusal.status == 404
             if not is_absent and not _says_gone(error):
@@ -205,13 +208,14 @@ class SnapshotVersions:
             reason = "gone" if is_absent else "changed"
             has = "has no such object any more" if is_absent else "does not have that version any more"
         else:
-            if is_same_version(head, frozen):
+            if is_same_version(head.version, frozen.version):  # perhaps LIST writes its ETag otherwise than HEAD
+                self._learn(head, with_checksums=CHECKSUM_MODE in self.headers)
                 return s3_error(
                     "ServiceUnavailable", "The origin refused to send a version that it has. Please try again."
                 )
-            reason, has = "changed", f"has ETag {strong(head.version.etag)}"
+            reason, has = "changed", f"has ETag {strong_etag(head.version.etag)}"
         self._snapshot.lose(context.object_key.key)
-        context.services.snapshots.observer.refused(context.slot.name, reason)
+        metrics.SNAPSHOT_REFUSALS.add(1, context.slot.name, reason)
         return s3_error(
             "PreconditionFailed",
             f"{_frozen_as(context.object_key, self._snapshot, frozen)}, and the origin {has}. "
@@ -226,29 +230,18 @@ def _says_gone(error: OriginError) -> bool:
 
 
 def _frozen_as(key: ObjectKey, snapshot: OpenSnapshot, frozen: SnapshotObject) -> str:
-    return f"{key} is frozen by the snapshot {snapshot.manifest.name!r} with ETag {strong(frozen.version.etag)}"
+    return f"{key} is frozen by the snapshot {snapshot.manifest.name!r} with ETag {strong_etag(frozen.version.etag)}"
 
 
 def pin(frozen: SnapshotObject) -> dict[str, str]:
-    """The header that asks the origin for the frozen version or nothing."""
-    return {"if-match": strong(frozen.version.etag)}
-
-
-def strong(etag: str) -> str:
-    """As `If-Match` takes it: some servers list ETags without quotes, or as weak ones."""
-    return quote(etag.removeprefix("W/"))
-
-
-def is_same_version(head: ObjectHead, frozen: SnapshotObject) -> bool:
-    """Whether the origin spoke of the frozen version: some ignore `If-Match`."""
-    version = head.version
-    return strong(version.etag) == strong(frozen.version.etag) and version.size_bytes == frozen.version.size_bytes
+    """Return the header that asks the origin for the frozen version or nothing."""
+    return {"if-match": strong_etag(frozen.version.etag)}
 
 
 def listed_head(frozen: SnapshotObject) -> ObjectHead:
-    """What the snapshot alone says of an object, where nobody else says anything any more."""
+    """Return a head from the snapshot alone, for an object that nothing else knows any more."""
     headers = {
-        "etag": strong(frozen.version.etag),
+        "etag": strong_etag(frozen.version.etag),
         "content-length": str(frozen.version.size_bytes),
         "content-type": "binary/octet-stream",
     }
@@ -262,7 +255,7 @@ def listed_head(frozen: SnapshotObject) -> ObjectHead:
 
 
 def frozen_source(context: RequestContext) -> Slot | None:
-    """The slot that freezes what a CopyObject or UploadPartCopy copies; None: none does."""
+    """Return the slot that freezes the source of a CopyObject or UploadPartCopy, or None."""
     text = context.request.headers.get("x-amz-copy-source")
     if text is None:
         return None
@@ -272,16 +265,16 @@ def frozen_source(context: RequestContext) -> Slot | None:
 
 
 async def pin_source(context: RequestContext, slot: Slot) -> None:
-    """Have a copy take the frozen version of its source, or nothing: 412 where the origin does not have it any more.
+    """Pin a copy to the frozen version of its source: 412 if the origin does not have it any more.
 
-    Some servers ignore conditions on a copy's source: the origin is asked which version it has, just before.
+    Some servers ignore conditions on a copy's source: the origin is asked for its version just before.
     """
     request, snapshot = context.request, await context.services.snapshots.opened(slot)
     key = parse_copy_source(request.headers["x-amz-copy-source"]).key.key
     frozen = snapshot.find(key)
     if frozen is None:
         raise s3_error("NoSuchKey", Key=key)
-    etag = strong(frozen.version.etag)
+    etag = strong_etag(frozen.version.etag)
     if not etag_matches(request.headers.get(_SOURCE_IF_MATCH, "*"), etag):
         raise s3_error("PreconditionFailed", Condition=_SOURCE_IF_MATCH)
     if not await _is_there(context, slot, frozen):
@@ -300,4 +293,4 @@ async def _is_there(context: RequestContext, slot: Slot, frozen: SnapshotObject)
         if answer.status not in _GONE:
             raise
         return False
-    return is_same_version(head, frozen)
+    return is_same_version(head.version, frozen.version)

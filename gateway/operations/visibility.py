@@ -1,9 +1,9 @@
-"""Read your writes: what an own write changes is forgotten by the catalog before it is sent and when it is answered.
+"""Read your writes: the catalog forgets what an own write changes before it is sent and when it is answered.
 
-Whatever asked the origin before the second moment may have seen the state before the write, so none of it is believed
-from then on. From the first moment on, and until it has caught up, the listing index is asked nothing about the key.
-Where no answer comes, the origin may carry the write out later: what is learned until then is forgotten again
-(metadata/entries.py). So it is when the worker is killed in between (`Catalog.begin_write`).
+Questions that the origin got before the second moment may show the state before the write, so none is believed.
+
+If no answer comes, the origin may carry the write out later: what is learned until then is forgotten again
+(metadata/entries.py); so it is when the worker is killed in between (`Catalog.begin_write`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.policy.slots import Slots
 
 
 class WriteScope:
-    """What a write may change: these keys of a bucket, or, without keys, all that it holds."""
+    """The keys of a bucket that a write may change, or, without keys, all that it holds."""
 
     def __init__(self, catalog: Catalog, slots: Slots, bucket: str | None, keys: Iterable[str] | None) -> None:
         self._catalog = catalog
@@ -33,7 +33,7 @@ class WriteScope:
         self._written_down: Sequence[int] = ()
 
     def forget(self) -> None:
-        """Believe nothing that was asked until now."""
+        """Believe no answer to earlier questions."""
         if self._keys is None:
             self._catalog.forget_bucket(self._bucket)
         for key in self._keys or ():
@@ -42,16 +42,16 @@ class WriteScope:
             self._catalog.listing.void_if_not_noted(self._write)
 
     def write_down(self) -> None:
-        """Have this process's successor void it, if this process is killed before the end."""
+        """Note the keys, so that the next process voids them if this one is killed before the end."""
         self._written_down = self._catalog.begin_write(self._bucket, self._keys)
 
     async def begin(self) -> None:
-        """To be called before the write is sent."""
+        """Begin the change, before the write is sent."""
         if self._listed:
             self._write = await self._catalog.listing.begin_write(self._bucket or "", self._listed)
 
     async def end(self) -> None:
-        """To be called when the origin has done its work, or has not; until then LIST asks it about the keys."""
+        """End the change, when the origin has done its work or failed; until then LIST asks it about the keys."""
         written_down, self._written_down = self._written_down, ()
         self._catalog.end_write(written_down)
         write, self._write = self._write, None
@@ -59,7 +59,7 @@ class WriteScope:
             await self._catalog.listing.end_write(write)
 
     def end_later(self) -> None:
-        """The same where nobody knows what the origin has done, or will do."""
+        """End the change when the origin's outcome is unknown."""
         self._catalog.in_doubt.add(self._end_doubt)
 
     async def _end_doubt(self) -> None:
@@ -68,10 +68,10 @@ class WriteScope:
 
 
 async def with_invalidation(change: WriteScope, write: Awaitable[Response]) -> Response:
-    """Carry out a write such that everybody sees it when the client has its answer.
+    """Carry out a write so that all clients see it once its client has the answer.
 
-    An answer that begins before the work is done (CopyObject, CompleteMultipartUpload) says so in its last bytes, so
-    that the catalog forgets before any piece of a body is passed on.
+    An answer that begins before the work is done (CopyObject, CompleteMultipartUpload) ends with its result, so the
+    catalog forgets before each piece of the body is passed on.
     """
     try:
         change.write_down()
@@ -101,9 +101,9 @@ _SERVER_ERROR = 500
 
 
 def _is_answer(error: BaseException) -> bool:
-    """Whether a request has ended for sure: the origin has refused it, or was not asked.
+    """Return whether a request has certainly ended: the origin has refused it, or was not asked.
 
-    A 503 of the origin's own is a refusal; of this gateway's, it may mean that the origin has not answered.
+    A 503 of the origin's own is a refusal; one of this gateway's may mean that the origin has not answered.
     """
     if isinstance(error, OriginAnswered):
         return not may_be_done(error.status)
@@ -111,7 +111,7 @@ def _is_answer(error: BaseException) -> bool:
 
 
 async def invalidate(change: WriteScope) -> None:
-    """The origin has turned out to have another version than the one remembered: it is asked again, by LIST too."""
+    """Forget a version, as the origin has another one: it is asked again, by LIST too."""
     change.forget()
     try:
         await change.begin()
@@ -120,7 +120,7 @@ async def invalidate(change: WriteScope) -> None:
 
 
 def changed_by(context: RequestContext) -> WriteScope:
-    """What a request that changes something may change: its key, or all that its bucket holds where it names none."""
+    """Return what a request may change: its key, or without one, all that its bucket holds."""
     services, request = context.services, context.request
     is_of_one_key = request.key is not None and "x-amz-rename-source" not in request.headers
     keys = [request.key] if request.key is not None and is_of_one_key else None
@@ -137,14 +137,14 @@ def _is_indexed(slots: Slots, key: ObjectKey) -> bool:
 
 @dataclass(slots=True)
 class _Changing:
-    """Ends the change when its answer is over, sent or not. `is_over`: whether what is known of it says all."""
+    """Ends the change when its answer is over, sent or not. `is_over`: the outcome is known."""
 
     change: WriteScope
     resource: Closable | None
     is_over: bool
 
     async def forgetting(self, body: BodyStream, status: int) -> BodyStream:
-        """The same body; what it says last is true when it is passed on."""
+        """Yield the body; its last words are true when they are passed on."""
         async with aclosing(body):
             async for piece in body:
                 self.change.forget()

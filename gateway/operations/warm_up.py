@@ -1,9 +1,9 @@
-"""Warming by plain S3: a HEAD with `Range: bytes=0-0` has the whole object fetched into the cache, in the background.
+"""Warming by plain S3: a HEAD with `Range: bytes=0-0` fetches the whole object into the cache, in the background.
 
-    answered as any HEAD is (read_object.py) ─▶ which version was that? ─▶ is it here, and is it kept? ─▶ the queue
+    answered as any HEAD (read_object.py) ─▶ the version of the answer ─▶ cached already, or not kept? ─▶ the queue
 
-The answer says in `x-forebay-cache` whether the bytes of the object are here: `hit`, all of them, else they are on
-their way, unless it says `not-kept`.
+The answer's `x-forebay-cache` tells whether all bytes of the object are here (`hit`); otherwise they are on their way,
+unless it says `not-kept`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _LATER = {"retry-after": "1"}
 
 
 def head_object_and_warm(versions: VersionSource) -> Answer:
-    """Answer a HEAD; one that asks for it begins a warm-up.
+    """Answer a HEAD, and begin a warm-up if it asks for one.
 
-    S3Error SlowDown where that finds no room in the queue: nothing was done then, and SDKs ask again.
+    S3Error SlowDown if the queue is full: nothing was done then, and SDKs ask again.
     """
     answer = head_object(versions)
     request = versions.context.request
     if request.headers.get("range") != WARM_UP_RANGE or head_must_bypass(request) or vary_headers(versions.headers):
-        return answer  # of a part, a version, with a key: not what blocks hold
+        return answer  # of a part, a version, with a key: blocks do not hold these
     if isinstance(versions, PendingVersions):
         return answer  # its bytes are here
     return _warmed(versions.context, answer)
@@ -55,7 +55,7 @@ async def _warmed(context: RequestContext, answer: Answer) -> Response:
 
 
 def _version(context: RequestContext, reply: Response) -> ObjectVersion | None:
-    """The one that an answer is about; None: of no use for the cache, or there is none."""
+    """Return the version of an answer; None: it has none, or one that is useless for the cache."""
     if reply.status not in (200, 206):
         return None
     headers = dict([*reply.encoded.pairs, *reply.headers])
@@ -73,7 +73,7 @@ def _is_cacheable(head: ObjectHead) -> bool:
 
 
 async def _begin(context: RequestContext, version: ObjectVersion, reply: Response) -> None:
-    """Have the version fetched where it is kept and not here; the answer's label says which it is."""
+    """Fetch the version if it is kept and not here; set the label of the answer accordingly."""
     services, slot = context.services, context.slot
     blocks, queue = services.blocks, services.warm_ups
     reply.cache, reply.reason = "miss", "not-kept"

@@ -1,12 +1,11 @@
-"""Objects that a worker fetches into the cache in the background, because a client has asked for that by a HEAD.
+"""Objects that a worker fetches into the cache in the background, because a client's HEAD has asked for it.
 
     begin ─▶ waiting, WAITING_MAX at most ─▶ OBJECTS_AT_ONCE of them ─▶ pieces, PIECES_AT_ONCE in all ─▶ blocks.fetch
 
-Callers have their turn one after the other, an object each, however many wait for one of them; and nobody has more
-places than are free for the others: half of them where nobody else warms.
-What several workers are asked for is fetched once: the cache agrees on each block (blocks/filling/single_flight.py).
-An object is left where the cache takes no more of it, where it is written or deleted meanwhile, and where the worker
-ends. Nothing of the queue outlives the worker: who wants the object asks again.
+Callers have turns, an object each, however many objects of one wait; and none has more places than are free for the
+others: half of them if no other caller warms. Workers that are asked for the same fetch it once: the cache agrees on
+each block (blocks/filling/single_flight.py). The queue drops an object if the cache takes no more of it, if it is
+written or deleted meanwhile, and if the worker ends. Nothing of the queue outlives the worker: clients ask again.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from gateway.core.errors import ForebayError, OriginAnswered, OriginUnreachable
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.metadata.catalog import Catalog
 from gateway.origin.client import Purpose
-from gateway.origin.retry import says_later
+from gateway.origin.retry import asks_for_retry
 from gateway.policy.slots import Slot
-from gateway.telemetry.metric_observers import WarmUpMetrics
+from gateway.telemetry import metrics
 from gateway.telemetry.rate_limited_log import RateLimitedLog
 
 WAITING_MAX = 4096
@@ -40,18 +39,18 @@ WAITING_MAX = 4096
 OBJECTS_AT_ONCE = 4
 PIECES_AT_ONCE = 8
 PIECES_WHILE_BUSY = 4
-"""So many while this process fetches for readers, and while others fetch: for readers, or to warm as well."""
+"""Pieces at once while this process fetches for readers, and while other processes fetch."""
 
 ATTEMPTS_MAX = 4
 """Beyond what one request is tried (origin/retry.py)."""
 
 LOOK_SHARE = 20.0
 LOOK_SECONDS_MAX = 5.0
-"""What is here of an object is not looked for again for so many times as long as the look took: who asks again and
-again for a long object, whose look takes long, costs a part of a processor's time."""
+"""An object is not looked up again for this many times as long as the look took: repeated HEADs of a large object,
+whose look takes long, cost only a part of a processor's time."""
 
 LOOKS_MAX = 256
-"""So many are remembered."""
+"""The most looks that are remembered."""
 
 _FIRST_PAUSE_SECONDS = 1.0
 _BUSY_LOOK_SECONDS = 0.05
@@ -65,7 +64,7 @@ _log = RateLimitedLog(structlog.get_logger("forebay.cache"))
 class _Look:
     task: asyncio.Task[Explanation]
     until: float = math.inf
-    """When it is too old."""
+    """When it becomes too old."""
 
 
 class WarmUpQueue:
@@ -78,12 +77,11 @@ class WarmUpQueue:
         self._catalog = catalog
         self._clock = clock
         self._is_pending = is_pending
-        self._observer = WarmUpMetrics()
         self._waiting = OrderedDict[str, deque[tuple[ObjectVersion, Slot]]]()
-        """By caller; whose turn is next comes first."""
+        """By caller; the next in turn comes first."""
         self._waiting_count = 0
         self._known: set[ObjectVersion] = set()
-        """What waits and what runs."""
+        """The waiting and running objects."""
         self._running: set[asyncio.Task[None]] = set()
         self._pieces = asyncio.Semaphore(PIECES_AT_ONCE)
         self._fetching = 0
@@ -91,8 +89,8 @@ class WarmUpQueue:
         self._is_closed = False
 
     async def look(self, version: ObjectVersion, slot: Slot) -> Explanation:
-        """What is here of a version, and whether it is kept: one look for all who ask, which counts for a while, but
-        not beyond the end of the version's warm-up. StoreUnavailable."""
+        """Return which blocks of a version are cached and whether it is kept. Concurrent callers share one look; it
+        counts for a while, but not past the end of the version's warm-up. StoreUnavailable."""
         found = self._looks.get(version)
         if found is None or found.until <= self._clock.monotonic():
             task = asyncio.create_task(self._look(version, slot), name="look at a warm-up", context=Context())
@@ -114,8 +112,8 @@ class WarmUpQueue:
             del self._looks[version]
 
     def begin(self, version: ObjectVersion, slot: Slot, caller: str) -> bool:
-        """Have all blocks of a version fetched in the background; False: too many wait, or too many for this caller.
-        Twice is once."""
+        """Fetch all blocks of a version in the background; return False if too many objects wait, in all or of this
+        caller. Known versions are not queued again."""
         if version in self._known:
             return True
         mine = self._waiting.get(caller, ())
@@ -124,12 +122,12 @@ class WarmUpQueue:
         self._known.add(version)
         self._waiting.setdefault(caller, deque()).append((version, slot))
         self._waiting_count += 1
-        self._observer.waiting(1)
+        metrics.WARM_UP_WAITING.add(1)
         if len(self._running) < OBJECTS_AT_ONCE:
             # In a context of its own: what belongs to the request ends with it.
             task = asyncio.create_task(self._work(), name="warm-up", context=Context())
             self._running.add(task)
-            task.add_done_callback(self._running.discard)  # where it never began
+            task.add_done_callback(self._running.discard)  # if it never began
         return True
 
     async def settle(self) -> None:
@@ -138,14 +136,14 @@ class WarmUpQueue:
             await asyncio.wait(self._running)
 
     async def close(self) -> None:
-        """Leave what waits, and break off what runs."""
+        """Drop waiting objects, and cancel running fetches."""
         self._is_closed = True
         running = list(self._running)
         for task in running:
             task.cancel()
-        looking = [look.task for look in self._looks.values()]  # on threads, which are waited for
+        looking = [look.task for look in self._looks.values()]  # on threads, which must end
         await asyncio.gather(*running, *looking, return_exceptions=True)
-        self._observer.waiting(-self._waiting_count)
+        metrics.WARM_UP_WAITING.add(-self._waiting_count)
         self._waiting.clear()
         self._waiting_count = 0
         self._known.clear()
@@ -155,27 +153,27 @@ class WarmUpQueue:
             while self._waiting:
                 version, slot = self._next()
                 try:
-                    self._observer.ended(slot.name, await self._fetched(version, slot))
+                    metrics.WARM_UP_OBJECTS.add(1, slot.name, await self._fetched(version, slot))
                 finally:
                     self._known.discard(version)
                     self._looks.pop(version, None)
         finally:
-            # In one step with the last look at what waits: what is begun from here on finds that it does not run.
+            # In one step with the last look at the queue: what is queued later finds that this task has ended.
             if (task := asyncio.current_task()) is not None:
                 self._running.discard(task)
 
     def _next(self) -> tuple[ObjectVersion, Slot]:
-        """Take the first of the caller whose turn it is."""
+        """Take the first object of the caller whose turn it is."""
         caller, waiting = self._waiting.popitem(last=False)
         found = waiting.popleft()
         if waiting:
             self._waiting[caller] = waiting
         self._waiting_count -= 1
-        self._observer.waiting(-1)
+        metrics.WARM_UP_WAITING.add(-1)
         return found
 
     async def _fetched(self, version: ObjectVersion, slot: Slot) -> _Outcome:
-        """Fetch one object; how that ended."""
+        """Fetch one object; return the outcome."""
         try:
             return await self._fetch(version, slot)
         except OriginAnswered as answer:
@@ -191,7 +189,7 @@ class WarmUpQueue:
         return "failed"
 
     async def _fetch(self, version: ObjectVersion, slot: Slot) -> _Outcome:
-        """Raises what the origin did, for the first piece that it did not give."""
+        """Fetch its pieces. Raise the origin's error for the first piece that it did not give."""
         pieces: set[asyncio.Task[bool]] = set()
         try:
             for piece in self._blocks.pieces(version, slot.name):
@@ -210,7 +208,7 @@ class WarmUpQueue:
             await asyncio.gather(*pieces, return_exceptions=True)
 
     async def _wait_for_turn(self) -> None:
-        """Wait until one piece more may be fetched; `_fetch_piece` ends its turn."""
+        """Wait until one more piece may be fetched; `_fetch_piece` ends its turn."""
         await self._pieces.acquire()
         try:
             while self._fetching >= PIECES_WHILE_BUSY and self._blocks.readers_wait():
@@ -227,7 +225,7 @@ class WarmUpQueue:
                 try:
                     return await self._try_piece(version, piece, slot)
                 except (OriginUnreachable, OriginAnswered) as error:
-                    if isinstance(error, OriginAnswered) and not says_later(error.status):
+                    if isinstance(error, OriginAnswered) and not asks_for_retry(error.status):
                         raise
                 await self._clock.sleep(pause_seconds)
                 pause_seconds *= 2

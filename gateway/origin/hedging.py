@@ -1,9 +1,9 @@
-"""A read that is stuck is asked for on another connection, and the first bytes win.
+"""Send a stuck read again on another connection; the first bytes win.
 
-One connection of many may hang: a lost path, a server that died, a disk that turns slowly. Whoever waits for it waits
-for nothing; and a training step waits for the slowest of all. So a GET or HEAD that has been silent for longer than
-nearly all answers take is sent once more: the whole request while there is no answer, else the rest of the body, of the
-same version. At most 2% of all requests are sent for that.
+One connection of many may hang: a lost path, a server that died, a disk that turns slowly. A reader gets nothing from
+it, and a training step waits for the slowest of all. So a GET or HEAD that has been silent for longer than nearly all
+answers take is sent once more: the whole request while there is no answer, else the rest of the body, of the same
+version. At most 2% of all requests are sent for that.
 """
 
 from __future__ import annotations
@@ -73,7 +73,6 @@ class Hedging:
         self.bodies = _Usual()
 
     def answered(self) -> None:
-        """A read was answered."""
         self._saved = min(_SAVED_MAX, self._saved + SHARE_MAX)
 
     def take(self) -> bool:
@@ -83,7 +82,6 @@ class Hedging:
         return True
 
     def ended(self, outcome: HedgeOutcome, request: OriginRequest) -> None:
-        """How it went."""
         if self._on_outcome is not None:
             self._on_outcome(outcome)
         fields = {"bucket": request.bucket, "key": request.key}
@@ -101,7 +99,7 @@ class HedgedRead:
         self._request = request
         self._heads = hedging.lists if request.key is None and request.method == "GET" else hedging.heads
         self._hedge: asyncio.Task[ResponseStream | None] | None = None
-        self._rest_of: _Rest | None = None
+        self._rest_of: _HedgedRest | None = None
 
     async def begin(self) -> HttpResponse:
         """The answer, of the one or the other. Raises what the first did, where both fail."""
@@ -123,7 +121,7 @@ class HedgedRead:
         self._heads.add(stream.head_seconds)
         if stream.is_complete:
             return HttpResponse(stream)
-        self._rest_of = _Rest.of(self._request, stream)
+        self._rest_of = _HedgedRest.of(self._request, stream)
         if self._rest_of is None:
             return HttpResponse(stream)
         return HttpResponse(stream, successor=self._following, on_close=self._end)
@@ -197,7 +195,7 @@ def _comes_in_pieces(stream: ResponseStream) -> bool:
     return stream.has_head and (stream.head.length_bytes or 0) > WHOLE_BYTES_MAX
 
 
-class _Rest:
+class _HedgedRest:
     """The bytes of one version that a GET's answer still has to bring."""
 
     __slots__ = ("_etag", "_first", "_last", "_request", "_size_bytes", "stream")
@@ -209,7 +207,7 @@ class _Rest:
         self.stream = stream
 
     @classmethod
-    def of(cls, request: OriginRequest, stream: ResponseStream) -> _Rest | None:
+    def of(cls, request: OriginRequest, stream: ResponseStream) -> _HedgedRest | None:
         """Return None if the answer is not the bytes of one version, or a part of them cannot be requested."""
         head = stream.head
         etag = head.headers.get("etag", "")
@@ -245,6 +243,6 @@ class _Rest:
             and head.length_bytes == self._last - self._first + 1 - received_bytes
         )
 
-    def moved_to(self, stream: ResponseStream, received_bytes: int) -> _Rest:
+    def moved_to(self, stream: ResponseStream, received_bytes: int) -> _HedgedRest:
         bounds = (self._first + received_bytes, self._last, self._size_bytes)
-        return _Rest(self._request, stream, self._etag, bounds)
+        return _HedgedRest(self._request, stream, self._etag, bounds)

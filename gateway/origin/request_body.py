@@ -68,7 +68,6 @@ NO_BODY = RequestBody(EMPTY_SHA256, {}, {}, b"")
 
 
 def request_body(request: OriginRequest) -> RequestBody:
-    """The body of `request` for one attempt."""
     if not isinstance(request.body, StreamedBody):
         return _in_memory(request.method, request.body)
     if request.body.trailer_name is not None:
@@ -115,7 +114,7 @@ class FirstPieceAwaited:
         self._is_held = False
 
     async def wait(self) -> None:
-        """Until the first piece is there, or the end. Raises what the source raises."""
+        """Wait for the first piece, or the end. Raises what the source raises."""
         if not self._is_held:
             self._first, self._is_held = await anext(self._chunks, None), True
 

@@ -10,7 +10,7 @@ has been carried out: the writer of a lock would believe that another client hol
 
 While an origin is dead or says nothing, requests fail at once and one at a time finds out whether it is back
 (`CircuitBreaker`). A worker tells the others its finding in a page of memory that all of them map
-(`SilenceBoard`).
+(`OriginHealth`).
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _RETRIED_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "Serv
 _CODES_OF_RATES = frozenset({"SlowDown", "ServiceUnavailable", "RequestLimitExceeded", "Throttling"})
 
 
-def says_later(status: int) -> bool:
+def asks_for_retry(status: int) -> bool:
     """Return True if a request is sent again after this status, whatever the answer's document says."""
     return status in _RETRIED_STATUSES
 
 
 def is_retried(status: int, code: str | None) -> bool:
     """Return True if an answer means "later" rather than "no". `code` is its S3 error code, if it has one."""
-    return says_later(status) or (status >= 400 and code in _RETRIED_CODES)
+    return asks_for_retry(status) or (status >= 400 and code in _RETRIED_CODES)
 
 
-def is_for_their_number(method: str, status: int, code: str | None, headers: Mapping[str, str]) -> bool:
+def is_throttled(method: str, status: int, code: str | None, headers: Mapping[str, str]) -> bool:
     """Return True if the answer means that requests come too fast.
 
     A 503 to a HEAD has no code: S3 sends an S3 request id with it, a proxy does not.
@@ -90,7 +90,7 @@ class RetryBudget:
         self._tokens -= amount
         return True
 
-    def give_back(self, amount: int) -> None:
+    def release(self, amount: int) -> None:
         self._tokens = min(self._capacity, self._tokens + amount)
 
 
@@ -146,7 +146,7 @@ class RetrySeries:
 
     def succeeded(self) -> None:
         """Give back what the last retry took, or a token when none was needed."""
-        self._budget.give_back(self._taken or 1)
+        self._budget.release(self._taken or 1)
 
     def _delay(self, failure: Failure) -> float:
         ceiling = min(self._settings.backoff_cap_seconds, self._settings.backoff_base_seconds * 2**self.attempts)
@@ -239,12 +239,12 @@ _SIZE_BYTES = _CELLS * _RECORD.size
 log = structlog.get_logger(__name__)
 
 
-class SilenceBoard:
+class OriginHealth:
     """For each host, when it was last found silent, and when a request to it last failed. Times are monotonic, the same
     for all processes.
 
-    A cell is written without a lock. What is read of it half written, or overwritten by another host, costs a question
-    to the origin at most.
+    A cell is written without a lock. A half-written cell, or one overwritten by another host, costs a question to the
+    origin at most.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -259,19 +259,19 @@ class SilenceBoard:
         except OSError as error:
             log.warning("workers cannot tell each other that the origin is silent", error=str(error))
 
-    def cell(self, host: str) -> SilenceCell:
+    def cell(self, host: str) -> OriginHealthCell:
         return self._cell(host)
 
-    def failures(self, host: str) -> SilenceCell:
+    def failures(self, host: str) -> OriginHealthCell:
         """Return the cell for failed requests of an endpoint, or for a lack of a key to ask it."""
         return self._cell(f"failed: {host}")
 
-    def _cell(self, name: str) -> SilenceCell:
+    def _cell(self, name: str) -> OriginHealthCell:
         digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-        return SilenceCell(self._memory, int.from_bytes(digest, "little"))
+        return OriginHealthCell(self._memory, int.from_bytes(digest, "little"))
 
 
-class SilenceCell:
+class OriginHealthCell:
     """One host's record."""
 
     __slots__ = ("_memory", "_name", "_offset")
@@ -286,7 +286,6 @@ class SilenceCell:
         _RECORD.pack_into(self._memory, self._offset, self._name, moment)
 
     def clear(self) -> None:
-        """It is not."""
         if self.told_at():
             _RECORD.pack_into(self._memory, self._offset, self._name, 0.0)
 
@@ -312,7 +311,7 @@ class CircuitBreaker:
     def __init__(
         self,
         clock: Clock,
-        silence: SilenceCell | None = None,
+        silence: OriginHealthCell | None = None,
         *,
         threshold: int = 5,
         cooldown_seconds: float = 0.5,
@@ -320,7 +319,7 @@ class CircuitBreaker:
     ) -> None:
         """`silence`: where other processes are told that the origin is silent, and tell it."""
         self._clock = clock
-        self._silence = silence or SilenceBoard().cell("")
+        self._silence = silence or OriginHealth().cell("")
         self._threshold = threshold
         self._first_cooldown = cooldown_seconds
         self._cooldown_cap = cooldown_cap_seconds
@@ -356,7 +355,6 @@ class CircuitBreaker:
         return not self.is_open or self._clock.monotonic() >= self._next_probe_at
 
     def answered(self) -> None:
-        """The origin answered: it lives."""
         self._heard_at = self._clock.monotonic()
         if self._is_silent:
             self._silence.clear()

@@ -18,7 +18,6 @@ class RoutedOrigin:
         self._by_bucket = dict(by_bucket)
 
     async def send(self, request: OriginRequest) -> OriginResponse:
-        """As `Origin.send`."""
         return await self._by_bucket.get(request.bucket or "", self._main).send(request)
 
     async def aclose(self) -> None:

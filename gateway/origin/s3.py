@@ -42,21 +42,21 @@ from gateway.origin.request_body import NO_BODY, RequestBody, request_body, with
 from gateway.origin.retry import (
     CircuitBreaker,
     Failure,
+    OriginHealth,
     Repetition,
     RetryBudget,
     RetryPolicy,
     RetrySeries,
-    SilenceBoard,
-    is_for_their_number,
     is_retried,
     is_slow,
+    is_throttled,
     may_be_done,
     repetition,
     retry_after_seconds,
 )
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import Addressing, CredentialsOf, RequestSigner, Target
-from gateway.origin.traffic_meter import Attempt, RequestRates
+from gateway.origin.traffic_meter import Attempt, RequestRateLimits
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.headers import parse_http_date
 from gateway.telemetry.rate_limited_log import RateLimitedLog
@@ -125,8 +125,8 @@ class S3Origin:
         credentials_of: CredentialsOf | None = None,
         on_attempt: Callable[[Attempt], None] | None = None,
         on_hedge: Callable[[HedgeOutcome], None] | None = None,
-        silence: SilenceBoard | None = None,
-        rates: RequestRates | None = None,
+        silence: OriginHealth | None = None,
+        rates: RequestRateLimits | None = None,
         rng: random.Random | None = None,
     ) -> None:
         """`credentials` sign every request; where `credentials_of` is given, it says whose key signs which."""
@@ -138,7 +138,7 @@ class S3Origin:
         self._policy = RetryPolicy(settings, rng)
         self._budget = RetryBudget()
         self._breakers: OrderedDict[str, CircuitBreaker] = OrderedDict()
-        self._silence = silence or SilenceBoard()
+        self._silence = silence or OriginHealth()
         self._failures = self._silence.failures(self._addressing.host)
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._on_attempt = on_attempt
@@ -186,7 +186,7 @@ class S3Origin:
                 with cancellation.turn():
                     await self._clock.sleep(delay)
 
-    async def _hold(self, sending: _Sending, rates: RequestRates) -> None:
+    async def _hold(self, sending: _Sending, rates: RequestRateLimits) -> None:
         began = self._clock.monotonic()
         with cancellation.turn():
             await rates.wait(sending.request, sending.held_seconds)
@@ -376,7 +376,7 @@ class S3Origin:
         request = sending.request
         if code in _CODES:
             self._failures.tell(self._clock.monotonic())
-        if self._rates is not None and is_for_their_number(request.method, status, code, response.headers):
+        if self._rates is not None and is_throttled(request.method, status, code, response.headers):
             self._rates.refused(request, sending.sent_at)
         # A 503 that is not S3's is a proxy's, which may have lost the answer.
         is_open = may_be_done(status) or (status == 503 and code is None)
@@ -396,7 +396,7 @@ class S3Origin:
 
     def _succeeded(self, sending: _Sending) -> None:
         if sending.series is None:
-            self._budget.give_back(1)  # as a series without a retry does
+            self._budget.release(1)  # as a series without a retry does
         else:
             sending.series.succeeded()
 

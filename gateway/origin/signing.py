@@ -124,15 +124,13 @@ _LOOKUP_AGAIN_SECONDS = 15.0
 
 
 class StaticCredentials:
-    """A pair from the configuration."""
-
     problem: str | None = None
 
     def __init__(self, pair: KeyPair) -> None:
         self._known: tuple[KeyPair, ...] = (pair,)
 
-    def follow(self, pair: KeyPair) -> None:
-        """It was changed; the one before is known still."""
+    def apply_settings(self, pair: KeyPair) -> None:
+        """Note that the pair was changed; the one before is still known."""
         if pair != self._known[0]:
             self._known = (pair, self._known[0])
 
@@ -222,7 +220,7 @@ class ChainCredentials:
                 raise self._none_found()
             self._lookup = asyncio.create_task(self._look_up())
         lookup = self._lookup
-        await asyncio.wait((lookup,))  # what ends it, as `aclose` does, ends nobody who waits for it
+        await asyncio.wait((lookup,))  # its end, by `aclose` for instance, must not cancel this caller
         if not lookup.cancelled():
             lookup.result()
         if self._found is None:
@@ -269,7 +267,7 @@ class ChainCredentials:
 
 
 def _described(error: Exception) -> str:
-    """Which provider of the chain failed, and how. What the error says itself may hold a secret."""
+    """Return which provider of the chain failed, and the error's type: its message may hold a secret."""
     told = getattr(error, "kwargs", None)
     provider = told.get("provider") if isinstance(told, dict) else None
     return f"{provider} failed ({type(error).__name__})" if provider else type(error).__name__

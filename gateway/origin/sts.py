@@ -53,7 +53,7 @@ _FAILED_AGAIN_SECONDS = (1.0, 15.0)
 """After a failure, and after many: how long until STS is asked again, at most; at least half of that."""
 
 _PAUSE_SECONDS_MIN = 1.0
-"""Between two questions, however short a time is left to a pair: some STS give the same one until it is over."""
+"""Seconds between two questions, even if a pair ends soon: some STS give the same one until it ends."""
 
 _REFUSED_AGAIN_SECONDS = 15.0
 """Seconds between questions to STS after a home refuses the pair."""
@@ -196,7 +196,7 @@ class RoleCredentials:
     async def start(self) -> None:
         self._keeping = asyncio.create_task(self._keep(), name=f"key pair of a role: {self._role.name}")
 
-    def take_over(self, before: RoleCredentials) -> None:
+    def inherit(self, before: RoleCredentials) -> None:
         """Go on with what was lent for the same role, under other settings, until STS lends the next."""
         self._lent, self._known = before._lent, before._known
 

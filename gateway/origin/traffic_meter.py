@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Protocol, Self
 
 from gateway.core import cancellation
 from gateway.core.immutable import immutable
@@ -25,6 +25,8 @@ from gateway.origin.client import (
 )
 from gateway.origin.link_traffic import AnswerKind
 from gateway.origin.receive_buffer import ReceiveBuffer
+from gateway.shared.recent_requests import RecentRequests
+from gateway.telemetry import metrics
 
 
 @immutable
@@ -84,7 +86,7 @@ class CeilingsReplaced(Exception):
         self.waited = ceiling_seconds, link_seconds
 
 
-class RateLimiter(Protocol):
+class RateLimit(Protocol):
     """The limiter of one slot's bytes in one direction. The waiting piece of the least present `rank` passes first."""
 
     async def take(self, count: int, rank: Callable[[], int]) -> tuple[float, float]:
@@ -99,10 +101,10 @@ class RateLimiter(Protocol):
 
 
 class Ceilings(Protocol):
-    def limiter(self, direction: Direction, slot: str) -> RateLimiter | None:
+    def limiter(self, direction: Direction, slot: str) -> RateLimit | None:
         """None: nothing does."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """End these ceilings: waiting callers turn to the new ones."""
 
     def answered(self, kind: AnswerKind, seconds: float) -> None:
@@ -112,14 +114,14 @@ class Ceilings(Protocol):
         """The origin has asked for less."""
 
 
-class RequestRates(Protocol):
+class RequestRateLimits(Protocol):
     """Holds back requests of kinds that the origin refuses for their number (policy/request_rates.py)."""
 
     def passes(self, request: OriginRequest) -> bool:
         """Let a request pass if nothing keeps it; False, and nothing taken, when it must wait."""
 
     async def wait(self, request: OriginRequest, waited_seconds: float = 0.0) -> None:
-        """Until it may pass; OriginBusy when that takes too long, with the seconds that it has waited before."""
+        """Wait until it may pass; raise OriginBusy when that takes too long, with the seconds that it waited before."""
 
     def charge(self, request: OriginRequest) -> None:
         """A request is sent without having waited, on account of those behind it."""
@@ -128,29 +130,19 @@ class RequestRates(Protocol):
         """The origin has refused, for their number, a request that was sent at a monotonic time."""
 
 
-class OriginObserver(Protocol):
-    """Told of everything that passes, for metrics."""
-
-    def origin_attempt(self, attempt: Attempt) -> None:
-        """One try of a request is over."""
-
-    def origin_bytes(self, direction: Direction, slot: str, purpose: str, count: int) -> None:
-        """A piece of a body has passed."""
-
-    def origin_waited(self, direction: Direction, slot: str, by: Literal["ceiling", "link"], seconds: float) -> None:
-        """A piece was held back by the slot's own ceiling, or by the link."""
-
-
 class OriginMeter:
-    """Counts for `observer`, and keeps `ceilings` and `requests`, where there are any.
+    """Counts all requests of this process to its origins, and keeps `ceilings` and `requests`, where there are any.
 
-    Whatever talks to an origin in this process shares one. For `S3Origin` it is what holds requests back.
+    `recent` keeps the failures. `S3Origin` asks it before it sends a request.
     """
 
     def __init__(
-        self, observer: OriginObserver, ceilings: Ceilings | None = None, requests: RequestRates | None = None
+        self,
+        ceilings: Ceilings | None = None,
+        requests: RequestRateLimits | None = None,
+        recent: RecentRequests | None = None,
     ) -> None:
-        self._observer = observer
+        self._recent = recent
         self._ceilings = ceilings
         self.requests = requests
         """Replaced, too."""
@@ -164,45 +156,51 @@ class OriginMeter:
     def ceilings(self, ceilings: Ceilings | None) -> None:
         before, self._ceilings = self._ceilings, ceilings
         if before is not None and before is not ceilings:
-            before.let_go()
+            before.release()
 
     def of_body(self, direction: Direction, request: OriginRequest) -> TrafficMeter:
-        return TrafficMeter(self, self._observer, direction, request.slot, request.purpose)
+        return TrafficMeter(self, direction, request.slot, request.purpose)
 
     def attempt(self, attempt: Attempt) -> None:
         """A try is over. A body in memory that was sent once more is on the account once more."""
-        self._observer.origin_attempt(attempt)
+        status = "unreachable" if attempt.status is None else str(attempt.status)
+        purpose = attempt.purpose.value
+        metrics.ORIGIN_REQUESTS.add(1, attempt.method, status, purpose, attempt.slot, attempt.origin)
+        metrics.ORIGIN_REQUEST_SECONDS.observe(attempt.seconds, purpose, attempt.origin)
+        if self._recent is not None and (attempt.status is None or attempt.status >= 500 or attempt.status == 429):
+            of_request = attempt.method, attempt.bucket, attempt.key, attempt.slot, purpose
+            self._recent.origin_failed(*of_request, status, attempt.seconds)
         if self.ceilings is not None:
             if attempt.kind is not None:
                 self.ceilings.answered(attempt.kind, attempt.answer_seconds)
             elif attempt.status in (429, 503):
                 self.ceilings.slowed("read" if attempt.method in ("GET", "HEAD") else "write")
         if attempt.sent_again_bytes:
-            self._observer.origin_bytes("write", attempt.slot, attempt.purpose.value, attempt.sent_again_bytes)
+            metrics.ORIGIN_BYTES.add(attempt.sent_again_bytes, "write", purpose, attempt.slot)
             limiter = self.limiter("write", attempt.slot)
             if limiter is not None:
                 limiter.charge(attempt.sent_again_bytes)
 
     def passes(self, request: OriginRequest) -> bool:
-        """As `RequestRates`."""
+        """As `RequestRateLimits`."""
         return self.requests is None or self.requests.passes(request)
 
     async def wait(self, request: OriginRequest, waited_seconds: float = 0.0) -> None:
-        """As `RequestRates`."""
+        """As `RequestRateLimits`."""
         if self.requests is not None:
             await self.requests.wait(request, waited_seconds)
 
     def charge(self, request: OriginRequest) -> None:
-        """As `RequestRates`."""
+        """As `RequestRateLimits`."""
         if self.requests is not None:
             self.requests.charge(request)
 
     def refused(self, request: OriginRequest, sent_at: float) -> None:
-        """As `RequestRates`."""
+        """As `RequestRateLimits`."""
         if self.requests is not None:
             self.requests.refused(request, sent_at)
 
-    def limiter(self, direction: Direction, slot: str) -> RateLimiter | None:
+    def limiter(self, direction: Direction, slot: str) -> RateLimit | None:
         """Return the present limiter of a slot's bytes; None: no limit."""
         return self.ceilings.limiter(direction, slot) if self.ceilings is not None else None
 
@@ -210,11 +208,8 @@ class OriginMeter:
 class TrafficMeter:
     """Counts one body, and holds its pieces back."""
 
-    def __init__(
-        self, of_all: OriginMeter, observer: OriginObserver, direction: Direction, slot: str, purpose: Purpose
-    ) -> None:
+    def __init__(self, of_all: OriginMeter, direction: Direction, slot: str, purpose: Purpose) -> None:
         self._of_all = of_all
-        self._observer = observer
         self._direction: Direction = direction
         self._slot = slot
         self._purpose = purpose.value
@@ -226,15 +221,14 @@ class TrafficMeter:
     def limited(self) -> bool:
         return self._now() is not None
 
-    def _now(self) -> RateLimiter | None:
+    def _now(self) -> RateLimit | None:
         if self._ceilings is not self._of_all.ceilings:
             self._ceilings = self._of_all.ceilings
             self._limiter = self._of_all.limiter(self._direction, self._slot)
         return self._limiter
 
     def count(self, count: int) -> None:
-        """A piece passes."""
-        self._observer.origin_bytes(self._direction, self._slot, self._purpose, count)
+        metrics.ORIGIN_BYTES.add(count, self._direction, self._purpose, self._slot)
 
     def passes(self, count: int) -> bool:
         """Return True if a piece of `count` bytes passes without waiting; it is counted then."""
@@ -245,7 +239,7 @@ class TrafficMeter:
         return True
 
     async def wait(self, count: int) -> None:
-        """Until a piece of `count` bytes may pass."""
+        """Wait until a piece of `count` bytes may pass."""
         has_passed = False
         while not has_passed and (limiter := self._now()) is not None:
             try:
@@ -253,13 +247,9 @@ class TrafficMeter:
                 has_passed = True
             except CeilingsReplaced as replaced:
                 waited = replaced.waited
-            self._tell_waited(*waited)
-
-    def _tell_waited(self, ceiling_seconds: float, link_seconds: float) -> None:
-        if ceiling_seconds > 0:
-            self._observer.origin_waited(self._direction, self._slot, "ceiling", ceiling_seconds)
-        if link_seconds > 0:
-            self._observer.origin_waited(self._direction, self._slot, "link", link_seconds)
+            for by, seconds in zip(("ceiling", "link"), waited, strict=True):
+                if seconds > 0:
+                    metrics.BANDWIDTH_WAIT_SECONDS.add(seconds, by, self._direction, self._slot)
 
 
 class MeteredOrigin:
@@ -283,7 +273,6 @@ class MeteredOrigin:
         return _MeteredResponse(response, self._meter.of_body("read", request))
 
     async def aclose(self) -> None:
-        """As `Origin.aclose`."""
         await self._origin.aclose()
 
 

@@ -1,1 +1,1 @@
-"""What a prefix may use: slots."""
+"""The rules for a prefix and its callers: slots, rights, limits, and shares of the link."""

@@ -1,10 +1,10 @@
-"""What moves to and from the origin keeps to ceilings, and slots share the link fairly: over all processes together.
+"""Keeps traffic to and from the origin below its ceilings, and shares the link fairly among slots, over all processes.
 
-A piece passes the ceiling of its slot, then the link. Before its ceiling a process has one piece in the row, and goes
-to its end after that; who may pass the link says fair_shares.py. In one process the pieces of a slot and direction pass
-by rank, the better first, and those of a rank in the order in which they came; one that has waited for PATIENCE_SECONDS
-goes before all, so that none waits for ever. Slots wait beside each other: one at its own ceiling keeps no other from
-the link, and does not count as waiting for it.
+A piece passes the ceiling of its slot, then the link. Before its ceiling a process has one piece in the queue, and goes
+to its end after that; fair_shares.py decides whose turn at the link it is. In one process the pieces of a slot and
+direction pass by rank, the better first, and those of a rank in order of arrival; one that has waited for
+PATIENCE_SECONDS goes before all, so that none waits for ever. Slots wait beside each other: one at its own ceiling
+keeps no other from the link, and does not count as waiting for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gateway.core.clock import Clock
 from gateway.origin.client import Direction
 from gateway.origin.link_traffic import AnswerKind, Traffic
 from gateway.origin.traffic_meter import CeilingsReplaced
-from gateway.policy.fair_shares import HOLD_SECONDS, LOOK_SECONDS, Entry, FairShares, rows_of
+from gateway.policy.fair_shares import HOLD_SECONDS, LOOK_SECONDS, FairShares, QueueEntry, rows_of
 from gateway.policy.leadership import ROWS_OF_LEADERSHIP, Leadership
 from gateway.policy.link_capacity import ROWS_OF_LINK_CAPACITY, LinkCapacity, unlimited_bucket
 from gateway.policy.token_bucket import (
@@ -32,19 +32,19 @@ from gateway.policy.token_bucket import (
 )
 
 PATIENCE_SECONDS = 1.0
-"""So long a piece waits for better ones of its slot. Then one such passes in each span of this length."""
+"""Seconds that a piece waits for better ones of its slot. Then one such piece passes in each span of this length."""
 
 _FINEST_SLEEP_SECONDS = 0.001
-"""Finer waits cost more than they shape: what comes due meanwhile passes together."""
+"""Shorter waits cost more than they shape: pieces that come due meanwhile pass together."""
 
 _DIRECTIONS: tuple[Direction, ...] = ("read", "write")
 
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """At most `bytes_per_second` in one direction, over all processes: for one slot, or (None) for the whole link.
+    """The most `bytes_per_second` in one direction, over all processes: for one slot, or (None) for the whole link.
 
-    Of the link, None is what it is found out to bear.
+    For the link, None stands for its capacity, which the gateway finds out.
     """
 
     direction: Direction
@@ -53,8 +53,8 @@ class Ceiling:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """What a slot has of a contended link, in one direction: a part by weight, and no less than it is guaranteed."""
+class BandwidthShare:
+    """A slot's share of a contended link in one direction: by weight, but at least its guarantee."""
 
     direction: Direction
     slot: str
@@ -63,7 +63,7 @@ class Share:
 
 
 class Waited(NamedTuple):
-    """How long a piece has waited: for its slot's own ceiling, then for the link."""
+    """A piece's waits: for its slot's own ceiling, then for the link."""
 
     ceiling_seconds: float
     link_seconds: float
@@ -73,44 +73,44 @@ NOT_WAITED = Waited(0.0, 0.0)
 
 
 @dataclass(eq=False, slots=True)
-class _Piece:
+class _BandwidthPiece:
     count: int
     rank: Callable[[], int]
     since: float
     until: float
-    """When it has waited for too long."""
+    """The end of its patience."""
 
     passed: asyncio.Future[Waited | None]
-    """None: it has waited for too long."""
+    """None: its patience has ended."""
 
 
 class RateLimiter:
-    """Where the pieces of one slot pass in one direction: its own ceiling, where it has one, and the link."""
+    """The passage of one slot in one direction: its own ceiling, if it has one, and the link."""
 
     def __init__(self, slot: int, ceiling: TokenBucket | None, link: Link, clock: Clock) -> None:
         self.slot = slot
         self._ceiling = ceiling
         self._link = link
         self._clock = clock
-        self._waiting: list[_Piece] = []
+        self._waiting: list[_BandwidthPiece] = []
         self._reserved = 0
-        """Bytes that the first piece has taken of the ceiling."""
+        """Bytes of the ceiling that the first piece has taken."""
 
         self._reserving: asyncio.Task[None] | None = None
         self._at_link_since: float | None = None
         self._impatient_at = 0.0
-        """When a piece last passed that had waited too long for better ones."""
+        """The last time that an impatient piece passed before better ones."""
 
         self._late_at = math.inf
-        """When the first piece has waited for too long."""
+        """When the patience of the first piece ends."""
 
     async def take(self, count: int, rank: Callable[[], int], wait_seconds_max: float = math.inf) -> Waited:
-        """Wait until `count` bytes may pass. Who is cancelled has taken nothing, nor who has waited for too long:
-        TimeoutError, `HOLD_SECONDS` later at most. Raises CeilingsReplaced."""
+        """Wait until `count` bytes may pass. A cancelled caller has taken nothing, nor has one that has waited too
+        long: TimeoutError, at most `HOLD_SECONDS` late. Raises CeilingsReplaced."""
         if self.passes(count, rank):
             return NOT_WAITED
         now = self._clock.monotonic()
-        piece = _Piece(count, rank, now, now + wait_seconds_max, asyncio.get_running_loop().create_future())
+        piece = _BandwidthPiece(count, rank, now, now + wait_seconds_max, asyncio.get_running_loop().create_future())
         self._waiting.append(piece)
         self._late_at = min(self._late_at, piece.until)
         self._advance()
@@ -127,7 +127,7 @@ class RateLimiter:
         return waited
 
     def passes(self, count: int, rank: Callable[[], int]) -> bool:
-        """Let `count` bytes pass if nothing keeps them; False, and nothing taken, when they must wait."""
+        """Let `count` bytes pass if nothing holds them up; otherwise take nothing, and return False."""
         if self._waiting:
             return False
         now, ceiling = self._clock.monotonic(), self._ceiling
@@ -140,13 +140,13 @@ class RateLimiter:
         return True
 
     def charge(self, count: int) -> None:
-        """`count` bytes pass without having waited: those behind them wait for both."""
+        """Let `count` bytes pass without waiting: later ones wait for both."""
         if self._ceiling is not None:
             self._ceiling.take(count)
         self._link.shares.charge(self.slot, count, self._clock.monotonic())
 
-    def let_go(self) -> None:
-        """Its ceilings are in force no more: nobody waits here, and what was reserved is given back."""
+    def release(self) -> None:
+        """End the wait of all pieces, as other ceilings apply, and give back what was reserved."""
         now, at_link_since = self._clock.monotonic(), self._at_link_since
         waiting, self._waiting = self._waiting, []
         self._advance()
@@ -159,14 +159,14 @@ class RateLimiter:
 
     @property
     def is_at_link(self) -> bool:
-        """Its own ceiling lets a piece pass."""
+        """Return whether its own ceiling lets a piece pass."""
         return self._at_link_since is not None
 
     def best_rank(self, now: float) -> int:
         return self._rank(self._best(now), now)
 
     def give_up(self, now: float) -> None:
-        """The pieces that have waited for too long do not pass."""
+        """End the wait of pieces that have waited too long."""
         if now < self._late_at:
             return
         for piece in [one for one in self._waiting if one.until <= now and not one.passed.done()]:
@@ -176,13 +176,13 @@ class RateLimiter:
         self._advance_without(now)
 
     def let_pass(self, now: float) -> bool:
-        """One piece, if it is its turn."""
+        """Let one piece pass, if it is its turn."""
         since = self._at_link_since
         if since is None:
             return False
         piece = self._best(now)
         rank = self._rank(piece, now)
-        if piece.passed.cancelled():  # it is about to leave, and lets the next one pass
+        if piece.passed.cancelled():  # it is about to leave, and then lets the next one pass
             return False
         if not self._link.shares.passes(self.slot, lambda: rank, piece.count, now):
             return False
@@ -231,15 +231,15 @@ class RateLimiter:
             self._ceiling.take(count - self._reserved)
             self._reserved = count
 
-    def _leave(self, piece: _Piece) -> None:
+    def _leave(self, piece: _BandwidthPiece) -> None:
         if piece not in self._waiting and _is_let_go(piece):
             return
-        if piece.passed.done() and not piece.passed.cancelled():  # it had passed, and nobody has heard of it
+        if piece.passed.done() and not piece.passed.cancelled():  # it had passed before its caller was cancelled
             if piece.passed.result() is None:
                 return
             if self._ceiling is not None:
-                self._ceiling.give_back(piece.count)
-            self._link.shares.give_back(self.slot, piece.count)
+                self._ceiling.release(piece.count)
+            self._link.shares.release(self.slot, piece.count)
             return
         self._waiting.remove(piece)
         self._advance_without(self._clock.monotonic())
@@ -252,52 +252,52 @@ class RateLimiter:
 
     # Which piece is the first
 
-    def _best(self, now: float) -> _Piece:
+    def _best(self, now: float) -> _BandwidthPiece:
         best, least = self._waiting[0], math.inf
         for piece in self._waiting:
             rank = self._rank(piece, now)
             if rank < least:
                 best, least = piece, rank
-                if not rank:  # none is better, of however many that wait
+                if not rank:  # none can be better
                     break
         return best
 
-    def _rank(self, piece: _Piece, now: float) -> int:
+    def _rank(self, piece: _BandwidthPiece, now: float) -> int:
         is_impatient = min(now - piece.since, now - self._impatient_at) >= PATIENCE_SECONDS
         return 0 if is_impatient else piece.rank()
 
 
-def _is_let_go(piece: _Piece) -> bool:
-    """It is cancelled, too, before it has heard of it."""
+def _is_let_go(piece: _BandwidthPiece) -> bool:
+    """Return whether the piece ended with the ceilings, even if its caller was cancelled at once."""
     passed = piece.passed
     return passed.cancelled() or (passed.done() and isinstance(passed.exception(), CeilingsReplaced))
 
 
 @dataclass(eq=False)
 class Link:
-    """What the slots of this process pass in one direction behind their own ceilings: a look now and then lets pass
-    whose turn it is, and tells the other processes who waits."""
+    """The slots of this process at the link in one direction. A look now and then lets pieces pass whose turn it is,
+    and tells the other processes which slots wait."""
 
     shares: FairShares
     clock: Clock
-    dice: random.Random
+    rng: random.Random
     _present: dict[int, RateLimiter] = field(default_factory=dict)
     _look_at: float = 0.0
     _looking: asyncio.Task[None] | None = None
 
     def enter(self, limiter: RateLimiter) -> None:
-        """Pieces of the slot wait."""
+        """Note that pieces of the slot wait."""
         now = self.clock.monotonic()
         self._present[limiter.slot] = limiter
         self.shares.tell(self._entry(limiter, now), now)
         self._look_again(now)
 
     def leave(self, limiter: RateLimiter) -> None:
-        """None does. The other processes are told at the next look: most likely the next piece comes before it."""
+        """Note that none wait. The other processes learn it at the next look: probably the next piece comes before."""
         self._present.pop(limiter.slot, None)
 
     def look(self) -> None:
-        """Let pass whose turn it is."""
+        """Let pieces pass whose turn it is."""
         now = self.clock.monotonic()
         for limiter in list(self._present.values()):
             limiter.give_up(now)
@@ -311,17 +311,17 @@ class Link:
         if self._present:
             self._look_again(now)
 
-    def _entry(self, limiter: RateLimiter, now: float) -> Entry:
-        return Entry(limiter.slot, limiter.best_rank(now), limiter.is_at_link and self.shares.link is not None)
+    def _entry(self, limiter: RateLimiter, now: float) -> QueueEntry:
+        return QueueEntry(limiter.slot, limiter.best_rank(now), limiter.is_at_link and self.shares.link is not None)
 
     def _look_again(self, now: float) -> None:
-        """When somebody may pass, and before the other processes believe that nobody waits any more."""
+        """Plan the next look: when a piece may pass, and before the other processes forget this one."""
         pause_seconds, link = HOLD_SECONDS / 2, self.shares.link
         if link is not None and any(limiter.is_at_link for limiter in self._present.values()):
             delay_seconds = link.delay_seconds(now)
             least_seconds = LOOK_SECONDS / 2 if delay_seconds > 0 else self.shares.interval_seconds
             # Processes that wait for the same moment have the same chance to be the first then.
-            pause_seconds = min(pause_seconds, max(least_seconds, delay_seconds)) + self.dice.uniform(0, 0.001)
+            pause_seconds = min(pause_seconds, max(least_seconds, delay_seconds)) + self.rng.uniform(0, 0.001)
         if self._looking is None or now + pause_seconds < self._look_at:
             if self._looking is not None:
                 self._looking.cancel()
@@ -335,13 +335,17 @@ class Link:
 
 
 class Bandwidth:
-    """All ceilings and shares, as one process keeps them with the others that use `cells`; without, it is alone.
+    """All ceilings and shares, as one process keeps them with the others that use `cells`; without cells, alone.
 
-    What is of a slot of which nothing is said shares one number with all such, and has the weight 1.
+    Slots without settings share one number, with the weight 1.
     """
 
     def __init__(
-        self, ceilings: Sequence[Ceiling], clock: Clock, cells: SharedCells | None = None, shares: Sequence[Share] = ()
+        self,
+        ceilings: Sequence[Ceiling],
+        clock: Clock,
+        cells: SharedCells | None = None,
+        shares: Sequence[BandwidthShare] = (),
     ) -> None:
         self._is_alone = cells is None
         cells = cells or SharedCells.of_one_process(cells_for(ceilings, shares), clock.monotonic())
@@ -374,7 +378,7 @@ class Bandwidth:
             self._links[direction] = Link(of_link, clock, random.Random(cells.own))
             row += rows_of(len(self._slots))
         self.found = dict[Direction, LinkCapacity]()
-        """What the link bears, in the directions in which it is found out."""
+        """The capacity of the link, in the directions in which the gateway finds it out."""
 
         for direction, link_bucket in adjustable.items():
             shares_of_link = self._links[direction].shares
@@ -385,7 +389,7 @@ class Bandwidth:
         self._limiters: dict[tuple[Direction, str], RateLimiter | None] = {}
 
     def limiter(self, direction: Direction, slot: str) -> RateLimiter | None:
-        """Where the slot's bytes pass; None: nothing limits them."""
+        """Return the passage of a slot's bytes; None: nothing limits them."""
         if slot not in self._slots:
             slot = _OTHER
         key = (direction, slot)
@@ -396,32 +400,32 @@ class Bandwidth:
             self._limiters[key] = limiter
         return self._limiters[key]
 
-    def let_go(self) -> None:
-        """Others are in force: whoever waits under these passes there."""
+    def release(self) -> None:
+        """Send pieces that wait under these settings to the new ones."""
         for limiter in self._limiters.values():
             if limiter is not None:
-                limiter.let_go()
+                limiter.release()
 
     def link(self, direction: Direction) -> TokenBucket | None:
-        """The bucket of the whole link; None: nothing limits it."""
+        """Return the bucket of the whole link; None: nothing limits it."""
         return self._links[direction].shares.link
 
     def answered(self, kind: AnswerKind, seconds: float) -> None:
-        """The origin's answer has begun so long after the last byte of its request."""
+        """Note the seconds from the last byte of a request to the beginning of the origin's answer."""
         found = self.found.get(kind.direction)
         if found is not None:
             found.answered(kind, seconds)
 
     def slowed(self, direction: Direction) -> None:
-        """The origin has asked for less."""
+        """Note that the origin has asked for less."""
         found = self.found.get(direction)
         if found is not None:
             found.slowed()
 
     def find_capacity(self, traffic: Mapping[Direction, Traffic], late_seconds: float = 0.0) -> None:
-        """Tell the other processes what this one sees of the link, and decide for all if that is its part.
+        """Report to the other processes what this one sees of the link, and decide for all if it leads.
 
-        To be called every TICK_SECONDS where the link is to be found out; this call is late by `late_seconds`.
+        Call it every TICK_SECONDS while the gateway looks for the capacity; this call is `late_seconds` late.
         """
         if self._leadership is None:
             return
@@ -433,12 +437,12 @@ class Bandwidth:
                 found.decide(now, self._leadership)
 
     def window_bytes(self) -> int | None:
-        """How much may be on its way from the origin to each connection; None: nothing limits it."""
+        """Return the bytes that may be under way from the origin on each connection; None: nothing limits it."""
         found = self.found.get("read")
         return found.window_bytes(self._clock.monotonic()) if found is not None else None
 
     def begin_as(self, before: Bandwidth) -> None:
-        """Ceilings hold what those of `before` do. Nobody may use these yet."""
+        """Start with the levels of the ceilings of `before`. No process may use these yet."""
         now = self._clock.monotonic()
         for bucket, of_before in self._in_both(before):
             bucket.begin_as(of_before, now)
@@ -447,25 +451,25 @@ class Bandwidth:
         of_before = before._ceilings
         return [(bucket, of_before[key]) for key, bucket in self._ceilings.items() if key in of_before]
 
-    def go_on_from(self, before: Bandwidth) -> None:
-        """The settings have changed: nobody waits under `before` any more, what was taken there counts on here, and
-        what the link bears was found before."""
+    def continue_from(self, before: Bandwidth) -> None:
+        """Follow `before` after a change of settings: end its waits, count here what was taken there, and keep the
+        capacity found."""
         now = self._clock.monotonic()
-        before.let_go()
+        before.release()
         if self._is_alone:
             self.begin_as(before)
         for bucket, of_before in self._in_both(before):
-            bucket.go_on_from(of_before)
+            bucket.continue_from(of_before)
         for direction, found in self.found.items():
             if direction in before.found:
-                found.go_on_from(before.found[direction], now)
+                found.continue_from(before.found[direction], now)
 
 
 _OTHER = ""
-"""Stands for the slots of which nothing is said."""
+"""Stands for the slots without settings."""
 
 
-def cells_for(ceilings: Sequence[Ceiling], shares: Sequence[Share]) -> int:
+def cells_for(ceilings: Sequence[Ceiling], shares: Sequence[BandwidthShare]) -> int:
     guarantees = sum(share.guaranteed_bytes_per_second is not None for share in shares)
     of_slots = len(_DIRECTIONS) * rows_of(len(_slots(ceilings, shares)))
     found = sum(one.bytes_per_second is None for one in ceilings)
@@ -474,7 +478,7 @@ def cells_for(ceilings: Sequence[Ceiling], shares: Sequence[Share]) -> int:
     return ROWS_OF_BUCKET * (len(ceilings) - found + guarantees) + of_slots + of_found + of_leadership
 
 
-def _slots(ceilings: Sequence[Ceiling], shares: Sequence[Share]) -> list[str]:
-    """Their names, the same in all processes by their place."""
+def _slots(ceilings: Sequence[Ceiling], shares: Sequence[BandwidthShare]) -> list[str]:
+    """Return the names of slots, in the same order in all processes."""
     named = (one.slot for group in (ceilings, shares) for one in group)
     return list(dict.fromkeys((_OTHER, *(name for name in named if name is not None))))

@@ -1,28 +1,27 @@
 """Limits of callers, over all processes of the node: requests at a time and per second, bytes to and from the client.
 
-A credential and a class of callers have an account each, where anything limits them; a request has to pass both. An
-account has a gate for requests, and for each direction that is limited, to the client ("read") and from it ("write"),
-two: `turns`, which says whose turn it is, and `wire`, which no byte passes before its time. A request enters by `turns`
-and takes what its first piece will cost there: as much as those of its flow did lately, if nothing tells. What it was
-wrong by is made good when the piece is known. What is paid for so may come late, and with others; so every piece passes
-`wire` at the moment when it is handed on.
+Each credential and each class of callers has an account, if anything limits it; a request must pass both. An account
+has a gate for requests, and two for each limited direction, to the client ("read") and from it ("write"): `turns`
+decides whose turn it is, and `wire` lets no byte pass before its time. A request enters by `turns`, and pays there for
+its first piece in advance: as much as the last ones of its flow took, if nothing tells. The difference is settled when
+the piece is known. Bytes paid in advance may come late, and with others; so every piece passes `wire` at the moment at
+which it is handed on.
 
-Who finds no room at a gate waits there. The waiting pass by turns, a flow at a time: in the account of a class each
-credential is a flow.
-A flow has start tags (start-time fair queueing): the one that has passed least since anybody waited is next, and
-who comes back begins with the least of those that wait, so nobody saves up turns. Of one flow the request passes
-that has waited longest, in whichever process.
+A request without room at a gate waits there. Waiting requests pass by turns, a flow at a time: in the account of a
+class each credential is a flow. Flows have start tags (start-time fair queueing): the flow that has passed least while
+others waited is next, and one that comes back starts with the least tag among those waiting, so that none saves up
+turns. Of one flow the request passes that has waited longest, in whichever process.
 
-All of it stands in cells that have one writer each (token_bucket.py):
+All of it is in cells that have one writer each (token_bucket.py):
 
-    beat[p]           when process p last turned; one that has not for LOST_SECONDS holds no requests any more
+    beat[p]           when process p last ran; without a beat for LOST_SECONDS it holds no requests
     running[p]        the requests of the account that process p holds
     until[p]          until when process p says that it waits at the gate
-    floor[p]          the start tag of the last one that process p has let pass in turn
-    tag[flow][p]      the start tag that the flow's next one has, as far as process p has let it pass
-    since[flow][p]    since when the flow's first one waits in process p; 0: none does
+    floor[p]          the start tag of the last request that process p has let pass in turn
+    tag[flow][p]      the start tag of the flow's next request, as far as process p has let it pass
+    since[flow][p]    since when the flow's first request waits in process p; 0: none waits
 
-A request is counted first and looked at then: of two processes that want the last place none gets it, or one.
+A request is counted before it is checked: of two processes that want the last place none gets it, or one.
 """
 
 from __future__ import annotations
@@ -33,44 +32,45 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from gateway.core import cancellation
 from gateway.core.clock import Clock
 from gateway.policy.token_bucket import ROWS_OF_BUCKET, SharedCells, TokenBucket
+from gateway.telemetry import metrics
 
 BEAT_SECONDS = 0.2
 
 LOST_SECONDS = 1.0
-"""A process that has not turned for so long is stopped or dead: its requests are not counted until it turns again."""
+"""A process without a beat for this long is stopped or dead: its requests do not count until it runs again."""
 
 HOLD_SECONDS = 0.1
-"""So long others believe that a process waits. Then it looks again, or is not waited for."""
+"""Seconds for which other processes count a process as waiting. Then it looks again, or they go on without it."""
 
 LOOK_SECONDS = 0.01
-"""How often those who wait look what has become of the other processes."""
+"""Seconds between two looks of waiting requests at the other processes."""
 
 WAITING_MAX = 1024
-"""Of one flow, at one gate of one process. Each holds a connection and its request's head."""
+"""Waiting requests of one flow, at one gate of one process. Each holds a connection and its request's head."""
 
 FLOWS_MAX = 64
-"""In the account of a class. With more credentials some share their turns."""
+"""Flows in the account of a class. With more credentials some share their turns."""
 
 PIECE_BYTES_MIN, PIECE_BYTES_MAX = 64 * 1024, 1024 * 1024
 PIECE_SECONDS = 0.1
-"""A body passes in pieces of so much of the rate."""
+"""A body passes in pieces of this part of a second's rate, within these sizes."""
 
 _LEARNING = 1 / 8
-"""What the latest answer counts for in what the next one is expected to be."""
+"""The weight of the latest answer in the expected size of the next."""
 
 _AGENTS_KEPT, _AGENT_CHARACTERS_MAX = 1024, 512
-"""Of User-Agents whose class is remembered; a longer one is looked up each time."""
+"""The most User-Agents whose class is remembered; longer ones are looked up each time."""
 
 UNSIGNED = "anonymous"
-"""Whose requests carry no signature: one credential, all together."""
+"""The credential that stands for all requests without a signature."""
 
 OWN = "gateway"
-"""Who signs with the gateway's own key pair, where there are no [[credentials]]."""
+"""The credential of the gateway's own key pair, without [[credentials]]."""
 
 Scope = Literal["credential", "class"]
 Direction = Literal["read", "write"]
@@ -79,7 +79,7 @@ LimitName = Literal["concurrency", "rate", "read", "write"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an account allows; None: no limit."""
+    """The limits of an account; None: no limit."""
 
     concurrent_requests: int | None = None
     requests_per_second: float | None = None
@@ -96,7 +96,7 @@ _NO_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class CallerClass:
-    """Callers by what their User-Agent says: `app/APP`, or a product's name. Neither: whom no other class has."""
+    """Callers by their User-Agent: `app/APP`, or a product's name. With neither, all callers of no other class."""
 
     name: str
     limits: Limits
@@ -104,20 +104,7 @@ class CallerClass:
     product: str | None = None
 
 
-class Observer(Protocol):
-    """Counts what becomes of requests. `name` is a credential's access key id, or a class's name."""
-
-    def waiting(self, scope: Scope, name: str, limit: LimitName, change: int) -> None:
-        """One begins to wait (1), or waits no more (-1)."""
-
-    def waited(self, scope: Scope, name: str, limit: LimitName, seconds: float) -> None:
-        """So long some have waited since this was last told: while they wait, too."""
-
-    def refused(self, scope: Scope, name: str, limit: LimitName) -> None: ...
-    def running(self, scope: Scope, name: str, change: int) -> None: ...
-
-
-class Refused(Exception):
+class CallerRefused(Exception):
     """There was no room in time."""
 
     def __init__(self, scope: Scope, name: str, limit: LimitName, retry_after_seconds: int) -> None:
@@ -127,39 +114,23 @@ class Refused(Exception):
 
 
 class LimitsReplaced(Exception):
-    """What a request waited for is in force no more; it has taken nothing."""
+    """The limits that a request waited for apply no more; it has taken nothing."""
 
 
 class _Tag(NamedTuple):
-    """Whose turn it is: the least."""
+    """A place in the order of turns: the least is next."""
 
     start: float
     since: float
 
 
 @dataclass(eq=False, slots=True)
-class _Waiter:
+class _CallerWaiter:
     cost: int
     since: float
     is_bounded: bool
     passed: asyncio.Future[bool]
-    """False: the process ends. LimitsReplaced."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Waits:
-    """Who is told of the waits at a gate. (It holds nothing that holds the gate: shared memory goes with the last one
-    that holds it.)"""
-
-    observer: Observer
-    scope: Scope
-    name: str
-
-    def waiting(self, limit: LimitName, change: int) -> None:
-        self.observer.waiting(self.scope, self.name, limit, change)
-
-    def waited(self, limit: LimitName, seconds: float) -> None:
-        self.observer.waited(self.scope, self.name, limit, seconds)
+    """False: the process ends. Or LimitsReplaced."""
 
 
 class Gate:
@@ -169,16 +140,15 @@ class Gate:
         self,
         cells: SharedCells,
         row: int,
-        flows: int,
+        account: AccountPlan,
         clock: Clock,
         rate: float | None,
         most: int | None,
-        waits: _Waits,
         direction: Direction | None = None,
     ) -> None:
         self._cells, self._clock, self._most = cells, clock, most
-        self._waits, self._direction, self._told_at = waits, direction, clock.monotonic()
-        self._flows, self.rate = flows, rate
+        self._scope, self._name, self._direction = account.scope, account.name, direction
+        self._flows, self.rate, self._told_at = account.flows, rate, clock.monotonic()
         self._own = cells.own
         self._bucket: TokenBucket | None = cells.bucket(row, rate) if rate is not None else None
         row += ROWS_OF_BUCKET
@@ -187,9 +157,9 @@ class Gate:
         self._until = cells.numbers(row + 1)
         self._floors = cells.numbers(row + 2)
         self._first_row = row + 3
-        self._tags = [cells.numbers(row + 3 + flow) for flow in range(flows)]
-        self._since = [cells.numbers(row + 3 + flows + flow) for flow in range(flows)]
-        self._queues: dict[int, deque[_Waiter]] = {}
+        self._tags = [cells.numbers(row + 3 + flow) for flow in range(self._flows)]
+        self._since = [cells.numbers(row + 3 + self._flows + flow) for flow in range(self._flows)]
+        self._queues: dict[int, deque[_CallerWaiter]] = {}
         self._looking: asyncio.Task[None] | None = None
         self._dice = random.Random(cells.own)
         self.is_closed = False
@@ -211,11 +181,11 @@ class Gate:
 
     @property
     def is_used(self) -> bool:
-        """A request of this process holds a place, or waits."""
+        """Return whether a request of this process holds a place, or waits."""
         return bool(self._queues) or self._running[self._own] > 0
 
     def held(self, now: float) -> int:
-        """The requests of all processes that turn."""
+        """Return the requests held by all running processes."""
         lost = now - LOST_SECONDS
         return sum(
             count
@@ -224,14 +194,14 @@ class Gate:
         )
 
     def clear(self) -> None:
-        """This process has just begun: whoever had its number before holds nothing and waits for nothing."""
+        """Clear what the process that had this number before held and waited for."""
         self._running[self._own] = 0
         self._until[self._own] = 0.0
         for row in self._since:
             row[self._own] = 0.0
 
     def passes(self, cost: int) -> bool:
-        """Let one pass if nothing keeps it, and nobody waits; False, and nothing taken, otherwise."""
+        """Let a request pass if nothing holds it up, and none waits; otherwise take nothing, and return False."""
         now = self._clock.monotonic()
         return not self._queues and max(self._until) <= now and self._take(cost, now)
 
@@ -241,11 +211,11 @@ class Gate:
         return is_free and not self._queues and max(self._until) <= now
 
     def passes_ahead(self, cost: int) -> bool:
-        """The same for one that has waited for its turn elsewhere: whoever waits here does not keep it."""
+        """Let a request pass that has waited for its turn elsewhere, even before those waiting here."""
         return self._take(cost, self._clock.monotonic())
 
     async def enter(self, flow: int, cost: int, wait_seconds: float | None) -> bool:
-        """Wait for the turn; False when it has not come in time. None: there is no such time. Raises LimitsReplaced."""
+        """Wait for the turn; False when it has not come in time. None: no time limit. Raises LimitsReplaced."""
         if self.passes(cost):
             return True
         queue = self._queues.get(flow)
@@ -254,11 +224,14 @@ class Gate:
         if queue is not None and len(queue) >= WAITING_MAX:
             return False
         now = self._clock.monotonic()
-        waiter = _Waiter(cost, max(now, 1e-9), wait_seconds is not None, asyncio.get_running_loop().create_future())
+        waiter = _CallerWaiter(
+            cost, max(now, 1e-9), wait_seconds is not None, asyncio.get_running_loop().create_future()
+        )
         limit = self.limit
         self._tell_waits(now)
         self._queues.setdefault(flow, deque()).append(waiter)
-        self._waits.waiting(limit, 1)
+        metrics.CALLER_WAITS.add(1, self._scope, self._name, limit)
+        metrics.CALLER_WAITING.add(1, self._scope, self._name, limit)
         self.look()
         try:
             await self._wait(waiter, wait_seconds)
@@ -267,11 +240,11 @@ class Gate:
                 self.leave(cost)
             raise
         finally:
-            self._waits.waiting(limit, -1)
+            metrics.CALLER_WAITING.add(-1, self._scope, self._name, limit)
             self._forget(flow, waiter)
         return waiter.passed.done() and waiter.passed.result()
 
-    async def _wait(self, waiter: _Waiter, wait_seconds: float | None) -> None:
+    async def _wait(self, waiter: _CallerWaiter, wait_seconds: float | None) -> None:
         if wait_seconds is None:
             with cancellation.turn():
                 await asyncio.wait((waiter.passed,))
@@ -284,31 +257,31 @@ class Gate:
             pause.cancel()
 
     def leave(self, cost: int = 0) -> None:
-        """A request is over; or, with its cost, has not been what it was taken for."""
+        """End a request; or, with its cost, take its entry back."""
         if self._most is not None:
             self._running[self._own] -= 1
         if cost and self._bucket is not None:
-            self._bucket.give_back(cost)
+            self._bucket.release(cost)
         if self._queues:
             self.look()
 
     def charge(self, cost: int) -> None:
-        """It has passed without having waited: those behind it wait for it. Less than nothing was taken in vain."""
+        """Charge for bytes that pass without waiting: later ones wait for them. A negative cost gives some back."""
         if self._bucket is not None and cost:
             self._bucket.take(cost)
             if cost < 0 and self._queues:
                 self.look()
 
     def close(self) -> None:
-        """No request waits any more; bodies that have begun go on."""
+        """End the waits of requests; bodies that have begun go on."""
         self.is_closed = True
         for flow, queue in list(self._queues.items()):
             for waiter in [one for one in queue if one.is_bounded]:
                 self._forget(flow, waiter)
                 waiter.passed.set_result(False)
 
-    def let_go(self) -> None:
-        """Others are in force: no request waits here any more. Bodies that have begun go on."""
+    def release(self) -> None:
+        """Send waiting requests to the limits that apply now. Bodies that have begun go on."""
         for flow, queue in list(self._queues.items()):
             for waiter in [one for one in queue if one.is_bounded]:
                 self._forget(flow, waiter)
@@ -355,7 +328,7 @@ class Gate:
         return True
 
     def _next(self, now: float) -> int | None:
-        """The flow of this process whose turn it is; None where it is another process's, or nobody waits."""
+        """Return the flow of this process whose turn it is; None if it is another process's, or none waits."""
         best: tuple[_Tag, int] | None = None
         for flow, queue in self._queues.items():
             tag = _Tag(self._start(flow), queue[0].since)
@@ -376,7 +349,7 @@ class Gate:
     def _start(self, flow: int) -> float:
         return max(max(self._tags[flow]), max(self._floors))
 
-    def _forget(self, flow: int, waiter: _Waiter) -> None:
+    def _forget(self, flow: int, waiter: _CallerWaiter) -> None:
         queue = self._queues.get(flow)
         if queue is not None and waiter in queue:
             self._tell_waits(self._clock.monotonic())
@@ -389,7 +362,8 @@ class Gate:
 
     def _tell_waits(self, now: float) -> None:
         if self._queues and now > self._told_at:
-            self._waits.waited(self.limit, (now - self._told_at) * self.waiting)
+            waited_seconds = (now - self._told_at) * self.waiting
+            metrics.CALLER_WAIT_SECONDS.add(waited_seconds, self._scope, self._name, self.limit)
         self._told_at = now
 
     def _tell(self, now: float) -> None:
@@ -400,7 +374,7 @@ class Gate:
 
 
 _GATES_OF_ACCOUNT = 5
-"""Requests; turns and wire, read and write."""
+"""One for requests; turns and wire, for read and write."""
 
 
 def _rows_of_gate(flows: int) -> int:
@@ -408,7 +382,7 @@ def _rows_of_gate(flows: int) -> int:
 
 
 class BytesGates:
-    """The two of one direction of an account, which share a rate; see the module."""
+    """The two gates of one direction of an account, which share a rate; see the module."""
 
     def __init__(self, turns: Gate, wire: Gate, rate: float) -> None:
         self.turns, self.wire = turns, wire
@@ -425,7 +399,7 @@ class BytesGates:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What one credential or one class has in all. Gates are None where nothing limits what passes there."""
+    """All gates of one credential or one class. A gate is None if nothing limits it."""
 
     scope: Scope
     name: str
@@ -439,7 +413,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class AccountPlan:
-    """An account that is limited, the same in all processes by its place."""
+    """A limited account, in the same place in all processes."""
 
     scope: Scope
     name: str
@@ -449,7 +423,7 @@ class AccountPlan:
 
 @dataclass(frozen=True, slots=True)
 class CallersPlan:
-    """Who is limited, and how long a request waits for room."""
+    """The limited callers, and how long a request waits for room."""
 
     credentials: Sequence[tuple[str, Limits]]
     classes: Sequence[CallerClass]
@@ -474,21 +448,20 @@ class CallerLimits:
     """The accounts of callers with one credential and of one class: first the credential's own, then the class's."""
 
     accounts: Sequence[tuple[Account, int]]
-    """With the number of the flow that the credential is in each."""
+    """Each with the number of the credential's flow in it."""
 
     wait_seconds: float
     clock: Clock
-    observer: Observer
 
     def piece_bytes(self, direction: Direction) -> int | None:
-        """How much of a body passes at once; None: it is not paced."""
+        """Return the bytes of a body that pass at once; None: it is not limited."""
         gates = [account.bytes_gates(direction) for account, _ in self.accounts]
         return min((one.piece_bytes for one in gates if one is not None), default=None)
 
     def enter_now(self, direction: Direction, expected_bytes: int | None = None) -> Admission | None:
-        """Hold a place for a request, where there is room in all accounts now; None where there is not.
+        """Hold a place for a request if all accounts have room now; otherwise return None.
 
-        `expected_bytes` is what its body has in this direction, where that is known.
+        `expected_bytes` is the length of its body in this direction, if known.
         """
         admission = Admission(self, direction)
         for account, flow in self.accounts:
@@ -509,7 +482,7 @@ class CallerLimits:
     async def enter(
         self, direction: Direction, expected_bytes: int | None = None, wait_seconds: float | None = None
     ) -> Admission:
-        """The same, and wait for room: Refused when there is none in time, or too many wait already. LimitsReplaced."""
+        """Wait for a place. Refused when none comes in time, or too many requests wait already. LimitsReplaced."""
         until = self.clock.monotonic() + (self.wait_seconds if wait_seconds is None else wait_seconds)
         admission = Admission(self, direction)
         try:
@@ -528,9 +501,9 @@ class CallerLimits:
         return admission
 
     async def wait_for_bytes(self, account: Account, gate: Gate, flow: int, direction: Direction, count: int) -> None:
-        """Have a piece of a body pass in turn, however long that takes."""
+        """Wait until it is the turn of a piece of a body, however long that takes."""
         while not await gate.enter(flow, count, None):
-            await self.clock.sleep(LOOK_SECONDS)  # there are too many pieces in the row
+            await self.clock.sleep(LOOK_SECONDS)  # too many pieces are waiting
 
     async def _through(
         self, account: Account, gate: Gate | None, flow: int, cost: int, until: float, direction: LimitName | None
@@ -539,12 +512,12 @@ class CallerLimits:
             return
         if not await gate.enter(flow, cost, until - self.clock.monotonic()):
             limit = gate.limit
-            self.observer.refused(account.scope, account.name, limit)
-            raise Refused(account.scope, account.name, limit, 1)
+            metrics.CALLER_REFUSED.add(1, account.scope, account.name, limit)
+            raise CallerRefused(account.scope, account.name, limit, 1)
 
     def _tell_running(self, change: int) -> None:
         for account, _ in self.accounts:
-            self.observer.running(account.scope, account.name, change)
+            metrics.CALLER_RUNNING.add(change, account.scope, account.name)
 
 
 def _first_piece(gates: BytesGates, flow: int, expected_bytes: int | None) -> int:
@@ -560,28 +533,28 @@ class Admission:
         self._limits = limits
         self._direction = direction
         self._begun_bytes: dict[Direction, int] = {}
-        """Of the first piece of the body in a direction: it may come in several."""
+        """Bytes of the first piece of the body in a direction: it may come in several calls."""
 
         self._is_settled = False
         self.entered = 0
-        """The accounts that count it."""
+        """The number of accounts that count it."""
 
         self.paid: list[int] = []
-        """What it has taken of the turns of each account, as it entered, and not passed yet."""
+        """The payment to the turns of each account on entry, as far as it is not used yet."""
 
     def piece_bytes(self, direction: Direction) -> int | None:
-        """How much of a body passes at once; None: it is not paced."""
+        """Return the bytes of a body that pass at once; None: it is not limited."""
         return self._limits.piece_bytes(direction)
 
     def passes(self, direction: Direction, count: int) -> bool:
-        """Let a whole short body pass if nothing keeps it; False, and nothing taken, otherwise."""
+        """Let a whole short body pass if nothing holds it up; otherwise take nothing, and return False."""
         if not self._passes_wires(direction, count, None):
             return False
         self._begins_with(direction, count)
         return True
 
     async def pass_bytes(self, direction: Direction, count: int) -> bool:
-        """Wait until a piece of a body, of at least a byte, may pass; whether it had to."""
+        """Wait until a piece of a body, of at least a byte, may pass; return whether it had to wait."""
         has_waited = not self._begins_with(direction, count) and await self._take_turns(direction, count)
         held: Gate | None = None
         while not self._passes_wires(direction, count, held):
@@ -590,8 +563,8 @@ class Admission:
             held, has_waited = await self._wait_for_a_wire(direction, count), True
         return has_waited
 
-    def give_back(self, direction: Direction, count: int) -> None:
-        """So much of what has just passed was not handed on after all."""
+    def release(self, direction: Direction, count: int) -> None:
+        """Give back bytes that have just passed, but were not handed on."""
         for account, _ in self._limits.accounts:
             gates = account.bytes_gates(direction)
             if gates is not None and count:
@@ -599,7 +572,6 @@ class Admission:
                 gates.wire.charge(-count)
 
     def leave(self) -> None:
-        """The request is over."""
         self._limits._tell_running(-1)
         for account, _ in self._limits.accounts:
             if account.requests is not None:
@@ -607,7 +579,7 @@ class Admission:
         self._settle()
 
     def undo(self) -> None:
-        """It has not found room everywhere."""
+        """Take back the entries, as some account had no room."""
         for number, (account, _) in enumerate(self._limits.accounts):
             if number < self.entered and account.requests is not None:
                 account.requests.leave(1)
@@ -616,8 +588,8 @@ class Admission:
                 gates.turns.charge(-self.paid[number])
 
     def _begins_with(self, direction: Direction, count: int) -> bool:
-        """Whether bytes are of the first piece, which has its turn: those behind it wait for what it costs beyond what
-        was paid."""
+        """Return whether these bytes belong to the first piece, whose turn it is. Charge what it costs beyond the
+        payment on entry: later bytes wait for that."""
         begun, piece_bytes = self._begun_bytes.get(direction, 0), self._limits.piece_bytes(direction)
         if piece_bytes is None:
             return True
@@ -658,8 +630,8 @@ class Admission:
         return has_waited
 
     def _passes_wires(self, direction: Direction, count: int, held: Gate | None) -> bool:
-        """Pass all accounts' at the same moment, or none; `held` has just been passed. What is held of one while
-        another is waited for would add up, and pass with others in a burst."""
+        """Pass the wires of all accounts at the same moment, or none; `held` was just passed. Bytes held at one wire
+        while another is waited for would add up, and pass together in a burst."""
         passed: list[Gate] = []
         for _, _, wire in self._wires(direction):
             if wire is held:
@@ -672,7 +644,7 @@ class Admission:
         return True
 
     async def _wait_for_a_wire(self, direction: Direction, count: int) -> Gate:
-        """Pass the first one that has no room, in turn."""
+        """Wait in turn at the first wire without room."""
         wires = self._wires(direction)
         account, flow, wire = next((one for one in wires if not one[2].has_room()), wires[-1])
         await self._limits.wait_for_bytes(account, wire, flow, direction, count)
@@ -684,11 +656,10 @@ class Admission:
 
 
 class Callers:
-    """Every caller's limits, as one process keeps them with the others that use `cells`; without, it is alone."""
+    """Every caller's limits, as one process keeps them with the others that use `cells`; without cells, alone."""
 
-    def __init__(self, plan: CallersPlan, clock: Clock, observer: Observer, cells: SharedCells | None = None) -> None:
+    def __init__(self, plan: CallersPlan, clock: Clock, cells: SharedCells | None = None) -> None:
         self._clock = clock
-        self._observer = observer
         self._wait_seconds = plan.wait_seconds
         self._classes = plan.classes
         self._cells = cells or SharedCells.of_one_process(plan.rows or 1, clock.monotonic())
@@ -716,8 +687,7 @@ class Callers:
         most: int | None,
         direction: Direction | None = None,
     ) -> Gate:
-        waits = _Waits(self._observer, account.scope, account.name)
-        gate = Gate(self._cells, row, account.flows, self._clock, rate, most, waits, direction)
+        gate = Gate(self._cells, row, account, self._clock, rate, most, direction)
         gate.clear()
         self._gates.append(gate)
         return gate
@@ -747,7 +717,7 @@ class Callers:
                 accounts.append((own, 0))
             if of_class is not None and (found := self._accounts.get(("class", of_class))) is not None:
                 accounts.append((found, self._flows.get(credential, 0) % FLOWS_MAX))
-            made = CallerLimits(accounts, self._wait_seconds, self._clock, self._observer) if accounts else None
+            made = CallerLimits(accounts, self._wait_seconds, self._clock) if accounts else None
             if credential not in self._flows and credential not in (UNSIGNED, OWN):
                 return made
             self._found[key] = made
@@ -755,20 +725,20 @@ class Callers:
 
     @property
     def is_idle(self) -> bool:
-        """Nobody is under these limits, or waits to be, in this process."""
+        """Return whether no request of this process holds a place, or waits for one."""
         return not any(gate.is_used for gate in self._gates)
 
     async def beat(self) -> None:
-        """Tell the others that this process turns, for ever."""
+        """Tell the other processes that this one runs, until cancelled."""
         beats = self._cells.numbers(0)
         while True:
             beats[self._cells.own] = self._clock.monotonic()
             await self._clock.sleep(BEAT_SECONDS)
 
-    def let_go(self) -> None:
-        """Others are in force: requests that wait have not begun, and look where to enter now."""
+    def release(self) -> None:
+        """Send waiting requests, which have not begun, to the limits that apply now."""
         for gate in self._gates:
-            gate.let_go()
+            gate.release()
 
     def close(self) -> None:
         for gate in self._gates:
@@ -776,7 +746,7 @@ class Callers:
 
 
 def _class_of(classes: Sequence[CallerClass]) -> Callable[[str], str | None]:
-    """From a User-Agent to the name of its class. It holds nothing but what it has found of short ones."""
+    """Return a function from a User-Agent to the name of its class. It remembers only short ones."""
 
     def looked_up(user_agent: str) -> str | None:
         words = user_agent.split()

@@ -1,24 +1,24 @@
-"""Who may pass the link next, where not all can: weighted max-min fair shares of its bandwidth, in one direction.
+"""Decides which slot passes a contended link next: weighted max-min fair shares of its bandwidth, in one direction.
 
-A slot's *virtual time* is the bytes that it has passed while somebody waited for the link, divided by its weight. The
-slot that waits with the lowest goes first (start-time fair queueing), so that slots which always wait advance together:
-each gets bytes in proportion to its weight, and whoever does not wait leaves its share to those who do. The *floor* is
-the lowest virtual time that any slot has waited with; it never falls. Who comes back from being idle starts near it,
-and has saved up no more than CREDIT_SECONDS; who was ahead of others owes DEBT_SECONDS at most.
+A slot's *virtual time* is the bytes that it has passed while any slot waited for the link, divided by its weight. The
+waiting slot with the lowest goes first (start-time fair queueing), so slots which always wait advance together: each
+gets bytes in proportion to its weight, and slots that do not wait leave their shares to the others. The *floor* is the
+lowest virtual time that any slot has waited with; it never falls. A slot that was idle starts near it, with at most
+CREDIT_SECONDS saved up; a slot that was ahead of others owes at most DEBT_SECONDS.
 
 All of it follows from cells that have one writer each, as token_bucket.py's do, for each direction:
 
-    fresh[p]        until when the list of process p is to be believed
+    fresh[p]        until when the list of process p counts
     contended[p]    until when p is known to wait for the link
     floor[p]        the floor as p knows it; the greatest counts
-    count[p]        how many entries its list has
-    list[p][n]      a slot in which p has pieces that wait, for the link or for the slot's own ceiling; their best rank
+    count[p]        the number of entries in its list
+    list[p][n]      a slot with waiting pieces in p, for the link or for the slot's own ceiling; their best rank
     virtual[p][n]   the virtual time of that slot, as p knows it
-    passed[s][p]    bytes of slot s that p has passed while somebody waited
-    anchor[s][p]    what p has added to the virtual time of s, which lay too far below the floor; the greatest counts
+    passed[s][p]    bytes of slot s that p has passed while any slot waited
+    anchor[s][p]    added by p to the virtual time of s, which lay too far below the floor; the greatest counts
 
-A process that is stopped or killed is not believed to wait any more HOLD_SECONDS later, and others may run ahead of it
-when the link's bucket is nearly full. Until then the bucket saves up what they leave, so it costs them next to nothing.
+A process that is stopped or killed stops counting as waiting HOLD_SECONDS later, and others may run ahead of it when
+the link's bucket is nearly full. Until then the bucket saves up what they leave, so it costs them next to nothing.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from dataclasses import dataclass
 from gateway.policy.token_bucket import SharedCells, TokenBucket
 
 LOOK_SECONDS = 0.004
-"""From one look at what all processes wait for to the next."""
+"""Seconds between two looks at what all processes wait for."""
 
 HOLD_SECONDS = 0.1
-"""So long a process is believed to wait. It says so anew in half of that."""
+"""Seconds for which a process counts as waiting. It says so anew in half of that."""
 
 CREDIT_SECONDS = 0.1
-"""What a slot that has not waited may catch up with: what would have been its share in this time."""
+"""The most that an idle slot may catch up with: its share in this time."""
 
 DEBT_SECONDS = 1.0
-"""What a slot that was ahead of others, by its guarantee, must let pass at most: their shares in this time."""
+"""The most that a slot that was ahead of others, by its guarantee, must let pass: their shares in this time."""
 
 _FULL = 0.9
-"""The part of its burst with which the link's bucket is so full that whoever ought to go first is not there. Others may
-then be ahead of it by HOLD_SECONDS, after which it is not believed to wait any more."""
+"""The part of its burst from which on the link's bucket is so full that the process whose turn it is must be absent.
+Others may then be HOLD_SECONDS ahead of it, after which it does not count as waiting any more."""
 
 _LOOKING_MAX = 0.05
-"""The part of a process's time that looking takes at most, as it is estimated."""
+"""The most of a process's time that looks take, by estimate."""
 
 _ENTRY_SECONDS, _SLOT_SECONDS, _OWN_SLOT_SECONDS, _CELL_SECONDS = 0.15e-6, 0.5e-6, 3e-6, 0.05e-6
-"""What a look takes for each entry of a list, for each slot that waits, and for each of this process's own, in which it
-looks at a cell of each process."""
+"""The estimated time of a look for each entry of a list, for each waiting slot, for each of this process's own, and for
+each process's cell in these."""
 
 _INTERVAL_SECONDS_MAX = 0.025
 """However long a look takes. Two of these must pass before the link's bucket is full."""
@@ -67,9 +67,9 @@ def rows_of(slots: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A slot in which a process has pieces that wait: `rank` is the best of theirs, 0 goes first. `is_at_link`: it is
-    not held back by its own ceiling."""
+class QueueEntry:
+    """A slot with waiting pieces in a process: `rank` is their best, 0 goes first. `is_at_link`: its own ceiling does
+    not hold it back."""
 
     slot: int
     rank: int
@@ -79,7 +79,7 @@ class Entry:
 class FairShares:
     """One direction, as one process sees it. Slots are numbers from 0 on, `guarantees` are buckets of some of them.
 
-    Without a `link` nobody waits for it, and only ranks are told to the other processes.
+    Without a `link` none waits for it, and the other processes learn only ranks.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class FairShares:
         self._virtuals = [cells.column_of_numbers(row + slots, slots, process) for process in range(cells.processes)]
         self._first_passed, self._first_anchor = row + 2 * slots, row + 3 * slots
         self._told: dict[int, int] = {}
-        """By slot, where its entry stands in this process's list."""
+        """The place of each slot's entry in this process's list."""
 
         self._rows: dict[int, tuple[memoryview[int], memoryview[float]]] = {}
         self._virtual: dict[int, float] = {}
-        """Those of the slots that wait for the link, as of the last look and what this process has passed since."""
+        """Virtual times of slots that wait for the link, by the last look and what this process has passed since."""
 
         self._best_elsewhere: dict[int, int] = {}
         self._needy: set[int] = set()
@@ -119,8 +119,8 @@ class FairShares:
 
     # What this process says
 
-    def tell(self, entry: Entry, now: float) -> None:
-        """It has pieces of a slot that wait: others that pass something look at that first."""
+    def tell(self, entry: QueueEntry, now: float) -> None:
+        """Tell the other processes that pieces of a slot wait: they look at that before they pass something."""
         if entry.is_at_link:
             self._look(now)
         self._write(entry, now)
@@ -129,8 +129,8 @@ class FairShares:
         if entry.is_at_link:
             self._contended[self._own] = now + HOLD_SECONDS
 
-    def tell_all(self, entries: Iterable[Entry], now: float) -> None:
-        """These are all, and they still wait."""
+    def tell_all(self, entries: Iterable[QueueEntry], now: float) -> None:
+        """Tell the other processes that exactly these still wait."""
         is_contended = False
         self._told.clear()
         for entry in entries:
@@ -140,7 +140,7 @@ class FairShares:
         self._fresh[self._own] = now + HOLD_SECONDS if self._told else 0.0
         self._contended[self._own] = now + HOLD_SECONDS if is_contended else 0.0
 
-    def _write(self, entry: Entry, now: float) -> None:
+    def _write(self, entry: QueueEntry, now: float) -> None:
         code = entry.slot << _SLOT_SHIFT | entry.rank
         place = self._told.setdefault(entry.slot, len(self._told))
         if entry.is_at_link:
@@ -151,11 +151,11 @@ class FairShares:
     # What may pass
 
     def is_contended(self, now: float) -> bool:
-        """Whether anybody waits for the link, or has done so just now."""
+        """Return whether any slot waits for the link, or has just done so."""
         return max(self._contended) > now
 
     def passes(self, slot: int, rank: Callable[[], int], count: int, now: float) -> bool:
-        """Let `count` bytes pass the link if it is their turn; False, and nothing taken, when it is not."""
+        """Let `count` bytes pass the link if it is their turn; otherwise take nothing, and return False."""
         link = self.link
         if link is None:
             return True
@@ -170,25 +170,25 @@ class FairShares:
         return True
 
     def charge(self, slot: int, count: int, now: float) -> None:
-        """`count` bytes pass without having waited."""
+        """Charge for `count` bytes that pass without waiting."""
         if self.link is not None:
             if self.is_contended(now):
                 self._count(slot, count, now)
             self.link.take(count)
 
-    def give_back(self, slot: int, count: int) -> None:
-        """`count` bytes that had passed by their turn did not."""
+    def release(self, slot: int, count: int) -> None:
+        """Give back `count` bytes that had their turn, but did not pass."""
         if self.link is not None:
-            self.link.give_back(count)
+            self.link.release(count)
             self._cells_of(slot)[0][self._own] -= count
 
     def is_outranked(self, slot: int, rank: int, now: float) -> bool:
-        """Whether another process has a better piece of the slot that waits."""
+        """Return whether another process has a better waiting piece of the slot."""
         self._look(now)
         return self._best_elsewhere.get(slot, rank) < rank
 
     def next_of(self, slots: Iterable[int], now: float) -> list[int]:
-        """Those of some slots that wait whose turn it may be, in their order."""
+        """Return those of some waiting slots whose turn it may be, in their order."""
         link = self.link
         assert link is not None  # noqa: S101 - nobody waits otherwise
         level = link.level(now)
@@ -217,7 +217,7 @@ class FairShares:
         return guarantee is not None and guarantee.level(now) >= 0
 
     def _limit(self, *, is_full: bool = False) -> float:
-        """Up to which virtual time slots may pass: a little above the lowest, for no process looks all the time."""
+        """Return the greatest virtual time that may pass: above the lowest, as no process looks all the time."""
         slack_seconds = 2 * self.interval_seconds + (HOLD_SECONDS if is_full else 0.0)
         return min(self._virtual.values(), default=math.inf) + slack_seconds * self._speed()
 
@@ -230,7 +230,7 @@ class FairShares:
         guarantee = self._guarantees.get(slot)
         if guarantee is not None:
             level = guarantee.level(now)
-            if level > -guarantee.burst:  # what the slot has beyond its guarantee is not held against it for longer
+            if level > -guarantee.burst:  # what the slot has beyond its guarantee does not count against it for longer
                 guarantee.take(count)
                 level -= count
             if level < 0:
@@ -240,7 +240,7 @@ class FairShares:
             self._know(slot, self._virtual_of(slot))
 
     def _lifted(self, slot: int) -> float:
-        """The slot's virtual time, which begins near the floor where it was idle."""
+        """Return the slot's virtual time, which begins near the floor if it was idle."""
         virtual = self._virtual_of(slot)
         least = self._floor - CREDIT_SECONDS * self._speed(slot)
         if virtual < least:
@@ -251,7 +251,7 @@ class FairShares:
         return virtual
 
     def _know(self, slot: int, virtual: float) -> None:
-        """Its virtual time has changed."""
+        """Store the slot's new virtual time."""
         if slot in self._virtual:
             self._virtual[slot] = virtual
         place = self._told.get(slot)
@@ -270,7 +270,7 @@ class FairShares:
         return found
 
     def _look(self, now: float) -> None:
-        """At what all processes wait for, if the last look was some time ago."""
+        """Look at what all processes wait for, if the last look was some time ago."""
         if now < self._next_look_at:
             return
         others, entries = dict[int, float](), 0

@@ -1,19 +1,19 @@
-"""What the link bears in one direction, found out by all processes together: each tells what it sees, one decides.
+"""The capacity of the link in one direction, found by all processes together: each reports what it sees, one decides.
 
 Every TICK_SECONDS each process writes into cells of its own, for each direction:
 
-    arrived, at         bytes that came through the link in all, and when that was counted
-    unacknowledged      bytes handed over to be sent, of which the origin's machine has not said that it has them
-    base[kind]          the least time that an answer of a kind has taken lately, from the last byte of its request on
-    jitter              by how much that of one tick differs from that of the next
-    late[n]: at, by, of the last SAMPLES ticks with answers: when, how late the timeliest was, how many there were
-    waiting, by         the requests that have no answer and are late already, and by how much they are at least
-    bodies, starved     how many transfers are under way, and how many of them wait for bytes
-    slowed              how often the origin has asked for less
-    found, delay, at    what this process has decided, when it did last
+    arrived, at         all bytes that came through the link, and when they were counted
+    unacknowledged      bytes handed over for sending that the origin's machine has not acknowledged
+    base[kind]          the least recent time from the last byte of a request to an answer of a kind
+    jitter              the difference of that between one tick and the next
+    late[n]: at, by, of the last SAMPLES ticks with answers: when, the delay of the earliest, their number
+    waiting, by         the requests without an answer that are late already, and their least delay
+    bodies, starved     the transfers under way, and those of them that wait for bytes
+    slowed              the number of times that the origin has asked for less
+    found, delay, at    the last decision of this process, and when it was made
 
 The process that leads (leadership.py) adds it up, asks its `CapacityController`, and changes the rate of the bucket
-that all share. Who begins to lead goes on from what was decided last.
+that all share. A new leader goes on from the last decision.
 """
 
 from __future__ import annotations
@@ -25,61 +25,60 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.origin.link_traffic import AnswerKind, Traffic
-from gateway.policy.capacity_controller import TICK_SECONDS, UNLIMITED_BYTES_PER_SECOND, CapacityController, Seen
+from gateway.policy.capacity_controller import TICK_SECONDS, UNLIMITED_BYTES_PER_SECOND, CapacityController, SeenTraffic
 from gateway.policy.fair_shares import FairShares
 from gateway.policy.leadership import Leadership
 from gateway.policy.token_bucket import AdjustableBucket, SharedCells
 
 BASE_SECONDS = 30.0
-"""The least time of an answer is that of the last one to two spans of so long in which there were any."""
+"""The least time of an answer is taken over one to two spans of this length that had answers."""
 
 SLACK_SECONDS_MIN = 0.04
 SLACK_SECONDS_MAX = 0.08
 _SLACK_JITTERS = 2.0
-"""What is late by less than this, or than so many times the jitter, is not late."""
+"""Shorter delays do not count, nor ones below this many times the jitter."""
 
 _JITTER_PART = 1 / 16
-"""Of a new difference, as RFC 3550 (6.4.1) smooths the jitter of packets."""
+"""The weight of a new difference, as RFC 3550 (6.4.1) smooths the jitter of packets."""
 
 ARRIVING_SECONDS = 0.3
-"""Over so long what arrives is averaged."""
+"""Arrivals are averaged over this time."""
 
 BUSY_SECONDS = 0.3
-"""A process that is busy tells things so late, at most; one that is later moves nothing."""
+"""The most that a busy process's reports are late; a later one moves nothing."""
 
 _ARRIVALS_KEPT = 10
 
 _STANDING_SECONDS = 0.3
-"""A queue is no burst when all answers of so long a time were late (as CoDel takes the least of a span, RFC 8289)."""
+"""A queue is no burst when all answers of this time were late (as CoDel takes the least of a span, RFC 8289)."""
 
 _ANSWERS_MIN = 3
-"""So many answers, at least, must have been late; two where both were by twice as much, one by three times where less
-arrives than may."""
+"""The fewest late answers that count; two suffice if twice as late, one if three times and less arrives than may."""
 
 _IDLE_SHARE = 0.75
 
 _ANSWERS_SECONDS = 1.0
-"""What is older says nothing."""
+"""Older answers say nothing."""
 
 _FRESH_SECONDS = 3.0
-"""What a process has told that has not told anything for so long is out of date."""
+"""Reports of a process without newer ones expire after this time."""
 
 _UNACKNOWLEDGED_BASE_SECONDS_MAX = 0.05
-"""What is on its way to the origin without a queue takes no longer to send, as long as nothing else is known."""
+"""Before a shorter time was seen, sending without a queue is taken to last at most this long."""
 
 _UNACKNOWLEDGED_BYTES_MIN = 128 * 1024
 """Less than this is no queue of bodies."""
 
 SENDING_SECONDS = 0.1
-"""What is handed over in pieces waits so long in the connections' own buffers, which are no queue of the link."""
+"""Bytes handed over in pieces wait this long in the connections' own buffers, which are no queue of the link."""
 
 _STARVED_PART = 0.7
-"""Where so many of the transfers wait for bytes, they wait for the link or for the origin."""
+"""If this part of the transfers waits for bytes, they wait for the link or for the origin."""
 
 WINDOW_QUEUE_SECONDS = 0.08
 WINDOW_BYTES_MIN = 16 * 1024
-"""All connections together may have so much under way as the link carries in the time of an answer, and in so long
-besides; none has less than this."""
+"""All connections together may have as many bytes under way as the link carries in the time of an answer and this time
+more; each has at least this minimum."""
 
 SAMPLES = 4
 
@@ -102,17 +101,17 @@ _FIRST_ROWS = 13
 _FIRST_BASE = _FIRST_ROWS
 _LATE = _FIRST_BASE + len(AnswerKind)
 ROWS_OF_LINK_CAPACITY = _LATE + 3 * SAMPLES
-"""For one direction."""
+"""Rows for one direction."""
 
 
 @dataclass(slots=True)
 class _Answers:
-    """Those of one kind since the last tick, and the least times before."""
+    """The answers of one kind since the last tick, and the least times before."""
 
     count: int = 0
     least: float = math.inf
     before: float = 0.0
-    """The least time of the tick before that had any."""
+    """The least time of the previous tick with answers."""
 
     of_span: float = math.inf
     of_span_before: float = math.inf
@@ -128,16 +127,16 @@ class _Answers:
             self.least = seconds
 
     def end_tick(self, now: float) -> None:
-        """Learn what is usual. Only to be asked where there are any."""
+        """Learn the usual time; only call it after a tick with answers."""
         if now >= self.span_until:
             self.of_span_before, self.of_span, self.span_until = self.of_span, math.inf, now + BASE_SECONDS
         self.of_span = min(self.of_span, self.least)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What was found last: bytes per second that the link bears (None: no queue was seen yet), and how late answers
-    were then (None: not known)."""
+class FoundCapacity:
+    """The last decision: the capacity in bytes per second (None: no queue was seen yet), and the delay of answers then
+    (None: unknown)."""
 
     capacity: float | None
     delay_seconds: float | None
@@ -172,16 +171,16 @@ class LinkCapacity:
     # What this process has seen
 
     def answered(self, kind: AnswerKind, seconds: float) -> None:
-        """An answer has begun so long after the last byte of its request."""
+        """Note the seconds from the last byte of a request to the beginning of its answer."""
         self._answers[kind].add(seconds)
 
     def slowed(self) -> None:
-        """The origin has asked for less."""
+        """Note that the origin has asked for less."""
         self._slowed += 1
 
     def tell(self, traffic: Traffic, now: float, late_seconds: float = 0.0) -> None:
-        """Write down what was seen since the last time; this process has been busy for `late_seconds` of it, by which
-        answers look later than they were."""
+        """Report what was seen since the last call. This process was busy for `late_seconds` of it, by which answers
+        look later than they were."""
         own = self._own
         self._numbers(_ARRIVED_AT)[own] = now
         self._whole(_ARRIVED)[own] = traffic.arrived_bytes
@@ -216,7 +215,7 @@ class LinkCapacity:
     def _write_sample(self, now: float, late: float, count: int) -> None:
         number = self._whole(_NEXT_SAMPLE)[self._own] % SAMPLES
         row = _LATE + 3 * number
-        self._numbers(row)[self._own] = 0.0  # nobody takes it for whole meanwhile
+        self._numbers(row)[self._own] = 0.0  # so that no process takes the sample for whole meanwhile
         self._numbers(row + 1)[self._own] = late
         self._whole(row + 2)[self._own] = count
         self._numbers(row)[self._own] = now
@@ -225,12 +224,12 @@ class LinkCapacity:
     # What all have seen
 
     def slack_seconds(self, now: float) -> float:
-        """An answer that is late by less is not late."""
+        """Return the delay below which an answer is not late."""
         jitter = max(self._fresh(_JITTER, now), default=0.0)
         return min(max(SLACK_SECONDS_MIN, _SLACK_JITTERS * jitter), SLACK_SECONDS_MAX)
 
     def _base(self, kind: AnswerKind, now: float) -> float:
-        """The least time of an answer; 0: not known."""
+        """Return the least time of an answer; 0: unknown."""
         return min(filter(None, self._fresh(_FIRST_BASE + kind, now)), default=0.0)
 
     def _fresh_whole(self, row: int, now: float) -> list[int]:
@@ -242,9 +241,9 @@ class LinkCapacity:
         return [one for one, at in zip(self._numbers(row), told_at, strict=True) if now - at < _FRESH_SECONDS]
 
     def arriving(self, now: float) -> float:
-        """Bytes per second, over ARRIVING_SECONDS until just now. To be asked every TICK_SECONDS.
+        """Return the bytes per second over the last ARRIVING_SECONDS. Call it every TICK_SECONDS.
 
-        What the processes have told at different times is taken at the same: one that moves most of the bytes now, and
+        Reports from different times are brought to the same time: one process that moves most of the bytes now, and
         another that did a moment ago, are not added up.
         """
         counts, times = self._whole(_ARRIVED), self._numbers(_ARRIVED_AT)
@@ -266,8 +265,8 @@ class LinkCapacity:
         return total / ARRIVING_SECONDS
 
     def delay_seconds(self, now: float, since: float, *, is_idle: bool) -> tuple[float, bool] | None:
-        """By how much even the timeliest of the last answers was late, and whether that is of a request which has none
-        yet, so that it may become more; None: there were too few since `since`.
+        """Return the delay of the earliest of the last answers, and whether it is that of a request without an answer,
+        which may grow; None: there were too few since `since`.
 
         `is_idle`: less arrives than may, though nothing waits here. Then one very late answer will do.
         """
@@ -283,7 +282,7 @@ class LinkCapacity:
                 break
             late, found = min(late, by), found + count
         answered = late
-        if found < _ANSWERS_MIN:  # what has no answer yet is at least so late
+        if found < _ANSWERS_MIN:  # requests without an answer are at least this late
             for count, by in zip(self._fresh_whole(_WAITING, now), self._fresh(_WAITING_LATE, now), strict=True):
                 if count:
                     late, found = min(late, by), found + count
@@ -292,7 +291,7 @@ class LinkCapacity:
         return None
 
     def _sending_delay(self, arriving: float) -> float | None:
-        """By how much what is on its way takes longer than without a queue (Little's law); None: nothing is."""
+        """Return by how much sending takes longer than without a queue (Little's law); None: nothing is under way."""
         total = sum(self._whole(_UNACKNOWLEDGED))
         if total < _UNACKNOWLEDGED_BYTES_MIN or arriving <= 0:
             self._unacknowledged.clear()
@@ -307,7 +306,7 @@ class LinkCapacity:
     # What follows
 
     def decide(self, now: float, leadership: Leadership) -> None:
-        """Change the rate that all keep to. Only for the process that leads."""
+        """Change the rate for all processes. Only the process that leads may call it."""
         controller = self._controller
         if controller is None or self._led_since != leadership.leads_since:
             self._led_since, self._slowed_before = leadership.leads_since, sum(self._whole(_SLOWED))
@@ -326,7 +325,7 @@ class LinkCapacity:
                 delay, is_at_least = sending, False
         usual = max((self._base(kind, now) for kind in self._answers), default=0.0)
         rate = controller.decide(
-            Seen(
+            SeenTraffic(
                 now,
                 arriving,
                 is_wanted,
@@ -347,10 +346,10 @@ class LinkCapacity:
             self._bucket.change_rate(rate, now)
 
     def window_bytes(self, now: float) -> int | None:
-        """How much may be on its way to each connection; None: nothing limits it.
+        """Return the bytes that may be under way on each connection; None: nothing limits it.
 
-        What this process does not read soon stays in the sender's and receiver's buffers, which hold many times what a
-        link carries in the time that a byte takes: they would fill the link's queue, however slowly is read.
+        Unread bytes stay in the sender's and receiver's buffers, which hold many times what a link carries in the
+        travel time of a byte: they would fill the link's queue, however slowly the process reads.
         """
         capacity = self.found(now).capacity
         usual = max((self._base(kind, now) for kind in self._answers), default=0.0)
@@ -363,17 +362,17 @@ class LinkCapacity:
         bodies = sum(self._fresh_whole(_BODIES, now))
         return bodies > 0 and sum(self._fresh_whole(_STARVED, now)) >= _STARVED_PART * bodies
 
-    def found(self, now: float) -> Found:
+    def found(self, now: float) -> FoundCapacity:
         times = self._numbers(_FOUND_AT).tolist()
         at = max(times)
         if not at:
-            return Found(None, None)
+            return FoundCapacity(None, None)
         process = times.index(at)
         capacity, delay = self._numbers(_FOUND)[process], self._numbers(_DELAY)[process]
-        return Found(capacity or None, None if delay < 0 or now - at > _FRESH_SECONDS else delay)
+        return FoundCapacity(capacity or None, None if delay < 0 or now - at > _FRESH_SECONDS else delay)
 
-    def go_on_from(self, before: LinkCapacity, now: float) -> None:
-        """The settings have changed, and with them the memory: what was found before counts still."""
+    def continue_from(self, before: LinkCapacity, now: float) -> None:
+        """Keep the capacity found before a change of settings, which replaced the memory."""
         found = before.found(now)
         if found.capacity is None or self.found(now).capacity is not None:
             return
@@ -395,7 +394,7 @@ class LinkCapacity:
 
 
 def _count_at(seen: Sequence[tuple[float, int]], at: float) -> float:
-    """What was counted at a moment, as if it had come steadily between the times at which it was counted."""
+    """Return the count at a moment, as if bytes had come steadily between the two counts around it."""
     after = bisect_left(seen, at, key=lambda one: one[0])
     if after == 0:
         return seen[0][1]
@@ -406,5 +405,5 @@ def _count_at(seen: Sequence[tuple[float, int]], at: float) -> float:
 
 
 def unlimited_bucket(cells: SharedCells, row: int) -> AdjustableBucket:
-    """The bucket whose rate is found out: nothing is held back before anything was found."""
+    """Return the bucket whose rate is found out: it holds nothing back before that."""
     return cells.adjustable_bucket(row, UNLIMITED_BYTES_PER_SECOND)

@@ -1,8 +1,8 @@
-"""What the origin has said of callers' own rights, remembered for a while by one process.
+"""The origin's answers about callers' own rights, remembered for a while by one process.
 
-A right is what one key pair may do to one object, or with one listing: never more than what was asked. So a policy
-that allows one key and denies the next is kept to, whatever it goes by. The memory is bounded, and shared out: who has
-most of it gives room, so one caller cannot have another's rights asked for again and again.
+A right is what one key pair may do to one object, or with one listing: never more than was asked. So a policy that
+allows one key and denies the next is kept, whatever it depends on. The memory is bounded, and shared out: the caller
+that has most of it loses some, so that no caller forces another's rights out again and again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gateway.core.clock import Clock
 from gateway.core.errors import OriginAnswered
 
 RIGHTS_MAX = 131_072
-"""Of all callers of a process together: some 250 bytes each."""
+"""The most rights of all callers of a process together: some 250 bytes each."""
 
 REFUSALS_MAX = 1024
 REFUSAL_SECONDS = 1.0
-"""A right that was just given works as soon as that."""
+"""Seconds, after which a right that was just given works."""
 
 _DOCUMENT_BYTES_MAX = 4096
 
@@ -30,14 +30,14 @@ prefix, and the uploads there."""
 
 
 class Right(NamedTuple):
-    """What one access key may do. `scope` is a digest: what is kept of long keys is short."""
+    """One right of one access key. `scope` is a digest, so that long keys take little room."""
 
     access_key_id: str
     scope: bytes
 
 
 class RememberedRights:
-    """Event loop only. Times are the monotonic clock's."""
+    """Event loop only. Times are monotonic."""
 
     def __init__(self, clock: Clock, rights_max: int = RIGHTS_MAX) -> None:
         self._clock = clock
@@ -47,10 +47,10 @@ class RememberedRights:
         self._count = 0
         self._refusals: OrderedDict[Right, tuple[float, OriginAnswered]] = OrderedDict()
         self.generation = 0
-        """Of settings: what was asked under others is not remembered."""
+        """The number of settings so far: answers to questions under earlier ones are not remembered."""
 
     def right(self, access_key_id: str, right_to: RightTo, *scope: str | None) -> Right:
-        """The right of an access key to what `scope` names: all that a policy may go by."""
+        """Return the right of an access key to what `scope` names, which must be all that a policy may depend on."""
         digest = blake2b(repr((right_to, scope)).encode(), digest_size=16, key=self._secret)
         return Right(access_key_id, digest.digest())
 
@@ -60,7 +60,7 @@ class RememberedRights:
         return until is not None and self._clock.monotonic() < until
 
     def grant(self, right: Right, until: float, generation: int) -> None:
-        """The origin has granted it, to a question that was asked in `generation`."""
+        """Remember a right that the origin has granted to a question asked in `generation`."""
         if generation != self.generation or until <= self._clock.monotonic():
             return
         self._refusals.pop(right, None)
@@ -71,13 +71,13 @@ class RememberedRights:
         self._count += 1
 
     def revoke(self, right: Right) -> None:
-        """The origin has not granted it when it was asked again."""
+        """Forget a right that the origin has not granted again."""
         of_caller = self._until.get(right.access_key_id)
         if of_caller is not None and of_caller.pop(right.scope, None) is not None:
             self._count -= 1
 
     def refuse(self, right: Right, answer: OriginAnswered, generation: int) -> None:
-        """The origin has refused it; remembered for a second where the answer is short."""
+        """Remember a refusal for a second, if the answer is short."""
         self.revoke(right)
         if generation != self.generation or len(answer.body) > _DOCUMENT_BYTES_MAX:
             return
@@ -87,7 +87,7 @@ class RememberedRights:
             self._refusals.popitem(last=False)
 
     def refusal(self, right: Right) -> OriginAnswered | None:
-        """The origin's refusal, where it has refused it just now."""
+        """Return the origin's refusal, if it is recent."""
         found = self._refusals.get(right)
         if found is None:
             return None
@@ -98,14 +98,14 @@ class RememberedRights:
         return OriginAnswered(answer.status, answer.headers, answer.body)
 
     def forget(self) -> None:
-        """Slots or credentials were changed: everything is asked anew."""
+        """Forget everything: slots or credentials were changed."""
         self._until.clear()
         self._refusals.clear()
         self._count = 0
         self.generation += 1
 
     def _make_room(self) -> None:
-        """Let go of the oldest of who has most."""
+        """Drop the oldest right of the caller that has most."""
         name, most = max(self._until.items(), key=lambda item: len(item[1]))
         most.popitem(last=False)
         self._count -= 1

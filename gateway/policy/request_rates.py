@@ -1,29 +1,29 @@
-"""Requests to an origin that refuses some for their number: how many it takes, found out, and shared out to slots.
+"""Finds out how many requests an origin takes before it refuses some for their number, and shares them among slots.
 
-While no request was refused so, nothing is held back and nothing is counted. With the first refusal the prefix of the
-bucket gets a *rate*, for reads and writes apart: it is measured for a moment how many requests the origin takes, and
-from then on so many pass, from one slot after the other by their weights (fair_shares.py, with requests in place of
-bytes). A further refusal cuts the rate, which then grows again: soon to nearly what was refused, slowly past it, and
-ever faster beyond (the cubic curve of TCP, and of the adaptive retries of AWS's SDKs). A rate that nobody has had to
-wait for in KEPT_SECONDS is forgotten.
+Until a request was refused for that, nothing is held back and nothing is counted. With the first refusal the prefix of
+the bucket gets a *rate*, for reads and writes apart: for a moment the gateway measures how many requests the origin
+takes, and from then on so many pass, from one slot after the other by their weights (fair_shares.py, with requests in
+place of bytes). A further refusal cuts the rate, which then grows again: soon to nearly what was refused, slowly past
+it, and ever faster beyond (the cubic curve of TCP, and of the adaptive retries of AWS's SDKs). A rate that no request
+has had to wait for in KEPT_SECONDS is forgotten.
 
-Some origins limit prefixes, some whole buckets, and none tells. When two prefixes of a bucket are refused within a
-moment, the bucket has a rate as a whole. From then on refusals under one prefix alone, while others send as well, speak
-for a limit of that prefix, which then has a rate of its own, too; the bucket's is cut when several are refused.
+Some origins limit prefixes, some whole buckets, and none says which. When two prefixes of a bucket are refused within a
+moment, the bucket gets a rate as a whole. From then on refusals under one prefix alone, while others send as well,
+suggest a limit of that prefix, which then gets a rate of its own too; the bucket's is cut when several are refused.
 
-All processes keep the rates together, in PLACES_MAX places, by cells that have one writer each (token_bucket.py). None
-decides for the others: what a rate is at a moment follows from its *course*, the last that any process has begun.
+All processes keep the rates together, in PLACES_MAX places, in cells that have one writer each (token_bucket.py). No
+process decides for the others: a rate follows from its *course*, the last that any process has begun.
 
-    told[p]        counts what process p has changed of the claims: others look at those again
-    claim[n][p]    which rate process p believes place n to be of, and since when; the latest counts
-    family[n][p]   of which bucket that is
+    told[p]        counts process p's changes of claims: others look at those again
+    claim[n][p]    the rate that process p believes to be in place n, and since when; the latest counts
+    family[n][p]   the bucket of that rate
     course[n][p]   a moment, and the rate that was refused then, or that holds from then on; the latest counts
     needed[n][p]   when a request has last waited in process p, or was refused
-    sent[n][p], refused[n][p]  how many were sent while it was measured, and refused since the course began
-    refused_at[n][p], refused_of[n][p]  when the last was, and under which prefix
+    sent[n][p], refused[n][p]  requests sent while it was measured, and refused since the course began
+    refused_at[n][p], refused_of[n][p]  the time of the last refusal, and its prefix
 
-A claim and a course are one word each, so none is ever half written. A process that is stopped or killed leaves what is
-true, or what others overrule within a moment.
+A claim and a course are one word each, so none is ever half written. The cells of a process that is stopped or killed
+stay true, or others overrule them within a moment.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ import random
 from collections import Counter
 from collections.abc import Collection, Sequence
 from hashlib import blake2b
-from typing import Protocol
 
 import structlog
 
@@ -45,66 +44,67 @@ from gateway.origin.traffic_meter import rank_of
 from gateway.policy.bandwidth import Link, RateLimiter
 from gateway.policy.fair_shares import FairShares, rows_of
 from gateway.policy.token_bucket import ROWS_OF_ADJUSTABLE_BUCKET, AdjustableBucket, SharedCells
+from gateway.telemetry import metrics
 from gateway.telemetry.metric_kinds import UNTOLD_BUCKETS
 from gateway.telemetry.rate_limited_log import RateLimitedLog
 
 PLACES_MAX = 32
-"""So many rates there are at a time."""
+"""The most rates at a time."""
 
 MEMORY_BYTES_MAX = 16 * 1024**2
-"""What all of them take: with thousands of slots in dozens of processes there are fewer."""
+"""The memory of all rates: with thousands of slots in dozens of processes there are fewer."""
 
 MEASURED_SECONDS = 0.5
 MEASURED_SECONDS_MAX = 1.5
-"""So long it is measured what the origin takes, when it has refused the first request; longer where it takes next to
+"""After the first refusal, the gateway measures for this long what the origin takes; longer if it takes next to
 nothing: it may count by the second, and begin anew with the next."""
 
 SPAN_SECONDS = 0.5
-"""A rate is cut once in so much time at most: what is refused meanwhile may be for what was sent before."""
+"""A rate is cut at most once in this time: later refusals may be for requests sent before."""
 
 KEPT = 0.8
 """The part of a rate that is left when it is cut."""
 
 GROWTH_SECONDS = 8.0
-"""From a cut until the rate is again what was refused. Four times as much takes 28 s, a hundred times 71 s."""
+"""Seconds from a cut until the rate is again what was refused. Four times as much takes 28 s, a hundred times 71 s."""
 
 LULL_SECONDS = 1.0
-"""A rate for which nobody has waited for so long does not grow beyond what is known to be taken."""
+"""A rate without waiting requests for this long does not grow beyond what the origin is known to take."""
 
 KEPT_SECONDS = 60.0
 
 REFUSED_MIN = 3
-"""Fewer that are refused say nothing: not while it is measured what the origin takes, which is forgotten then, nor of
-two prefixes whether their bucket as a whole is at its limit, for each may have come to one of its own."""
+"""Fewer refusals say nothing: neither while the gateway measures, which then ends without a rate, nor about two
+prefixes whose bucket may be at its limit, as each may have reached its own."""
 
 REFUSED_SHARE_MIN = 0.001
-"""Of what was sent since the last cut, and no more than in GROWTH_SECONDS, so much is refused before a rate is cut: S3
-refuses a request now and then at any rate."""
+"""The part of the requests sent since the last cut, or in GROWTH_SECONDS if fewer, that must be refused before a cut:
+S3 refuses a request now and then at any rate."""
 
 EVIDENCE_MIN = 7.0
-"""So improbable must it be that refusals hit one prefix only by chance, before they are believed to be for that prefix:
-the logarithm of one in a thousand."""
+"""The evidence that refusals hit one prefix not by chance, before they count as its own: the logarithm of one in a
+thousand."""
 
 TOGETHER_SECONDS = 2.0
-"""Two prefixes that are refused within so long a time under the rate of their bucket are refused for its sake."""
+"""Two prefixes that are refused within this time under the rate of their bucket are refused because of the bucket."""
 
 OTHERS_SHARE_MIN = 0.1
-"""Where the other prefixes of a bucket send less than this part, nothing can be said by who is refused."""
+"""If the other prefixes of a bucket send less than this part, refusals cannot show whose limit it is."""
 
 RATE_MIN = 5.0
-"""Requests per second: so many find out whether the origin takes more again."""
+"""Requests per second that find out whether the origin takes more again."""
 
 UNKNOWN_SHARE_MIN = 0.1
-"""Of what was sent while it was measured. An origin that took less does not count requests: it fails."""
+"""The least part of the measured requests. An origin that took less does not count requests: it fails."""
 
 BACKGROUND_WAIT_FACTOR = 3.0
-"""So many times as long as a client's request waits what nobody waits for."""
+"""Background requests wait this many times as long as a client's."""
 
 RATE_MAX = 1e5
 
 DEBT_SECONDS_MAX = 2.0
-"""Processes that change a rate in the same moment, from a much greater one, may disagree for good about what had flowed
-until then. What a rate owes for more than this is forgiven."""
+"""Processes that change a rate in the same moment, from a much greater one, may disagree for ever about the flow until
+then. A rate's debt beyond this is forgiven."""
 
 _ADVANCE_SECONDS = 0.05
 _WATCH_SECONDS = 1.0
@@ -113,7 +113,7 @@ _RATE_CHANGE_MIN = 0.01
 _PROVEN_SECONDS = 10.0
 _PREFIXES_MAX = 256
 _SENT_MIN, _SENT_MAX = 20, 4096
-"""So many requests say what part of them is under a prefix, the last ones most."""
+"""The requests that show what part of them is under a prefix, the last ones most."""
 
 _TOLD_ROWS = 1
 _OWN_ROWS = 8
@@ -124,27 +124,11 @@ _NAME_BITS = 36
 _NOBODY = 0
 _RATE_BITS = 24
 _RATE_STEPS = 2**18
-"""Of a factor of two."""
+"""Steps for a factor of two."""
 
 _MEASURING = 2**_RATE_BITS - 1
 
 _log = RateLimitedLog(structlog.get_logger("forebay.origin"))
-
-
-class Observer(Protocol):
-    """Counts what becomes of requests."""
-
-    def origin_slowed_down(self, slot: str) -> None:
-        """The origin has refused one for their number."""
-
-    def origin_throttled(self, slot: str, seconds: float) -> None:
-        """One was held back."""
-
-    def origin_throttled_in_vain(self, slot: str) -> None:
-        """One was held back for as long as it can be, and not sent."""
-
-    def origin_request_rate(self, bucket: str, direction: Direction, rate: float) -> None:
-        """What the origin is believed to take; 0: nothing is held back."""
 
 
 def places_for(slots: int, processes: int) -> int:
@@ -153,18 +137,18 @@ def places_for(slots: int, processes: int) -> int:
 
 
 def cells_for(slots: int, processes: int) -> int:
-    """How many rows of cells all of them take; `slots` without the one of all that are not known."""
+    """Return the rows of cells for all rates; `slots` does not count the one of all unknown slots."""
     return _TOLD_ROWS + places_for(slots + 1, processes) * (_ROWS_OF_PLACE + rows_of(slots + 1))
 
 
 def direction_of(request: OriginRequest) -> Direction:
-    """Origins count reads and writes apart."""
+    """Return the direction of a request: origins count reads and writes apart."""
     return "read" if request.method in ("GET", "HEAD") else "write"
 
 
 def prefix_of(request: OriginRequest) -> str:
-    """What an origin may count by itself within a bucket: the first part of the key, or of the prefix that is listed,
-    up to and with its `/`; empty where there is none."""
+    """Return the part of a bucket that an origin may count by itself: the first part of the key, or of the listed
+    prefix, with its `/`; empty if there is none."""
     text = request.key
     if text is None:
         text = next((value for name, value in request.query if name == "prefix" and value), "")
@@ -172,8 +156,8 @@ def prefix_of(request: OriginRequest) -> str:
     return first + slash if slash else ""
 
 
-class Course:
-    """How a rate goes on from a moment, as one word: the same in all processes."""
+class RateCurve:
+    """The course of a rate from a moment on, as one word: the same in all processes."""
 
     __slots__ = ("began", "top", "word")
 
@@ -182,10 +166,10 @@ class Course:
         self.began = (word >> _RATE_BITS) / 1000
         code = word & _MEASURING
         self.top = math.inf if code == _MEASURING else 2.0 ** (code / _RATE_STEPS - 16)
-        """The rate that was refused; infinite while it is not known."""
+        """The rate that was refused; infinite while unknown."""
 
     @classmethod
-    def of(cls, began: float, top: float) -> Course:
+    def of(cls, began: float, top: float) -> RateCurve:
         code = _MEASURING
         if not math.isinf(top):
             code = min(_MEASURING - 1, max(0, round((math.log2(top) + 16) * _RATE_STEPS)))
@@ -196,7 +180,7 @@ class Course:
         return math.isinf(self.top)
 
     def rate(self, now: float) -> float:
-        """Requests per second, once it is known."""
+        """Return the requests per second, once known."""
         since = (now - self.began) / GROWTH_SECONDS
         return min(RATE_MAX, max(RATE_MIN, self.top * (1 + (1 - KEPT) * (since - 1) ** 3)))
 
@@ -220,10 +204,10 @@ class RequestRate:
         self._link = Link(shares, clock, random.Random(cells.own))
         self._clock = clock
         self._limiters: dict[int, RateLimiter] = {}
-        self._adopt(Course(0), 0.0)
+        self._adopt(RateCurve(0), 0.0)
         self._advance_at = 0.0
         self.label: tuple[str, Direction] | None = None
-        """By which it is told of."""
+        """The bucket and direction under which metrics show it."""
 
     def limiter(self, slot: int) -> RateLimiter:
         found = self._limiters.get(slot)
@@ -253,7 +237,7 @@ class RequestRate:
         return max(self._refused_at) >= now - SPAN_SECONDS and sum(self._refused) - self._refused_before >= REFUSED_MIN
 
     def is_refused_beside(self, prefix: int, since: float) -> bool:
-        """Whether another prefix was refused since then in another process, as far as it is known."""
+        """Return whether another process has seen another prefix refused since then."""
         last = zip(self._refused_of, self._refused_at, strict=True)
         return any(of != prefix and at >= since for of, at in last)
 
@@ -264,8 +248,8 @@ class RequestRate:
     def is_needed(self, now: float) -> bool:
         return now - max(self._needed) <= LULL_SECONDS
 
-    def claim(self, name: int, family: int, course: Course, now: float) -> bool:
-        """It is that of `name` from now on, unless another process has just made it another's."""
+    def claim(self, name: int, family: int, course: RateCurve, now: float) -> bool:
+        """Make this the rate of `name`; return False if another process has just made it another's."""
         self._needed[self._own] = now
         self._families[self._own] = family
         self._courses[self._own] = course.word
@@ -280,10 +264,10 @@ class RequestRate:
     def _write_claim(self, name: int, now: float) -> None:
         self.claims[self._own] = max(int(now), (max(self.claims) >> _NAME_BITS) + 1) << _NAME_BITS | name
 
-    def take_over(self, other: RequestRate, now: float) -> bool:
-        course = Course(max(other._courses))
+    def inherit(self, other: RequestRate, now: float) -> bool:
+        course = RateCurve(max(other._courses))
         if not course.is_measuring and now - course.began > GROWTH_SECONDS:
-            course = Course.of(now - GROWTH_SECONDS, other.per_second(now))
+            course = RateCurve.of(now - GROWTH_SECONDS, other.per_second(now))
         is_ours = self.claim(other.name, other.family, course, now)
         if is_ours:
             self._needed[self._own] = max(other._needed)
@@ -294,32 +278,31 @@ class RequestRate:
 
     @property
     def is_measuring(self) -> bool:
-        """Everything passes, and is counted."""
-        return Course(max(self._courses)).is_measuring
+        """Return whether everything passes, and is counted."""
+        return RateCurve(max(self._courses)).is_measuring
 
     def count(self) -> None:
-        """A request is sent meanwhile."""
+        """Count a request that is sent while the rate is measured."""
         self._sent[self._own] += 1
 
     def per_second(self, now: float) -> float:
-        """Requests, as the last process that has changed it set it."""
-        self.bucket.level(now)  # learns of that
+        """Return the requests per second that the last change by any process has set."""
+        self.bucket.level(now)  # learns the last change
         return self.bucket.rate
 
     def need(self, now: float) -> bool:
-        """A request waits; whether that is the first after a lull. The rate grows from where it is then, not from where
-        it would be by now."""
+        """Note that a request waits; return whether it is the first after a lull. The rate then grows from where it
+        was, not from where it would be by now."""
         is_lull = not self.is_needed(now)
         if is_lull:
             self._advance(now)
             if not self._course.is_measuring and now - self._course.began > GROWTH_SECONDS:
-                self._begin(Course.of(now - GROWTH_SECONDS, self.per_second(now)), now)
+                self._begin(RateCurve.of(now - GROWTH_SECONDS, self.per_second(now)), now)
         self._needed[self._own] = now
         return is_lull
 
     def refuse(self, prefix: int, sent_at: float, now: float, *, is_to_blame: bool = True) -> None:
-        """The origin has refused a request under a prefix that was sent then; `is_to_blame`: because it is too much for
-        this rate."""
+        """Note a refusal of a request under a prefix, sent at `sent_at`; `is_to_blame`: it exceeded this rate."""
         self._refused_of[self._own], self._refused_at[self._own] = prefix, now
         self._advance(now)
         began = self._course.began
@@ -330,7 +313,7 @@ class RequestRate:
             sent = min(self.bucket.taken_bytes() - self._taken_before, GROWTH_SECONDS * self.bucket.rate)
             is_enough = sum(self._refused) - self._refused_before >= REFUSED_SHARE_MIN * sent
             if not self._course.is_measuring and is_enough and sent_at > began and now - began >= SPAN_SECONDS:
-                self._begin(Course.of(now, self.per_second(now)), now)
+                self._begin(RateCurve.of(now, self.per_second(now)), now)
 
     def advance(self, now: float) -> None:
         if now >= self._advance_at:
@@ -340,10 +323,10 @@ class RequestRate:
     def _advance(self, now: float) -> None:
         word = max(self._courses)
         if word != self._course.word:
-            self._adopt(Course(word), now)
+            self._adopt(RateCurve(word), now)
         debt = -self.bucket.level(now)
         if debt > DEBT_SECONDS_MAX * self.bucket.rate + 1:
-            self.bucket.give_back(int(debt))
+            self.bucket.release(int(debt))
         course = self._course
         if course.is_measuring:
             seconds = now - self._adopted_at
@@ -353,29 +336,29 @@ class RequestRate:
                 if sent - taken < REFUSED_MIN:
                     self.retire(now)
                 else:
-                    self._begin(Course.of(now, max(max(taken, least) / seconds, RATE_MIN)), now)
+                    self._begin(RateCurve.of(now, max(max(taken, least) / seconds, RATE_MIN)), now)
         elif self.is_needed(now) or now - course.began <= GROWTH_SECONDS:
             self._keep_to(course, now)
 
-    def _begin(self, course: Course, now: float) -> None:
+    def _begin(self, course: RateCurve, now: float) -> None:
         self._courses[self._own] = course.word
         self._adopt(course, now)
         self._keep_to(course, now)
 
-    def _keep_to(self, course: Course, now: float) -> None:
+    def _keep_to(self, course: RateCurve, now: float) -> None:
         rate = course.rate(now)
         before = self.per_second(now)
         if abs(rate - before) > _RATE_CHANGE_MIN * before:
             self.bucket.change_rate(rate, now)
 
-    def _adopt(self, course: Course, now: float) -> None:
+    def _adopt(self, course: RateCurve, now: float) -> None:
         self._course, self._adopted_at = course, now
         self._sent_before, self._refused_before = sum(self._sent), sum(self._refused)
         self._taken_before = self.bucket.taken_bytes()
 
 
 class _Refusals:
-    """Under the rate of a bucket as a whole: which prefixes they hit, as this process sees it."""
+    """The prefixes hit by refusals under the rate of a whole bucket, as this process sees them."""
 
     def __init__(self) -> None:
         self._sent = Counter[str]()
@@ -384,7 +367,7 @@ class _Refusals:
         self._only, self._weight = "", 0.0
 
     def send(self, prefix: str) -> None:
-        """A request is sent."""
+        """Count a request that is sent."""
         if self._total >= _SENT_MAX or (len(self._sent) >= _PREFIXES_MAX and prefix not in self._sent):
             self._sent = Counter({of: count // 2 for of, count in self._sent.items() if count > 1})
             self._total = self._sent.total()
@@ -395,7 +378,7 @@ class _Refusals:
         return 1 - self._sent[prefix] / self._total if self._total >= _SENT_MIN else 1.0
 
     def add(self, prefix: str, now: float) -> bool:
-        """One more; whether another prefix was refused together with it."""
+        """Add a refusal; return whether another prefix was refused at about the same time."""
         is_together = any(of != prefix and now - at <= TOGETHER_SECONDS for of, at in self._refused_at.items())
         self._refused_at = {of: at for of, at in self._refused_at.items() if now - at <= TOGETHER_SECONDS}
         self._refused_at[prefix] = now
@@ -404,7 +387,7 @@ class _Refusals:
         return is_together
 
     def are_of(self, prefix: str) -> bool:
-        """Whether the last ones, of which this is another, can hardly all be under it by chance."""
+        """Return whether the last refusals, with this one, can hardly all be under the prefix by chance."""
         share = 1 - self.others_share(prefix)
         if share > 0:
             self._weight -= math.log(share)
@@ -415,27 +398,25 @@ class _Refusals:
 
 
 class RequestRates:
-    """All rates, as one process keeps them with the others that use `cells`; without, it is alone.
+    """All rates, as one process keeps them with the others that use `cells`; without cells, alone.
 
-    What is of a slot that is not named has the weight 1, together with all such. Event loop only.
+    Slots without a name share the weight 1. Event loop only.
     """
 
     def __init__(
         self,
         weights: Sequence[tuple[str, int]],
         clock: Clock,
-        observer: Observer,
         cells: SharedCells | None = None,
         *,
         wait_seconds_max: float,
         buckets_told: Collection[str] = (),
     ) -> None:
         """`weights` of slots, in the same order in all processes. A client's request waits for `wait_seconds_max`.
-        Metrics tell buckets of `buckets_told` apart, and no others."""
+        Metrics name the buckets of `buckets_told`, and no others."""
         cells = cells or SharedCells.of_one_process(cells_for(len(weights), 1), clock.monotonic())
         self._cells = cells
         self._clock = clock
-        self._observer = observer
         self._slots = {name: number for number, (name, _) in enumerate(weights, 1)}
         self._weights = [1, *(weight for _, weight in weights)]
         self._wait_seconds_max = wait_seconds_max
@@ -444,13 +425,12 @@ class RequestRates:
         self._known = self._nothing_told = bytes(8 * cells.processes)
         self._places: dict[int, RequestRate] = {}
         self._live: dict[int, RequestRate] = {}
-        """By name."""
 
         self._refusals: dict[int, _Refusals] = {}
         """By the name of a bucket's rate."""
 
         self._successor: RequestRates | None = None
-        """Who has taken over, with whom those wait from then on who waited here."""
+        """The rates that have taken over; requests that waited here wait there."""
 
         self._labels: set[tuple[str, Direction]] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -458,19 +438,19 @@ class RequestRates:
     # What `origin.traffic_meter.RequestRates` asks for
 
     def passes(self, request: OriginRequest) -> bool:
-        """Let a request pass if nothing keeps it; False, and nothing taken, when it must wait."""
+        """Let a request pass if nothing holds it up; otherwise take nothing, and return False."""
         if self._told.tobytes() != self._known:
             self._read(self._clock.monotonic())
         if not self._live:
             return True
         rates = self._rates_of(request, is_new=True)
-        if len(rates) > 1:  # one after the other
+        if len(rates) > 1:  # they are passed one after the other
             return False
         return not rates or self._limiter(rates[0], request).passes(1, rank_of(request.purpose))
 
     async def wait(self, request: OriginRequest, waited_seconds: float = 0.0) -> None:
-        """Until it may pass; OriginBusy when that takes too long, with the seconds that it has waited before: for its
-        earlier tries, or under rates of before."""
+        """Wait until a request may pass; OriginBusy when that takes too long. `waited_seconds` counts its waits before:
+        for earlier tries, or under earlier rates."""
         began = self._clock.monotonic()
         longest_seconds = self._wait_seconds_max
         if request.purpose not in (Purpose.LIVE, Purpose.FORWARD):
@@ -489,7 +469,7 @@ class RequestRates:
                             waited_seconds += self._clock.monotonic() - began
                             await self._successor.wait(request, waited_seconds)
                         return
-                    self._observer.origin_throttled_in_vain(request.slot)
+                    metrics.ORIGIN_THROTTLED_IN_VAIN.add(1, request.slot)
                     raise OriginBusy(
                         f"the origin takes {rate.bucket.rate:.0f} requests per second there, and this one could not be "
                         f"sent in {longest_seconds:g} s"
@@ -497,16 +477,17 @@ class RequestRates:
                 self._need(rate)
         throttled_seconds = self._clock.monotonic() - began
         if throttled_seconds > 0:
-            self._observer.origin_throttled(request.slot, throttled_seconds)
+            metrics.ORIGIN_THROTTLED.add(1, request.slot)
+            metrics.ORIGIN_THROTTLE_WAIT_SECONDS.add(throttled_seconds, request.slot)
 
     def charge(self, request: OriginRequest) -> None:
-        """A request is sent without having waited: those behind it wait for it."""
+        """Charge for a request that is sent without waiting: later ones wait for it."""
         for rate in self._rates_of(request, is_new=True) if self._live else ():
             self._limiter(rate, request).charge(1)
 
     def refused(self, request: OriginRequest, sent_at: float) -> None:
-        """The origin has refused, for their number, a request that was sent at a monotonic time."""
-        self._observer.origin_slowed_down(request.slot)
+        """Note that the origin has refused, for their number, a request that was sent at a monotonic time."""
+        metrics.ORIGIN_SLOW_DOWN.add(1, request.slot)
         now = self._clock.monotonic()
         self._read(now)
         bucket, direction, prefix = request.bucket or "", direction_of(request), prefix_of(request)
@@ -522,7 +503,7 @@ class RequestRates:
             elif not is_together and refusals.are_of(prefix):
                 self._claim(request, prefix, now)
             return
-        if whole is not None:  # what the bucket takes is being measured
+        if whole is not None:  # the rate of the bucket is being measured
             whole.refuse(name, sent_at, now)
             if rate is not None:
                 rate.refuse(name, sent_at, now)
@@ -539,13 +520,13 @@ class RequestRates:
 
     # Which rates there are
 
-    def take_over(self, before: RequestRates) -> None:
-        """What was known before settings have changed, and who waits."""
+    def inherit(self, before: RequestRates) -> None:
+        """Take over the rates and the waiting requests after a change of settings."""
         now = self._clock.monotonic()
         before._read(now)
         for name, rate in before._live.items():
             place = self._place_for(name, now)
-            if place is not None and (place.is_alive(now) or place.take_over(rate, now)):
+            if place is not None and (place.is_alive(now) or place.inherit(rate, now)):
                 place.label = rate.label
         self._told[self._cells.own] += 1
         self._read(now)
@@ -556,7 +537,8 @@ class RequestRates:
             rate.send_away()
 
     def rates(self) -> dict[tuple[str, Direction], float]:
-        """What the origin is believed to take, by bucket and direction, as far as this process has sent anything."""
+        """Return the requests that the origin probably takes, by bucket and direction, where this process has sent
+        any."""
         now, found = self._clock.monotonic(), dict[tuple[str, Direction], float]()
         self._read(now)
         whole = {rate.family for name, rate in self._live.items() if _is_whole(name)}
@@ -580,10 +562,10 @@ class RequestRates:
 
     def _need(self, rate: RequestRate) -> None:
         if rate.need(self._clock.monotonic()):
-            self._told[self._cells.own] += 1  # where others were about to forget it
+            self._told[self._cells.own] += 1  # others may have been about to forget it
 
     def _rates_of(self, request: OriginRequest, *, is_new: bool = False) -> tuple[RequestRate, ...]:
-        """What a request passes now, one after the other; `is_new`: it is not counted yet where all pass."""
+        """Return the rates that a request passes now, in this order; `is_new`: count it if they are measured."""
         now = self._clock.monotonic()
         bucket, direction = request.bucket or "", direction_of(request)
         prefix = prefix_of(request)
@@ -604,7 +586,7 @@ class RequestRates:
         return rate.limiter(self._slots.get(request.slot, 0))
 
     def _read(self, now: float) -> None:
-        """The claims of all processes."""
+        """Read the claims of all processes."""
         self._known = self._told.tobytes()
         if self._known == self._nothing_told:
             return
@@ -621,11 +603,11 @@ class RequestRates:
             self._watching = asyncio.create_task(self._watch(), name="request rates")
 
     def _claim(self, request: OriginRequest, prefix: str | None, now: float) -> RequestRate | None:
-        """Find a place for a rate, which is measured from now on; None: all are in use."""
+        """Find a place for a rate, and begin to measure it; None: all are in use."""
         bucket, direction = request.bucket or "", direction_of(request)
         name = _name(bucket, prefix, direction)
         rate = self._place_for(name, now)
-        if rate is None or not rate.claim(name, _name(bucket, None, direction), Course.of(now, math.inf), now):
+        if rate is None or not rate.claim(name, _name(bucket, None, direction), RateCurve.of(now, math.inf), now):
             return None  # another process was faster, for another rate: the next refusal finds another place
         self._told[self._cells.own] += 1
         _log.warning(
@@ -639,17 +621,17 @@ class RequestRates:
         return rate
 
     def _claim_whole(self, request: OriginRequest, rate: RequestRate, now: float) -> None:
-        """Have the bucket of a prefix that is refused have a rate, if another prefix is refused as well."""
+        """Give the bucket of a refused prefix a rate, if another prefix is refused as well."""
         others = [one for one in self._live.values() if one is not rate and one.family == rate.family]
         if any(one.is_over(now) for one in others) and self._claim(request, None, now) is not None:
             for one in (rate, *others):
-                if now - one.claimed_at < _PROVEN_SECONDS:  # it was measured while the others were refused as well
+                if now - one.claimed_at < _PROVEN_SECONDS:  # it was measured while the others were refused too
                     one.retire(now)
             self._told[self._cells.own] += 1
             self._read(now)
 
     def _place_for(self, name: int, now: float) -> RequestRate | None:
-        """The place that a rate has, or may have; None: all are in use."""
+        """Return the place that a rate has, or may take; None: all are in use."""
         count = places_for(len(self._weights), self._cells.processes)
         places = (self._place((name + number) % count) for number in range(count))
         return next((place for place in places if not place.is_alive(now) or place.name == name), None)
@@ -672,9 +654,9 @@ class RequestRates:
 
     def _tell(self, rates: dict[tuple[str, Direction], float]) -> None:
         for label in self._labels - rates.keys():
-            self._observer.origin_request_rate(*label, 0.0)
+            metrics.ORIGIN_REQUEST_RATE.set(0.0, *label)
         for label, rate in rates.items():
-            self._observer.origin_request_rate(*label, rate)
+            metrics.ORIGIN_REQUEST_RATE.set(rate, *label)
         self._labels = set(rates)
 
 

@@ -1,7 +1,7 @@
-"""What holds for a prefix on this node: slots, the longest prefix wins, and what a caller may do there.
+"""The rules for a prefix on this node: slots, the longest prefix counts, and callers' rights there.
 
-Rights of the credential and of the slot are judged in one answer: the reason for a refusal, or None. The reason goes
-into the AccessDenied that the client sees (docs/semantics.md, clause 7).
+Rights of the credential and of the slot are judged in one answer: the reason for a refusal, or None. The client sees it
+in the AccessDenied (docs/semantics.md, clause 7).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Prefix:
 
     @classmethod
     def parse(cls, text: str) -> Prefix:
-        """`s3://` is everything; `s3://b` and `s3://b/` are the whole bucket. Raises ValueError otherwise."""
+        """Parse `s3://` (everything), `s3://b` or `s3://b/` (the whole bucket), or a prefix. Raises ValueError."""
         if not text.startswith(_SCHEME):
             raise ValueError(f"{text!r} does not begin with s3://")
         bucket, _, key_prefix = text[len(_SCHEME) :].partition("/")
@@ -43,7 +43,7 @@ class Prefix:
         return f"{_SCHEME}{self.bucket}/{self.key_prefix}" if self.bucket else _SCHEME
 
     def covers(self, bucket: str, key_prefix: str) -> bool:
-        """Whether every key of `bucket` that begins with `key_prefix` lies within."""
+        """Return whether every key of `bucket` that begins with `key_prefix` lies within."""
         return not self.bucket or (bucket == self.bucket and key_prefix.startswith(self.key_prefix))
 
 
@@ -51,8 +51,7 @@ class PrefixMap(Generic[T]):
     """Values (none of them None) by prefix; of several with the same prefix the first counts. It never changes.
 
     A look-up is one binary search in the sorted prefixes of the bucket, then a walk outwards through the prefixes that
-    enclose each other. So its cost does not grow with the number of prefixes, but for the search itself (a comparison
-    more for each doubling), and grows with the depth of their nesting.
+    enclose each other. So its cost grows with the depth of their nesting, and with their number only by the search.
     """
 
     def __init__(self, entries: Iterable[tuple[Prefix, T]]) -> None:
@@ -65,13 +64,13 @@ class PrefixMap(Generic[T]):
         self._buckets = {bucket: _PrefixesOfBucket(values) for bucket, values in by_bucket.items()}
 
     def longest(self, bucket: str, key: str) -> T | None:
-        """The value of the longest prefix that covers `key`, or all keys that begin with it; None: no prefix does."""
+        """Return the value of the longest prefix that covers `key`, or all keys that begin with it; None: none does."""
         prefixes = self._buckets.get(bucket)
         found = prefixes.longest(key) if prefixes is not None else None
         return self._everywhere if found is None else found
 
     def within(self, bucket: str, key_prefix: str) -> Iterator[T]:
-        """The values of all prefixes of `bucket` that are longer than `key_prefix` and begin with it, in order."""
+        """Yield the values of all longer prefixes of `bucket` that begin with `key_prefix`, in order."""
         prefixes = self._buckets.get(bucket)
         if prefixes is not None:
             yield from prefixes.within(key_prefix)
@@ -111,34 +110,33 @@ class _PrefixesOfBucket(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A prefix and what may be done under it; `name` labels metrics and messages.
+    """A prefix and its rules; `name` labels metrics and messages.
 
-    `consistency` says when changes that others make at the origin are seen: `strict` at once, `ttl` within
-    `metadata_ttl_seconds`, `immutable` never, once an object has been looked at, `snapshot` never at all: what there is
-    says the snapshot named `snapshot`. Absence is believed for
-    `negative_ttl_seconds`, where not strict. While the origin does not answer, `ttl` goes on for
+    `consistency` is when others' changes at the origin are seen: `strict` at once, `ttl` within `metadata_ttl_seconds`,
+    `immutable` never after an object's first look-up, `snapshot` never: the snapshot named `snapshot` says what exists.
+    Absence is believed for `negative_ttl_seconds`, unless `strict`. While the origin does not answer, `ttl` goes on for
     `stale_if_unreachable_seconds` more.
 
-    Of the cache directory, `capacity_bytes` are guaranteed to the slot, and it takes at most `capacity_limit_bytes`
-    (None: all that is idle). Its objects are cached in blocks of `block_size_bytes` (None: of the cache's size).
-    `eviction` says which blocks leave first; of objects larger than `kept_object_bytes_max` none are kept.
+    The slot is guaranteed `capacity_bytes` of the cache directory, and takes at most `capacity_limit_bytes` (None: all
+    that is idle). Its objects are cached in blocks of `block_size_bytes` (None: the cache's size). `eviction` decides
+    which blocks leave first; objects larger than `kept_object_bytes_max` are not kept.
 
-    `write` says when a write is acknowledged: `through`, when the origin has it; `back`, when this node's disk has;
-    `scratch`, likewise, and the origin never gets it. What is not to be sent is removed after `local_expiry_seconds`.
-    Then writes take at most `buffer_bytes` of the disk until the origin has them (None: what there is); `buffer_full`
-    says what becomes of those for which there is no room. While this node alone has more than `exposure_bytes_max`, or
-    something for longer than `exposure_age_seconds_max`, writes go through. Objects whose name is like one of `markers`
-    reach the origin after all that was acknowledged before them under their directory, and with the `order` `strict`
-    every write does so after all before it; with `manifests` `checked`, after all that they name, whoever writes it.
-    Where a bucket's ETags cannot be foretold, writes go through, or, with the `etag` `local`, have one of this node's.
-    An upload of which no part has come for `upload_expiry_seconds` is ended.
+    `write` is when a write is acknowledged: `through`, when the origin has it; `back`, when this node's disk has it;
+    `scratch`, likewise, and the origin never gets it. Local objects are removed after `local_expiry_seconds`. Writes
+    take at most `buffer_bytes` of the disk until the origin has them (None: all there is); `when_buffer_full` decides
+    about those without room. While this node alone has more than `unflushed_bytes_max`, or something for longer than
+    `unflushed_age_seconds_max`, writes go through. Objects whose names match `markers` reach the origin after all that
+    was acknowledged before them under their directory, and with the `order` `strict` every write after all before it;
+    with `manifests` `checked`, after all that they name, whichever node writes it. If a bucket's ETags cannot be
+    foretold, writes go through, or, with the `etag` `local`, have one of this node's. An upload without a part for
+    `upload_expiry_seconds` is ended.
 
-    `checkpoints` are patterns of keys that make one checkpoint (checkpoint_patterns.py); None: the layouts that are
-    known; none at all: nothing is grouped. `flush` says which of them are sent once a newer one is at the origin:
-    `all`, none (`latest`), or each of so many (`every-5th`). The newest `keep_last` stay in the cache.
+    `checkpoints` are patterns of keys that make one checkpoint (checkpoint_patterns.py); None: the known layouts;
+    empty: no checkpoints. `flush` decides which are sent once a newer one is at the origin: `all`, none (`latest`), or
+    every n-th (`every-5th`). The newest `keep_last` stay in the cache.
 
-    `authorization` says who judges a caller, besides the gateway's own rules: nobody (`gateway`), or the origin
-    (`origin`), which is asked in the caller's own name; a yes counts for `authorization_ttl_seconds`.
+    `authorization` is who judges a caller, besides the gateway's own rules: none (`gateway`), or the origin (`origin`),
+    asked in the caller's own name; a yes counts for `authorization_ttl_seconds`.
     """
 
     name: str
@@ -156,9 +154,9 @@ class Slot:
     snapshot: str = ""
     write: Literal["through", "back", "scratch"] = "through"
     buffer_bytes: int | None = None
-    buffer_full: Literal["through", "slow-down"] = "through"
-    exposure_bytes_max: int | None = None
-    exposure_age_seconds_max: float | None = None
+    when_buffer_full: Literal["through", "slow-down"] = "through"
+    unflushed_bytes_max: int | None = None
+    unflushed_age_seconds_max: float | None = None
     order: Literal["markers", "strict"] = "markers"
     markers: tuple[str, ...] = MARKERS
     manifests: Literal["checked", "in-order"] = "checked"
@@ -173,7 +171,7 @@ class Slot:
 
     @property
     def is_buffered(self) -> bool:
-        """Whether writes are acknowledged when this node's disk has them."""
+        """Return whether writes are acknowledged when this node's disk has them."""
         return self.write != "through"
 
 
@@ -184,14 +182,14 @@ class Slots:
     """All slots of this node, with `default` behind them.
 
     Keys under `s3://train/imagenet/` belong to the slot of that prefix even when another slot has `s3://train/`.
-    Whoever holds this sees what is changed while the gateway runs; a `Slot` found before stays as it was.
+    Changes while the gateway runs appear here; a `Slot` found before stays as it was.
     """
 
     def __init__(self, slots: Iterable[Slot] = ()) -> None:
-        self.follow(slots)
+        self.apply_settings(slots)
 
-    def follow(self, slots: Iterable[Slot]) -> None:
-        """These are all from now on. Event loop only."""
+    def apply_settings(self, slots: Iterable[Slot]) -> None:
+        """Set all slots. Event loop only."""
         self._all = tuple(slots)
         self._by_prefix = PrefixMap((slot.prefix, slot) for slot in self._all)
         self._of_bucket: dict[str, list[Slot]] = {}
@@ -201,19 +199,19 @@ class Slots:
         self.any_by_origin = any(slot.authorization == "origin" for slot in self._all)
 
     def __iter__(self) -> Iterator[Slot]:
-        """The slots that are configured, without `default`."""
+        """Iterate over the configured slots, without `default`."""
         return iter(self._all)
 
     def find(self, bucket: str, key: str) -> Slot:
-        """The slot that `key` belongs to."""
+        """Return the slot that `key` belongs to."""
         return self._by_prefix.longest(bucket, key) or DEFAULT_SLOT
 
     def of_bucket(self, bucket: str) -> Sequence[Slot]:
-        """The slots that keys of a bucket may belong to, besides `default`; the first that fits a key has it."""
+        """Return the slots that keys of a bucket may belong to, besides `default`; the first that fits a key has it."""
         return (*self._of_bucket.get(bucket, ()), *self._of_bucket.get("", ()))
 
     def under(self, bucket: str, key_prefix: str) -> Iterator[Slot]:
-        """Every slot that a key may belong to which begins with `key_prefix`."""
+        """Yield every slot that a key with the prefix `key_prefix` may belong to."""
         yield self.find(bucket, key_prefix)
         yield from self._by_prefix.within(bucket, key_prefix)
 
@@ -225,7 +223,7 @@ class Grant:
     prefixes: Sequence[Prefix]
     read_only: bool = False
     covers_everything: bool = field(init=False, repr=False, compare=False)
-    """Whether service-level operations (ListBuckets) are allowed."""
+    """Service-level operations (ListBuckets) are allowed."""
     _covering: PrefixMap[Prefix] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -233,11 +231,11 @@ class Grant:
         object.__setattr__(self, "_covering", PrefixMap((prefix, prefix) for prefix in self.prefixes))
 
     def covers(self, bucket: str, key_prefix: str) -> bool:
-        """Whether every key of `bucket` beginning with `key_prefix` is allowed; "" asks for the whole bucket."""
+        """Return whether every key of `bucket` beginning with `key_prefix` is allowed; "" asks for the whole bucket."""
         return self.covers_everything or self._covering.longest(bucket, key_prefix) is not None
 
     def prefixes_in(self, bucket: str) -> Iterator[str]:
-        """With which prefixes the keys of `bucket` begin that are allowed."""
+        """Yield the prefixes of the allowed keys of `bucket`."""
         return (prefix.key_prefix if prefix.bucket else "" for prefix in self.prefixes if prefix.bucket in ("", bucket))
 
 
@@ -245,14 +243,12 @@ EVERYTHING = Grant((Prefix(""),))
 
 
 def refusal_of_read(grant: Grant, bucket: str, key: str) -> str | None:
-    """Why the object may not be read."""
     if not grant.covers(bucket, key):
         return "The credential does not cover this key."
     return None
 
 
 def refusal_of_write(grant: Grant, slots: Slots, bucket: str, key: str) -> str | None:
-    """Why the object may not be changed."""
     if not grant.covers(bucket, key):
         return "The credential does not cover this key."
     if grant.read_only:
@@ -264,7 +260,7 @@ def refusal_of_write(grant: Grant, slots: Slots, bucket: str, key: str) -> str |
 
 
 def refusal_of_any_write(grant: Grant, slots: Slots, bucket: str) -> str | None:
-    """Why no key of the bucket at all may be changed."""
+    """Return why no key of the bucket at all may be changed."""
     if grant.read_only:
         return "The credential is read-only."
     prefixes = list(grant.prefixes_in(bucket))
@@ -276,28 +272,28 @@ def refusal_of_any_write(grant: Grant, slots: Slots, bucket: str) -> str | None:
 
 
 def refusal_of_creation(grant: Grant, bucket: str) -> str | None:
-    """Why a caller may not create a bucket, not even one that is there already: then nothing is changed."""
+    """Return why a caller may not create a bucket, even one that exists: then nothing is changed."""
     if grant.read_only:
         return "The credential is read-only."
     return None if any(True for _ in grant.prefixes_in(bucket)) else "The credential covers no key of this bucket."
 
 
 def refusal_of_listing(grant: Grant, bucket: str, prefix: str) -> str | None:
-    """Why keys that begin with `prefix` may not be listed."""
+    """Return why keys that begin with `prefix` may not be listed."""
     if not grant.covers(bucket, prefix):
         return "The credential does not cover this prefix: ask for a prefix that it covers."
     return None
 
 
 def refusal_of_bucket_operation(grant: Grant, slots: Slots, bucket: str | None, *, is_read: bool) -> str | None:
-    """Why an operation on a whole bucket (or, with None, on the service) is refused."""
+    """Return why an operation on a whole bucket (or, with None, on the service) is refused."""
     if not (grant.covers_everything if bucket is None else grant.covers(bucket, "")):
         return "Operations on a bucket or on the service need a credential that covers all of it."
     return None if is_read else refusal_of_unknown_writes(grant, slots, bucket or "")
 
 
 def refusal_of_unknown_writes(grant: Grant, slots: Slots, bucket: str) -> str | None:
-    """Why a bucket may not be changed by what does not say which keys it changes: rules, forms, renames."""
+    """Return why requests that do not name the keys they change (rules, forms, renames) are refused."""
     if not grant.covers(bucket, ""):
         return "What may change any key of a bucket needs a credential that covers all of it."
     if grant.read_only:

@@ -1,17 +1,17 @@
 """Token buckets that all processes of a gateway share, and the cells in memory that they share without a lock.
 
-What a bucket holds follows from cells that have one writer each, and from the time. So no process can break another's
-view or hold one up, wherever it is stopped or killed (docs/decisions/0007-origin-meter.md has the proof):
+A bucket's level follows from cells that have one writer each, and from the time. So no process can break another's view
+or hold one up, wherever it is stopped or killed (docs/decisions/0007-origin-meter.md has the proof):
 
-    taken[p]    the bytes that process p has taken in all
-    anchor[p]   bytes that say when p last saw the bucket full: `taken in all then - rate * the time then`
+    taken[p]    all bytes that process p has taken
+    anchor[p]   tells when p last saw the bucket full: `all bytes taken by then - rate * the time then`
     level       burst + rate * time - sum(taken) + min(anchors), at most the burst
 
 A cell is one aligned word, which the processors that Forebay runs on write and read as a whole.
 
-The rate of an `AdjustableBucket` changes while it is used. `rate * time` is then the sum of what has flowed at each
-rate, and each change is a record: the new rate, since when, and what had flowed until then. Each process writes records
-in cells of its own, two in turn, so that a reader never finds one half written; the latest of all processes counts.
+The rate of an `AdjustableBucket` changes while it is used. `rate * time` is then the sum of the flows at each rate, and
+each change is a record: the new rate, its time, and the flow until then. Each process writes records in cells of its
+own, two in turn, so that a reader never finds one half written; the latest of all processes counts.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ import struct
 from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SHRINK, fcntl
 
 BURST_SECONDS = 0.1
-"""What an idle bucket saves up: this much of its rate. It also makes good for timers that ring late."""
+"""An idle bucket saves up this much of its rate. It also makes up for late timers."""
 
 _SWITCH_SECONDS_MAX, _SWITCH_BYTES_MAX = 2.0, 8 * 1024**2
-"""What a process takes of a bucket at most after the next one was made, and before it goes on with that."""
+"""The most that a process takes from a bucket after the next one was made, before it changes to that."""
 
 _LAYOUT_VERSION = 2
 _HEADER = struct.Struct("=QQQd")
-"""Version, number of rows, number of processes, and the time of `Clock.monotonic` from which on times count."""
+"""Version, number of rows, number of processes, and the `Clock.monotonic` time from which times count."""
 
 _CELL_BYTES = 8
 
 ROWS_OF_BUCKET = 2
-"""What was taken, and the anchors."""
+"""Bytes taken, and anchors."""
 
 _RECORD_ROWS = 3
 ROWS_OF_ADJUSTABLE_BUCKET = ROWS_OF_BUCKET + 2 + 2 * _RECORD_ROWS
-"""Besides, for each process: the time of its latest change, which of its records that is, and the records."""
+"""In addition, for each process: the time of its latest change, the number of that record, and the records."""
 
 
 class TokenBucket:
     """A rate in bytes per second, as one process sees the bucket of all.
 
-    Whoever finds no debt may pass with a piece of any size, and what the bucket lacks for it becomes debt. Whoever
-    finds debt takes nevertheless, and passes when the debt that it found is paid. So pieces pass in the order in which
-    they were taken, and in any span of t seconds at most `rate * (t + BURST_SECONDS)` and one piece per process pass.
+    Without debt a piece of any size may pass, and what the bucket lacks for it becomes debt. With debt, a piece is
+    taken too, and passes when the debt before it is paid. So pieces pass in the order in which they were taken, and in
+    any span of t seconds at most `rate * (t + BURST_SECONDS)` and one piece per process pass.
     """
 
     def __init__(
@@ -60,32 +60,31 @@ class TokenBucket:
         self._own = own
 
     def delay_seconds(self, now: float) -> float:
-        """Until the next piece may pass; 0 is now."""
+        """Return the seconds until the next piece may pass; 0 is now."""
         level = self._level(now, 0)
         return 0.0 if level >= 0 else -level / self.rate
 
     def level(self, now: float) -> float:
-        """The bytes that it holds, a burst at most; less than nothing is debt."""
+        """Return the bytes that it holds, a burst at most; below zero is debt."""
         return self._level(now, 0)
 
     def take(self, count: int) -> None:
-        """`count` bytes pass, now or when the debt is paid: they are on the account."""
+        """Charge `count` bytes, which pass now or when the debt is paid."""
         self._taken[self._own] += count
 
-    def give_back(self, count: int) -> None:
-        """`count` bytes that were taken did not pass."""
+    def release(self, count: int) -> None:
+        """Give back `count` bytes that were taken and did not pass."""
         self._taken[self._own] -= count
 
     def passed(self, count: int, now: float) -> None:
-        """`count` bytes that were taken before pass only now: what was saved up meanwhile is no more than a burst."""
+        """Note that `count` bytes taken before pass only now: no more than a burst was saved up meanwhile."""
         self._level(now, count)
 
     def taken_bytes(self) -> int:
         return sum(self._taken)
 
     def begin_as(self, before: TokenBucket, now: float) -> None:
-        """Hold what `before` holds, and count on from there. Nobody may use this bucket yet; both have the same
-        processes."""
+        """Start with the level of `before`. No process may use this bucket yet; both have the same processes."""
         flowed = self._flowed(now)  # first: it learns rate and burst
         level = min(before.level(now), self.burst)
         self._taken[:] = before._taken
@@ -93,9 +92,9 @@ class TokenBucket:
         for process in range(len(self._anchors)):
             self._anchors[process] = anchor
 
-    def go_on_from(self, before: TokenBucket) -> None:
-        """This process takes from this bucket from now on: what it has taken from `before` since this one began
-        counts here. More than can be is of buckets that have nothing to do with each other."""
+    def continue_from(self, before: TokenBucket) -> None:
+        """Change to this bucket: what this process took from `before` since this one was made counts here. An
+        implausible amount means that the two buckets are unrelated."""
         count = before._taken[self._own] - self._taken[self._own]
         if abs(count) <= before.rate * _SWITCH_SECONDS_MAX + _SWITCH_BYTES_MAX:
             self.take(count)
@@ -104,8 +103,8 @@ class TokenBucket:
         return self.rate * (now - self._started)
 
     def _level(self, now: float, held: int) -> float:
-        """What the bucket held, had `held` bytes not been taken yet. Where it was full, that is noted down."""
-        # The order matters: the time first. What is read after it makes the level less than it was then, not more.
+        """Return the level without `held` bytes of those taken. If the bucket was full, note that."""
+        # Order matters: the time first. Bytes taken after it make the level too low, never too high.
         flowed = self._flowed(now)
         taken = sum(self._taken) - held
         level = self.burst + flowed - taken + min(self._anchors)
@@ -115,9 +114,9 @@ class TokenBucket:
 
 
 class AdjustableBucket(TokenBucket):
-    """A bucket whose rate any process may change at any time; all others keep to the new one with their next look.
+    """A bucket whose rate any process may change at any time; others keep to the new one from their next look.
 
-    Less of a rate makes less of a burst, too: who had just used up the old burst waits for what it was at the new rate.
+    A lower rate makes a smaller burst, too: a process that has just used up the old burst waits for it at the new rate.
     """
 
     def __init__(
@@ -129,23 +128,23 @@ class AdjustableBucket(TokenBucket):
         changes: tuple[memoryview[float], memoryview[int], list[memoryview[float]]],
         own: int,
     ) -> None:
-        """`rate` is what it has until the first change."""
+        """`rate` holds until the first change."""
         super().__init__(rate, started, taken, anchors, own)
         self._changed_at, self._which, self._records = changes
         self._known = 0.0, rate, started, 0.0
-        """When the rate was last changed, to what, since when it counts, and what had flowed until then."""
+        """The last change: its time, the rate, since when it counts, and the flow until then."""
 
     def begin_as(self, before: TokenBucket, now: float) -> None:
-        """As of any bucket, at the rate that `before` has by now."""
+        """Start with the level of any bucket, at the rate that `before` has by now."""
         before.level(now)
         self.change_rate(before.rate, now)
-        self.level(now)  # learns of that
+        self.level(now)  # learns that
         super().begin_as(before, now)
 
     def change_rate(self, rate: float, now: float) -> None:
-        """`rate` bytes per second from now on. The latest change of all processes counts."""
+        """Set the rate in bytes per second from now on. The latest change of all processes counts."""
         flowed = self._flowed(now)
-        if now <= self._known[0]:  # somebody has just changed it
+        if now <= self._known[0]:  # another process has just changed it
             return
         own, record = self._own, 1 - self._which[self._own]
         for row, value in zip(self._record(record), (rate, now, flowed), strict=True):
@@ -154,7 +153,7 @@ class AdjustableBucket(TokenBucket):
         self._changed_at[own] = now
 
     def changed_at(self) -> float:
-        """When the rate was last changed; 0 is never."""
+        """Return when the rate was last changed; 0: never."""
         return max(self._changed_at)
 
     def _flowed(self, now: float) -> float:
@@ -165,8 +164,8 @@ class AdjustableBucket(TokenBucket):
         return before + rate * max(0.0, now - since)
 
     def _learn(self, changed_at: float) -> None:
-        """The record that a process has just told of. Where it writes on meanwhile, the next look finds what it has
-        written then."""
+        """Read the record that a process has just announced. If it writes on meanwhile, the next look finds the new
+        one."""
         process = list(self._changed_at).index(changed_at) if changed_at in self._changed_at else self._own
         rate, since, before = (row[process] for row in self._record(self._which[process]))
         if since == changed_at:
@@ -195,7 +194,7 @@ class SharedCells:
 
     @classmethod
     def attach(cls, descriptor: int, rows: int, processes: int, own: int) -> SharedCells:
-        """Map what `make_shared_memory` made; OSError, ValueError."""
+        """Map the memory of `make_shared_memory`; OSError, ValueError."""
         return cls(mmap.mmap(descriptor, _size_bytes(rows, processes)), rows, processes, own)
 
     @classmethod
@@ -205,25 +204,25 @@ class SharedCells:
         return cls(memory, rows, 1, 0)
 
     def bucket(self, row: int, rate: float) -> TokenBucket:
-        """The bucket in a row and the next one, which lets `rate` bytes per second pass: the same in all processes."""
+        """Return the bucket in a row and the next one, with `rate` bytes per second: the same in all processes."""
         return TokenBucket(rate, self._started, self.whole_numbers(row), self.numbers(row + 1), self.own)
 
     def adjustable_bucket(self, row: int, rate: float) -> AdjustableBucket:
-        """The one in a row and those after it, `ROWS_OF_ADJUSTABLE_BUCKET` in all; `rate` until it is changed."""
+        """Return the bucket in a row and those after it, `ROWS_OF_ADJUSTABLE_BUCKET` in all; `rate` until a change."""
         first = row + ROWS_OF_BUCKET
         records = [self.numbers(first + 2 + number) for number in range(2 * _RECORD_ROWS)]
         changes = self.numbers(first), self.whole_numbers(first + 1), records
         return AdjustableBucket(rate, self._started, self.whole_numbers(row), self.numbers(row + 1), changes, self.own)
 
     def whole_numbers(self, row: int) -> memoryview[int]:
-        """A row of whole numbers, a cell for each process."""
+        """Return a row of whole numbers, a cell for each process."""
         return self._whole_numbers[row * self.processes : (row + 1) * self.processes]
 
     def numbers(self, row: int) -> memoryview[float]:
         return self._numbers[row * self.processes : (row + 1) * self.processes]
 
     def column(self, row: int, rows: int, process: int) -> memoryview[int]:
-        """The whole numbers of one process in some rows."""
+        """Return the whole numbers of one process in some rows."""
         return self._whole_numbers[row * self.processes + process : (row + rows) * self.processes : self.processes]
 
     def column_of_numbers(self, row: int, rows: int, process: int) -> memoryview[float]:
@@ -231,9 +230,9 @@ class SharedCells:
 
 
 def make_shared_memory(rows: int, processes: int, now: float) -> int:
-    """A descriptor of memory for cells, to be inherited by the processes that share them; OSError.
+    """Return a descriptor of memory for cells, for the processes that share them to inherit; OSError.
 
-    It has no name, so that nothing clears it away, and cannot shrink, so that no process dies of touching it.
+    It has no name, so that nothing removes it, and cannot shrink, so that no process dies of touching it.
     """
     descriptor = os.memfd_create("forebay-bandwidth", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -253,5 +252,5 @@ def _size_bytes(rows: int, processes: int) -> int:
 
 
 def _lay_out(memory: mmap.mmap, rows: int, processes: int, now: float) -> None:
-    """All else is zero: nothing was taken, every bucket was full at `now`, and nobody waits."""
+    """Write the header. Zeros elsewhere mean: nothing taken, every bucket full at `now`, nothing waiting."""
     _HEADER.pack_into(memory, 0, _LAYOUT_VERSION, rows, processes, now)

@@ -24,7 +24,7 @@ from time import gmtime, strftime
 from typing import Literal, NamedTuple
 
 from gateway.core.errors import OriginBodyError, S3Error
-from gateway.core.model import ByteRange
+from gateway.core.model import ByteRange, ObjectVersion
 from gateway.s3.error_codes import s3_error
 from gateway.s3.trace_context import passed_on_state
 
@@ -196,6 +196,7 @@ def stored_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 _MD5 = re.compile("[0-9a-f]{32}")
+_MD5_OF_EITHER_CASE = re.compile(r"[0-9A-Fa-f]{32}(?:-\d{1,5})?", re.ASCII)
 _OF_PARTS = re.compile(r"-\d{1,5}\Z", re.ASCII)
 
 
@@ -212,6 +213,22 @@ def unquote(etag: str) -> str:
     return etag
 
 
+def strong_etag(etag: str) -> str:
+    """Return `etag` as `If-Match` takes it: some servers list ETags without quotes, in two pairs, or as weak ones."""
+    return f'"{etag.strip().removeprefix("W/").strip(chr(34))}"'
+
+
+def plain_etag(etag: str) -> str:
+    """Return the text by which ETags compare that the origin may write in two forms, in HEAD and in LIST."""
+    bare = strong_etag(etag)[1:-1]
+    return bare.lower() if _MD5_OF_EITHER_CASE.fullmatch(bare) else bare
+
+
+def is_same_version(one: ObjectVersion, other: ObjectVersion) -> bool:
+    """Return whether two versions of a key are one, though HEAD may name the one and LIST the other."""
+    return plain_etag(one.etag) == plain_etag(other.etag) and one.size_bytes == other.size_bytes
+
+
 def is_md5_etag(etag: str) -> bool:
     """Return whether `etag` has the form of an MD5: 32 hex digits, no part count."""
     return bool(_MD5.fullmatch(unquote(etag)))
@@ -223,9 +240,10 @@ def is_of_parts(etag: str) -> bool:
 
 
 def without_doubtful_checksums(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Leave out the checksums of an object of parts that do not say whether they are of its bytes or of its parts'
-    checksums: no `x-amz-checksum-type`, and no `-N` behind the value. SDKs take them for the former."""
-    if "x-amz-checksum-type" in headers or not is_of_parts(headers.get("etag", "").removeprefix("W/")):
+    """Leave out checksums that do not say whether they are of an object's bytes or of its parts' checksums: no
+    `x-amz-checksum-type`, and no `-N` behind the value. SDKs take them for the former. An ETag that is an MD5 says that
+    the object has no parts; any other does not."""
+    if "x-amz-checksum-type" in headers or is_md5_etag(plain_etag(headers.get("etag", ""))):
         return headers
     kept = "x-amz-checksum-algorithm"  # some stores show it with the object
     return {

@@ -94,20 +94,14 @@ _ENTRY = re.compile(
 )
 
 _SIZE = re.compile("[0-9]{1,15}")
+_OBJECTS = frozenset({"Contents", "Version", "DeleteMarker"})
 
 
-def parse_listed_page(body: bytes, *, with_owner: bool, leads_on: bool = True) -> ListedPage:
-    """The page; OriginBodyError when it is none, lacks what every page has, or is not in order.
-
-    Of version 1, a page that `leads_on` names no token of the next.
-    """
-    quick, rest = _quick_entries(body, with_owner=with_owner)
-    root = parse_bounded(rest.lstrip(), _ELEMENTS_MAX)
-    if root is None or local_name(root) != "ListBucketResult":
+def parse_listed_page(body: bytes, *, with_owner: bool) -> ListedPage:
+    """Return the page. Raise OriginBodyError if it is none, lacks what every page has, or is not in order."""
+    root, url, entries = _parsed(body, with_owner=with_owner)
+    if local_name(root) != "ListBucketResult":
         raise OriginBodyError("the origin's answer to ListObjectsV2 is no ListBucketResult")
-    url = (child_text(root, "EncodingType") or "").strip().lower() == "url"
-    entries = [ListedEntry(_key(entry.key, url=url), *entry[1:]) for entry in quick]
-    entries += [_entry(node, with_owner=with_owner, url=url) for node in root if local_name(node) == "Contents"]
     prefixes = [
         _key((child_text(node, "Prefix") or "").encode(), url=url)
         for node in root
@@ -117,9 +111,29 @@ def parse_listed_page(body: bytes, *, with_owner: bool, leads_on: bool = True) -
         raise OriginBodyError("the origin does not list keys in the order of their bytes")
     token = child_text(root, "NextContinuationToken")
     truncated = (child_text(root, "IsTruncated") or ("true" if token else "")).strip().lower() == "true"
-    if truncated and not token and leads_on:
+    if truncated and not token:
         raise OriginBodyError("the origin's ListBucketResult is truncated and has no NextContinuationToken")
     return ListedPage(entries, prefixes, token if truncated else None, url)
+
+
+def listed_objects(body: bytes) -> list[ListedEntry]:
+    """Return the current objects that a page of any kind of listing shows, in order. A deleted one has size -1."""
+    return sorted(_parsed(body, with_owner=False)[2], key=lambda entry: entry.key)
+
+
+def _parsed(body: bytes, *, with_owner: bool) -> tuple[Element, bool, list[ListedEntry]]:
+    quick, rest = _quick_entries(body, with_owner=with_owner)
+    root = parse_bounded(rest.lstrip(), _ELEMENTS_MAX)
+    if root is None:
+        raise OriginBodyError("the origin's listing is no XML")
+    url = (child_text(root, "EncodingType") or "").strip().lower() == "url"
+    entries = [ListedEntry(_key(entry.key, url=url), *entry[1:]) for entry in quick]
+    entries += [
+        _entry(node, with_owner=with_owner, url=url)
+        for node in root
+        if local_name(node) in _OBJECTS and (child_text(node, "IsLatest") or "true").strip() == "true"
+    ]
+    return root, url, entries
 
 
 def _quick_entries(body: bytes, *, with_owner: bool) -> tuple[list[ListedEntry], bytes]:
@@ -157,7 +171,9 @@ def _text(raw: bytes) -> str:
 def _entry(node: Element, *, with_owner: bool, url: bool) -> ListedEntry:
     fields = {local_name(child): child.text or "" for child in node}
     key, size = _key(fields.get("Key", "").encode(), url=url), fields.get("Size", "").strip()
-    if not _SIZE.fullmatch(size):
+    if local_name(node) == "DeleteMarker":
+        size = "-1"
+    elif not _SIZE.fullmatch(size):
         raise OriginBodyError("the origin's ListBucketResult has an entry without size")
     return ListedEntry(
         key,

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from gateway.core.model import ObjectVersion
-from gateway.s3.headers import unquote
+from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError
+from gateway.core.model import ByteRange, ObjectVersion
+from gateway.s3.headers import plain_etag, unquote
 
 _SHARED_ETAGS_MAX = 64
+_WITHHELD_ETAGS_MAX = 8
 
 
 class OriginHabits(NamedTuple):
-    """Of a bucket. `shared_etags` are those that objects of different sizes have, without quotes; `*`: too many."""
+    """The habits of one bucket. Objects of different sizes have the `shared_etags`. The origin names versions by the
+    `withheld_etags`, and gives no ranges under them. Both are without quotes; `*` stands for too many."""
 
     weak_etags: bool = False
     no_ranges: bool = False
     shared_etags: frozenset[str] = frozenset()
+    withheld_etags: frozenset[str] = frozenset()
 
     def joined(self, other: OriginHabits) -> OriginHabits:
         """Both together."""
-        shared = self.shared_etags | other.shared_etags
+        shared, withheld = self.shared_etags | other.shared_etags, self.withheld_etags | other.withheld_etags
         shared = frozenset("*") if "*" in shared or len(shared) > _SHARED_ETAGS_MAX else shared
-        return OriginHabits(self.weak_etags or other.weak_etags, self.no_ranges or other.no_ranges, shared)
+        withheld = frozenset("*") if "*" in withheld or len(withheld) > _WITHHELD_ETAGS_MAX else withheld
+        return OriginHabits(self.weak_etags or other.weak_etags, self.no_ranges or other.no_ranges, shared, withheld)
+
+    def gives_ranges(self, version: ObjectVersion) -> bool:
+        """Return whether the origin gives ranges of a version under its ETag, as far as Forebay knows."""
+        return self.withheld_etags.isdisjoint(("*", unquote(version.etag)))
 
     def is_distinct(self, version: ObjectVersion) -> bool:
         """Whether its ETag tells a version from others, as far as was found out."""
         shared = self.shared_etags
-        return not shared or ("*" not in shared and unquote(version.etag) not in shared)
+        return not shared or ("*" not in shared and plain_etag(version.etag) not in shared)
 
     def reasons(self, version: ObjectVersion | None = None) -> set[str]:
         """Why objects are not kept, in words; of one version, where it is given."""
@@ -38,12 +47,53 @@ class OriginHabits(NamedTuple):
             yield "the origin makes weak ETags (W/), which no If-Match holds for: they are read in one stream"
         if self.no_ranges:
             yield "the origin answers a range with the whole object: those of several blocks are read in one stream"
+        if self.withheld_etags if version is None else not self.gives_ranges(version):
+            yield "the origin gives no ranges under the ETag that it names an object by: it is read in one stream"
         if self.shared_etags if version is None else not self.is_distinct(version):
             yield "the origin gives objects of different sizes the same ETag, which tells no version"
 
 
-def shared_etags(listed: Iterable[tuple[str, int]]) -> frozenset[str]:
-    """Those of ETags and sizes that stand there with several sizes, without quotes."""
-    sizes: dict[str, int] = {}
+class WrongAnswer(OriginBodyError):
+    """The origin answered with something else than what was asked for: asking again would not help."""
+
+
+class RangeIgnored(WrongAnswer):
+    """The origin answered with the whole object instead of a range."""
+
+
+def check_head(status: int, headers: Mapping[str, str], version: ObjectVersion, asked: ByteRange) -> None:
+    """Raise WrongAnswer unless a 200 or 206 carries exactly the bytes asked for, of the version asked for.
+
+    A 200 (an origin that knows no ranges) is as good where the range is the whole object. A Content-Encoding is the
+    object's own where the length is told: whoever re-coded the bytes on the way cannot also keep the length.
+    """
+    if unquote(headers.get("etag", "")) != unquote(version.etag):  # some origins leave the quotes out
+        raise WrongAnswer("the origin's ETag is not the one asked for")
+    if status == 206:
+        expected = f"bytes {asked.first}-{asked.last}/"
+        if headers.get("content-range") not in (f"{expected}{version.size_bytes}", f"{expected}*"):
+            raise WrongAnswer(f"Content-Range {headers.get('content-range')!r} instead of '{expected}…'")
+    elif asked.length != version.size_bytes:
+        raise RangeIgnored("the origin answered with the whole object instead of a range")
+    length = headers.get("content-length", "" if "content-encoding" in headers else str(asked.length))
+    if length != str(asked.length):
+        raise WrongAnswer(f"Content-Length {length!r} instead of {asked.length}")
+
+
+_NOT_OF_THE_QUESTION = frozenset({401, 403, 404, 408, 429})
+
+
+def is_refusal(error: OriginError | None) -> bool:
+    """Return whether the origin refuses the question or answers another one. The version may have changed."""
+    return isinstance(error, WrongAnswer) or (isinstance(error, OriginAnswered) and refuses(error.status))
+
+
+def refuses(status: int) -> bool:
+    """Return whether the status refuses the question, and not the caller, the object or the time."""
+    return status == 501 or (300 <= status < 500 and status not in _NOT_OF_THE_QUESTION)
+
+
+def shared_etags(listed: Iterable[tuple[str, int]], sizes: dict[str, int]) -> frozenset[str]:
+    """Return the listed ETags that have several sizes, without quotes. Add the others to `sizes`, of pages before."""
     found = {etag for etag, size_bytes in listed if etag and sizes.setdefault(etag, size_bytes) != size_bytes}
-    return frozenset(map(unquote, found))
+    return frozenset(map(plain_etag, found))

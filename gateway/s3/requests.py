@@ -311,6 +311,11 @@ BUCKET_SUBRESOURCES = frozenset(BUCKET_SETTINGS) | {
 }
 """Sub-resources of a bucket by which a setting of it is changed, and no object (S3 API, "Actions")."""
 
+_OBJECT_SUBRESOURCES = frozenset(
+    {"acl", "annotation", "encryption", "legal-hold", "renameObject", "restore", "retention", "select", "tagging"}
+)
+"""Sub-resources of an object by which something else of it is changed than its bytes (S3 API, "Actions")."""
+
 _LISTING = frozenset({"prefix", "delimiter", "max-keys", "encoding-type"})
 _READ = frozenset(
     {
@@ -394,14 +399,9 @@ def is_preflight(request: S3Request) -> bool:
     return request.method == "OPTIONS" and is_asked and "authorization" not in headers
 
 
-def has_hoisted_headers(request: S3Request) -> bool:
-    """Whether the query has `x-amz-*` headers that SDKs move there when they presign."""
-    return any(_is_hoisted(name) for name, _ in request.query)
-
-
 def with_hoisted_headers(request: S3Request) -> S3Request:
-    """The write that such a request means, with these among its headers. As it is where it means another operation, or
-    says something twice."""
+    """Return the write that a request means with the `x-amz-*` headers that SDKs move into the query when they presign.
+    Return the request as it is if it has none, means another operation, or says something twice."""
     hoisted = {name.lower(): value or "" for name, value in request.query if _is_hoisted(name)}
     query = [(name, value) for name, value in request.query if not _is_hoisted(name)]
     if len(hoisted) + len(query) != len(request.query) or not hoisted.keys().isdisjoint(request.headers):
@@ -410,6 +410,13 @@ def with_hoisted_headers(request: S3Request) -> S3Request:
     headers = {**request.headers, **hoisted}
     operation = classify(request.method, request.bucket, request.key, query, headers)
     return replace(request, headers=headers, query=query, operation=operation) if operation in _STORING else request
+
+
+def may_store_object(request: S3Request) -> bool:
+    """Return whether a PUT or POST with any parameters stores an object or a part of one, as S3 takes it."""
+    names = {name for name, _ in request.query}
+    is_write = request.method == "PUT" or (request.method == "POST" and not names.isdisjoint(("uploads", "uploadId")))
+    return is_write and request.key is not None and names.isdisjoint(_OBJECT_SUBRESOURCES)
 
 
 def _is_hoisted(name: str) -> bool:
@@ -504,7 +511,6 @@ __all__ = [
     "encode_key",
     "encode_path",
     "encode_query",
-    "has_hoisted_headers",
     "parse_copy_source",
     "parse_request",
     "with_hoisted_headers",

@@ -25,7 +25,7 @@ AT_WORK_MAX = 16
 """Requests that the admin port works on at a time, so that a turn of the event loop stays short for the flush."""
 
 WAIT_SECONDS_MAX = 10.0
-"""How long a request waits for its turn; then it gets 503."""
+"""Seconds for which a request waits for its turn; then it gets 503."""
 
 BODY_BYTES_MAX = 4 * 1024**3
 """Longest body: a snapshot or a manifest of ten million objects fits."""
@@ -46,8 +46,8 @@ def _refusal(error: S3Error) -> Refusal:
 
 
 class _FewAtATime:
-    """Hands `app` so few requests at a time as AT_WORK_MAX says. One that waits for its client is not at work, and
-    one whose answer has begun neither: a slow client holds nobody up."""
+    """Hands `app` AT_WORK_MAX requests at a time. A request that waits for its client, or whose answer has begun, does
+    not count: a slow client delays no other."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -92,7 +92,7 @@ class _Request:
         self._has_place = True
 
     def leave_place(self) -> None:
-        """Idempotent."""
+        """Leave the place; may be repeated."""
         if self._has_place:
             self._has_place = False
             self._places.release()

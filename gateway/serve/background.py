@@ -1,4 +1,4 @@
-"""The background process: the admin port, and whatever is done while nobody waits."""
+"""The background process: the admin port, and work for which no request waits."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any
 
 import structlog
 
-from gateway.admin.admin_backends import Holders
 from gateway.admin.app import control_app
+from gateway.admin.backends import Backends
 from gateway.admin.history import CountsHistory
 from gateway.admin.origin_check import REMEMBERED_WELL_SECONDS, OriginChecks, OriginFinding
-from gateway.admin.scrub import ScrubHolder
 from gateway.admin.slot_changes import SlotChanges
 from gateway.admin.state import CURRENT
-from gateway.app.node import Upkeep, origin_for_checks, silence_board, upkeep
+from gateway.app.node import BackgroundServices, background_services, origin_for_checks, silence_board
 from gateway.core.errors import ForebayError
 from gateway.serve.admin_port import admin_server
 from gateway.serve.child_config import ChildConfig
@@ -27,7 +26,7 @@ _PAUSE_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
 _COUNT_SECONDS_MAX = 2.0
 _OPENING_SECONDS_MAX = 5.0
-"""A disk that takes longer keeps nobody waiting: the workers serve without it, too."""
+"""Seconds after which the workers serve without a slow disk."""
 
 _log = structlog.get_logger("forebay.background")
 
@@ -61,7 +60,7 @@ def _tell_of_origin(where: str, found: OriginFinding) -> None:
 
 async def _serve(context: ChildContext, check: OriginChecks) -> None:
     config = context.config
-    lent = Holders(scrub=ScrubHolder(config.settings.cache.scrub_period_seconds))
+    lent = Backends()
     tried = asyncio.Event()
     keeping_up = asyncio.create_task(_keep_up(context, lent, tried), name="upkeep")
     try:
@@ -72,21 +71,21 @@ async def _serve(context: ChildContext, check: OriginChecks) -> None:
         await asyncio.gather(keeping_up, return_exceptions=True)
 
 
-async def _tell_what_stays(config: ChildConfig, lent: Holders) -> None:
+async def _tell_what_stays(config: ChildConfig, lent: Backends) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(_COUNT_SECONDS_MAX):
-            left = await lent.writeback.summary()
-        if left is not None and left["objects"]:
+            left = await lent.pending()
+        if left is not None and left.objects:
             _log.warning(
                 "STOPPED WITH UNFLUSHED WRITES, which only this disk has: the next gateway on this directory sends "
                 "them, forebay writeback export copies them",
-                objects=left["objects"],
-                bytes=left["bytes"],
+                objects=left.objects,
+                bytes=left.bytes,
                 directory=str(config.settings.cache.directory),
             )
 
 
-async def _serve_admin(context: ChildContext, lent: Holders, tried: asyncio.Event, check: OriginChecks) -> None:
+async def _serve_admin(context: ChildContext, lent: Backends, tried: asyncio.Event, check: OriginChecks) -> None:
     """Ready once it was tried to open the cache directory: so commands that come with the first line find it open."""
     changes = SlotChanges(context.tell, CURRENT)
     directory = context.config.metrics_directory
@@ -107,7 +106,7 @@ async def _serve_admin(context: ChildContext, lent: Holders, tried: asyncio.Even
         keeping.cancel()
 
 
-async def _keep_up(context: ChildContext, lent: Holders, tried: asyncio.Event) -> None:
+async def _keep_up(context: ChildContext, lent: Backends, tried: asyncio.Event) -> None:
     """Flush what is pending, survey the blocks where that is needed, scrub them, keep up indexes, and do jobs.
 
     What fails is tried again: the workers serve meanwhile. `tried` is set after the first attempt to begin.
@@ -118,14 +117,14 @@ async def _keep_up(context: ChildContext, lent: Holders, tried: asyncio.Event) -
         await _while_closed(config, tried)
         await asyncio.to_thread(use_reserve_when_full, config.settings.cache.directory)
         try:
-            async with upkeep(
+            async with background_services(
                 context.live, instance_id=config.instance_id, shared_directory=config.metrics_directory
             ) as kept:
                 _lend(lent, kept)
                 tried.set()
                 await _work(kept, lent)
                 pause_seconds = 0.0
-        except Exception as error:  # noqa: BLE001 - it is told, and all is begun anew: acknowledged writes wait for it
+        except Exception as error:  # noqa: BLE001 - reported, and all begins anew: acknowledged writes wait for it
             if str(error) != told:
                 expected = isinstance(error, (ForebayError, OSError))
                 _log.warning(
@@ -136,11 +135,11 @@ async def _keep_up(context: ChildContext, lent: Holders, tried: asyncio.Event) -
             told = str(error)
         finally:
             tried.set()
-            _take_back(lent)
+            lent.take_back()
         await asyncio.sleep(pause_seconds)
 
 
-async def _work(kept: Upkeep, lent: Holders) -> None:
+async def _work(kept: BackgroundServices, lent: Backends) -> None:
     outdated = asyncio.create_task(kept.is_outdated.wait(), name="outdated")
     tasks: list[asyncio.Task[Any]] = [outdated]
     tasks += [asyncio.create_task(_care(kept, lent), name="care"), asyncio.create_task(_settle(kept), name="settle")]
@@ -156,14 +155,14 @@ async def _work(kept: Upkeep, lent: Holders) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _care(kept: Upkeep, lent: Holders) -> None:
+async def _care(kept: BackgroundServices, lent: Backends) -> None:
     await kept.snapshots.warn()
     await kept.blocks.rebuild_index()
-    lent.scrub.follow(kept.scrubber)
+    lent.scrubber = kept.scrubber
     await (kept.scrubber.run() if kept.scrubber is not None else asyncio.Event().wait())
 
 
-async def _settle(kept: Upkeep) -> None:
+async def _settle(kept: BackgroundServices) -> None:
     """Whenever all processes keep to changed settings, bring in line with them what lies on disk."""
     settled = -1
     while True:
@@ -174,21 +173,10 @@ async def _settle(kept: Upkeep) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-def _lend(lent: Holders, kept: Upkeep) -> None:
-    """Let the admin port see to what the cache directory holds."""
-    lent.jobs.jobs, lent.changes.changes, lent.snapshots.service = kept.jobs, kept.events, kept.snapshots
-    lent.explain.explainer = kept.explainer
-    lent.indexes.follow(kept.indexes)
-    lent.writeback.backend = kept.writeback
-
-
-def _take_back(lent: Holders) -> None:
-    """The cache directory is closed."""
-    lent.jobs.jobs = lent.changes.changes = lent.snapshots.service = None
-    lent.explain.explainer = None
-    lent.indexes.follow(None)
-    lent.writeback.backend = None
-    lent.scrub.follow(None)
+def _lend(lent: Backends, kept: BackgroundServices) -> None:
+    """Lend the admin port the parts of the cache directory."""
+    lent.jobs, lent.changes, lent.snapshots, lent.explainer = kept.jobs, kept.events, kept.snapshots, kept.explainer
+    lent.indexes, lent.writeback = kept.indexes, kept.writeback
 
 
 async def _while_closed(config: ChildConfig, tried: asyncio.Event) -> None:

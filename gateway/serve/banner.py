@@ -1,4 +1,4 @@
-"""What `forebay serve` says that it serves, on standard error: lines for people, one event for programs."""
+"""The start-up message of `forebay serve` on standard error: lines for people, one event for programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ONE_MD5 = "one at a time by a core (docs/write-back.md)"
 
 
 def tell_what_is_served(settings: Settings, key: OwnKey | None, warnings: Sequence[str]) -> None:
-    """Where the data comes from, with whose key, who may call, what lies on this disk, and what is not in force."""
+    """Tell origin and key, callers, data on this disk, and disabled settings."""
     facts = what_is_served(settings, key)
     if is_console(settings.logging.format, sys.stderr):
         write_bounded(sys.stderr.fileno(), banner(facts, warnings))
@@ -31,7 +31,6 @@ def tell_what_is_served(settings: Settings, key: OwnKey | None, warnings: Sequen
 
 
 def banner(facts: dict[str, str | list[str]], warnings: Sequence[str]) -> str:
-    """The lines for people."""
     lines = []
     for name, found in {**facts, "WARNING": list(warnings)}.items():
         for number, text in enumerate([found] if isinstance(found, str) else found):

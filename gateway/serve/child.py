@@ -86,7 +86,7 @@ def _ignore(_line: bytes) -> None:
 
 
 class _Changes:
-    """What the supervisor says while the process runs: written by one thread, read by the event loop."""
+    """The supervisor's messages while the process runs: written by one thread, read by the event loop."""
 
     def __init__(self, config: ChildConfig, states: Callable[[bytes], None]) -> None:
         self._states = states
@@ -106,7 +106,7 @@ class _Changes:
                 self._loop.call_soon_threadsafe(self._come.set)
 
     async def follow(self, config: ChildConfig, live: LiveSettings, tell: Callable[[str], bool]) -> None:
-        """For ever, keep to the last configuration that has come. What cannot be kept to is for the next process."""
+        """For ever, follow the last configuration that has come. If that fails, another process must follow it."""
         self._loop, generation = asyncio.get_running_loop(), config.generation
         while True:
             latest = self._latest
@@ -115,7 +115,7 @@ class _Changes:
                 try:
                     await live.change(latest.settings, latest.bandwidth, latest.callers, latest.request_rates)
                 except Exception as error:  # noqa: BLE001 - told, and this process is replaced
-                    if self._latest is not latest:  # what it names may be gone by now, and is not in force any more
+                    if self._latest is not latest:  # the files that it names may be gone, and are out of force
                         continue
                     _log.error("changed settings cannot be put in force", error=str(error), exc_info=error)
                     tell(f"behind {error}")
@@ -171,7 +171,7 @@ async def _run(
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
-    gc.freeze()  # what was imported lives for ever and need not be looked at again
+    gc.freeze()  # imported objects live for ever and need no further look
     live = LiveSettings(config.settings, config.bandwidth, config.callers, config.request_rates)
     following: asyncio.Task[None] | None = None
 

@@ -1,6 +1,6 @@
-"""What the supervisor tells a child: on standard input, one JSON line, because it holds secrets.
+"""A child's configuration: one JSON line on standard input, because it holds secrets.
 
-Later lines on the same pipe are other configurations, to be kept to while the process runs, and, for the background
+Later lines on the same pipe are other configurations, which the running process follows, and, for the background
 process, states of the gateway. The pipe's end is the supervisor's.
 """
 

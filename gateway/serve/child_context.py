@@ -1,4 +1,4 @@
-"""What a child process is given to do its work."""
+"""The tools that a child process gets for its work."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gateway.telemetry.tracing import Tracer
 
 @dataclass(frozen=True, slots=True)
 class ChildContext:
-    """What a process needs to do its work. `stop` is set by SIGTERM; `ready` is called once, when it serves. `live` are
-    the settings, which may change; with `tell` the process speaks to the supervisor, unless it
-    has not listened for long (False)."""
+    """A process's tools for its work. SIGTERM sets `stop`; the process calls `ready` once, when it serves. `live` are
+    the settings, which may change. `tell` sends a line to the supervisor; False: the supervisor has not read for long.
+    """
 
     name: str
     config: ChildConfig

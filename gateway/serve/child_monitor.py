@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from gateway.admin.state import ProcessState
+from gateway.api.documents import Process
 from gateway.core.errors import StartupError, StoreUnavailable
 from gateway.serve.child_config import generation_of, process_number
 from gateway.serve.child_process import ChildProcess, ChildSpec, KilledEarly
@@ -23,14 +23,14 @@ STEADY_SECONDS = 30.0
 HANG_LOOKS = 30
 HANG_LOOK_SECONDS = 1.0
 HANG_TOLD_LOOKS = 5
-"""A child whose event loop has not turned at so many looks in a row is killed. Looks are counted, not time: a machine
-that stands still as a whole stops the supervisor, too. After HANG_TOLD_LOOKS it is told that it hangs."""
+"""Looks at a child whose event loop does not turn before it is killed. Looks are counted, not time: a machine that
+stands still as a whole stops the supervisor, too. After HANG_TOLD_LOOKS it is reported to hang."""
 
 FIRST_BEAT_LOOKS = 120
-"""So long a child may take to load its code, before its event loop turns for the first time."""
+"""Looks that a child may take to load its code, before its event loop turns for the first time."""
 
 SLOW_START_SECONDS = 60.0
-"""A start that takes so long is told of, again and again."""
+"""Seconds of a start after which it is reported, again and again."""
 
 KILLED_STARTS_MAX = 5
 """One that is killed so often before it is ready ends the gateway's start: the machine lacks memory, say."""
@@ -41,9 +41,9 @@ _log = structlog.get_logger("forebay.serve")
 class ChildMonitor:
     """One child's place. `changed` is called after every change of `state`.
 
-    `make` starts a child. `config_lines` gives what it is told first, `shared_files` the files that it shares with the
-    others: it keeps to those that it was started with. `unusable` is called when a child that is started again finds
-    that the disk under the cache directory fails, `asked` with what a child asks for.
+    `make` starts a child. `config_lines` gives its first configuration, `shared_files` the files that it shares with
+    the others for its whole life. `unusable` is called when a child that is started again finds that the disk under the
+    cache directory fails, `asked` with each request of a child.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ChildMonitor:
         self._generation = 0
         self._files: SharedFiles | None = None
         self._told_before: list[bytes] | None = None
-        """While a child is being made, what it is to be told as soon as it is there; None otherwise."""
+        """Lines for a child that is being made, which it gets as soon as it exists; None otherwise."""
         self._ready = False
         self._restarts = 0
         self._hangs = False
@@ -84,27 +84,27 @@ class ChildMonitor:
         return self._spec.name
 
     @property
-    def state(self) -> ProcessState:
+    def state(self) -> Process:
         process_id = self._child.process_id if self._child else None
-        return ProcessState(
-            self.name,
-            process_id,
-            self._ready,
-            self._restarts,
-            self._generation,
-            self._hangs,
-            self._last_end,
-            self._last_end_at,
+        return Process(
+            name=self.name,
+            process_id=process_id,
+            ready=self._ready,
+            restarts=self._restarts,
+            generation=self._generation,
+            hangs=self._hangs,
+            last_end=self._last_end,
+            last_end_at=self._last_end_at,
         )
 
     @property
     def files(self) -> SharedFiles | None:
-        """What the child shares with the others; None while there is no child, and none is being made."""
+        """The files that the child shares with the others; None while there is no child, and none is being made."""
         return self._files
 
     @property
     def is_starting(self) -> bool:
-        """Whether a child is there, or about to be, that does not serve yet, or will soon be another one."""
+        """True while a child is starting, or will soon be restarted."""
         return self._restarting or self._told_before is not None or (self._child is not None and not self._ready)
 
     def tell(self, line: bytes) -> None:
@@ -115,9 +115,9 @@ class ChildMonitor:
             self._child.tell(line)
 
     async def start(self) -> None:
-        """The first start. Raises StartupError when the child does not become ready.
+        """Start the child for the first time. Raises StartupError when it does not become ready.
 
-        One that somebody kills meanwhile is started again, a few times.
+        A child that is killed meanwhile is started again, a few times.
         """
         kills = 0
         while True:
@@ -157,7 +157,7 @@ class ChildMonitor:
             self._child.signal(number)
 
     def restart(self) -> None:
-        """Have the child end in good order, and start it again with the configuration of then."""
+        """Let the child end in good order, and start it again with the configuration of that time."""
         self._restarting = True
         if self._child is not None:
             self._child.signal(signal.SIGTERM)

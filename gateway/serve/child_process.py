@@ -25,7 +25,7 @@ _log = structlog.get_logger("forebay.serve")
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What to start. `descriptors` are its listeners; `shared` are inherited but not named to it (the lock)."""
+    """A child to start. `descriptors` are its listeners; `shared` are inherited but not named to it (the lock)."""
 
     name: str
     descriptors: tuple[int, ...]
@@ -37,8 +37,6 @@ class KilledEarly(StartupError):
 
 
 class ChildProcess:
-    """A started child."""
-
     def __init__(
         self,
         name: str,
@@ -53,7 +51,7 @@ class ChildProcess:
         self._report = report
         self._ear = ear
         self._said_before: list[tuple[str, str]] = []
-        """What it had to say before it was ready: the background process answers on the admin port by then."""
+        """Its reports before it was ready: the background process already answers on the admin port by then."""
 
     @classmethod
     async def start(cls, forks: ForkServer, spec: ChildSpec, config_lines: bytes) -> ChildProcess:
@@ -124,7 +122,7 @@ class ChildProcess:
         return "", ""
 
     async def reports(self) -> AsyncIterator[tuple[str, str]]:
-        """What it says besides that it is ready, each the first word and the rest, until it is gone."""
+        """Yield its reports, except that it is ready, each as the first word and the rest, until it ends."""
         try:
             while self._said_before:
                 yield self._said_before.pop(0)
@@ -147,7 +145,7 @@ class ChildProcess:
 
 
 def _pipe(opened: ExitStack) -> tuple[int, int]:
-    """Its ends are closed with `opened`."""
+    """Open a pipe whose ends are closed with `opened`."""
     ends = os.pipe()
     for end in ends:
         opened.callback(os.close, end)

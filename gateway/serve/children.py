@@ -1,8 +1,8 @@
-"""The children of a process: each that ends is waited for, once, here.
+"""The children of a process: it waits once for each that ends, here.
 
-SIGCHLD says that one has ended, and a look every second finds those of which it did not. No thread waits for anybody.
-Orphans become children of this process, too: what the fork server makes for it, and, where it is PID 1 of a container,
-whatever else loses its parent there. They are waited for as they end, so that none stays as a zombie.
+SIGCHLD reports an end, and a look every second finds missed ones. No thread waits for a child.
+Orphans become children of this process, too: those that the fork server makes for it, and, where it is PID 1 of a
+container, all other orphans there. They are waited for as they end, so that none stays as a zombie.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from gateway.serve.signals import answered
 
 LOOK_SECONDS = 1.0
 UNKNOWN_STATUS = 255
-"""Of one that somebody else has waited for: as asyncio has it."""
+"""Status of a child for which other code has waited: as asyncio has it."""
 
 _AT_ONCE_MAX = 256
-"""Orphans that are waited for before the event loop goes on: nobody bounds how many there are."""
+"""Limit of orphans handled before the event loop goes on: there may be any number."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _WNOTHREAD = 0x20000000
@@ -34,7 +34,7 @@ _log = structlog.get_logger("forebay.serve")
 
 
 def restart_delay_seconds(deaths_in_a_row: int) -> float:
-    """Nothing after the first death, then 0.1 s doubling to 10 s."""
+    """Return 0 after the first death, then 0.1 s doubling to 10 s."""
     return 0.0 if deaths_in_a_row <= 1 else min(10.0, 0.1 * 2.0 ** min(deaths_in_a_row - 2, 10))
 
 
@@ -49,7 +49,7 @@ def describe_exit(status: int) -> str:
 
 
 class Child:
-    """One that somebody cares for. `Children` makes it."""
+    """A followed child. `Children` makes it."""
 
     def __init__(self, pid: int, status: asyncio.Future[int]) -> None:
         self.pid = pid
@@ -64,7 +64,7 @@ class Child:
         return await asyncio.shield(self._status)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Nothing happens when it is gone. Until its end is known it is a zombie, and no other process has its id."""
+        """Send a signal unless it is gone. Until its end is known it is a zombie, and no other process has its id."""
         if not self._status.done():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -73,8 +73,8 @@ class Child:
 class Children:
     """Main thread, and an event loop that runs there.
 
-    `ends_orphans`: those that nobody follows are waited for, too. Only for a process that follows whatever its main
-    thread has started.
+    `ends_orphans`: wait for unfollowed children, too. Only for a process that follows all children of its main
+    thread.
     """
 
     def __init__(self, *, ends_orphans: bool = False) -> None:

@@ -1,9 +1,9 @@
 """Taking the cache directory for this gateway; or going on without it, where the disk under it fails.
 
-A mistake (a wrong place, wrong rights, another gateway, somebody else's files) ends the start: StartupError. A disk
-that fails does not: all processes then leave the directory alone until the gateway is started again. What it remembers
-of objects is out of date by then, as own writes could not be noted in it. So a mark is left in memory, and the next
-gateway that can use the directory has it forget.
+A mistake (a wrong place, wrong rights, another gateway, foreign files) ends the start: StartupError. A disk that fails
+does not: all processes then leave the directory alone until the gateway is started again. By then its catalog is out of
+date, as own writes could not be noted in it. So a mark is left in memory, and the next gateway that can use the
+directory drops the catalog.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.serve.preparation import lock_directory, prepare_directory
 from gateway.serve.shared_directory import SHARED_MEMORY, name_by_path
 
 _HEEDED_MAX = 1000
-"""Of more directories at one path, those that forgot first forget again."""
+"""Limit of remembered directories at one path: beyond it the earliest drop their catalog again."""
 
 _log = structlog.get_logger("forebay.serve")
 
@@ -32,16 +32,16 @@ def claim(directory: Path) -> tuple[int | None, str | None]:
         prepare_directory(directory)
         lock = lock_directory(directory)
     except StoreUnavailable as error:
-        return None, leave_alone(directory, error)
+        return None, disable_directory(directory, error)
     try:
-        _heed_mark(directory)
+        _read_disable_mark(directory)
     except StoreUnavailable as error:
         os.close(lock)
-        return None, leave_alone(directory, error)
+        return None, disable_directory(directory, error)
     return lock, None
 
 
-def leave_alone(directory: Path, error: Exception) -> str:
+def disable_directory(directory: Path, error: Exception) -> str:
     """Say, and return, why the directory is done without; StartupError where acknowledged writes are in it, and its
     disk is not failing but full.
     """
@@ -52,7 +52,7 @@ def leave_alone(directory: Path, error: Exception) -> str:
     return str(error)
 
 
-def _heed_mark(directory: Path) -> None:
+def _read_disable_mark(directory: Path) -> None:
     """Forget, unless this very directory has since the mark was left: containers have others at the same path."""
     try:
         status = directory.stat()
@@ -65,7 +65,7 @@ def _heed_mark(directory: Path) -> None:
     from gateway.app.node import forget_remembered  # the supervisor stays small: it seldom needs the rest
 
     forget_remembered(directory)
-    with suppress(OSError):  # somebody else has put it there: then the next start forgets, too
+    with suppress(OSError):  # another program has put it there: then the next start forgets, too
         _write_mark(directory, [*heeded[-_HEEDED_MAX:], own])
 
 
@@ -75,7 +75,7 @@ def _heeded_by(mark: Path) -> list[bytes] | None:
         descriptor = os.open(mark, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
-    except OSError:  # somebody else has put it there
+    except OSError:  # another program has put it there
         return []
     with os.fdopen(descriptor, "rb") as file:
         return file.read().split() if os.fstat(descriptor).st_uid == os.geteuid() else []

@@ -74,7 +74,7 @@ _log = structlog.get_logger("forebay.serve")
 
 
 class ForkServerEnded(StartupError):
-    """While it was asked for a process. What it made then, if anything, ends with the pipe of its standard input."""
+    """While it was asked for a process. A process that it made then ends with the pipe of its standard input."""
 
 
 class ForkServer:
@@ -108,7 +108,7 @@ class ForkServer:
                         return self._children.follow(int(word))
                 except ConnectionError:
                     raise ForkServerEnded(f"the fork server has ended ({await self._end()})") from None
-                except BaseException:  # what comes of the question nobody would hear
+                except BaseException:  # no caller would hear the answer
                     await self._end()
                     raise
         if not int(number):
@@ -136,7 +136,7 @@ class ForkServer:
             await asyncio.sleep(restart_delay_seconds(deaths_in_a_row))
 
     def kill(self) -> None:
-        """End the process that forks, for good; whoever waits for it learns that. Those that it made live on."""
+        """End the process that forks, for good; its callers learn of it. Its children live on."""
         self._is_closed = True
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
@@ -196,7 +196,6 @@ class ForkServer:
         return answer
 
     async def _end(self) -> str:
-        """How it has ended."""
         process, self._process = self._process, None
         if self._line is not None:
             self._line.close()
@@ -219,7 +218,7 @@ def _begin(module: str, descriptor: int, further: Sequence[str]) -> int:
         pass_fds=(descriptor,),
         start_new_session=True,  # Ctrl-C reaches the supervisor alone
     )
-    process.returncode = 0  # this object waits for nobody: it is waited for where all children are
+    process.returncode = 0  # this object waits for no process: `Children` does
     return process.pid
 
 
@@ -256,7 +255,7 @@ def main(arguments: Sequence[str]) -> None:
 def _thread_count() -> int:
     try:
         return len(os.listdir("/proc/self/task"))
-    except OSError:  # nobody has mounted /proc here: those that Python knows
+    except OSError:  # /proc is not mounted here: use those that Python knows
         return threading.active_count()
 
 
@@ -318,7 +317,7 @@ def _fork_between(telling: int) -> None:
     """Returns in the new process alone. The one between never goes on as a second fork server."""
     made = -errno.EAGAIN
     try:
-        parent_death_pipe.end_with_parent()  # a fork server that is killed leaves nobody that still makes a process
+        parent_death_pipe.end_with_parent()  # a killed fork server leaves no process that still forks
         made = os.fork()
     except OSError as error:
         made = -(error.errno or errno.EAGAIN)

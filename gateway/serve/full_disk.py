@@ -16,7 +16,7 @@ from gateway.disk.atomic_write import check_room
 from gateway.writeback import DIRECTORY
 
 ROOM_BYTES = 4 * 1024 * 1024
-"""What all processes together need to open the directory, and some more."""
+"""Room that all processes together need to open the directory, and some more."""
 
 _log = structlog.get_logger("forebay.serve")
 
@@ -32,10 +32,10 @@ def use_reserve_when_full(cache_directory: Path) -> None:
 
 
 def refusal_when_full(cache_directory: Path, error: Exception) -> str | None:
-    """Why no process may do without a cache directory that could not be opened; None: it may.
+    """Return why processes need the cache directory that could not be opened; None: they do not.
 
-    It may not where the disk is full, and the write-back buffer may hold what the origin does not have. What was set
-    aside is given up for the next attempt.
+    They need it where the disk is full, and the write-back buffer may hold data that the origin lacks. The reserve is
+    given up for the next attempt.
     """
     from gateway.writeback.opening import may_hold  # small where there is no buffer
 

@@ -88,7 +88,6 @@ def close_all(listeners: list[socket.socket]) -> None:
 
 
 def port_of(listeners: list[socket.socket]) -> int:
-    """The port that all of them share."""
     return int(listeners[0].getsockname()[1])
 
 

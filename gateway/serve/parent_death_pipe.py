@@ -23,7 +23,7 @@ def lines(descriptor: int = _STDIN) -> Iterator[bytes]:
 
 
 def end_with_parent() -> None:
-    """Have the kernel end this process when its parent does, even where it is stopped: prctl(2)."""
+    """Make the kernel end this process when its parent ends, even if it is stopped: prctl(2)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""What must hold before anything is started: enough file descriptors, and a directory that is ours alone."""
+"""Conditions of a start: enough file descriptors, and a directory of this user alone."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def raise_descriptor_limit() -> None:
 
 
 def prepare_directory(directory: Path) -> None:
-    """Make the cache directory, readable by nobody else. One that is there keeps its mode.
+    """Make the cache directory, readable by its owner alone. An existing one keeps its mode.
 
-    StartupError when it belongs to an ordinary user who is not us, holds files of others, or cannot be there;
+    Raises StartupError when it belongs to another ordinary user, holds foreign files, or cannot be there;
     StoreUnavailable when the disk fails.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for status in (directory.lstat(), directory.stat()):  # who made a link says where it leads
+        for status in (directory.lstat(), directory.stat()):  # the owner of a link decides where it leads
             _refuse_foreign_owner(directory, status.st_uid)
         others = others_files(directory)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What `ps` and `top` show of the gateway's processes: `forebay: supervisor`, `forebay: worker 0`, …"""
+"""Titles of the gateway's processes in `ps` and `top`: `forebay: supervisor`, `forebay: worker 0`, …"""
 
 from __future__ import annotations
 

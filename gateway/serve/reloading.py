@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
-from urllib.parse import quote
 
 import orjson
 import structlog
@@ -39,11 +38,11 @@ from gateway.serve.recovering import recover_buffer
 from gateway.writeback import DIRECTORY
 
 SLOTS_MORE = 64
-"""So many slots more than at the start, and twice as many, there is room for while a gateway runs."""
+"""Slots for which a running gateway has room, beyond twice those of its start."""
 
 
 FILES_SECONDS_MAX = 10.0
-"""So long files may take that settings are read from or written to: one may lie on a mount that hangs, or be a pipe."""
+"""Seconds for reading or writing files of settings: one may lie on a mount that hangs, or be a pipe."""
 
 T = TypeVar("T")
 
@@ -51,12 +50,12 @@ _log = structlog.get_logger("forebay.serve")
 
 
 class ChangeRefused(ForebayError):
-    """Nothing has changed, and why."""
+    """The change is refused, and the settings are as before; the message says why."""
 
 
 class FileThreads:
-    """Reads or writes files of settings on threads that nobody waits for when they hang: no later change, and not the
-    end of the process. Event loop only."""
+    """Reads or writes files of settings on threads. A hanging thread delays no later change and not the process's end.
+    Event loop only."""
 
     def __init__(self, hanging_max: int, seconds_max: float = FILES_SECONDS_MAX) -> None:
         """`hanging_max` threads may hang, until nothing is begun any more."""
@@ -66,14 +65,12 @@ class FileThreads:
 
     @property
     def hang(self) -> bool:
-        """Whether something is under way, or nobody waits for it any more."""
+        """True while work is under way, also if it was given up."""
         return any(not one.is_over for one in self._begun)
 
     async def run(self, work: Callable[[], T], undo: Callable[[], None] = lambda: None) -> T:
-        """What `work` gives or raises; ChangeRefused where it takes too long, or too much of before still does.
-
-        Where it comes to its end when nobody waits any more, `undo` follows: what was refused is not to last.
-        """
+        """Run `work` on a thread; return or raise its result. ChangeRefused: it or earlier work takes too long. `undo`
+        follows if it ends after that, as a refused change must not last."""
         self._begun = [one for one in self._begun if not one.is_over]
         if len(self._begun) >= self._hanging_max:
             raise ChangeRefused("an earlier change still waits for the files of the settings, or for the disk")
@@ -90,7 +87,7 @@ class FileThreads:
 
 
 class _FileWork(Generic[T]):
-    """One piece of work on a thread, and whether anybody waits for it still."""
+    """One piece of work on a thread, which its caller may give up."""
 
     def __init__(self, work: Callable[[], T], undo: Callable[[], None]) -> None:
         self._work, self._undo = work, undo
@@ -104,7 +101,6 @@ class _FileWork(Generic[T]):
         return self.done.done() or self._is_undone
 
     def run(self) -> None:
-        """On the thread."""
         try:
             outcome = self._work()
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for
@@ -131,8 +127,8 @@ class _FileWork(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class SlotChange:
-    """What is asked over the admin port: `slot` is what the slot `name` is to be; None: it is to go. Without a name the
-    settings are to be read anew. `asked` is the id of the question, `remote` the address that asked."""
+    """A question over the admin port. `slot` is the new slot `name`; None: remove it. Without a name the settings are
+    read again. `asked` is the id of the question, `remote` the address that asked."""
 
     asked: str
     name: str | None
@@ -148,7 +144,7 @@ class SlotChange:
         """As the admin port was asked for it."""
         if self.name is None:
             return "POST /api/v1/reload"
-        return f"{'DELETE' if self.slot is None else 'PUT'} /api/v1/slots/{quote(self.name, safe='')}"
+        return f"{'DELETE' if self.slot is None else 'PUT'} /api/v1/slots/{self.name}"
 
     @classmethod
     def from_line(cls, line: str) -> SlotChange:
@@ -156,13 +152,13 @@ class SlotChange:
 
 
 def slots_max(settings: Settings) -> int:
-    """How many slots there may be while a gateway runs that was started with these."""
+    """Return the limit of slots for a running gateway that was started with these settings."""
     return 2 * len(settings.slots) + SLOTS_MORE
 
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """Settings that may be in force from now on; `overlay` is what is to be kept of slots for that; None: as it is."""
+    """Settings that may come into force; `overlay` is the slots to write down for that; None: as it is."""
 
     settings: Settings
     warnings: Sequence[str]
@@ -177,11 +173,11 @@ class Reloaded:
         try:
             write_overlay(directory, self.overlay)
         except OSError as error:
-            self.undo()  # where the last step has failed, the file is the new one
+            self.undo()  # when the last step has failed, the file is the new one
             raise ChangeRefused(f"the change cannot be written to {directory}: {error.strerror}") from error
 
     def undo(self) -> None:
-        """Have the overlay be again as it was before `keep`, as far as the disk takes it, and say so if not. Blocks."""
+        """Restore the overlay as it was before `keep`; log an error if the disk fails. Blocks."""
         directory = self.settings.cache.directory
         try:
             if read_overlay(directory) != list(self.overlay_before):
@@ -196,7 +192,7 @@ class Reloaded:
 
 @dataclass(frozen=True, slots=True)
 class Reloader:
-    """Where settings come from: a file, if there is one, and the environment."""
+    """The sources of settings: a file, if there is one, and the environment."""
 
     path: Path | None
     environment: Mapping[str, str]
@@ -252,7 +248,7 @@ class Reloader:
         ]
         in_force.append({**change.slot, "name": change.name})
         load_settings(self.path, self.environment, more_slots=in_force, running=base.settings)
-        # What is not in force comes last: it takes nothing away from what is.
+        # Slots out of force come last: they take nothing away from those in force.
         return [*in_force, *(slot for slot in others if slot not in in_force)]
 
     def _recover_buffer(self, running: Settings, settings: Settings) -> None:
@@ -273,7 +269,7 @@ def _refuse_restarts(running: Settings, settings: Settings) -> None:
 
 
 def _refuse_unflushed(running: Settings, settings: Settings) -> None:
-    """What only this node has of a slot must be at the origin before the slot goes, however it writes now."""
+    """Raise ChangeRefused while a slot that goes has data that only this node has, however it writes now."""
     left = {slot.name: slot.prefix for slot in settings.slots}
     gone = [slot for slot in running.slots if left.get(slot.name) != slot.prefix]
     journal = running.cache.directory / DIRECTORY / "journal"

@@ -8,7 +8,7 @@ import os
 import structlog
 
 WAITING_BYTES_MAX = 2**20
-"""Of lines that the supervisor, which may be stopped, has not taken. What must be said all the same is short."""
+"""Limit of lines that the supervisor has not read, as it may be stopped. Indispensable lines are short."""
 
 _log = structlog.get_logger("forebay.serve")
 

@@ -1,6 +1,6 @@
 """Messages to the service manager that started the gateway: the protocol of sd_notify(3), without systemd's library.
 
-systemd sets NOTIFY_SOCKET for a unit with `Type=notify`. Where the variable is missing, nobody wants to know.
+systemd sets NOTIFY_SOCKET for a unit with `Type=notify`. Without the variable no message is sent.
 """
 
 from __future__ import annotations

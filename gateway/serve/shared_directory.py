@@ -1,11 +1,11 @@
-"""Where the processes of one gateway keep what they share in memory: metrics, heartbeats, locks of blocks.
+"""The directory of the files that the processes of one gateway share in memory: metrics, heartbeats, locks of blocks.
 
 The files are mapped into memory and changed by every request. On a disk under checkpoint load, changing a mapped page
 may wait for the file system's journal, for as long as a flush takes; in memory (/dev/shm) it never waits. So they lie
 in memory where there is room, in the cache directory otherwise, and among temporary files where both cannot be used.
 
-A gateway has its directory locked as long as it lives, so that no other one takes it, and whoever starts next removes
-what a killed one has left. Others remove it all the same: systemd when its user logs out (RemoveIPC=), tmpfiles, an
+A gateway has its directory locked as long as it lives, so that no other one takes it, and the next one removes
+leftovers of a killed one. Others remove it all the same: systemd when its user logs out (RemoveIPC=), tmpfiles, an
 administrator. Then it is made anew, for all processes.
 """
 
@@ -35,7 +35,7 @@ _MODE = 0o700
 _CLAIMS_MAX = 10
 _CLAIM_PAUSE_SECONDS = 0.02
 _GOES_BY_ITSELF = re.compile(rf"gauge_live|.*{re.escape(UNFINISHED)}$")
-"""What prometheus_client removes when a process has died, and what takes another file's place."""
+"""Files that prometheus_client removes when a process has died, and files that replace others."""
 
 _log = structlog.get_logger("forebay.serve")
 
@@ -45,7 +45,7 @@ _COMMON_ROOM_BYTES = 2**20
 
 
 def room_needed_bytes(workers: int, slots: int) -> int:
-    """What all files take at most, with so many workers and slots."""
+    """Return the limit of all files' sizes together."""
     of_process = metric_kinds.room_bytes(slots) + recent_requests.FILE_BYTES
     return (workers + 2) * of_process + _COMMON_ROOM_BYTES
 
@@ -62,7 +62,7 @@ class SharedFiles:
         self._names: set[str] = set()
 
     def is_lost(self) -> bool:
-        """Whether the directory, or a file in it, is gone or another one."""
+        """Return True if the directory, or a file in it, is gone or replaced."""
         if self._lock < 0:
             return True
         try:
@@ -77,7 +77,7 @@ class SharedFiles:
             return False
 
     def give_up(self) -> None:
-        """Let others have the directory. What is mapped stays so: processes that know no other go on with it.
+        """Let others have the directory. Mappings stay: processes that know no other directory go on with them.
 
         Idempotent.
         """
@@ -149,7 +149,7 @@ class SharedMemory:
             _log.error("no process can start again until there is a place", error=str(error))
 
     def remove(self) -> None:
-        """At the end. Blocks."""
+        """Remove the directory at the end. Blocks."""
         self.files.remove()
 
 
@@ -174,7 +174,7 @@ def make_shared_files(cache_directory: Path, room_bytes: int, shared_memory: Pat
 def _places(cache_directory: Path, room_bytes: int, shared_memory: Path) -> Iterator[Path]:
     in_memory = in_memory_directory(cache_directory, shared_memory)
     on_disk = cache_directory / "run" / "metrics"
-    with suppress(OSError):  # the disk fails: nobody reads them there either
+    with suppress(OSError):  # the disk fails: no process reads them there either
         shutil.rmtree(on_disk)
     _remove_left_behind(shared_memory)
     with suppress(OSError):
@@ -187,7 +187,7 @@ def _places(cache_directory: Path, room_bytes: int, shared_memory: Path) -> Iter
 
 
 def in_memory_directory(cache_directory: Path, shared_memory: Path = SHARED_MEMORY) -> Path:
-    """Of the gateway on `cache_directory`: of this very one, as containers have others at the same path."""
+    """Return the path for the gateway on `cache_directory`; it includes the inode, as containers share paths."""
     return shared_memory / f"{_beginning_of_names()}{_digest(cache_directory, _identity(cache_directory))}"
 
 
@@ -221,7 +221,7 @@ def _remove_left_behind(shared_memory: Path) -> None:
 
 
 def _claim(path: Path) -> int:
-    """The same, where somebody who starts now may look for a moment whether it is left behind."""
+    """Claim a directory although another starting process may briefly check whether it is left behind."""
     for _ in range(_CLAIMS_MAX - 1):
         with suppress(BlockingIOError, FileNotFoundError):
             return _try_claim(path)

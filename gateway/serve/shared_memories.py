@@ -28,7 +28,7 @@ class _Memory:
 
 
 class SharedMemories:
-    """Those of one kind. One thread."""
+    """Shared memories of one kind. One thread."""
 
     def __init__(
         self,
@@ -36,21 +36,21 @@ class SharedMemories:
         plan_of: Callable[[Settings], Any],
         begin_as: Callable[[Any, int, Settings, int, Clock], None] | None = None,
     ) -> None:
-        """`make` gives a descriptor, or None where nothing is to be shared; `plan_of` is what that hangs on. `begin_as`
-        gets plan and descriptor of the memory in force, and settings and descriptor of one that was just made."""
+        """`make` returns a descriptor, or None without shared memory, `plan_of` the settings on which it depends.
+        `begin_as` gets plan and descriptor of the memory in force, and settings and descriptor of the new one."""
         self._begin_as = begin_as
         self._in_force: SharedMemoryName | None = None
         self._make = make
         self._plan_of = plan_of
         self._made = 0
         self._told: list[_Memory] = []
-        """The one told last is the last."""
+        """Memories told to processes, the latest last."""
         self._untold: _Memory | None = None
 
     def made(self, settings: Settings) -> SharedMemoryName | None:
-        """What these settings want, which may come to nothing until it is `told`; None: nothing is to be shared.
+        """Return a memory for these settings, which stays only if it is `told`; None: none is needed.
 
-        OSError; StartupError where no process could open it.
+        Raises OSError, and StartupError if no process could open it.
         """
         plan = self._plan_of(settings)
         in_force = [one for one in self._told if one.name == self._in_force]
@@ -73,7 +73,7 @@ class SharedMemories:
         return self._untold.name
 
     def told(self, name: SharedMemoryName | None) -> None:
-        """Processes are told of what was `made` last: it stays as long as it is in force, and longer."""
+        """Note that processes were told of the memory `made` last: it stays while it is in force, and longer."""
         if self._untold is not None and self._untold.name == name:
             self._told.append(self._untold)
             self._untold = None
@@ -90,7 +90,6 @@ class SharedMemories:
             self._untold = None
 
     def close(self) -> None:
-        """At the end."""
         self._forget_untold()
         for one in self._told:
             os.close(one.descriptor)

@@ -1,4 +1,4 @@
-"""Signals that an event loop answers to, none of which is lost, however many come.
+"""Signals for an event loop: none is lost, however many come.
 
 asyncio tells signals apart by bytes in a pipe: a storm of SIGHUP fills it, and a SIGTERM among them would be lost.
 Python itself remembers which ones have come.

@@ -61,14 +61,14 @@ _SHARED_LOOK_SECONDS = 1.0
 _SAME_STOP_SECONDS = 1.0
 """A signal so soon after the first is that one told twice: `timeout` signals the process and its group."""
 _ANSWERS_KEPT = 64
-"""Of questions over the admin port: each is looked at many times a second."""
+"""Limit of answers to questions over the admin port: each is looked at many times a second."""
 
 _log = structlog.get_logger("forebay.serve")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerResources:
-    """What was opened before any child is started."""
+    """Resources that are opened before any child is started."""
 
     config: ChildConfig
     s3_listeners: list[socket]
@@ -178,20 +178,24 @@ def _first_state(config: ChildConfig) -> GatewayState:
         s3_url=listeners.url("https" if server.certificate_file else "http", server.host, server.port),
         admin_url=listeners.url("http", admin.host, admin.port),
         directory=str(config.settings.cache.directory),
-        closed=config.closed,
         draining=False,
-        processes=(),
+        ready=False,
+        processes=[],
+        closed=config.closed,
+        generation=0,
+        config_file=None,
+        settings_problem=None,
     )
 
 
 def _seldom_needed(settings: Settings) -> tuple[str, ...]:
-    """What processes load besides, with these settings: once for all, and though the package may be gone later."""
+    """Return modules that processes load with these settings alone: once for all, as the package may be gone later."""
     given = [settings.origin.access_key_id, *(one.access_key_id for one in settings.origin_credentials)]
     return ("gateway.origin.sts",) if None in given else ()
 
 
 def _open_audit(settings: Settings) -> AuditLog | None:
-    """StartupError."""
+    """Raises StartupError."""
     path = settings.logging.audit_file
     try:
         return AuditLog(path, "supervisor") if path is not None else None
@@ -220,11 +224,10 @@ class _Supervisor:
         self._settings_problem: str | None = None
         self._audit: AuditLog | None = None
         self._reading = FileThreads(hanging_max=8)
-        self._writing = FileThreads(hanging_max=1)  # what is written late must not undo what was written since
+        self._writing = FileThreads(hanging_max=1)  # a late write must not undo a later one
         self._overlay: Sequence[SlotTable] | None = None
-        """What was there before the last change of slots that was written, or is being: it is in force while nobody
-        knows what the disk has."""
-        self._answers: deque[tuple[str, str | None, Sequence[str]]] = deque(maxlen=_ANSWERS_KEPT)
+        """Overlay before the last change of slots: it is in force while the disk's own state is unknown."""
+        self._answers: deque[tuple[str, str | None, tuple[str, ...]]] = deque(maxlen=_ANSWERS_KEPT)
         self._closed = resources.config.closed
         self._draining = False
         self._stop_told_at = 0.0
@@ -255,11 +258,10 @@ class _Supervisor:
         return [*self._workers, self._background]
 
     def _state(self) -> GatewayState:
-        return replace(
-            self._resources.state,
+        return self._resources.state.changed(
             closed=self._closed,
             draining=self._draining,
-            processes=tuple(monitor.state for monitor in self._monitors),
+            processes=[monitor.state for monitor in self._monitors],
             generation=self._config.generation,
             settings_problem=self._settings_problem,
             answers=tuple(self._answers),
@@ -333,7 +335,7 @@ class _Supervisor:
                 await self._change(change)
 
     async def _change(self, change: SlotChange | None) -> None:
-        """Whatever comes of it is told, and the gateway goes on: with what was before, where it cannot be."""
+        """Report the outcome, and go on: with the earlier settings if the change fails."""
         problem, changed = None, list[str]()
         is_reload = change is None or change.name is None
         if is_reload:
@@ -343,12 +345,12 @@ class _Supervisor:
         except (ForebayError, OSError) as error:
             problem = str(error)
             _log.error("changed settings are refused: nothing was changed", problem=problem)
-        except Exception as error:  # noqa: BLE001 - it is told: no change that nobody has thought of ends the gateway
+        except Exception as error:  # noqa: BLE001 - reported: an unforeseen change must not end the gateway
             problem = f"the change failed by a fault of the gateway ({type(error).__name__}): its log says more"
             _log.error("changed settings are not in force because of a fault of the gateway", exc_info=error)
         self._tell_audit(change, problem)
         if change is not None:
-            self._answers.append((change.asked, _as_text(problem), changed))
+            self._answers.append((change.asked, _as_text(problem), tuple(changed)))
         if problem is None or is_reload:
             self._settings_problem = _as_text(problem)
         if is_reload:
@@ -489,7 +491,7 @@ class _Supervisor:
         return 1 if self._force.is_set() else 0
 
     async def _all_ended(self, keeping: list[asyncio.Task[None]], timeout_seconds: float) -> bool:
-        """Wait for the children's end, the time-out, or a second signal. Whether any child is left."""
+        """Wait for the children's end, the time-out, or a second signal. Return True if any child is left."""
         forcing = asyncio.create_task(self._force.wait())
         ending = asyncio.gather(*keeping)
         await asyncio.wait((ending, forcing), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)

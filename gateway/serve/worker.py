@@ -15,6 +15,7 @@ from gateway.edge.server.prepared import PreparedRequests
 from gateway.policy.callers import Callers
 from gateway.serve.child_context import ChildContext
 from gateway.shared.heartbeats import Heartbeats
+from gateway.telemetry.request_counts import count_refusal
 
 
 async def serve_s3(context: ChildContext) -> None:
@@ -33,7 +34,6 @@ async def serve_s3(context: ChildContext) -> None:
             app.services,
             app.authenticator,
             app.base_domains,
-            app.observer,
             app.log,
             app.callers,
             app.recent,
@@ -52,20 +52,20 @@ async def serve_s3(context: ChildContext) -> None:
             limits=server_limits(settings.server),
             tls=_tls(settings.server),
             prepared=prepared,
-            on_refused=app.observer.refused,
+            on_refused=count_refusal,
             counts=counts,
         )
         callers = _LiveCallers(app, prepared, live, context.stop)
 
-        async def follow() -> None:
-            callers.follow()
+        async def apply_settings() -> None:
+            callers.apply_settings()
             prepared.forget()
             prepared.keep_tallies(*names_in_metrics(live.now))
-            server.follow(_tls(live.now.server))
+            server.apply_settings(_tls(live.now.server))
 
         try:
             grace_seconds = settings.server.shutdown_grace_seconds
-            with live.following(follow):
+            with live.following(apply_settings):
                 await server.serve(context.stop, grace_seconds=grace_seconds, on_ready=context.ready)
         finally:
             counts.close()
@@ -74,14 +74,14 @@ async def serve_s3(context: ChildContext) -> None:
 
 
 _LOOK_SECONDS = 1.0
-"""How often is looked whether somebody is still under limits of before."""
+"""Seconds between two looks whether requests remain under earlier limits."""
 
 _KNOWN_MAX = 8
-"""More than the supervisor keeps memories for."""
+"""Number of kept limits: more than the supervisor keeps memories for."""
 
 
 class _LiveCallers:
-    """What limits callers, as the settings say it now. Requests that have begun under other limits end under these."""
+    """The limits of callers in the present settings. Requests that have begun under other limits end under those."""
 
     def __init__(self, app: S3App, prepared: PreparedRequests, live: LiveSettings, stop: asyncio.Event) -> None:
         self._app = app
@@ -89,13 +89,13 @@ class _LiveCallers:
         self._live = live
         self._stop = stop
         self._known: list[tuple[object, Callers | None]] = []
-        """The ones of now last. Settings that come back find the limits under which requests of then may be still: the
-        places that these hold are counted there."""
+        """Every set of limits, the current one last. Returning settings find their earlier set, which counts the
+        requests still under it."""
         self._tended: set[Callers] = set()
         self._tending: set[asyncio.Task[None]] = set()
-        self.follow()
+        self.apply_settings()
 
-    def follow(self) -> None:
+    def apply_settings(self) -> None:
         """StartupError where the other processes' limits cannot be shared."""
         wanted = self._live.callers, callers_plan(self._live.now)
         if self._known and self._known[-1][0] == wanted:
@@ -105,7 +105,7 @@ class _LiveCallers:
         before = self._app.callers
         self._app.callers = self._prepared.callers = callers = found[0][1]
         if before is not None and before is not callers:
-            before.let_go()
+            before.release()
         if callers is not None and callers not in self._tended:
             self._tended.add(callers)
             task = asyncio.create_task(self._tend(callers), name="limits of callers")
@@ -118,8 +118,8 @@ class _LiveCallers:
         await asyncio.gather(*self._tending, return_exceptions=True)
 
     async def _tend(self, callers: Callers) -> None:
-        """Tell the other workers that this one turns, until nobody is under these limits any more; nobody waits for
-        room when the worker is told to stop."""
+        """Beat for the other workers until no request is under these limits any more, or the worker must stop; then no
+        request waits for room."""
         beating = asyncio.create_task(callers.beat(), name="heartbeat of callers")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
         try:

@@ -35,15 +35,14 @@ class Heartbeats:
         self._map = map_shared(path, FILE_BYTES)
         self._stamps = memoryview(self._map).cast("Q")
         self.now_ns = now_ns
-        """Of a clock that all processes of the machine have in common."""
+        """A clock that all processes of the machine share."""
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the stamps; may be repeated."""
         self._stamps.release()
         self._map.close()
 
     def beat(self, process: int) -> None:
-        """The process with this number turns."""
         self._stamps[process] = self.now_ns()
 
     def stamp(self, process: int) -> int:
@@ -51,7 +50,7 @@ class Heartbeats:
         return self._stamps[process]
 
     def is_hung(self, process: int) -> bool:
-        """Whether a process has not turned for HUNG_SECONDS. One that has never turned counts as hung."""
+        """Return True if a process has not turned for HUNG_SECONDS. One that has never turned counts as hung."""
         return self.now_ns() - self._stamps[process] > HUNG_SECONDS * 1e9
 
     @asynccontextmanager
@@ -66,7 +65,6 @@ class Heartbeats:
             await asyncio.gather(task, return_exceptions=True)
 
     async def beat_on(self, process: int) -> None:
-        """Beat for ever."""
         while True:
             self.beat(process)
             await asyncio.sleep(BEAT_SECONDS)

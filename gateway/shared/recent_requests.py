@@ -1,16 +1,16 @@
-"""Requests of late that somebody may want to look at: the slowest ones, those that failed, and failures of the origin.
+"""Recent requests worth a look: the slowest ones, those that failed, and failures of the origin.
 
-Each process keeps its own in a small file in memory that all processes share, and whoever shows them reads the files of
-all. A file outlives its process: the next one with the same number goes on in it. It has rows of one size, so it never
-grows, and a row tells by its checksum whether it is whole: it may be read while it is written, and its writer may be
-killed meanwhile.
+Each process keeps its own in a small file in memory that all processes share; the admin port reads all files. A file
+outlives its process: the next one with the same number goes on in it. It has rows of one size, so it never grows, and a
+row tells by its checksum whether it is whole: it may be read while it is written, and its writer may be killed
+meanwhile.
 
     slowest     the SLOWEST_ROWS slowest of each minute
     errors      the last that were answered 5xx, or not to the end
-    refusals    the last that were answered 4xx, but for 404, 412 and 416: clients risk these on purpose
+    refusals    the last that were answered 4xx, except 404, 412 and 416: clients risk these on purpose
     origin      the last requests to the origin that it answered 5xx or 429, or not at all
 
-No row has a secret, a query or a header. What clients have named is cut to NAME_BYTES_MAX, with nothing in it that a
+No row has a secret, a query or a header. Clients' names are cut to NAME_BYTES_MAX, and contain nothing that a
 terminal would obey.
 """
 
@@ -32,17 +32,16 @@ from gateway.disk.atomic_write import map_shared
 from gateway.shared.heartbeats import BACKGROUND_PROCESS
 
 MINUTES_SHOWN = 5
-"""Of the slowest requests. The minute that has begun counts as well."""
+"""Minutes of the slowest requests. The minute that has begun counts as well."""
 
 SLOWEST_ROWS = 12
-"""Of each minute."""
 
 ERROR_ROWS, REFUSAL_ROWS, ORIGIN_ROWS = 48, 24, 48
 
 _NO_REFUSALS = frozenset({"404", "412", "416"})
 
 NAME_BYTES_MAX = 200
-"""Of a key, and of any other name that a client has given."""
+"""Limit of a key, and of any other name that a client has given."""
 
 ROW_BYTES = 2048
 
@@ -52,7 +51,7 @@ _MINUTES = MINUTES_SHOWN + 2
 """One more than can be shown, so that no row is written over that is shown still."""
 
 _HEADER = struct.Struct("<QII")
-"""Of a row: its number or its minute, the length of what it says, and the checksum of all that."""
+"""Header of a row: its number or minute, the length of its content, and the checksum of all that."""
 
 _SLOWEST = 0
 _ERRORS = _MINUTES * SLOWEST_ROWS
@@ -69,7 +68,7 @@ _PLACES = {
 """First row and number of rows."""
 
 FILE_BYTES = _ROWS * ROW_BYTES
-"""Of one process."""
+"""Size of one process's file."""
 
 
 class FinishedRequest(NamedTuple):
@@ -93,12 +92,12 @@ class FinishedRequest(NamedTuple):
 
 
 def is_error(status: str) -> bool:
-    """Whether a request that ended so failed: the gateway or the origin is to blame, as far as the status says."""
+    """Return True if a request that ended so failed by the gateway's or the origin's fault, judged by the status."""
     return status[0] == "5" or status == "broken-off"
 
 
 def is_refusal(status: str) -> bool:
-    """Whether a request that ended so was refused; a client that asks whether there is an object is not."""
+    """Return True if a request that ended so was refused; a test whether an object exists is not."""
     return status[0] == "4" and status not in _NO_REFUSALS
 
 
@@ -123,18 +122,17 @@ def _escaped(character: str) -> str:
 
 
 class RecentRequests:
-    """Those of one process. Event loop only; `close` at the end."""
+    """Recent requests of one process. Event loop only; `close` at the end."""
 
     def __init__(self, directory: Path | None, process: int, wall: Callable[[], float] = time.time) -> None:
-        """`directory` is one that all processes have; None: nobody else sees them. OSError."""
+        """`directory` is shared by all processes; None: only this process sees the requests. Raises OSError."""
         self._wall = wall
         if directory is None:
             self._map = mmap.mmap(-1, FILE_BYTES)
         else:
             self._map = map_shared(directory / f"{_NAME}{process}", FILE_BYTES)
         self.slow_seconds = -1.0
-        """Only requests that took longer are among the slowest of this minute. Whoever looks at it calls `look` now and
-        then."""
+        """Only requests that took longer are among the slowest of this minute. Its readers call `look` now and then."""
 
         self.minute = -1
         self._slowest: list[tuple[float, int]] = []
@@ -221,8 +219,6 @@ class RecentRequests:
 
 
 class _Ring:
-    """The last of a kind."""
-
     def __init__(self, memory: mmap.mmap, first: int, rows: int) -> None:
         self._memory = memory
         self._first = first
@@ -235,22 +231,10 @@ class _Ring:
 
 
 def _document(request: FinishedRequest, at: float) -> dict[str, Any]:
-    return {
-        "at": round(at, 3),
-        "operation": shown(request.operation),
-        "bucket": shown(request.bucket),
-        "key": shown(request.key),
-        "slot": shown(request.slot),
-        "status": request.status,
-        "cache": request.cache,
-        "reason": request.reason,
-        "error": shown(request.error_code),
-        "seconds": round(request.seconds, 6),
-        "sent_bytes": request.sent_bytes,
-        "received_bytes": request.received_bytes,
-        "caller": shown(request.caller),
-        "request_id": request.request_id,
-    }
+    fields = {name: shown(one) if isinstance(one, str) else one for name, one in request._asdict().items()}
+    del fields["remote"]
+    error = fields.pop("error_code")
+    return {"at": round(at, 3), **fields, "error": error, "seconds": round(request.seconds, 6)}
 
 
 def _write(memory: mmap.mmap, row: int, number: int, document: Mapping[str, Any]) -> None:
@@ -285,7 +269,7 @@ def _found(content: bytes | mmap.mmap, first: int, rows: int) -> Iterator[tuple[
 
 
 def recent_requests(directory: Path, limit: int, now: float) -> dict[str, list[dict[str, Any]]]:
-    """Of all processes: the slowest of the last minutes first, and of all others the latest first. Blocks."""
+    """Return all processes' requests: the slowest of the last minutes first, of all others the latest first. Blocks."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in _PLACES}
     for path in directory.glob(f"{_NAME}*"):
         number = path.name.removeprefix(_NAME)

@@ -1,7 +1,6 @@
-"""The access log: a JSON line for each request to the S3 port that is over, in a file.
+"""The access log: a file with a JSON line for each finished request to the S3 port.
 
-Requests are gathered for a moment; a thread makes lines of them and writes these. No line has a secret, a query or a
-header.
+Requests are gathered for a moment; a thread formats and writes their lines. No line has a secret, a query or a header.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from gateway.telemetry import metrics
 from gateway.telemetry.log_file import LogFile
 
 GATHERED_SECONDS = 0.25
-"""So long at most, and then to the thread."""
+"""The longest time that a request waits for the thread."""
 
 GATHERED_MAX = 512
 
 _AT_ONCE_BYTES = 64 * 1024
 
 _REQUEST_BYTES = 1024
-"""What a request takes until its line is written, beside its key."""
+"""The memory of a request until its line is written, without its key."""
 
 
 class AccessLog:
-    """Of one worker. Event loop only; never waits, never fails."""
+    """One worker's access log. Event loop only; it never waits and never fails."""
 
     def __init__(
         self, path: Path, process: str, wall: Callable[[], float] = time.time, clock: Callable[[], float] = monotonic
@@ -39,7 +38,6 @@ class AccessLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, request: FinishedRequest) -> None:
-        """It is over."""
         self._gathered.append((self._file.now(), request))
         if len(self._gathered) >= GATHERED_MAX:
             self._hand_over()
@@ -56,7 +54,7 @@ class AccessLog:
             self._file.write_all(map(self._line, gathered), len(gathered), size_bytes)
 
     async def aclose(self) -> None:
-        """Write what is left, as far as that is taken within a second."""
+        """Write the remaining lines, for a second at most."""
         self._hand_over()
         await asyncio.to_thread(self._file.close)
 

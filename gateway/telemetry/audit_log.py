@@ -1,10 +1,11 @@
-"""The audit log: who has written and deleted what, and what operators did, a JSON line each, in a file.
+"""The audit log: a file with a JSON line for each write, each deletion and each act of an operator.
 
 No line holds a secret, a body or a query string.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,18 +15,22 @@ from typing import Any
 
 from gateway.telemetry import metrics
 from gateway.telemetry.log_file import LogFile
+from gateway.telemetry.logs import harmless
 
 KEYS_MAX = 1000
-"""Of one request: as many as DeleteObjects has."""
+"""The keys of one request, as many as DeleteObjects may name."""
 
 _PROBLEM_CHARACTERS_MAX = 1000
 
+_NAME = re.compile(r"[A-Za-z0-9._-]{0,64}")
+"""All that a slot, a snapshot or a job may be called. Anything else in a path may hold a secret."""
+
 _LINE_BYTES = 512
-"""What a line takes until then, beside its key."""
+"""The memory of a line until it is written, without its key."""
 
 
 class AuditLog:
-    """Of one process. Any thread; never waits, never fails."""
+    """One process's audit log. Any thread; it never waits and never fails."""
 
     def __init__(
         self, path: Path, process: str, wall: Callable[[], float] = time.time, clock: Callable[[], float] = monotonic
@@ -46,8 +51,7 @@ class AuditLog:
         received_bytes: int,
         answer: Mapping[str, str],
     ) -> None:
-        """A request to change something was answered: a line for each key that it names. `answer` has what the answer's
-        head says of the object: its ETag, its version."""
+        """Write a line for each key of a request that changes something. `answer` has its ETag and version."""
         named = tuple(keys[:KEYS_MAX])
         at = self._file.now()
         before = {"caller": caller, "remote": remote, "operation": operation, "bucket": bucket}
@@ -56,20 +60,21 @@ class AuditLog:
         self._file.write_all(lines, len(named), sum(map(sys.getsizeof, named)) + _LINE_BYTES * len(named))
 
     def admin(self, *, remote: str | None, method: str, path: str, status: int) -> None:
-        """Something was done over the admin port."""
-        fields = {"remote": remote, "operation": f"{method} {path}", "status": str(status)}
+        """Write a line about a request to the admin port."""
+        named = "/".join(part if _NAME.fullmatch(part) else "(no name)" for part in path.split("/"))
+        fields = {"remote": remote, "operation": f"{method} {named}", "status": str(status)}
         self._write({"event": "admin", "caller": "admin", **fields})
 
     def change(self, *, caller: str, remote: str | None, operation: str, generation: int, problem: str | None) -> None:
-        """The gateway's settings were changed, or, with why, were not. `generation` is that of the ones in force."""
+        """Write a line about a change of settings; with `problem`, a refused one. `generation` is the one in force."""
         fields: dict[str, Any] = {"caller": caller, "remote": remote, "operation": operation}
         if problem is not None:
-            fields["problem"] = problem[:_PROBLEM_CHARACTERS_MAX]
+            fields["problem"] = harmless(problem)[:_PROBLEM_CHARACTERS_MAX]
         status = "applied" if problem is None else "refused"
         self._write({"event": "change", **fields, "status": status, "generation": generation})
 
     def close(self) -> None:
-        """Write what is left, as far as that is taken within a second."""
+        """Write the remaining lines, for a second at most."""
         self._file.close()
 
     def _write(self, fields: dict[str, Any]) -> None:

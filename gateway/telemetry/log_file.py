@@ -1,8 +1,8 @@
 """JSON lines in a file that all processes append to, and that others may rename at any time, as logrotate does.
 
-Whole lines are appended (O_APPEND), so lines of several processes never mix. A file that was renamed is made anew
-within a second; lines that come meanwhile go to the old one. Nobody waits for the disk: what it does not take, or not
-in time, is lost, counted, and told in a line.
+Whole lines are appended (O_APPEND), so lines of several processes never mix. A renamed file is made anew within a
+second; until then lines go to the old one. No process waits for the disk: lines that it does not take in time are lost
+and counted, and a later line reports them.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any
 from gateway.telemetry.log_sink import LogSink, json_line, timestamp
 
 LOOK_SECONDS = 1.0
-"""How often is looked whether the file was renamed."""
+"""The interval between checks for a renamed file."""
 
 _WAITING_BYTES_MAX = 32 * 1024 * 1024
-"""Of what is not written yet. A DeleteObjects names up to 1,000 keys of 1 KiB, which takes a few MiB here."""
+"""The memory of unwritten lines. A DeleteObjects with 1,000 keys of 1 KiB takes a few MiB of it."""
 
 _MODE = 0o600
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class LogFile:
-    """One process's lines. Any thread; never waits, never fails."""
+    """One process's lines. Any thread; it never waits and never fails."""
 
     def __init__(
         self,
@@ -40,8 +40,7 @@ class LogFile:
         *,
         at_once_bytes: int = 1,
     ) -> None:
-        """`on_lost` is called with a number each time that lines are lost. `at_once_bytes`: LogSink. OSError where the
-        file cannot be opened."""
+        """OSError if the file cannot be opened. `on_lost` and `at_once_bytes` are as in LogSink."""
         self.now = wall
         self._process = process
         self._file = _RenamedFile(path, clock)
@@ -60,21 +59,20 @@ class LogFile:
         return json_line({"time": timestamp(at), "process": self._process, **fields})
 
     def write(self, line: str) -> None:
-        """Soon, by a thread."""
         self._sink.write(line)
 
     def write_all(self, lines: Iterable[str], count: int, size_bytes: int) -> None:
-        """Lines that the thread makes when it writes them; until then they take `size_bytes`."""
+        """Write lines that the thread makes when it writes them; until then they take `size_bytes`."""
         self._sink.write_all(lines, count, size_bytes)
 
     def close(self) -> None:
-        """Write what is left, as far as that is taken within a second."""
+        """Write the remaining lines, for a second at most."""
         self._sink.close()
         self._file.close()
 
 
 class _RenamedFile:
-    """For one thread at a time."""
+    """A file that may be renamed. For one thread at a time."""
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self._path = path
@@ -83,7 +81,7 @@ class _RenamedFile:
         self._looked_at = float("-inf")
 
     def descriptor(self) -> int:
-        """Of the file that has the name now, or had it a second ago; OSError."""
+        """Return the descriptor of the file that has the name, or had it a second ago; OSError."""
         now = self._clock()
         if self._opened < 0 or now >= self._looked_at + LOOK_SECONDS:
             self._looked_at = now
@@ -92,7 +90,7 @@ class _RenamedFile:
         return self._opened
 
     def _reopen(self) -> None:
-        """The renamed one goes on where no other can be opened; not one that is removed: nobody would read it."""
+        """Open the name anew. If that fails, keep a renamed file, but not a removed one, which has no reader."""
         try:
             opened = _open_file(self._path)
         except OSError:
@@ -104,7 +102,6 @@ class _RenamedFile:
         self._opened = opened
 
     def close(self) -> None:
-        """Let go of the file."""
         opened, self._opened = self._opened, -1
         if opened >= 0:
             os.close(opened)
@@ -117,8 +114,7 @@ class _RenamedFile:
 
 
 def _open_file(path: Path) -> int:
-    """A plain file: OSError where anything else has its name. A FIFO or a device might take lines and keep the thread
-    for ever."""
+    """Open a plain file; OSError for anything else: a FIFO or a device could hold up the thread for ever."""
     try:
         is_plain = stat.S_ISREG(os.stat(path, follow_symlinks=False).st_mode)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Where log lines go: to a file descriptor, by a thread of its own.
+"""A thread writes log lines to a file descriptor.
 
-What reads them may stop reading, go away, or be a file on a disk that is full: no process waits for that, or fails
-because of it. Lines that find no room are lost, and counted: their number is told when some are taken again.
+The reader may stop reading or go away, and a file's disk may be full: no process waits for that, or fails because of
+it. Lines without room are lost and counted; a line reports their number when lines are taken again.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 import orjson
 
 WAITING_BYTES_MAX = 1024 * 1024
-"""Of lines that are not written yet, where nobody says otherwise."""
+"""The default memory of unwritten lines."""
 
 CLOSING_SECONDS = 1.0
-"""So long a process that ends waits for its last lines."""
+"""A process that ends waits this long for its last lines."""
 
 
 def json_line(fields: dict[str, Any]) -> str:
-    """Of an event. Keys may hold what is no UTF-8: it is written as the backslashed code."""
+    """Return an event as a line. Bytes of a key that are no UTF-8 become backslash escapes."""
     try:
         return orjson.dumps(fields).decode() + "\n"
     except orjson.JSONEncodeError:
@@ -41,7 +41,7 @@ def timestamp(at: float) -> str:
 
 
 def write_bounded(descriptor: int, text: str) -> None:
-    """To a standard stream, whose reader may have gone, or stopped: it is waited for a second at most."""
+    """Write to a standard stream, and wait a second at most for its reader."""
     sink = LogSink(descriptor, lambda _: "")
     sink.write(text)
     sink.close()
@@ -55,16 +55,14 @@ class _Batch:
 
 
 class LogSink:
-    """Lines for one descriptor, in their order. `told_lost` is the line that tells how many were lost, `on_lost` is
-    called with a number each time that some are. A `descriptor` that may change is asked for before each line; OSError
-    then is as if it took nothing.
+    """Writes the lines of one descriptor in order. `told_lost` makes the line that reports lost lines; `on_lost` gets
+    their number each time.
 
-    `is_shared` is a file, open for reading too, that several processes append to: where the disk has taken a part of a
-    line, the next line of none of them is lost in it. Lines that wait are written together, up to `at_once_bytes`:
-    where the disk does not take these, all of them count as lost.
+    A `descriptor` that may change is called before each write, and every `look_seconds` without lines: a removed file
+    takes its room on the disk until every process has closed it. OSError counts as a full disk.
 
-    A `descriptor` that may change is asked for every `look_seconds` also where nothing is to be written: a file that
-    was removed takes its room on the disk for as long as a process has it open.
+    With `is_shared` several processes append to the file, which is open for reading too: a line that the disk took in
+    part does not swallow the next one. Waiting lines are written together, up to `at_once_bytes`, and lost together.
     """
 
     def __init__(
@@ -94,12 +92,11 @@ class LogSink:
         self._thread.start()
 
     def write(self, text: str) -> None:
-        """Take a line. Any thread; never waits, never fails."""
+        """Take a line. Any thread; it never waits and never fails."""
         self.write_all((text,), 1, len(text.encode("utf-8", "backslashreplace")))
 
     def write_all(self, lines: Iterable[str], count: int, size_bytes: int) -> None:
-        """Take `count` lines, all or none, that hold so many bytes until they are written. The thread that writes them
-        goes through `lines`. The same."""
+        """Take `count` lines, all or none. They take `size_bytes` until the thread makes and writes them."""
         with self._change:
             if self._is_closed or self._waiting_bytes + size_bytes > self._waiting_bytes_max:
                 self._lost += count
@@ -110,15 +107,15 @@ class LogSink:
             self._change.notify_all()
 
     def flush(self) -> None:
-        """Nothing: nobody waits."""
+        """Do nothing: no caller waits."""
 
     def drain(self, seconds: float) -> bool:
-        """Wait until all is written, or lost, so long at most; whether it is."""
+        """Wait until all lines are written or lost; return False after `seconds`."""
         with self._change:
             return self._change.wait_for(lambda: not self._waiting and not self._is_writing, seconds)
 
     def close(self) -> None:
-        """Write what is left, as far as that is taken within a second."""
+        """Write the remaining lines, for a second at most."""
         self.drain(CLOSING_SECONDS)
         with self._change:
             self._is_closed = True

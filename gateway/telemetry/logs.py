@@ -19,7 +19,7 @@ HIDDEN = "(hidden)"
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _SECRET_NAME = re.compile(r"secret|password|token|authorization|signature|cookie|customer.key", re.IGNORECASE)
 _SECRET_TEXT = re.compile(
-    r"(?i)((?:x-amz-)?(?:signature|security-token|credential)=|AWSAccessKeyId=|authorization:?\s+)[^&\s\"'@,]+"
+    r"(?i)((?:signature|token|credential|password|secret)=|AWSAccessKeyId=|authorization:?\s+)[^&\s\"'@,]+"
 )
 _URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+(?=@)")
 _PLAIN = (bool, int, float, type(None))
@@ -28,7 +28,7 @@ _PLAIN = (bool, int, float, type(None))
 def configure_logs(level: str, format: str, process: str, stream: TextIO | None = None) -> None:
     """Send structlog's and the standard library's events to `stream`, from `level` up.
 
-    None: to standard error, for which nobody waits (log_sink.py). `format` is auto, json or console. `process`
+    None is standard error, without waiting for its reader (log_sink.py). `format` is auto, json or console. `process`
     (`supervisor`, `worker0`, …) goes into every event.
     """
     shown = stream or sys.stderr
@@ -88,11 +88,12 @@ def _render_json(_logger: object, _method: str, event: MutableMapping[str, Any])
 def redact(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Hide values whose name says that they are secret, and secrets within text (URLs, headers, tracebacks)."""
     for name, value in event.items():
-        event[name] = HIDDEN if _SECRET_NAME.search(name) and value is not None else _harmless(value)
+        event[name] = HIDDEN if _SECRET_NAME.search(name) and value is not None else harmless(value)
     return event
 
 
-def _harmless(value: Any) -> Any:
+def harmless(value: Any) -> Any:
+    """Return a value with the secrets within it hidden."""
     if isinstance(value, str):
         return _URL_PASSWORD.sub(rf"\1{HIDDEN}", _SECRET_TEXT.sub(rf"\1{HIDDEN}", value))
     if isinstance(value, _PLAIN):
@@ -102,12 +103,12 @@ def _harmless(value: Any) -> Any:
     if isinstance(value, Mapping):
         return redact(None, "", {str(name): inner for name, inner in value.items()})
     if isinstance(value, list | tuple | set | frozenset):
-        return [_harmless(inner) for inner in value]
-    return _harmless(str(value))
+        return [harmless(inner) for inner in value]
+    return harmless(str(value))
 
 
 class _StructlogHandler(logging.Handler):
-    """Events of libraries that use the standard library's logging."""
+    """Passes on the events of libraries that use the standard library's logging."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -119,7 +120,7 @@ class _StructlogHandler(logging.Handler):
 
 
 def _adopt_standard_logging(level: str) -> None:
-    """Libraries speak from `warning` up: at `debug` some of them tell what they sign with."""
+    """Take libraries' events from `warning` up: at `debug` some of them log what they sign with."""
     root = logging.getLogger()
     for handler in list(root.handlers):
         root.removeHandler(handler)

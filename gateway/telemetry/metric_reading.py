@@ -1,7 +1,7 @@
-"""What all processes of the gateway have counted, read from the files that they count in (metric_values.py).
+"""Read the numbers of all processes from the files that they count in (metric_values.py). Call it in a thread.
 
-Files grow and are seldom replaced. So what stands where in them is read once, and later readings take numbers only: of
-1,000 slots there may be some 100,000 in each process's files. Everything here reads files: call it in a thread.
+Files grow and are seldom replaced. So keys are read once, and later readings take only numbers: with 1,000 slots, each
+process's files have some 100,000.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _HEADER = Struct("ii")
 _LENGTH_BYTES = 4
 _LATEST = "gauge_mostrecent"
 _ANY_SLOT = "\0"
-"""In lines that are made once for all slots, in place of one's name."""
+"""Stands for a slot's name in lines that are made once for all slots."""
 
 _Values = tuple[str, ...]
-"""Of labels, in the order of their names, without `le`."""
+"""Label values in the order of their labels' names, without `le`."""
 
 
 class _Buckets:
-    """Where a histogram's numbers are: by the upper bound, as it is written, and of the sum."""
+    """The places of a histogram's numbers: of each bucket by its written upper bound, and of the sum."""
 
     __slots__ = ("bounds", "total")
 
@@ -42,14 +42,14 @@ class _Buckets:
 
 
 class _Line(NamedTuple):
-    """Where the number of a counter or gauge is, and what stands before it."""
+    """The place of a counter's or gauge's number, and the text before it."""
 
     text: str
     number: int
 
 
 class _Family:
-    """A metric's numbers. `labels` are names, sorted."""
+    """A metric's numbers. `labels` are sorted names."""
 
     def __init__(self, kind: str, labels: Sequence[str]) -> None:
         self.kind = kind
@@ -59,7 +59,7 @@ class _Family:
 
 
 class _File:
-    """One that was read up to `used`: which of all numbers (`numbers`) stands in which cell of 8 bytes (`cells`)."""
+    """A file that was read up to `used`: `cells` are the places of its `numbers`, in cells of 8 bytes."""
 
     __slots__ = ("cells", "identity", "numbers", "used")
 
@@ -70,20 +70,20 @@ class _File:
 
 
 class _Kind:
-    """The files of one kind, of all processes, which have the kind's metrics."""
+    """The files of all processes for one kind of metric."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.forget()
 
     def forget(self) -> None:
-        """Read everything anew."""
+        """Forget the keys, so that the next reading begins anew."""
         self.families: dict[str, _Family] = {}
         self._files: dict[Path, _File] = {}
         self._count = 0
 
     def read(self, paths: Sequence[Path]) -> list[float | None]:
-        """All numbers; None where nothing was set yet."""
+        """Return all numbers; None for those that no process has set."""
         if not self._files.keys() <= set(paths):
             self.forget()
         try:
@@ -120,8 +120,7 @@ class _Kind:
         return [value if at else None for value, at in zip(sums, times, strict=True)] if times else [*sums]
 
     def _learn(self, file: _File, content: bytes, learnt: dict[bytes, int]) -> None:
-        """What has come to the file: length, key, padding, number and time, again and again. `learnt`: which numbers
-        have come to others."""
+        """Read the new keys of a file: length, key, padding, number, time, repeated. `learnt` has those of others."""
         lengths, position = memoryview(content)[: len(content) & ~3].cast("i"), file.used
         end = len(content)
         while position + _LENGTH_BYTES < end:
@@ -139,7 +138,7 @@ class _Kind:
         file.used = position
 
     def _number(self, metric: str, name: str, labels: dict[str, str]) -> int:
-        """Which one this is: one that is known, or the next."""
+        """Return the place of a number, which may be a new one."""
         bound = labels.pop("le", None)
         family = self.families.get(metric)
         if family is None:
@@ -167,11 +166,11 @@ class _Kind:
 
 
 class _Replaced(Exception):
-    """A file is another one than it was."""
+    """Another file has the name of a known one."""
 
 
 def _content(path: Path) -> tuple[tuple[int, int], bytes] | None:
-    """What tells a file from another one in its place, and what is used of it; None: it is gone, or just being made."""
+    """Return a file's identity and its used content; None for a file that is gone or not yet made."""
     try:
         with path.open("rb") as file:
             content = file.read(65536)
@@ -185,7 +184,7 @@ def _content(path: Path) -> tuple[tuple[int, int], bytes] | None:
 
 
 class _Files:
-    """Those of one directory."""
+    """The files of one directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -193,7 +192,7 @@ class _Files:
         self.lock = Lock()
 
     def read(self) -> Iterator[tuple[str, _Family, list[float | None]]]:
-        """Every metric by its name, and all numbers of its kind. Whoever goes through families holds the lock."""
+        """Yield every metric's name, its family and all numbers of its kind. The caller holds the lock."""
         paths: dict[str, list[Path]] = {kind: [] for kind in self._kinds}
         for path in sorted(self._directory.glob("*.db")):
             paths.setdefault(path.stem.rpartition("_")[0], []).append(path)
@@ -209,8 +208,8 @@ def _files(directory: Path) -> _Files:
     return _Files(directory)
 
 
-class Reading:
-    """What all processes' numbers stand at, read once."""
+class MetricReading:
+    """The sums over all processes at one moment."""
 
     def __init__(self, directory: Path) -> None:
         files = _files(directory)
@@ -225,7 +224,7 @@ class Reading:
                     self._sums[metric] = family.labels, {key: one for key, one in found if one is not None}
 
     def by_labels(self, labels: Sequence[str], metric: Metric) -> dict[tuple[str, ...], float]:
-        """What a counter or a gauge stands at per values of labels, which it has."""
+        """Return a counter's or gauge's sums by the values of some of its labels."""
         names, counted = self._sums.get(metric.name.removesuffix("_total"), ((), {}))
         sums: dict[tuple[str, ...], float] = {}
         if not counted or any(label not in names for label in labels):
@@ -237,13 +236,13 @@ class Reading:
         return sums
 
     def total(self, metric: Metric, **labels: str) -> float:
-        """The sum of the numbers that have these values of labels."""
+        """Return the sum of the numbers with these label values."""
         names = tuple(labels)
         wanted = tuple(labels.values())
         return self.by_labels(names, metric).get(wanted, 0.0)
 
     def buckets(self, histogram: Histogram, label: str, counts: Callable[[str], bool]) -> list[int]:
-        """How many events there were of each of its buckets, and behind them all, with such a label."""
+        """Return the events in each bucket, the last one unbounded, for label values that `counts` accepts."""
         names, counted = self._buckets.get(histogram.name, ((), {}))
         found = dict.fromkeys((*histogram.buckets_seconds, float("inf")), 0.0)
         for values, buckets in counted.items():
@@ -260,25 +259,25 @@ def _bucket_counts(family: _Family, numbers: Sequence[float | None]) -> dict[_Va
     }
 
 
-def by_label(read: Path | Reading, label: str, *metrics: Metric) -> list[dict[str, float]]:
-    """For each metric, what it stands at per value of one label."""
+def by_label(read: Path | MetricReading, label: str, *metrics: Metric) -> list[dict[str, float]]:
+    """Return each metric's sums by the values of one label."""
     return [{key[0]: value for key, value in found.items()} for found in by_labels(read, (label,), *metrics)]
 
 
-def by_labels(read: Path | Reading, labels: Sequence[str], *metrics: Metric) -> list[dict[tuple[str, ...], float]]:
-    """The same per values of several labels, which all of the metrics have."""
-    reading = read if isinstance(read, Reading) else Reading(read)
+def by_labels(
+    read: Path | MetricReading, labels: Sequence[str], *metrics: Metric
+) -> list[dict[tuple[str, ...], float]]:
+    """Return each metric's sums by the values of several labels, which all of the metrics have."""
+    reading = read if isinstance(read, MetricReading) else MetricReading(read)
     return [reading.by_labels(labels, metric) for metric in metrics]
 
 
-def exposition(directory: Path, known: Known | None = None) -> bytes:
-    """As `exposition_parts`, in one."""
-    return b"".join(exposition_parts(directory, known))
-
-
 def exposition_parts(directory: Path, known: Known | None = None) -> list[bytes]:
-    """All numbers in Prometheus' text format, a part for each metric. What may be counted of what is `known` stands at
-    0 before it was: `increase()` and `rate()` of a counter do not see the event by which it appears."""
+    """Return all numbers in Prometheus' text format, a part for each metric.
+
+    Counters of what is `known` are 0 before their first event: `increase()` and `rate()` do not see the event by which
+    a counter appears.
+    """
     files = _files(directory)
     texts: dict[str, bytes] = {}
     declared = {metric.name.removesuffix("_total"): metric for metric in DECLARED}
@@ -315,7 +314,7 @@ def _lines(name: str, family: _Family, numbers: Sequence[float | None]) -> Itera
 
 
 def _zeros(metric: Metric, family: _Family, known: Known) -> Iterator[str]:
-    """Lines of what was not counted yet."""
+    """Yield the lines of known counters without an event."""
     labels = tuple(sorted(metric.labels))
     order = [metric.labels.index(label) for label in labels]
     counted = family.buckets or family.lines
@@ -352,7 +351,7 @@ def _zero_text(metric: Metric, labels: Sequence[str], values: _Values) -> str:
 def _histogram_text(
     name: str, labels: Sequence[str], values: _Values, counted: Mapping[str, float], total_seconds: float
 ) -> str:
-    """`counted`: of each bucket by its upper bound, which is not in the others."""
+    """Return a histogram's lines. `counted` has the events of each bucket by its upper bound, not summed up."""
     with_bound = sorted((*labels, "le"))
     place = with_bound.index("le")
     texts, up_to = list[str](), 0.0

@@ -1,7 +1,7 @@
-"""Where a metric's numbers stand: in a file that the admin port reads, a slot of 8 bytes each.
+"""Keep the numbers of metrics in files that the admin port reads, 8 bytes each.
 
-The files are those of prometheus_client's multi-process mode; its own values look up process id and place at every
-addition, which a request would pay for twenty times.
+The files are those of prometheus_client's multi-process mode. Its own values look up process id and place at every
+addition, of which a request makes twenty.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from prometheus_client.values import MutexValue
 from gateway.disk.atomic_write import UNFINISHED, set_aside
 
 GROWTH_BYTES = 2**18
-"""By so much a file grows that is full. It is mapped anew then, and what was mapped stays."""
+"""A full file grows by this size and is mapped anew; its earlier mappings stay."""
 
 _VALUE_BYTES = 24
-"""What a value takes beside its key, with padding: the key's length, the number and its time."""
+"""The size of a value without its key, with padding: the key's length, the number and its time."""
 
 _lock = Lock()
 
 
 Rename = Callable[[str, Mapping[str, str]], Mapping[str, str] | None]
-"""From a metric's name and the labels of a number to those that it is to have; None: it is dropped."""
+"""Maps a metric's name and the labels of a number to its new labels; None drops the number."""
 
 
 def _renamed(key: str, renamed: Rename) -> str | None:
@@ -46,10 +46,12 @@ class Value(Protocol):
     """One number."""
 
     def inc(self, amount: float) -> None: ...
+    def set(self, value: float, timestamp: float | None = None) -> None: ...
+    def get(self) -> float: ...
 
 
 class SharedValue:
-    """What prometheus_client keeps a number in, with nothing in the way of an addition. Processes must not fork."""
+    """A number in a file, with the signature of prometheus_client's values. Processes must not fork."""
 
     def __init__(
         self,
@@ -86,18 +88,14 @@ class SharedValue:
         return float(self._value)
 
     def move_to(self, cells: memoryview[float]) -> None:
-        """Count there from now on, from what stands there. The lock is held."""
+        """Count on in these cells, from their number. The caller holds the lock."""
         self._cells, self._value = cells, cells[0]
-
-    def get_exemplar(self) -> None:
-        """There are none."""
 
 
 class SharedValues:
-    """Makes the values that count into the files of `slot`.
+    """Makes values that count into the files of `slot`.
 
-    A value that a file has no room for is counted in this process's memory, where nobody else sees it: `on_lost` is
-    called for each, with what the file system says.
+    A value without room in its file counts in this process's memory, and is not exported: `on_lost` gets the error.
     """
 
     def __init__(self, directory: Path, slot: str, on_lost: Callable[[OSError], None] = lambda _: None) -> None:
@@ -114,10 +112,9 @@ class SharedValues:
             return MutexValue(*arguments, **keywords)  # type: ignore[no-untyped-call]
 
     def fold(self, renamed: Rename) -> None:
-        """Have numbers stand under other labels, those that come to have the same summed up. OSError, and all is as it
-        was, where there is no room for the new file.
+        """Give numbers other labels, and sum those with equal ones. A reader sees the old file or the new one.
 
-        Who reads meanwhile reads the file of before.
+        OSError, and no change, without room for the new file.
         """
         with _lock:
             for kind, file in list(self._files.items()):
@@ -125,7 +122,7 @@ class SharedValues:
                     self._files[kind] = file.folded(renamed)
 
     def close(self) -> None:
-        """No further values are made; those that are there go on counting."""
+        """Make no further values. Those in use go on counting."""
         for file in self._files.values():
             file._f.close()
 
@@ -136,13 +133,13 @@ class SharedValues:
 
 
 class _WholeFile(MmapedDict):
-    """A file whose every page the file system has set aside: touching one that it has no room for kills the process.
+    """A file whose pages the file system has all set aside: a process that touches a missing page is killed.
 
-    Bytes 4 to 7, which prometheus_client leaves alone, tell it from another one that had its name.
+    Bytes 4 to 7, which prometheus_client does not use, tell the file from an earlier one with its name.
     """
 
     def __init__(self, path: Path) -> None:
-        """Made where it is not there. OSError."""
+        """Make the file if there is none. OSError."""
         set_aside(path, GROWTH_BYTES)
         super().__init__(os.fspath(path))  # type: ignore[no-untyped-call]
         if not any(self._m[4:8]):
@@ -158,7 +155,7 @@ class _WholeFile(MmapedDict):
         return any(_renamed(key, renamed) != key for key in self._positions)
 
     def folded(self, renamed: Rename) -> _WholeFile:
-        """This one under other labels, in a new file that has the place of this. OSError."""
+        """Replace the file by one with other labels. OSError."""
         path = self.path.with_suffix(UNFINISHED)
         path.unlink(missing_ok=True)
         new = _WholeFile(path)
@@ -184,7 +181,7 @@ class _WholeFile(MmapedDict):
         return new
 
     def _init_value(self, key: str) -> None:
-        """OSError, and nothing has changed, where there is no room for another value."""
+        """Add a value. OSError, and no change, without room for it."""
         needed = self._used + len(key.encode()) + _VALUE_BYTES + 8
         if needed > self._capacity:
             size_bytes = -(-needed // GROWTH_BYTES) * GROWTH_BYTES

@@ -1,29 +1,27 @@
-"""Every metric of the gateway, declared once: name, unit, labels, help. `docs/metrics.md` is checked against this.
+"""Declare every metric of the gateway once: name, labels, unit, help. A test holds `docs/metrics.md` to this.
 
-What is counted in them, and when, is said in metric_observers.py.
-
-Label values come from small closed sets: operations, statuses, purposes; never from keys, buckets or callers.
+Code counts where something happens: `metrics.CACHE_DAMAGED.add(1, slot)`. Label values come from small closed sets,
+such as operations, statuses and purposes; never from keys or callers.
 """
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
-from gateway.telemetry import metric_kinds
 from gateway.telemetry.metric_kinds import DECLARED as DECLARED
-from gateway.telemetry.metric_kinds import Counter, Gauge, Histogram
+from gateway.telemetry.metric_kinds import Counter, Gauge, Histogram, LatestGauge
 
 _READS = ("GetObject", "HeadObject", "ListObjectsV2")
 _COMMON = (*_READS, "PutObject", "UploadPart", "CompleteMultipartUpload", "DeleteObject")
-"""Those of the many operations that stand at 0 before the first of them came."""
+"""Operations that are exported as 0 before the first of them."""
 
 _PURPOSES = ("live", "readahead", "warm", "refresh", "flush", "forward")
 
 USED_BY_ALL = "default"
-"""`used_by` of `[origin]`, which whatever is not named uses."""
+"""The `used_by` of `[origin]`."""
 
 _FLUSH_BUCKETS_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0, 14400.0)
-"""Of what may wait for the origin for hours."""
+"""A flush may wait for the origin for hours."""
 
 FailureKind = Literal[
     "unreachable",
@@ -41,446 +39,285 @@ FailureKind = Literal[
 
 FLUSH_FAILURES: tuple[FailureKind, ...] = get_args(FailureKind)
 
-BUILD_INFO = Gauge(
-    "forebay_build_info",
-    "1",
-    ("version", "python"),
-    "1. version: of the gateway; python: of the interpreter.",
-    latest=True,
+BUILD_INFO = LatestGauge(
+    "forebay_build_info{version,python} 1", "1. version: of the gateway; python: of the interpreter."
 )
-ORIGIN_UP = Gauge(
-    "forebay_origin_up",
-    "1 or 0",
-    ("origin", "used_by"),
+ORIGIN_UP = LatestGauge(
+    "forebay_origin_up{origin,used_by} 1 or 0",
     "1: the origin answered when it was asked last, 30 seconds ago at most; it is asked sooner where requests have "
     "failed since. 0: it did not, or could not be asked: forebay_origin_state says which. origin: its host and port. "
     "used_by: default ([origin], whatever is not named), bucket:NAME (of [[buckets]]) or slot:NAME (with a key of its "
     "own).",
-    latest=True,
 )
-ORIGIN_STATE = Gauge(
-    "forebay_origin_state",
-    "1 or 0",
-    ("origin", "used_by", "state"),
+ORIGIN_STATE = LatestGauge(
+    "forebay_origin_state{origin,used_by,state} 1 or 0",
     "1 for the state that the origin was in then, else 0. state: well, unreachable (no answer), no-credentials (there "
     "is no key to ask with: none was found, or it has expired and is not renewed), refused (it refuses the gateway's "
     "own key, or has no such bucket) or wrong-clock (this machine's). origin and used_by: as of forebay_origin_up.",
-    latest=True,
 )
-ORIGIN_KEY_NOT_RENEWED = Gauge(
-    "forebay_origin_key_not_renewed",
-    "1 or 0",
-    ("origin", "used_by"),
+ORIGIN_KEY_NOT_RENEWED = LatestGauge(
+    "forebay_origin_key_not_renewed{origin,used_by} 1 or 0",
     "1: what signs is good still, and STS does not lend the next key pair: when it expires, the state becomes "
     "no-credentials. origin and used_by: as of forebay_origin_up.",
-    latest=True,
 )
-PROCESS_START = Gauge(
-    "forebay_process_start_time_seconds",
-    "seconds since 1970",
-    ("process",),
+PROCESS_START = LatestGauge(
+    "forebay_process_start_time_seconds{process} seconds since 1970",
     "When the process began. process: supervisor, worker0, worker1, … or background.",
-    latest=True,
 )
-PROCESS_CPU = Gauge(
-    "forebay_process_cpu_seconds",
-    "seconds",
-    ("process",),
+PROCESS_CPU = LatestGauge(
+    "forebay_process_cpu_seconds{process} seconds",
     "Processor time that it has used since then; it begins anew with the process.",
-    latest=True,
 )
-PROCESS_MEMORY = Gauge(
-    "forebay_process_resident_memory_bytes", "bytes", ("process",), "Memory that is its own or shared.", latest=True
+PROCESS_MEMORY = LatestGauge(
+    "forebay_process_resident_memory_bytes{process} bytes", "Memory that is its own or shared."
 )
-PROCESS_DESCRIPTORS = Gauge(
-    "forebay_process_open_fds", "descriptors", ("process",), "Files and sockets that it has open.", latest=True
+PROCESS_DESCRIPTORS = LatestGauge(
+    "forebay_process_open_fds{process} descriptors", "Files and sockets that it has open."
 )
 
 REQUESTS = Counter(
-    "forebay_requests_total",
-    "requests",
-    ("operation", "slot", "status", "cache"),
+    "forebay_requests_total{operation,slot,status,cache} requests",
     "Requests to the S3 port that are over. slot: the key's, or none when refused before. status: the HTTP status, "
     "client-left or broken-off. cache: hit, partial, miss, bypass, forwarded, absorbed or none.",
-    values=[
-        {"operation": ("GetObject",), "status": ("200", "206"), "cache": ("hit", "miss")},
-        {"operation": ("HeadObject", "ListObjectsV2"), "status": ("200",), "cache": ("hit", "miss", "forwarded")},
-        {
-            "operation": ("PutObject", "UploadPart", "CompleteMultipartUpload"),
-            "status": ("200",),
-            "cache": ("absorbed", "forwarded"),
-        },
-        {"operation": ("DeleteObject",), "status": ("204",), "cache": ("absorbed", "forwarded")},
-        {"operation": _COMMON, "status": ("500", "503"), "cache": ("none",)},
-        {"operation": ("Unknown",), "slot": ("none",), "status": ("400", "405", "503"), "cache": ("none",)},
-    ],
+    {"operation": ("GetObject",), "status": ("200", "206"), "cache": ("hit", "miss")},
+    {"operation": ("HeadObject", "ListObjectsV2"), "status": ("200",), "cache": ("hit", "miss", "forwarded")},
+    {
+        "operation": ("PutObject", "UploadPart", "CompleteMultipartUpload"),
+        "status": ("200",),
+        "cache": ("absorbed", "forwarded"),
+    },
+    {"operation": ("DeleteObject",), "status": ("204",), "cache": ("absorbed", "forwarded")},
+    {"operation": _COMMON, "status": ("500", "503"), "cache": ("none",)},
+    {"operation": ("Unknown",), "slot": ("none",), "status": ("400", "405", "503"), "cache": ("none",)},
 )
 MISSES = Counter(
-    "forebay_misses_total",
-    "requests",
-    ("operation", "slot", "reason"),
+    "forebay_misses_total{operation,slot,reason} requests",
     "Requests for objects, listings and bucket settings that were not answered by what is here alone, by why. reason: "
     "first-read, evicted, changed, not-kept or expired, as in x-forebay-cache.",
-    values={"operation": _READS, "reason": ("first-read", "evicted", "changed", "not-kept", "expired")},
+    operation=_READS,
+    reason=("first-read", "evicted", "changed", "not-kept", "expired"),
 )
 REQUEST_SECONDS = Histogram(
-    "forebay_request_duration_seconds",
-    "seconds",
-    ("operation",),
+    "forebay_request_duration_seconds{operation} seconds",
     "From the head of a request to the end of its answer.",
-    values={"operation": _COMMON},
+    operation=_COMMON,
 )
 PREPARED_REQUESTS = Counter(
-    "forebay_prepared_requests_total",
-    "requests",
-    ("operation", "slot"),
+    "forebay_prepared_requests_total{operation,slot} requests",
     "Those of forebay_requests_total with cache = hit that were answered by what an earlier request had prepared.",
-    values={"operation": ("GetObject", "HeadObject")},
+    operation=("GetObject", "HeadObject"),
 )
-REQUESTS_IN_FLIGHT = Gauge("forebay_requests_in_flight", "requests", (), "Requests to the S3 port now being answered.")
+REQUESTS_IN_FLIGHT = Gauge("forebay_requests_in_flight requests", "Requests to the S3 port now being answered.")
 SENT_BYTES = Counter(
-    "forebay_sent_bytes_total",
-    "bytes",
-    ("operation", "slot"),
-    "Bytes of answers' bodies sent to clients.",
-    values={"operation": _COMMON},
+    "forebay_sent_bytes_total{operation,slot} bytes", "Bytes of answers' bodies sent to clients.", operation=_COMMON
 )
 RECEIVED_BYTES = Counter(
-    "forebay_received_bytes_total",
-    "bytes",
-    ("operation", "slot"),
+    "forebay_received_bytes_total{operation,slot} bytes",
     "Bytes of requests' bodies received from clients.",
-    values={"operation": _COMMON},
+    operation=_COMMON,
 )
 
 CACHE_HIT_BYTES = Counter(
-    "forebay_cache_hit_bytes_total",
-    "bytes",
-    ("slot",),
-    "Bytes given to readers from blocks that were complete on disk.",
-    values={},
+    "forebay_cache_hit_bytes_total{slot} bytes", "Bytes given to readers from blocks that were complete on disk."
 )
 CACHE_MISS_BYTES = Counter(
-    "forebay_cache_miss_bytes_total",
-    "bytes",
-    ("slot",),
-    "Bytes given to readers that had to come from the origin first.",
-    values={},
+    "forebay_cache_miss_bytes_total{slot} bytes", "Bytes given to readers that had to come from the origin first."
 )
 CACHE_COALESCED = Counter(
-    "forebay_cache_coalesced_total",
-    "reads",
-    ("slot",),
-    "Reads that joined a fill which another reader had started.",
-    values={},
+    "forebay_cache_coalesced_total{slot} reads", "Reads that joined a fill which another reader had started."
 )
 CACHE_FILLS = Counter(
-    "forebay_cache_fills_total",
-    "blocks",
-    ("slot", "outcome"),
+    "forebay_cache_fills_total{slot,outcome} blocks",
     "Fills of blocks that are over. outcome: filled or failed.",
-    values={"outcome": ("filled", "failed")},
+    outcome=("filled", "failed"),
 )
 CACHE_FILL_SECONDS = Histogram(
-    "forebay_cache_fill_duration_seconds", "seconds", (), "From the start of a block's fill to its publication."
+    "forebay_cache_fill_duration_seconds seconds", "From the start of a block's fill to its publication."
 )
-CACHE_FILLED_BYTES = Counter(
-    "forebay_cache_filled_bytes_total",
-    "bytes",
-    ("slot",),
-    "Bytes of blocks filled.",
-    values={},
-)
-CACHE_EVICTED_BLOCKS = Counter(
-    "forebay_cache_evicted_blocks_total",
-    "blocks",
-    ("slot",),
-    "Blocks that made room for others.",
-    values={},
-)
+CACHE_FILLED_BYTES = Counter("forebay_cache_filled_bytes_total{slot} bytes", "Bytes of blocks filled.")
+CACHE_EVICTED_BLOCKS = Counter("forebay_cache_evicted_blocks_total{slot} blocks", "Blocks that made room for others.")
 CACHE_EVICTED_BYTES = Counter(
-    "forebay_cache_evicted_bytes_total",
-    "bytes",
-    ("slot",),
-    "Bytes on disk of the blocks that made room for others.",
-    values={},
+    "forebay_cache_evicted_bytes_total{slot} bytes", "Bytes on disk of the blocks that made room for others."
 )
 CACHE_DAMAGED = Counter(
-    "forebay_cache_damaged_blocks_total",
-    "blocks",
-    ("slot",),
+    "forebay_cache_damaged_blocks_total{slot} blocks",
     "Blocks dropped because their bytes were not what had been written, or could not be read.",
-    values={},
 )
 CACHE_NOT_KEPT = Counter(
-    "forebay_cache_not_kept_total",
-    "blocks",
-    ("slot", "reason"),
+    "forebay_cache_not_kept_total{slot,reason} blocks",
     "Blocks that were served and not kept; of a run of them in one read, the first is counted. reason: size (larger "
-    "than kept_object_size), write-budget (daily_writes are used up), room (all there is is being filled, is pinned or "
-    "belongs to others), disk (a small block that the disk did not take).",
-    values={"reason": ("size", "write-budget", "room", "disk")},
+    "than max_cached_object_size), write-budget (daily_writes are used up), room (all there is is being filled, is "
+    "pinned or belongs to others), disk (a small block that the disk did not take).",
+    reason=("size", "write-budget", "room", "disk"),
 )
 WARM_UP_OBJECTS = Counter(
-    "forebay_warm_up_objects_total",
-    "objects",
-    ("slot", "outcome"),
+    "forebay_warm_up_objects_total{slot,outcome} objects",
     "Warm-ups by HEAD with Range: bytes=0-0 that are over. outcome: fetched (all of it is here), no-room (the cache "
     "took no more of it), changed (it was written or deleted meanwhile) or failed (the origin did not give it).",
-    values={"outcome": ("fetched", "no-room", "changed", "failed")},
+    outcome=("fetched", "no-room", "changed", "failed"),
 )
 WARM_UP_WAITING = Gauge(
-    "forebay_warm_up_waiting_objects", "objects", (), "Objects that wait to be warmed, of those asked for by HEAD."
+    "forebay_warm_up_waiting_objects objects", "Objects that wait to be warmed, of those asked for by HEAD."
 )
 CACHE_STORE_UNAVAILABLE = Counter(
-    "forebay_cache_store_unavailable_total",
-    "reads",
-    (),
+    "forebay_cache_store_unavailable_total reads",
     "Reads served straight from the origin because the cache directory could not take or give bytes.",
 )
 SCRUB_BLOCKS = Counter(
-    "forebay_scrub_blocks_total",
-    "blocks",
-    (),
+    "forebay_scrub_blocks_total blocks",
     "Blocks that the scrubber has looked at. What it drops is in forebay_cache_damaged_blocks_total.",
 )
 SCRUB_BYTES = Counter(
-    "forebay_scrub_read_bytes_total", "bytes", (), "Bytes that the scrubber has read from the disk and verified."
+    "forebay_scrub_read_bytes_total bytes", "Bytes that the scrubber has read from the disk and verified."
 )
-SCRUB_PASSES = Counter(
-    "forebay_scrub_passes_total", "passes", (), "Passes over all blocks that the scrubber has ended."
-)
+SCRUB_PASSES = Counter("forebay_scrub_passes_total passes", "Passes over all blocks that the scrubber has ended.")
 CACHE_DISK_ERRORS = Counter(
-    "forebay_cache_disk_errors_total",
-    "errors",
-    ("trouble",),
+    "forebay_cache_disk_errors_total{trouble} errors",
     "What the disk under the cache directory refused. trouble: full (no space, quota), read-only or failing.",
-    values={"trouble": ("full", "read-only", "failing")},
+    trouble=("full", "read-only", "failing"),
 )
 CACHE_DISK_STATE = Gauge(
-    "forebay_cache_disk_state_processes",
-    "processes",
-    ("state",),
+    "forebay_cache_disk_state_processes{state} processes",
     "Processes by what they may use the cache directory for now. state: well; full and read-only (what is there is "
     "served, nothing is filled); failing (left alone, the origin serves) or closed (could not be opened).",
 )
-WRITEBACK_DISK_FULL = Gauge(
-    "forebay_writeback_disk_full",
-    "state",
-    (),
+WRITEBACK_DISK_FULL = LatestGauge(
+    "forebay_writeback_disk_full state",
     "1 while the disk under the cache directory has no room for another buffered write, so that writes go to the "
     "bucket; 0 otherwise. Cached blocks may still replace each other.",
-    latest=True,
 )
-CACHE_USAGE_BYTES = Gauge(
-    "forebay_cache_usage_bytes", "bytes", ("slot",), "Bytes on disk that cached blocks take now.", latest=True
+CACHE_USAGE_BYTES = LatestGauge("forebay_cache_usage_bytes{slot} bytes", "Bytes on disk that cached blocks take now.")
+CACHE_RESERVED_BYTES = LatestGauge(
+    "forebay_cache_reserved_bytes{slot} bytes", "Bytes on disk set aside for fills in progress."
 )
-CACHE_RESERVED_BYTES = Gauge(
-    "forebay_cache_reserved_bytes", "bytes", ("slot",), "Bytes on disk set aside for fills in progress.", latest=True
+CACHE_PINNED_BYTES = LatestGauge(
+    "forebay_cache_pinned_bytes{slot} bytes", "Of the bytes on disk, those that are pinned."
 )
-CACHE_PINNED_BYTES = Gauge(
-    "forebay_cache_pinned_bytes", "bytes", ("slot",), "Of the bytes on disk, those that are pinned.", latest=True
-)
-CACHE_WRITTEN_TODAY_BYTES = Gauge(
-    "forebay_cache_written_today_bytes",
-    "bytes",
-    (),
+CACHE_WRITTEN_TODAY_BYTES = LatestGauge(
+    "forebay_cache_written_today_bytes bytes",
     "Bytes that fills were given room for since midnight UTC: what daily_writes bounds.",
-    latest=True,
 )
-CACHE_UNSURVEYED_BYTES = Gauge(
-    "forebay_cache_unsurveyed_bytes",
-    "bytes",
-    (),
+CACHE_UNSURVEYED_BYTES = LatestGauge(
+    "forebay_cache_unaccounted_bytes bytes",
     "Bytes on disk, left by an unclean boot, that the cache does not know again yet.",
-    latest=True,
 )
-CACHE_CAPACITY_BYTES = Gauge(
-    "forebay_cache_capacity_bytes", "bytes", (), "Bytes on disk that cached blocks may take.", latest=True
-)
+CACHE_CAPACITY_BYTES = LatestGauge("forebay_cache_capacity_bytes bytes", "Bytes on disk that cached blocks may take.")
 
 CATALOG_LOOKUPS = Counter(
-    "forebay_catalog_lookups_total",
-    "look-ups",
-    ("slot", "outcome"),
+    "forebay_catalog_lookups_total{slot,outcome} look-ups",
     "Questions about objects in slots whose consistency is not strict. outcome: hit and absent (the catalog answered), "
     "listed (it did, because a LIST has shown since that the object is the same), miss (the origin was asked) or stale "
     "(it did not answer, and the slot allows an older answer). With consistency = snapshot: hit (the frozen version's "
     "head is known), absent (it is not in the snapshot) or miss.",
-    values={"outcome": ("hit", "absent", "listed", "miss", "stale")},
+    outcome=("hit", "absent", "listed", "miss", "stale"),
 )
 CATALOG_NOT_KEPT = Counter(
-    "forebay_catalog_not_kept_total",
-    "answers",
-    (),
+    "forebay_catalog_not_kept_total answers",
     "Answers of the origin that the catalog did not keep: too many at once, or the disk could not take them.",
 )
 LISTING_PAGES = Counter(
-    "forebay_listing_pages_total",
-    "pages",
-    ("slot", "outcome"),
+    "forebay_listing_pages_total{slot,outcome} pages",
     "Pages of LIST that Forebay has made: in slots whose consistency is not strict, and where something may be pending "
     "in the write-back buffer. outcome: hit (index or snapshot answered), partial (they did, and the origin was asked "
     "about keys just written through Forebay, or about what no snapshot freezes), miss (the origin was asked) or stale "
     "(it did not answer, and the slot allows an older answer).",
-    values={"outcome": ("hit", "partial", "miss", "stale")},
+    outcome=("hit", "partial", "miss", "stale"),
 )
 LISTING_KEYS_NOT_KEPT = Counter(
-    "forebay_listing_keys_not_kept_total",
-    "keys",
-    (),
+    "forebay_listing_keys_dropped_total keys",
     "Keys listed by the origin that the listing index did not keep: too many at once, or the disk could not take them.",
 )
 INDEX_CRAWLS = Counter(
-    "forebay_index_crawls_total",
-    "crawls",
-    ("slot", "outcome"),
+    "forebay_index_crawls_total{slot,outcome} crawls",
     "Crawls of slots with index = true that are over. outcome: done or failed (what is left is crawled later).",
-    values={"outcome": ("done", "failed")},
+    outcome=("done", "failed"),
 )
-INDEX_CRAWLED_KEYS = Counter(
-    "forebay_index_crawled_keys_total",
-    "keys",
-    ("slot",),
-    "Keys that crawls have listed and kept.",
-    values={},
-)
+INDEX_CRAWLED_KEYS = Counter("forebay_index_crawled_keys_total{slot} keys", "Keys that crawls have listed and kept.")
 INDEX_CHANGED_KEYS = Counter(
-    "forebay_index_changed_keys_total",
-    "keys",
-    ("slot",),
+    "forebay_index_changed_keys_total{slot} keys",
     "Keys that crawls have found changed or gone; they were forgotten, and their blocks dropped.",
-    values={},
 )
-INDEX_KEYS = Gauge(
-    "forebay_index_keys", "keys", ("slot",), "Keys that there were when the last crawl ended.", latest=True
-)
-INDEX_KNOWN_SINCE = Gauge(
-    "forebay_index_known_since_timestamp_seconds",
-    "seconds since 1970",
-    ("slot",),
+INDEX_KEYS = LatestGauge("forebay_index_keys{slot} keys", "Keys that there were when the last crawl ended.")
+INDEX_KNOWN_SINCE = LatestGauge(
+    "forebay_index_known_since_timestamp_seconds{slot} seconds since 1970",
     "When the oldest part of a complete index was asked for: time() minus this is its age. 0 while the index is not "
     "complete, or its age is not known because the machine was booted since.",
-    latest=True,
 )
 
 ORIGIN_EVENTS = Counter(
-    "forebay_origin_events_total",
-    "events",
-    ("outcome",),
+    "forebay_origin_events_total{outcome} events",
     "Events of the origin that came to the admin port. outcome: applied (what is remembered of the object is void), "
     "ignored (a test, a confirmation, another service, a frozen slot) or malformed.",
-    values={"outcome": ("applied", "ignored", "malformed")},
+    outcome=("applied", "ignored", "malformed"),
 )
 
 WRITEBACK_FLUSHED_OBJECTS = Counter(
-    "forebay_writeback_flushed_objects_total",
-    "objects",
-    ("slot",),
+    "forebay_writeback_flushed_objects_total{slot} objects",
     "Acknowledged writes and deletions that have reached the origin.",
-    values={},
 )
 WRITEBACK_FLUSHED_BYTES = Counter(
-    "forebay_writeback_flushed_bytes_total",
-    "bytes",
-    ("slot",),
-    "Bytes of the objects that have reached the origin.",
-    values={},
+    "forebay_writeback_flushed_bytes_total{slot} bytes", "Bytes of the objects that have reached the origin."
 )
 WRITEBACK_FLUSH_FAILURES = Counter(
-    "forebay_writeback_flush_failures_total",
-    "attempts",
-    ("slot", "reason"),
+    "forebay_writeback_flush_failures_total{slot,reason} attempts",
     "Attempts to flush a write that failed; each is made again, for ever. reason: unreachable (no answer), credentials "
     "(there is no key to sign with, or the origin refuses it), clock (the origin has another time, and refuses what is "
-    "signed), refused (403), no-bucket, slow-down (too many requests), origin-error (5xx), changed (others change the "
-    "key meanwhile), disk (this node's) or other.",
-    values={"reason": FLUSH_FAILURES},
+    "signed), refused (403), no-bucket, slow-down (too many requests), origin-error (5xx, or an answer that is not "
+    "S3's), changed (others change the key meanwhile, or the bucket has lost an upload), disk (this node's) or other.",
+    reason=FLUSH_FAILURES,
 )
 WRITEBACK_FLUSH_SECONDS = Histogram(
-    "forebay_writeback_flush_duration_seconds",
-    "seconds",
-    ("slot",),
+    "forebay_writeback_flush_duration_seconds{slot} seconds",
     "From the acknowledgement of a write or deletion until the origin has it.",
-    values={},
     buckets_seconds=_FLUSH_BUCKETS_SECONDS,
 )
 WRITEBACK_CONFLICTS = Counter(
-    "forebay_writeback_conflicts_total",
-    "objects",
-    ("slot",),
+    "forebay_writeback_conflicts_total{slot} objects",
     "Writes that are kept here because others have changed the object at the origin.",
-    values={},
 )
 WRITEBACK_DAMAGED = Counter(
-    "forebay_writeback_damaged_total",
-    "objects",
-    ("slot",),
+    "forebay_writeback_damaged_total{slot} objects",
     "Writes found to lie here otherwise than they were acknowledged; they are kept, and not sent.",
-    values={},
 )
-WRITEBACK_BUFFER_BYTES = Gauge(
-    "forebay_writeback_buffer_bytes", "bytes", ("slot",), "What the slot's buffer may hold: `buffer`.", latest=True
+WRITEBACK_BUFFER_BYTES = LatestGauge(
+    "forebay_writeback_buffer_bytes{slot} bytes", "What the slot's buffer may hold: `buffer`."
 )
-WRITEBACK_EXPOSURE_BYTES = Gauge(
-    "forebay_writeback_exposure_bytes",
-    "bytes",
-    ("slot",),
-    "What of the slot may be on this node alone, before writes go through: `exposure`; 0: no limit.",
-    latest=True,
+WRITEBACK_EXPOSURE_BYTES = LatestGauge(
+    "forebay_writeback_exposure_bytes{slot} bytes",
+    "What of the slot may be on this node alone, before writes go through: `max_unflushed_bytes`; 0: no limit.",
 )
-WRITEBACK_USED_BYTES = Gauge(
-    "forebay_writeback_buffer_used_bytes",
-    "bytes",
-    ("slot",),
+WRITEBACK_USED_BYTES = LatestGauge(
+    "forebay_writeback_buffer_used_bytes{slot} bytes",
     "What the slot's buffer holds: pending bytes, room taken for bodies that are arriving, and what is not to be sent.",
-    latest=True,
 )
-WRITEBACK_PENDING_BYTES = Gauge(
-    "forebay_writeback_pending_bytes",
-    "bytes",
-    ("slot",),
+WRITEBACK_PENDING_BYTES = LatestGauge(
+    "forebay_writeback_pending_bytes{slot} bytes",
     "Acknowledged bytes that would be lost with this node: of objects that the origin does not have yet, conflicts "
     "included, and of parts of open uploads. What copies share counts once.",
-    latest=True,
 )
-WRITEBACK_PENDING_OBJECTS = Gauge(
-    "forebay_writeback_pending_objects",
-    "objects",
-    ("slot",),
+WRITEBACK_PENDING_OBJECTS = LatestGauge(
+    "forebay_writeback_pending_objects{slot} objects",
     "Objects and deletions that were acknowledged and have not reached the origin, conflicts included.",
-    latest=True,
 )
-WRITEBACK_LOCAL_BYTES = Gauge(
-    "forebay_writeback_local_bytes",
-    "bytes",
-    ("slot",),
+WRITEBACK_LOCAL_BYTES = LatestGauge(
+    "forebay_writeback_local_bytes{slot} bytes",
     "Acknowledged bytes that are kept on this node only, and not to be sent, because of the slot's write or flush: not "
     "among the pending ones.",
-    latest=True,
 )
-WRITEBACK_LOCAL_OBJECTS = Gauge(
-    "forebay_writeback_local_objects", "objects", ("slot",), "The objects that these bytes are of.", latest=True
+WRITEBACK_LOCAL_OBJECTS = LatestGauge(
+    "forebay_writeback_local_objects{slot} objects", "The objects that these bytes are of."
 )
-WRITEBACK_OLDEST_SECONDS = Gauge(
-    "forebay_writeback_oldest_age_seconds",
-    "seconds",
-    ("slot",),
+WRITEBACK_OLDEST_SECONDS = LatestGauge(
+    "forebay_writeback_oldest_age_seconds{slot} seconds",
     "How long ago the oldest write was acknowledged that is on its way to the origin; 0: there is none. Conflicts, "
     "which wait for a person, do not count.",
-    latest=True,
 )
-WRITEBACK_OLDEST_CONFLICT_SECONDS = Gauge(
-    "forebay_writeback_oldest_conflict_age_seconds",
-    "seconds",
-    ("slot",),
+WRITEBACK_OLDEST_CONFLICT_SECONDS = LatestGauge(
+    "forebay_writeback_oldest_conflict_age_seconds{slot} seconds",
     "How long ago the oldest write was acknowledged that is in conflict, and waits for a person; 0: there is none.",
-    latest=True,
 )
 WRITEBACK_THROUGH = Counter(
-    "forebay_writeback_through_total",
-    "writes",
-    ("slot", "reason"),
+    "forebay_writeback_written_through_total{slot,reason} writes",
     "Writes that were not absorbed in a slot with write-back, and are the origin's: PutObject, CopyObject, "
     "CreateMultipartUpload, UploadPart, UploadPartCopy and CompleteMultipartUpload. reason, as in the answer's "
     "x-forebay-not-absorbed. Because of a bound: full, share (the access key's bodies that are still arriving take its "
@@ -489,318 +326,235 @@ WRITEBACK_THROUGH = Counter(
     "bucket-unknown (nothing was written to it yet), bucket-etags (they are no MD5s), bucket-unreadable (the gateway "
     "may not look at its objects), storage-class (it has taken none of this class yet). Because only the origin has "
     "it: source-of-the-origin (of a copy), upload-of-the-origin, part-of-the-origin (of an upload that is completed).",
-    values={
-        "reason": (
-            "full",
-            "share",
-            "size",
-            "exposure-bytes",
-            "exposure-age",
-            "disk",
-            "condition",
-            "header",
-            "key",
-            "bucket-unknown",
-            "bucket-etags",
-            "bucket-unreadable",
-            "storage-class",
-            "source-of-the-origin",
-            "upload-of-the-origin",
-            "part-of-the-origin",
-        )
-    },
+    reason=(
+        "full",
+        "share",
+        "size",
+        "exposure-bytes",
+        "exposure-age",
+        "disk",
+        "condition",
+        "header",
+        "key",
+        "bucket-unknown",
+        "bucket-etags",
+        "bucket-unreadable",
+        "storage-class",
+        "source-of-the-origin",
+        "upload-of-the-origin",
+        "part-of-the-origin",
+    ),
 )
 WRITEBACK_SLOWED_DOWN = Counter(
-    "forebay_writeback_slow_down_total",
-    "writes",
-    ("slot",),
+    "forebay_writeback_slow_down_total{slot} writes",
     "Writes that were answered 503 SlowDown because the buffer had no room for them.",
-    values={},
 )
 WRITEBACK_PACED_SECONDS = Counter(
-    "forebay_writeback_paced_seconds_total",
-    "seconds",
-    ("slot",),
+    "forebay_writeback_paced_seconds_total{slot} seconds",
     "Time that acknowledgements were held back because the buffer filled faster than it was flushed, summed over all "
     "that waited side by side.",
-    values={},
 )
 WRITEBACK_NOT_FLUSHED = Gauge(
-    "forebay_writeback_not_flushed_objects",
-    "objects",
-    ("slot", "state"),
+    "forebay_writeback_unflushed_objects{slot,state} objects",
     "Acknowledged writes that do not get to the origin now. state: failing (tried again and again: 403, a bucket that "
     "is gone, expired credentials), conflict (others have changed the object: forebay writeback resolve), damaged, or "
     "waiting for the bucket (it does not answer, or is busy: nobody has to do anything about the write). forebay "
     "writeback list --problems names all but the last.",
 )
 CHECKPOINTS = Gauge(
-    "forebay_checkpoints",
-    "checkpoints",
-    ("slot", "state"),
+    "forebay_checkpoints{slot,state} checkpoints",
     "Checkpoints that this node knows, by state: writing, stalled (a save that lacks something, of which nothing has "
     "come for a minute), acknowledged, flushing, durable, local (something of it is not to be sent), waiting for the "
     "bucket (it does not answer, or is busy), failed, conflict. forebay checkpoints shows them.",
 )
-WRITEBACK_OPEN_UPLOADS = Gauge(
-    "forebay_writeback_open_uploads",
-    "uploads",
-    ("slot",),
+WRITEBACK_OPEN_UPLOADS = LatestGauge(
+    "forebay_writeback_open_uploads{slot} uploads",
     "Multipart uploads that were begun here, and are neither completed nor aborted: forebay writeback list --uploads.",
-    latest=True,
 )
-WRITEBACK_OPEN_UPLOAD_BYTES = Gauge(
-    "forebay_writeback_open_upload_bytes",
-    "bytes",
-    ("slot",),
+WRITEBACK_OPEN_UPLOAD_BYTES = LatestGauge(
+    "forebay_writeback_open_upload_bytes{slot} bytes",
     "What the parts of open uploads take of the buffer. They are no objects yet, and cannot be flushed.",
-    latest=True,
 )
-WRITEBACK_OPEN_UPLOAD_IDLE = Gauge(
-    "forebay_writeback_open_upload_idle_seconds",
-    "seconds",
-    ("slot",),
+WRITEBACK_OPEN_UPLOAD_IDLE = LatestGauge(
+    "forebay_writeback_open_upload_idle_seconds{slot} seconds",
     "Since the last part of the open upload that was left alone longest (of the 10,000 begun first); 0: there is none. "
     "At the slot's upload_expiry it is aborted.",
-    latest=True,
 )
-WRITEBACK_REMEMBERED = Gauge(
-    "forebay_writeback_remembered_rows",
-    "rows",
-    ("kind",),
+WRITEBACK_REMEMBERED = LatestGauge(
+    "forebay_writeback_journal_rows{kind} rows",
     "What the journal remembers of what is over; 50,000 of each kind at most. kind: ended-upload (answers a repeated "
     "CompleteMultipartUpload for a day) or own-write (what this gateway has last put under a key at the origin).",
-    latest=True,
 )
-WRITEBACK_JOURNAL_BYTES = Gauge(
-    "forebay_writeback_journal_bytes",
-    "bytes",
-    (),
+WRITEBACK_JOURNAL_BYTES = LatestGauge(
+    "forebay_writeback_journal_bytes bytes",
     "The size of the write-back journal and its log on the disk. The file does not shrink: room in it is used again.",
-    latest=True,
 )
 WRITEBACK_JOURNAL_STATE = Gauge(
-    "forebay_writeback_journal_state_processes",
-    "processes",
-    ("state",),
+    "forebay_writeback_journal_state_processes{state} processes",
     "Processes that have the write-back journal open, by what it takes of them now. state: well, or failing (a commit "
     "has failed in the disk: nothing is acknowledged by them, or flushed, until it is tried again with success).",
 )
 
 SNAPSHOT_REFUSALS = Counter(
-    "forebay_snapshot_refusals_total",
-    "requests",
-    ("slot", "reason"),
+    "forebay_snapshot_refusals_total{slot,reason} requests",
     "Requests in slots with consistency = snapshot that could not be answered. reason: missing (there is no such "
     "snapshot), unusable (it is damaged, of another version or not of the slot), changed or gone (the bucket has "
     "another version of the object, or none, and the frozen one is not cached).",
-    values={"reason": ("missing", "unusable", "changed", "gone")},
+    reason=("missing", "unusable", "changed", "gone"),
 )
 
 SMALL_ANSWERS = Counter(
-    "forebay_small_answers_total",
-    "requests",
-    ("operation", "outcome"),
+    "forebay_bucket_metadata_answers_total{operation,outcome} requests",
     "Questions about buckets that may be answered from memory: HeadBucket, GetBucketLocation and the like. outcome: "
     "hit, miss (the origin was asked) or stale (it did not answer, and the slot allows an older answer).",
-    values={"operation": ("HeadBucket", "GetBucketLocation"), "outcome": ("hit", "miss", "stale")},
+    operation=("HeadBucket", "GetBucketLocation"),
+    outcome=("hit", "miss", "stale"),
 )
 SMALL_ANSWER_TROUBLES = Counter(
-    "forebay_small_answer_troubles_total",
-    "troubles",
-    ("trouble",),
+    "forebay_bucket_metadata_errors_total{trouble} troubles",
     "Small answers that the disk did not give or take: the origin is asked. trouble: unavailable (full, failing, "
     "locked or too slow) or damaged (the file was not what had been written).",
-    values={"trouble": ("unavailable", "damaged")},
+    trouble=("unavailable", "damaged"),
 )
 
 ORIGIN_REQUESTS = Counter(
-    "forebay_origin_requests_total",
-    "requests",
-    ("method", "status", "purpose", "slot", "origin"),
+    "forebay_origin_requests_total{method,status,purpose,slot,origin} requests",
     "Requests to the origin, each try counted. status: the HTTP status or unreachable. purpose: live, readahead, warm, "
     "refresh, flush or forward. origin: its host and port.",
-    values=[
-        {"method": ("GET",), "status": ("200", "206"), "purpose": ("live",)},
-        {"method": ("HEAD",), "status": ("200",), "purpose": ("live", "forward")},
-        {"method": ("GET",), "status": ("200",), "purpose": ("forward",)},
-        {"method": ("GET", "HEAD"), "status": ("503", "unreachable"), "purpose": ("live", "forward")},
-        {"method": ("POST",), "status": ("200",), "purpose": ("flush",)},
-        {"method": ("PUT",), "status": ("200", "403", "503", "unreachable"), "purpose": ("flush",)},
-        {"method": ("PUT",), "status": ("200", "503", "unreachable"), "purpose": ("forward",)},
-    ],
+    {"method": ("GET",), "status": ("200", "206"), "purpose": ("live",)},
+    {"method": ("HEAD",), "status": ("200",), "purpose": ("live", "forward")},
+    {"method": ("GET",), "status": ("200",), "purpose": ("forward",)},
+    {"method": ("GET", "HEAD"), "status": ("503", "unreachable"), "purpose": ("live", "forward")},
+    {"method": ("POST",), "status": ("200",), "purpose": ("flush",)},
+    {"method": ("PUT",), "status": ("200", "403", "503", "unreachable"), "purpose": ("flush",)},
+    {"method": ("PUT",), "status": ("200", "503", "unreachable"), "purpose": ("forward",)},
 )
 ORIGIN_REQUEST_SECONDS = Histogram(
-    "forebay_origin_request_duration_seconds",
-    "seconds",
-    ("purpose", "origin"),
+    "forebay_origin_request_duration_seconds{purpose,origin} seconds",
     "From sending a request to the origin to the head of its answer, and to the end of a body of at most 256 KiB.",
-    values={"purpose": _PURPOSES},
+    purpose=_PURPOSES,
 )
 ORIGIN_HEDGES = Counter(
-    "forebay_origin_hedges_total",
-    "requests",
-    ("outcome",),
+    "forebay_origin_hedges_total{outcome} requests",
     "Reads of the origin that were stuck, and were asked for on another connection as well. outcome: won (that one "
     "brought the bytes), lost (the first one did, after all) or failed.",
-    values={"outcome": ("won", "lost", "failed")},
+    outcome=("won", "lost", "failed"),
 )
 ORIGIN_BYTES = Counter(
-    "forebay_origin_bytes_total",
-    "bytes",
-    ("direction", "purpose", "slot"),
+    "forebay_origin_bytes_total{direction,purpose,slot} bytes",
     "Bytes of bodies moved to and from the origin. direction: read or write.",
-    values={"direction": ("read", "write"), "purpose": _PURPOSES},
+    direction=("read", "write"),
+    purpose=_PURPOSES,
 )
 BANDWIDTH_WAIT_SECONDS = Counter(
-    "forebay_bandwidth_wait_seconds_total",
-    "seconds",
-    ("by", "direction", "slot"),
+    "forebay_bandwidth_wait_seconds_total{by,direction,slot} seconds",
     "Time that pieces of bodies were held back, summed over all that waited side by side. by: ceiling (read_bandwidth "
     "or write_bandwidth of the slot was reached) or link (that of [origin] was, or others had more right to it). "
     "direction: read or write.",
-    values={"by": ("ceiling", "link"), "direction": ("read", "write")},
+    by=("ceiling", "link"),
+    direction=("read", "write"),
 )
 ORIGIN_SLOW_DOWN = Counter(
-    "forebay_origin_slow_down_total",
-    "requests",
-    ("slot",),
+    "forebay_origin_slow_down_total{slot} requests",
     "Requests that the origin has refused for their number (503 SlowDown, 429), each try counted.",
-    values={},
 )
 ORIGIN_THROTTLED = Counter(
-    "forebay_origin_throttled_total",
-    "requests",
-    ("slot",),
+    "forebay_origin_throttled_total{slot} requests",
     "Requests that were held back because the origin refuses some for their number, each try counted.",
-    values={},
 )
 ORIGIN_THROTTLE_WAIT_SECONDS = Counter(
-    "forebay_origin_throttle_wait_seconds_total",
-    "seconds",
-    ("slot",),
+    "forebay_origin_throttle_wait_seconds_total{slot} seconds",
     "Time that they were held back, summed over all that waited side by side.",
-    values={},
 )
 ORIGIN_THROTTLED_IN_VAIN = Counter(
-    "forebay_origin_throttled_in_vain_total",
-    "requests",
-    ("slot",),
+    "forebay_origin_throttle_timeouts_total{slot} requests",
     "Requests that were held back for as long as it may be, and not sent: clients were answered 503 SlowDown.",
-    values={},
 )
-ORIGIN_REQUEST_RATE = Gauge(
-    "forebay_origin_request_rate",
-    "requests per second",
-    ("bucket", "direction"),
+ORIGIN_REQUEST_RATE = LatestGauge(
+    "forebay_origin_request_rate{bucket,direction} requests per second",
     "What the origin is believed to take of reads (GET, HEAD, LIST) or writes in a bucket, all prefixes that have a "
     "rate together; 0: nothing is held back. bucket: one of those that slots name, or (other).",
-    latest=True,
 )
-LINK_CAPACITY = Gauge(
-    "forebay_link_capacity_bytes_per_second",
-    "bytes per second",
-    ("direction",),
+LINK_CAPACITY = LatestGauge(
+    "forebay_link_capacity_bytes_per_second{direction} bytes per second",
     'What the link to the origin was found to bear, with read_bandwidth or write_bandwidth = "auto"; 0: no queue was '
     "seen yet, so nothing is held back. direction: read or write.",
-    latest=True,
 )
-LINK_DELAY = Gauge(
-    "forebay_link_delay_seconds",
-    "seconds",
-    ("direction",),
+LINK_DELAY = LatestGauge(
+    "forebay_link_delay_seconds{direction} seconds",
     "By how much even the timeliest of the origin's last answers were later than without a queue at the link, where "
     "what it bears is found out; what cannot be told is 0. direction: read or write.",
-    latest=True,
 )
 
 AUTHORIZATIONS = Counter(
-    "forebay_authorizations_total",
-    "questions",
-    ("slot", "outcome"),
+    "forebay_authorizations_total{slot,outcome} questions",
     "What a caller may do in a slot with authorization = origin. outcome: remembered (answered from memory), or what "
     "the origin has answered to a question in the caller's own name: allowed, denied (403), other (not there, another "
     "refusal), failed (5xx or no answer). Requests that are themselves sent in the caller's name, and prepared ones, "
     "are not counted here.",
-    values={"outcome": ("remembered", "allowed", "denied", "other", "failed")},
+    outcome=("remembered", "allowed", "denied", "other", "failed"),
 )
 CALLER_REQUESTS = Counter(
-    "forebay_caller_requests_total",
-    "requests",
-    ("credential",),
+    "forebay_caller_requests_total{credential} requests",
     "Requests by credential: the access key id of [[credentials]], gateway (the gateway's own key pair), anonymous "
     "(unsigned) or none (refused before it was known).",
-    values={},
 )
 CALLER_SENT_BYTES = Counter(
-    "forebay_caller_sent_bytes_total",
-    "bytes",
-    ("credential",),
-    "Bytes of bodies sent to clients, by credential.",
-    values={},
+    "forebay_caller_sent_bytes_total{credential} bytes", "Bytes of bodies sent to clients, by credential."
 )
 CALLER_RECEIVED_BYTES = Counter(
-    "forebay_caller_received_bytes_total",
-    "bytes",
-    ("credential",),
-    "Bytes of bodies received from clients, by credential.",
-    values={},
+    "forebay_caller_received_bytes_total{credential} bytes", "Bytes of bodies received from clients, by credential."
 )
 CALLER_WAITS = Counter(
-    "forebay_caller_waits_total",
-    "waits",
-    ("scope", "name", "limit"),
+    "forebay_caller_waits_total{scope,name,limit} waits",
     "Requests, and pieces of bodies, that waited for room under a caller's limit. scope: credential or class. limit: "
     "concurrency, rate, read (bytes to the client) or write (bytes from it).",
 )
 CALLER_WAIT_SECONDS = Counter(
-    "forebay_caller_wait_seconds_total",
-    "seconds",
-    ("scope", "name", "limit"),
+    "forebay_caller_wait_seconds_total{scope,name,limit} seconds",
     "Time that they have waited, summed over all that waited side by side. It grows while they wait.",
 )
 CALLER_REFUSED = Counter(
-    "forebay_caller_refused_total",
-    "requests",
-    ("scope", "name", "limit"),
+    "forebay_caller_refused_total{scope,name,limit} requests",
     "Requests that were answered 503 SlowDown because there was no room under a caller's limit in time.",
 )
 AUDIT_LOST = Counter(
-    "forebay_audit_lost_lines_total", "lines", (), "Lines of the audit log that its disk has not taken, or not in time."
+    "forebay_audit_lost_lines_total lines", "Lines of the audit log that its disk has not taken, or not in time."
 )
 ACCESS_LOST = Counter(
-    "forebay_access_log_lost_lines_total",
-    "lines",
-    (),
-    "Lines of the access log that its disk has not taken, or not in time.",
+    "forebay_access_log_lost_lines_total lines", "Lines of the access log that its disk has not taken, or not in time."
 )
 TRACE_SPANS = Counter(
-    "forebay_trace_spans_total",
-    "spans",
-    ("outcome",),
+    "forebay_trace_spans_total{outcome} spans",
     "Spans of traces. outcome: sent, failed (the collector did not take them) or dropped (too many waited for it).",
-    values={"outcome": ("sent", "failed", "dropped")},
+    outcome=("sent", "failed", "dropped"),
 )
 CALLER_WAITING = Gauge(
-    "forebay_caller_waiting",
-    "requests",
-    ("scope", "name", "limit"),
+    "forebay_caller_waiting{scope,name,limit} requests",
     "Requests and pieces of bodies that wait now, by the limit that kept them when they came.",
 )
 CALLER_RUNNING = Gauge(
-    "forebay_caller_running", "requests", ("scope", "name"), "Requests of callers that are limited, in all workers."
+    "forebay_caller_running{scope,name} requests", "Requests of callers that are limited, in all workers."
 )
 
 WORKER_RESTARTS = Counter(
-    "forebay_worker_restarts_total",
-    "processes",
-    ("process",),
+    "forebay_worker_restarts_total{process} processes",
     "Processes that ended unasked and were started again. process: worker0, worker1, … or background.",
-    values={},
 )
 
 
 DISK_STATES = ("well", "full", "read-only", "failing", "closed")
 """From the best to the worst."""
 
-metric_kinds.reset()
+
+def set_disk_state(state: str) -> None:
+    """Set the state, of DISK_STATES, that this process has the cache directory in."""
+    for one in DISK_STATES:
+        CACHE_DISK_STATE.set(one == state, one)
+
+
+def count_fill(slot: str, seconds: float, size_bytes: int) -> None:
+    """Count a block that was fetched and published."""
+    CACHE_FILLS.add(1, slot, "filled")
+    CACHE_FILL_SECONDS.observe(seconds)
+    CACHE_FILLED_BYTES.add(size_bytes, slot)

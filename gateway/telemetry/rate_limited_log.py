@@ -1,4 +1,4 @@
-"""Log lines about what may happen a thousand times a second: each kind once a minute."""
+"""Log events that may happen a thousand times a second: each kind once a minute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TOLD_AGAIN_SECONDS = 60.0
 
 
 class RateLimitedLog:
-    """Tells the same thing once a minute, and how often it was not told since."""
+    """Logs each kind of event once a minute, with the number of events left out since."""
 
     def __init__(self, log: Any, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._log = log
@@ -20,11 +20,11 @@ class RateLimitedLog:
         self._left_out: Counter[str] = Counter()
 
     def warning(self, message: str, kind: str, **fields: Any) -> None:
-        """`kind` is what is the same thing; it must come of a short list, never from a client."""
+        """Log an event. `kind` comes from a short list, never from a client."""
         self._tell("warning", message, kind, fields)
 
     def error(self, message: str, kind: str, **fields: Any) -> None:
-        """As `warning`."""
+        """Log an event, as `warning` does."""
         self._tell("error", message, kind, fields)
 
     def _tell(self, level: str, message: str, kind: str, fields: dict[str, Any]) -> None:

@@ -1,11 +1,10 @@
-"""Traces, by OpenTelemetry: a span for a request to the S3 port, and one for each try of a request to the origin.
+"""OpenTelemetry traces: a span for a request to the S3 port, and one for each try of a request to the origin.
 
-The SDK comes with the extra `otel`, and is imported where traces are configured only. A request is traced where its
-client says so (`traceparent`, W3C Trace Context), and one in so many of those whose clients say nothing. The origin is
-told of the span that asks it, in the same header, which no signature covers.
+The SDK comes with the extra `otel`, and is imported only if traces are configured. A request is traced if its client
+asks for it (`traceparent`, W3C Trace Context); of other requests a share is. The same header, which no signature
+covers, gives the origin the span that asks it.
 
-`TRACE` is the span of the request that is answered here and now. What a request begins and others go on with, as a
-fetch that several wait for, belongs to the span of the one that began it.
+`TRACE` is the span of the current request. A fetch that several requests wait for belongs to the one that began it.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 AFTER_SECONDS = 10.0
-"""So long after its end a request may ask the origin in its span still. Later it is another's errand: tasks that go on
-for ever have the context of the request that began them."""
+"""A request may ask the origin in its span this long after its end. Tasks that run for ever keep the context of the
+request that began them: what they ask later is not its work."""
 
 CLOSING_SECONDS = 2.0
-"""So long a worker that ends waits for its last spans to be taken."""
+"""A worker that ends waits this long for the collector to take its last spans."""
 
 WAITING_MAX = 2048
 """Spans of one process that the collector has not taken yet."""
@@ -49,7 +48,7 @@ _AT_ONCE = 512
 """Spans in one request to the collector."""
 
 EXPORT_SECONDS = 5.0
-"""So long the collector has for a batch: to be found and connected, to read it, to answer."""
+"""The collector has this long for a batch, from the look-up of its name to its answer."""
 
 _ANSWER_BYTES_MAX = 64 * 1024
 _NAME_BYTES_MAX = 1024
@@ -60,7 +59,7 @@ _TRACEPARENT_LINE = re.compile(rb"\r\ntraceparent:([^\r\n]*)", re.IGNORECASE)
 
 
 class Tracer:
-    """Of one process. Event loop only; `close` at the end."""
+    """One process's tracer. Event loop only; `close` it at the end."""
 
     def __init__(
         self,
@@ -71,8 +70,7 @@ class Tracer:
         ratio: float,
         break_off: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ratio` is the share of requests to trace of those whose clients say nothing; `break_off` has what the
-        exporter waits for end."""
+        """`ratio` is the share of requests to trace without a `traceparent`; `break_off` ends the exporter's wait."""
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -91,7 +89,7 @@ class Tracer:
         self._drawn = 0
 
     def draws(self, head: bytes) -> bool:
-        """Whether a request with this head is to be traced. If so, it is the next one that begins."""
+        """Return True to trace the request with this head, which is the next one to begin."""
         parent = remote_span([(b"traceparent", said) for said in _TRACEPARENT_LINE.findall(head)])
         if parent is not None:
             return parent.is_sampled
@@ -101,7 +99,7 @@ class Tracer:
         return True
 
     def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> RequestSpan | None:
-        """The span of a request with these headers, which is that of this context now; None: it is not traced."""
+        """Begin the span of a request in this context; return None for one that is not traced."""
         parent = remote_span(headers)
         if parent is not None:
             is_traced = parent.is_sampled
@@ -115,7 +113,7 @@ class Tracer:
         return span
 
     def close(self) -> None:
-        """Send what is left, as far as that is taken within CLOSING_SECONDS. Blocks."""
+        """Send the last spans, for CLOSING_SECONDS at most. Blocks."""
         # The SDK knows no bound here: it tries again for each batch, with a collector that does not answer.
         closing = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
         closing.start()
@@ -125,7 +123,7 @@ class Tracer:
 
 
 class RequestSpan:
-    """A request to the S3 port."""
+    """The span of a request to the S3 port."""
 
     def __init__(self, tracer: Any, exporter: _BoundedExporter, parent: RemoteSpan | None) -> None:
         from opentelemetry.trace import SpanKind, set_span_in_context
@@ -138,7 +136,6 @@ class RequestSpan:
         self._ended_at: float | None = None
 
     def end(self, request: FinishedRequest) -> None:
-        """It is over."""
         span, status = self._span, request.status
         span.update_name(str(request.operation))
         span.set_attributes(
@@ -171,7 +168,7 @@ class RequestSpan:
     def ask_origin(
         self, method: str, host: str, bucket: str | None, key: str | None, slot: str, purpose: str, attempt: int
     ) -> OriginSpan | None:
-        """The span of one try of a request to the origin; None: this request is over for long."""
+        """Begin the span of one try of a request to the origin; return None long after this request has ended."""
         if self._ended_at is not None and time.monotonic() - self._ended_at > AFTER_SECONDS:
             return None
         from opentelemetry.trace import SpanKind
@@ -193,20 +190,19 @@ class RequestSpan:
 
 
 class OriginSpan:
-    """One try of a request to the origin, up to the head of its answer."""
+    """The span of one try of a request to the origin, up to the head of its answer."""
 
     def __init__(self, span: Span, exporter: _BoundedExporter, state: str) -> None:
         self._span, self._exporter, self._state = span, exporter, state
 
     def told(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """These headers with those that tell the origin of the span, in place of what the client said of its own."""
+        """Return the headers with this span as parent, in place of the client's own."""
         context = self._span.get_span_context()
         parent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
         others = {name: value for name, value in headers.items() if name != "tracestate"}
         return others | {"traceparent": parent} | ({"tracestate": self._state} if self._state else {})
 
     def answered(self, status: int) -> None:
-        """With this status."""
         self._span.set_attribute("http.response.status_code", status)
         if status >= 500 or status == 429:
             self._span.set_attribute("error.type", str(status))
@@ -214,7 +210,7 @@ class OriginSpan:
         self._exporter.end(self._span)
 
     def failed(self, error: BaseException) -> None:
-        """There was no answer."""
+        """End the span without an answer."""
         self._span.set_attribute("error.type", type(error).__name__)
         _fail(self._span, type(error).__name__)
         self._exporter.end(self._span)
@@ -224,8 +220,7 @@ TRACE: ContextVar[RequestSpan | None] = ContextVar("trace", default=None)
 
 
 def open_tracer(endpoint_url: str, service_name: str, version: str, process: str, ratio: float) -> Tracer | None:
-    """One that sends its spans to a collector, as OTLP over HTTP. None where the SDK's own variables forbid that, or
-    say what it does not understand: requests are answered without."""
+    """Return a tracer that sends OTLP over HTTP; None if the SDK's own variables forbid it or are wrong."""
     log = structlog.get_logger("forebay.tracing")
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         log.warning("nothing is traced: OTEL_SDK_DISABLED is set")
@@ -243,10 +238,9 @@ def open_tracer(endpoint_url: str, service_name: str, version: str, process: str
 
 
 def _session() -> tuple[Any, Callable[[], None]]:
-    """What asks the collector, and what breaks its connections off: each read has a bound, many small ones have none.
+    """Return a session, and a function that breaks off its connections: a time-out bounds one read, not many.
 
-    Where the collector sends it elsewhere that is a failure, which the SDK takes for a success. No more of an answer is
-    read than tells that.
+    The session takes a redirection for a failure, which the SDK does not, and reads no more of an answer than it needs.
     """
     import requests
     from requests.adapters import HTTPAdapter
@@ -254,12 +248,12 @@ def _session() -> tuple[Any, Callable[[], None]]:
     connections: WeakSet[Any] = WeakSet()
 
     def watched(pool: Any) -> Any:
-        class Connection(pool.ConnectionCls):  # type: ignore[misc]
+        class ExporterConnection(pool.ConnectionCls):  # type: ignore[misc]
             def connect(self) -> None:
                 connections.add(self)
                 super().connect()
 
-        return type(pool.__name__, (pool,), {"ConnectionCls": Connection})
+        return type(pool.__name__, (pool,), {"ConnectionCls": ExporterConnection})
 
     @functools.cache  # a pool manager for each proxy is asked for again and again
     def watch(manager: Any) -> None:
@@ -297,16 +291,13 @@ def _session() -> tuple[Any, Callable[[], None]]:
 
 
 class _BoundedExporter:
-    """An exporter with no more than WAITING_MAX spans before it, which has EXPORT_SECONDS for each batch; what becomes
-    of spans is counted.
+    """Gives an exporter EXPORT_SECONDS for each batch, lets WAITING_MAX spans wait for it, and counts all spans.
 
-    Spans end on the event loop, and are exported by a thread of the SDK's: each counts in a number of its own. The
-    exporter has a thread of its own for each batch, which is left behind where it holds on: nothing else bounds the
-    look-up of a name. There is one such thread at most.
+    Spans end on the event loop, and a thread of the SDK exports them: each has a number of its own. Each batch has a
+    thread, one at a time, which is left behind if it hangs: nothing else bounds the look-up of a name.
     """
 
     def __init__(self, exporter: SpanExporter, break_off: Callable[[], None]) -> None:
-        """`break_off`: has what the exporter waits for end."""
         self._exporter = exporter
         self._break_off = break_off
         self._exporting: threading.Thread | None = None
@@ -347,7 +338,7 @@ class _BoundedExporter:
         return SpanExportResult.SUCCESS if is_sent else SpanExportResult.FAILURE
 
     def _send(self, spans: Sequence[Any], due: float) -> bool:
-        """False where the collector has not taken them until then."""
+        """Return True if the collector has taken the spans in time."""
         if not self._is_exporting(due):
             taken = threading.Event()
             self._exporting = threading.Thread(target=self._export, args=(spans, taken), name="spans", daemon=True)
@@ -389,7 +380,7 @@ def _remote(parent: RemoteSpan) -> Any:
 
 
 def _no_context() -> Any:
-    """One without a span in it."""
+    """Return a context without a span."""
     from opentelemetry.context import Context
 
     return Context()

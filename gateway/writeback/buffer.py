@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -25,7 +25,7 @@ from gateway.core.errors import BufferRefused, BufferUnavailable, PartInUse
 from gateway.core.model import ByteRange, ObjectKey
 from gateway.origin.client import StreamedBody
 from gateway.policy.slots import PrefixMap, Slot
-from gateway.writeback.bounds.bounds import Bounds, BoundsObserver, Shared, SilentBoundsObserver
+from gateway.writeback.bounds.bounds import Bounds, Shared
 from gateway.writeback.bounds.room import DiskRoom, Reservations, ReserveFile
 from gateway.writeback.checkpoints.layouts import member_of, rules_of
 from gateway.writeback.files.staged_file import StagedFile, StagedWriter, Staging
@@ -46,27 +46,21 @@ class WritebackBuffer:
     """The buffer of one process. A change is durable when its method returns; BufferUnavailable when it may not be."""
 
     def __init__(
-        self,
-        shared: Shared,
-        staging: Staging,
-        threads: BufferThreads,
-        bounds: Bounds,
-        reserve: ReserveFile,
-        slots: PrefixMap[Slot],
+        self, files: _StagedFiles, threads: BufferThreads, bounds: Bounds, clock: Clock, slots: Iterable[Slot] = ()
     ) -> None:
-        self.journal = shared.journal
-        self.may_be_pending = shared.journal.pending_keys.may_be
+        self.journal = files.journal
+        self.may_be_pending = files.journal.pending_keys.may_be
         """False is certain, and costs next to nothing; True means that something may be pending under the key."""
-        self.node_id, _ = shared.journal.read(lambda tx: tx.node())
+        self.node_id, _ = files.journal.read(lambda tx: tx.node())
         """Identifies this node: every upload id begins with it."""
-        self.staging = staging
+        self.staging = files.staging
         self.threads = threads
         self.bounds = bounds
-        self._reservations = shared.reservations
-        self._reserve = reserve
+        self._reservations = files.reservations
+        self._reserve = files.reserve
         self._reader = PendingReader(self.journal, self.staging, threads)
-        self._clock = shared.clock
-        self._slots = slots
+        self._clock = clock
+        self._slots = PrefixMap((slot.prefix, slot) for slot in slots)
 
     @classmethod
     async def open(
@@ -76,7 +70,6 @@ class WritebackBuffer:
         slots: Iterable[Slot] = (),
         *,
         clock: Clock | None = None,
-        observer: BoundsObserver | None = None,
     ) -> Self:
         """Open or create the buffer as worker slot `worker`; the slot's previous process must be dead.
 
@@ -87,23 +80,22 @@ class WritebackBuffer:
         bounded = [slot for slot in slots if slot.is_buffered]
         threads, clock = BufferThreads(THREADS), clock or SystemClock()
         try:
-            shared, staging = await threads.run(_open, directory, worker, [slot.name for slot in bounded], clock)
+            files = await threads.run(_open, directory, worker, [slot.name for slot in bounded], clock)
         except BaseException:
             threads.shut_down()
             raise
-        bounds = Bounds(bounded, shared, observer or SilentBoundsObserver())
-        by_prefix = PrefixMap((slot.prefix, slot) for slot in slots)
-        return cls(shared, staging, threads, bounds, ReserveFile(directory), by_prefix)
+        shared = Shared(files.journal, files.reservations, DiskRoom(directory), clock)
+        return cls(files, threads, Bounds(bounded, shared), clock, slots)
 
-    async def follow(self, slots: Iterable[Slot]) -> None:
+    async def apply_settings(self, slots: Iterable[Slot]) -> None:
         """Set all slots. BufferUnavailable when the disk fails; then nothing has changed."""
         slots = list(slots)
         bounded = [slot for slot in slots if slot.is_buffered]
         try:
-            await self.threads.run(self._reservations.follow, [slot.name for slot in bounded])
+            await self.threads.run(self._reservations.apply_settings, [slot.name for slot in bounded])
         except OSError as error:
             raise BufferUnavailable(f"the room of the write-back buffers cannot be counted: {error}") from error
-        self.bounds.follow(bounded)
+        self.bounds.apply_settings(bounded)
         self._slots = PrefixMap((slot.prefix, slot) for slot in slots)
 
     async def keep_reserve(self) -> None:
@@ -265,7 +257,17 @@ class WritebackBuffer:
         self._reservations.close()
 
 
-def _open(directory: Path, worker: int, slots: Sequence[str], clock: Clock) -> tuple[Shared, Staging]:
+@dataclass(frozen=True, slots=True)
+class _StagedFiles:
+    """The parts of the directory that one process has open."""
+
+    journal: Journal
+    staging: Staging
+    reservations: Reservations
+    reserve: ReserveFile
+
+
+def _open(directory: Path, worker: int, slots: Sequence[str], clock: Clock) -> _StagedFiles:
     prepare(directory)
     staging = Staging(directory, worker)
     staging.prepare()
@@ -275,11 +277,10 @@ def _open(directory: Path, worker: int, slots: Sequence[str], clock: Clock) -> t
             staging.remove(name)
 
     journal = Journal(directory, remove, worker, clock)
-    journal.take_over(Moment.of(clock))
+    journal.inherit(Moment.of(clock))
     staging.sweep(journal.unknown_files, worker)
     try:
-        reservations = Reservations(directory / ARRIVING, worker, slots)
+        return _StagedFiles(journal, staging, Reservations(directory / ARRIVING, worker, slots), ReserveFile(directory))
     except OSError as error:
         journal.close()
         raise BufferUnavailable(f"the write-back buffer {directory} cannot be used: {error}") from error
-    return Shared(journal, reservations, DiskRoom(directory), clock), staging

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.core.clock import Moment
@@ -42,6 +42,7 @@ class Recovered:
     orphans: int
     removed_files: int
     buckets: frozenset[str] = frozenset()
+    local: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_nothing(self) -> bool:
@@ -87,9 +88,11 @@ def recover(directory: Path, now: Moment) -> Recovered:
         pending, uploads = journal.recover(now)
         orphans = journal.read(lambda tx: tx.uploads.aborting_count())
         buckets = journal.read(lambda tx: tx.writes.buckets_in_use())
+        usages = journal.read(lambda tx: tx.files.usages())
     finally:
         journal.close()
-    return Recovered(pending, uploads, orphans, removed, buckets)
+    local = {slot: usage.local_objects for slot, usage in usages.items() if usage.local_objects}
+    return Recovered(pending, uploads, orphans, removed, buckets, local)
 
 
 def may_hold(directory: Path) -> bool:

@@ -54,7 +54,7 @@ class Wire:
                 self.queue.append((now, packet))
                 self.queued_bytes += len(packet)
 
-    def go_on(self, now: float) -> float:
+    def resume(self, now: float) -> float:
         """Let pass what may, and let out what has arrived; returns when there is more to do."""
         while self.queue:
             since, packet = self.queue[0]
@@ -88,7 +88,7 @@ def main(near: int, far: int, distance_seconds: float) -> None:
         os.set_blocking(descriptor, False)
     while True:
         now = time.monotonic()
-        due = min(wire.go_on(now) for wire in wires.values())
+        due = min(wire.resume(now) for wire in wires.values())
         wait = min(max(due - now, _FINEST_WAIT_SECONDS), _IDLE_WAIT_SECONDS)
         ready, _, _ = select.select([near, far, 0], [], [], wait)
         now = time.monotonic()

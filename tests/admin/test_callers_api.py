@@ -6,20 +6,19 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 from starlette.requests import Request
 from typer.testing import CliRunner
 
 from gateway.admin import callers
+from gateway.admin.app import describe
 from gateway.admin.callers import CallersApi
-from gateway.admin.client import Callers
-from gateway.admin.openapi import describe
+from gateway.api.documents import CallerRates, Callers
 from gateway.cli import app
-from gateway.cli import callers as shown
+from gateway.cli import looks as shown
 from gateway.config.live import LiveSettings
 from gateway.telemetry import metric_kinds, metrics
-from gateway.telemetry.metric_reading import Reading
+from gateway.telemetry.metric_reading import MetricReading
 from tests.admin.test_control_app import assert_described
 from tests.support.settings import load
 
@@ -64,11 +63,11 @@ def test_who_calls_what_they_take_and_what_binds(tmp_path: Path, monkeypatch: py
         metrics.CALLER_REQUESTS.add(7, "job")
         metrics.CALLER_REQUESTS.add(1, "none")
         answer = asyncio.run(
-            CallersApi(LiveSettings(load(tmp_path, CONFIGURATION).settings), tmp_path).list(Request({"type": "http"}))
+            CallersApi(LiveSettings(load(tmp_path, CONFIGURATION).settings), tmp_path).show(Request({"type": "http"}))
         )
     finally:
         metric_kinds.unshare()
-    document = orjson.loads(answer.body)
+    document = answer.document()
     job, nobody, batch = document["callers"]
     assert (job["name"], job["running"], job["waiting"], job["binds"]) == ("job", 4, 2, ["concurrency", "write"])
     assert job["throttled"] == {"concurrency": 1, "rate": 0, "read": 3, "write": 0}
@@ -99,11 +98,12 @@ def test_the_dashboard_shows_callers_at_once_and_not_all_of_many(
             metrics.CALLER_REQUESTS.add(10 + number, f"c{number}")
         metrics.CALLER_WAITING.add(1, "credential", "job", "rate")
         api = CallersApi(LiveSettings(load(tmp_path, CONFIGURATION).settings), tmp_path)
-        first = api.since_last(Reading(tmp_path))
+        first = api.since_last(MetricReading(tmp_path))
         metrics.CALLER_REQUESTS.add(3, "c4")
-        second = api.since_last(Reading(tmp_path))
+        second = api.since_last(MetricReading(tmp_path))
     finally:
         metric_kinds.unshare()
-    assert [one["name"] for one in first] == ["job", "c4", "c3"]
-    assert (first[0]["binds"], first[1]["per_second"]["requests"]) == (["rate"], 0)
-    assert second[1]["per_second"]["requests"] > 0
+    assert [one.name for one in first] == ["job", "c4", "c3"]
+    assert (first[0].binds, first[1].per_second) == (["rate"], CallerRates(requests=0, sent_bytes=0, received_bytes=0))
+    assert second[1].per_second is not None
+    assert second[1].per_second.requests > 0

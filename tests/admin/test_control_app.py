@@ -9,7 +9,6 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,12 +18,12 @@ from pydantic import SecretStr
 
 from gateway import __version__
 from gateway.admin import history
-from gateway.admin.app import control_app
+from gateway.admin.app import control_app, describe
 from gateway.admin.history import CountsHistory
-from gateway.admin.openapi import describe
-from gateway.admin.openapi_parts import SNAPSHOT_NAME_SCHEMA
 from gateway.admin.process_metrics import set_process_metrics
-from gateway.admin.state import GatewayState, ProcessState, StateHolder
+from gateway.admin.snapshots import SNAPSHOT_NAME as NAME_DESCRIBED
+from gateway.admin.state import GatewayState, StateHolder
+from gateway.api.documents import Process
 from gateway.config import AdminSettings, CacheSettings, OriginSettings, Settings
 from gateway.config.entries import SlotSettings
 from gateway.config.live import LiveSettings
@@ -32,24 +31,23 @@ from gateway.metadata.snapshots.manifest import SNAPSHOT_NAME
 from gateway.shared.recent_requests import RecentRequests
 from gateway.telemetry import metric_kinds, metric_reading, metrics
 from gateway.telemetry.metric_kinds import Known
-from gateway.telemetry.metric_reading import Reading
+from gateway.telemetry.metric_reading import MetricReading
 from tests.admin.test_troubles import EVERYTHING_WRONG
+from tests.support.admin_documents import filled
+from tests.support.counting import exposition
 from tests.support.finished import finished
 from tests.support.growth import python_steps
 
 T = TypeVar("T")
 TOKEN = "a-token-of-sixteen-characters-or-more"
-STATE = GatewayState(
+STATE = filled(
+    GatewayState,
     version="1.2.3",
-    instance_id="feed",
-    process_id=1,
-    started_at=0.0,
-    s3_url="http://127.0.0.1:9000",
-    admin_url="http://127.0.0.1:9001",
-    directory="/cache",
-    draining=False,
-    processes=(ProcessState("worker0", 2, True, 0), ProcessState("background", 3, True, 1)),
-)
+    processes=[
+        {"name": "worker0", "ready": True},
+        {"name": "background", "process_id": 3, "ready": True, "restarts": 1},
+    ],
+).changed()
 
 
 @pytest.fixture(autouse=True)
@@ -85,14 +83,14 @@ def ask(
 
 def test_a_state_survives_the_pipe() -> None:
     """What the supervisor sends is what the admin port tells."""
-    assert GatewayState.from_line(STATE.to_line()) == STATE
+    assert GatewayState.model_validate_json(STATE.to_line()) == STATE
 
 
-DOWN = replace(STATE, processes=(ProcessState("worker0", None, False, 1), STATE.processes[1]))
+DOWN = STATE.changed(processes=[filled(Process, name="worker0", restarts=1), STATE.processes[1]])
 
 
 @pytest.mark.parametrize(
-    ("state", "status"), [(STATE, 200), (DOWN, 503), (replace(STATE, draining=True), 503), (None, 503)]
+    ("state", "status"), [(STATE, 200), (DOWN, 503), (STATE.changed(draining=True), 503), (None, 503)]
 )
 def test_readiness_is_that_of_the_workers(tmp_path: Path, state: GatewayState | None, status: int) -> None:
     """Not ready while one is down, while draining, and before the supervisor has spoken; whatever the origin does."""
@@ -207,7 +205,7 @@ def test_a_scrape_costs_in_proportion_to_the_slots(tmp_path: Path) -> None:
 
     def steps(slots: int) -> int:
         known = Known({"slot": [f"slot{number}" for number in range(slots)], "process": []})
-        return python_steps(lambda _: metric_reading.exposition(tmp_path, known), b"")
+        return python_steps(lambda _: exposition(tmp_path, known), b"")
 
     assert steps(40) < 5 * steps(10)
 
@@ -298,17 +296,17 @@ def test_the_counts_are_kept_while_nobody_asks(tmp_path: Path, monkeypatch: pyte
     assert history.HISTORY_SECONDS == 15 * 60
     taken, over = list[None](), threading.Event()
 
-    def reading(directory: Path) -> Reading:
+    def reading(directory: Path) -> MetricReading:
         taken.append(None)
         if len(taken) == 1:
             raise OSError(f"{directory} cannot be read")
         metrics.REQUESTS.add(1, "GetObject", "train", "200", "hit")
         if len(taken) == kept_max + 5:
             over.set()
-        return Reading(directory)
+        return MetricReading(directory)
 
     monkeypatch.setattr(history, "SAMPLE_SECONDS", 0)
-    monkeypatch.setattr(history, "Reading", reading)
+    monkeypatch.setattr(history, "MetricReading", reading)
 
     async def run() -> httpx.Response:
         keeping = asyncio.create_task(kept.keep())
@@ -476,7 +474,7 @@ def test_answers_have_what_is_described_of_them() -> None:
     assert status["properties"]["gateway"]["required"] == list(status["properties"]["gateway"]["properties"])
     events = paths["/api/v1/events"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
     assert events["properties"]["results"]["items"]["required"] == ["place", "outcome"]
-    assert SNAPSHOT_NAME_SCHEMA["pattern"] == SNAPSHOT_NAME
+    assert NAME_DESCRIBED == SNAPSHOT_NAME
 
 
 def assert_described(value: Any, schema: dict[str, Any]) -> None:

@@ -12,10 +12,9 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from gateway.admin.admin_backends import Holders
-from gateway.admin.app import control_app
-from gateway.admin.events import DOCUMENT_BYTES_MAX, ChangesHolder
-from gateway.admin.openapi import describe
+from gateway.admin.app import control_app, describe
+from gateway.admin.backends import Backends
+from gateway.admin.events import DOCUMENT_BYTES_MAX
 from gateway.admin.state import StateHolder
 from gateway.config import AdminSettings, Settings
 from gateway.config.live import LiveSettings
@@ -42,10 +41,10 @@ Scenario = Callable[[httpx.AsyncClient, Recorded], Awaitable[None]]
 
 def play(tmp_path: Path, scenario: Scenario, *, token: str | None = None, is_open: bool = True) -> None:
     async def run() -> None:
-        holder, recorded = ChangesHolder(), Recorded()
-        holder.changes = recorded if is_open else None
+        recorded = Recorded()
         settings = Settings(admin=AdminSettings(token=SecretStr(token) if token else None))
-        app = control_app(LiveSettings(settings), StateHolder(), tmp_path, Holders(changes=holder))
+        lent = Backends(changes=recorded if is_open else None)
+        app = control_app(LiveSettings(settings), StateHolder(), tmp_path, lent)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:9001") as client:
             await scenario(client, recorded)
 

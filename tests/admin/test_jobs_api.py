@@ -10,12 +10,10 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from gateway.admin.admin_backends import Holders
-from gateway.admin.app import control_app
-from gateway.admin.jobs import JobsHolder
-from gateway.admin.media_types import MANIFEST_TYPE
-from gateway.admin.openapi import describe
+from gateway.admin.app import control_app, describe
+from gateway.admin.backends import Backends
 from gateway.admin.state import StateHolder
+from gateway.api import MANIFEST_TYPE
 from gateway.config import AdminSettings, OriginSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.jobs.job import JobState
@@ -37,10 +35,8 @@ def play(tmp_path: Path, scenario: Scenario, *, token: str | None = None, host: 
             origin=OriginSettings(endpoint_url="http://127.0.0.1:1"),
         )
         async with job_bench(tmp_path, origin) as bench:
-            holder = JobsHolder()
-            holder.jobs = bench.jobs
             transport = httpx.ASGITransport(
-                control_app(LiveSettings(settings), StateHolder(), tmp_path, Holders(jobs=holder))
+                control_app(LiveSettings(settings), StateHolder(), tmp_path, Backends(jobs=bench.jobs))
             )
             async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as client:
                 await scenario(client, bench)

@@ -23,16 +23,18 @@ from gateway.admin.origin_check import (
     OriginChecks,
     OriginFinding,
 )
+from gateway.api.documents import OriginStatus
 from gateway.app.node import origin_for_checks
 from gateway.config import OriginSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import SystemClock
 from gateway.core.errors import CredentialsUnavailable, OriginUnreachable
 from gateway.origin.client import KeyPair, OriginRequest
-from gateway.origin.retry import SilenceBoard
+from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings as OriginEndpoint
 from gateway.origin.signing import StaticCredentials, origin_name
+from tests.support.admin_documents import filled
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Unreachable, on
@@ -160,7 +162,7 @@ def test_requests_that_fail_have_the_origin_asked_anew() -> None:
     more than once a second, and not where none has failed."""
 
     async def run() -> None:
-        clock, board = ManualClock(), SilenceBoard()
+        clock, board = ManualClock(), OriginHealth()
         origin = MemoryOrigin(clock)
         failures = board.failures("origin")
         check = OriginCheck(origin, "http://origin", clock, failures=failures)
@@ -185,7 +187,7 @@ def test_who_asks_an_origin_tells_the_others_that_it_has_failed(effect: Answer |
     """A 404, or a right that is lacking, is no failure of the origin."""
 
     async def run(url: str) -> None:
-        clock, board = SystemClock(), SilenceBoard()
+        clock, board = SystemClock(), OriginHealth()
         home = OriginEndpoint(endpoint_url=url, region="us-east-1", max_attempts=1)
         pair = StaticCredentials(KeyPair(ACCESS_KEY_ID, SECRET_ACCESS_KEY))
         asked = S3Origin(home, pair, clock, instance_id="feed", silence=board)
@@ -222,7 +224,7 @@ def test_no_key_to_ask_with_is_not_an_origin_that_does_not_answer() -> None:
     """It is told as what it is, to the other processes, too."""
 
     async def run(url: str) -> None:
-        clock, board = SystemClock(), SilenceBoard()
+        clock, board = SystemClock(), OriginHealth()
         home = OriginEndpoint(endpoint_url=url, region="us-east-1", max_attempts=1)
         asked = S3Origin(home, _NoKey(), clock, instance_id="feed", silence=board)
         try:
@@ -231,7 +233,7 @@ def test_no_key_to_ask_with_is_not_an_origin_that_does_not_answer() -> None:
             await asked.aclose()
         assert finding == OriginFinding("no credentials", "the token of the role has expired")
         assert not finding.reachable
-        assert origin_text({"reachable": False, "state": finding.state, "problem": finding.problem}) == (
+        assert origin_text(filled(OriginStatus, state=finding.state, problem=finding.problem)) == (
             "not asked, for want of a key: the token of the role has expired"
         )
         assert board.failures(origin_name(url)).told_at() > 0.0
@@ -344,7 +346,7 @@ def test_a_clock_that_differs_from_that_of_a_live_origin(ahead_seconds: float, d
 
 def test_a_clock_that_goes_wrong_is_told_soon_and_once() -> None:
     """Who asks the origin meets it first; the figure alone is no news."""
-    board = SilenceBoard()
+    board = OriginHealth()
 
     async def run(origin: StrictOrigin, clock: SetClock) -> None:
         settings = OriginSettings.model_validate(

@@ -13,12 +13,12 @@ from starlette.requests import Request
 from typer.testing import CliRunner
 
 from gateway.admin import slots
-from gateway.admin.client import OriginRequests, Slots
-from gateway.admin.openapi import describe
+from gateway.admin.app import describe
+from gateway.admin.backends import Backends
 from gateway.admin.slots import SlotsApi
-from gateway.admin.writeback import WritebackHolder
+from gateway.api.documents import OriginRequests, Slots
 from gateway.cli import app
-from gateway.cli import slots as shown
+from gateway.cli import looks as shown
 from gateway.config.live import LiveSettings
 from gateway.telemetry import metric_kinds, metrics
 from tests.support.settings import load
@@ -71,10 +71,9 @@ def answered(directory: Path, while_looking: Any = lambda: None) -> dict[str, An
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slots, "_sample", sampled)
-        api = SlotsApi(LiveSettings(load(directory, CONFIGURATION).settings), directory, WritebackHolder())
+        api = SlotsApi(LiveSettings(load(directory, CONFIGURATION).settings), directory, Backends())
         answer = asyncio.run(api.list(Request({"type": "http"})))
-    document: dict[str, Any] = orjson.loads(answer.body)
-    return document
+    return answer.document()
 
 
 def of(document: dict[str, Any], name: str) -> dict[str, Any]:

@@ -11,12 +11,10 @@ import httpx
 import orjson
 import pytest
 
-from gateway.admin.admin_backends import Holders
-from gateway.admin.app import control_app
-from gateway.admin.media_types import LINES_TYPE
-from gateway.admin.openapi import describe
-from gateway.admin.snapshots import SnapshotsHolder
+from gateway.admin.app import control_app, describe
+from gateway.admin.backends import Backends
 from gateway.admin.state import StateHolder
+from gateway.api import LINES_TYPE
 from gateway.config import OriginSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.policy.slots import Prefix, Slot
@@ -37,9 +35,8 @@ def play(tmp_path: Path, scenario: Scenario, *, host: str = "127.0.0.1:9001", is
             stored(origin, f"data/{n}", 1000)
         settings = Settings(origin=OriginSettings(endpoint_url="http://127.0.0.1:1"))
         async with job_bench(tmp_path, origin, slots=[FROZEN]) as bench:
-            holder = SnapshotsHolder()
-            holder.service = bench.service if is_open else None
-            app = control_app(LiveSettings(settings), StateHolder(), tmp_path, Holders(snapshots=holder))
+            lent = Backends(snapshots=bench.service if is_open else None)
+            app = control_app(LiveSettings(settings), StateHolder(), tmp_path, lent)
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{host}") as client:
                 await scenario(client, bench)
 

@@ -8,34 +8,24 @@ import pytest
 
 from gateway.admin.origin_check import OriginState
 from gateway.admin.troubles import _DO_ABOUT_ORIGIN, DISK_STATES, Trouble, troubles
+from gateway.api.documents import Status
 from gateway.telemetry import metrics
+from tests.support import admin_documents
 
-WELL = {"state": "well", "problem": None, "endpoint_url": "http://origin"}
-SLOT = {
-    "slot": "back",
-    "conflicts": 0,
-    "damaged": 0,
-    "failing": 0,
-    "reason": None,
-    "buffer_bytes": 100,
-    "staged_bytes": 10,
-}
+SLOT = {"slot": "back", "buffer_bytes": 100, "staged_bytes": 10}
 
 
-def status(**changed: Any) -> dict[str, Any]:
-    """Of a gateway where all is well, but for what is given."""
-    process = {"name": "worker0", "process_id": 7, "ready": True, "hangs": False}
+def status(**changed: Any) -> Status:
+    """Return the status of a gateway where all is well, but for what is given."""
     document: dict[str, Any] = {
-        "gateway": {"ready": True, "processes": [process], "closed": None, "settings_problem": None},
-        "origin": WELL | {"differing": []},
-        "cache": {"directory": "/cache", "disk": {"state": "well", "journal_failing_processes": 0}},
-        "frozen": [],
-        "indexes": [],
-        "writeback": {"slots": [SLOT], "journal_problem": None},
+        "gateway": {"ready": True, "processes": [{"name": "worker0", "process_id": 7, "ready": True}]},
+        "origin": {"state": "well", "endpoint_url": "http://origin"},
+        "cache": {"directory": "/cache", "disk": {"state": "well"}},
+        "writeback": {"slots": [SLOT]},
     }
     for name, value in changed.items():
-        document[name] = document[name] | value if isinstance(value, dict) else value
-    return document
+        document[name] = document.get(name, {}) | value if isinstance(value, dict) else value
+    return admin_documents.status(**document)
 
 
 DOWN = {"name": "worker1", "process_id": 8, "ready": False, "hangs": True}

@@ -6,24 +6,24 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 import pytest
 
-from gateway.admin.admin_backends import Holders
-from gateway.admin.app import control_app
-from gateway.admin.openapi import describe
+from gateway.admin.app import control_app, describe
+from gateway.admin.backends import Backends
 from gateway.admin.state import StateHolder
-from gateway.admin.writeback import WritebackBackend, WritebackHolder
+from gateway.api.documents import PendingObjects, Resolved, Writeback
 from gateway.config import OriginSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.core.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.checkpoints import STATES
-from gateway.writeback.admin.writeback_admin import NoWriteback
+from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 from gateway.writeback.order import with_order
+from tests.support.admin_documents import filled
 from tests.support.writeback import key, pending
 from tests.support.writeback_admin import AdminHarness
 
@@ -31,20 +31,17 @@ CHECKPOINTS = "/api/v1/checkpoints"
 OBJECTS, VERSIONS, RESOLVE, ABORT = (
     f"/api/v1/writeback/{name}" for name in ("objects", "versions", "resolve", "abort")
 )
+Admin: TypeAlias = WritebackAdmin | NoWriteback
 Scenario = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
-def play(tmp_path: Path, scenario: Scenario, admin: WritebackBackend | None, *, host: str = "127.0.0.1:9001") -> None:
+def play(tmp_path: Path, scenario: Scenario, admin: Admin | None, *, host: str = "127.0.0.1:9001") -> None:
     asyncio.run(_play(tmp_path, scenario, admin, host))
 
 
-async def _play(
-    tmp_path: Path, scenario: Scenario, admin: WritebackBackend | None, host: str = "127.0.0.1:9001"
-) -> None:
+async def _play(tmp_path: Path, scenario: Scenario, admin: Admin | None, host: str = "127.0.0.1:9001") -> None:
     settings = Settings(origin=OriginSettings(endpoint_url="http://127.0.0.1:1"))
-    holder = WritebackHolder()
-    holder.backend = admin
-    app = control_app(LiveSettings(settings), StateHolder(), tmp_path, Holders(writeback=holder))
+    app = control_app(LiveSettings(settings), StateHolder(), tmp_path, Backends(writeback=admin))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{host}") as client:
         await scenario(client)
 
@@ -190,10 +187,10 @@ def test_what_the_desk_cannot_do_has_its_status(tmp_path: Path, error: Exception
     """And neither status nor readiness fail with it."""
 
     class Failing(NoWriteback):
-        async def summary(self) -> dict[str, Any]:
+        async def summary(self) -> Writeback:
             raise BufferUnavailable("x")
 
-        async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]:
+        async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> Resolved:
             raise error
 
     async def scenario(client: httpx.AsyncClient) -> None:
@@ -231,13 +228,13 @@ def test_the_desk_is_asked_what_the_request_says(tmp_path: Path) -> None:
     told: list[Any] = []
 
     class Listening(NoWriteback):
-        async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]:
+        async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> Resolved:
             told.append((key, decision, sequence))
-            return {}
+            return filled(Resolved)
 
-        async def objects(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]:
+        async def objects(self, prefix: Prefix, after: str, count: int) -> PendingObjects:
             told.append((prefix, after, count))
-            return {}
+            return filled(PendingObjects)
 
     async def scenario(client: httpx.AsyncClient) -> None:
         await client.post(RESOLVE, json={"object": "s3://b/é//a b%2F?", "decision": "discard", "sequence": 7})

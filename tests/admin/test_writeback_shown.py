@@ -7,28 +7,11 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.client import Status
+from gateway.api.documents import Status
 from gateway.cli.status import show_status
+from tests.support.admin_documents import status
 
-WELL = {
-    "slot": "checkpoints",
-    "buffer_bytes": None,
-    "staged_bytes": 4 * 2**30,
-    "local_objects": 0,
-    "local_bytes": 0,
-    "objects": 12,
-    "bytes": 3 * 2**30,
-    "oldest_acknowledged_at": None,
-    "open_uploads": 0,
-    "open_upload_bytes": 0,
-    "oldest_upload_touched_at": None,
-    "conflicts": 0,
-    "damaged": 0,
-    "failing": 0,
-    "reason": None,
-}
-
-
+WELL = {"slot": "checkpoints", "staged_bytes": 4 * 2**30, "objects": 12, "bytes": 3 * 2**30}
 BUCKET = {
     "bucket": "b",
     "md5_etags": True,
@@ -36,19 +19,9 @@ BUCKET = {
 }
 
 
-def status_of(slots: list[dict[str, Any]] | None) -> dict[str, Any]:
-    """The status of a gateway that runs."""
-    gateway = {"version": "1", "s3_url": "u", "draining": False, "ready": True, "closed": None, "processes": []}
-    cache = {"directory": "/c", "usage_bytes": 0, "capacity_bytes": 1, "hit_ratio": None, "scrub": None}
-    return {
-        "gateway": gateway,
-        "origin": {"endpoint_url": "o", "reachable": True, "problem": None},
-        "cache": cache | {"disk": {"state": "well", "journal_failing_processes": 0}},
-        **{name: [] for name in ("pins", "frozen", "slots", "indexes")},
-        "writeback": None
-        if slots is None
-        else {"slots": slots, "buckets": [BUCKET, BUCKET | {"md5_etags": False}], "journal_problem": None},
-    }
+def status_of(slot: dict[str, Any], **more: Any) -> Status:
+    buckets = [BUCKET, BUCKET | {"md5_etags": False}]
+    return status(writeback={"slots": [slot], "buckets": buckets, **more})
 
 
 @pytest.mark.parametrize(
@@ -73,17 +46,15 @@ def test_status_says_what_only_this_node_has(
     capsys: pytest.CaptureFixture[str], changed: dict[str, Any], line: str
 ) -> None:
     """And what is the matter with it."""
-    show_status(Status.model_validate(status_of([WELL | changed])))
+    show_status(status_of(WELL | changed))
     assert line in capsys.readouterr().out
 
 
 def test_status_says_that_the_journal_takes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """And nothing of it while it is well."""
-    status = status_of([WELL])
-    show_status(Status.model_validate(status))
+    show_status(status())
     assert "journal" not in capsys.readouterr().out
-    status["cache"]["disk"]["journal_failing_processes"] = 2
-    show_status(Status.model_validate(status))
+    show_status(status(cache={"disk": {"state": "well", "journal_failing_processes": 2}}))
     assert "write-back journal: takes nothing now; tried again, see the log. Processes that it fails: 2" in (
         capsys.readouterr().out
     )
@@ -91,29 +62,27 @@ def test_status_says_that_the_journal_takes_nothing(capsys: pytest.CaptureFixtur
 
 def test_status_says_why_the_journal_takes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """The reasons of what failed are those of before, then."""
-    status = status_of([WELL])
-    status["writeback"]["journal_problem"] = "database or disk is full"
-    show_status(Status.model_validate(status))
+    show_status(status_of(WELL, journal_problem="database or disk is full"))
     text = "write-back journal: takes nothing now, so nothing is flushed: database or disk is full\n"
     assert text in capsys.readouterr().out
 
 
 def test_status_says_how_old_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     """In the terms of who waits for it."""
-    show_status(Status.model_validate(status_of([WELL | {"oldest_acknowledged_at": time.time() - 3600}])))
+    show_status(status_of(WELL | {"oldest_acknowledged_at": time.time() - 3600}))
     assert "the oldest for 1:00:0" in capsys.readouterr().out
 
 
 def test_status_says_how_long_an_upload_was_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """Somebody may have forgotten it."""
     touched_at = time.time() - 7200
-    show_status(Status.model_validate(status_of([WELL | {"open_uploads": 1, "oldest_upload_touched_at": touched_at}])))
+    show_status(status_of(WELL | {"open_uploads": 1, "oldest_upload_touched_at": touched_at}))
     assert "; 1 open upload, 0 B, one without a part for 2:00:0" in capsys.readouterr().out
 
 
 def test_status_says_what_is_known_of_buckets(capsys: pytest.CaptureFixture[str]) -> None:
     """What they make of conditions, and whether anything is written back to them."""
-    show_status(Status.model_validate(status_of([WELL])))
+    show_status(status_of(WELL))
     lines = capsys.readouterr().out.splitlines()
     conditions = "; conditions on put: yes, complete: refused, delete: ignored"
     assert f"bucket b: ETags are MD5s{conditions}" in lines

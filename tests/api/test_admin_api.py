@@ -16,8 +16,8 @@ from botocore.config import Config
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from gateway.admin.media_types import LINES_TYPE, MANIFEST_TYPE
-from gateway.admin.openapi import describe
+from gateway.admin.app import describe
+from gateway.api import LINES_TYPE, MANIFEST_TYPE
 from gateway.s3.requests import Operation
 from tests.serve.test_writeback import eventually
 from tests.support.gateway_process import GatewayProcess
@@ -45,7 +45,7 @@ def gateway() -> Iterator[GatewayProcess]:
             "origin": {"endpoint_url": origin.endpoint_url, **keys},
             "cache": {"persistent": True},
             "slots": [
-                {"name": "back", "prefix": "s3://bucket/back/", "write": "back", "exposure": "8MiB"},
+                {"name": "back", "prefix": "s3://bucket/back/", "write": "back", "max_unflushed_bytes": "8MiB"},
                 {"name": "data", "prefix": "s3://bucket/data/", "consistency": "immutable", "index": True},
             ],
         }

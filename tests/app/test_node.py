@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from gateway.app.node import upkeep
+from gateway.app.node import background_services
 from gateway.config import Settings
 from gateway.config.live import LiveSettings, Step
 from gateway.config.loading import load_settings
@@ -45,7 +45,7 @@ def test_settings_that_change_while_the_background_process_opens_the_directory_a
 
     async def scenario() -> int:
         changing = asyncio.create_task(change_early())
-        async with upkeep(live, instance_id="instance", shared_directory=None) as kept:
+        async with background_services(live, instance_id="instance", shared_directory=None) as kept:
             await changing
             return kept.blocks._tools.directory.capacity.total_bytes
 

@@ -112,16 +112,16 @@ def test_what_has_changed_is_begun_anew_and_nothing_else(tmp_path: Path) -> None
         of_pair, of_role = (keys.of(OriginRequest("GET", bucket, "k")) for bucket in ("a", "r"))
         assert isinstance(of_role, RoleCredentials)
         named = [pair("pair", "SECOND"), role]
-        await keys.follow(settings_of(tmp_path, buckets=buckets, origin_credentials=named))
+        await keys.apply_settings(settings_of(tmp_path, buckets=buckets, origin_credentials=named))
         assert keys.of(OriginRequest("GET", "a", "k")) is of_pair
         assert (await of_pair.current()).access_key_id == "SECOND"
         assert keys.of(OriginRequest("GET", "r", "k")) is of_role
         named = [pair("pair", "SECOND"), {**role, "role_duration": "30m"}]
-        await keys.follow(settings_of(tmp_path, buckets=buckets, origin_credentials=named))
+        await keys.apply_settings(settings_of(tmp_path, buckets=buckets, origin_credentials=named))
         assert keys.of(OriginRequest("GET", "r", "k")) is not of_role
         assert of_role.is_closed
         last = keys.of(OriginRequest("GET", "r", "k"))
-        await keys.follow(settings_of(tmp_path, buckets=buckets[:1], origin_credentials=named))
+        await keys.apply_settings(settings_of(tmp_path, buckets=buckets[:1], origin_credentials=named))
         assert keys.of(OriginRequest("GET", "r", "k")) is keys.own
         assert isinstance(last, RoleCredentials)
         assert last.is_closed
@@ -147,10 +147,10 @@ def test_a_role_whose_settings_change_goes_on_with_its_pair(tmp_path: Path) -> N
             first = await keys.of(request).current()
             sts.speaks.clear()
             for more in ({"role_duration": "30m"}, {"role_session_name": "other"}, {"external_id": "ex"}):
-                await keys.follow(settings(sts, **more))
+                await keys.apply_settings(settings(sts, **more))
                 async with asyncio.timeout(1):
                     assert await keys.of(request).current() == first
-            await keys.follow(settings(sts, role_arn="arn:aws:iam::1:role/y"))
+            await keys.apply_settings(settings(sts, role_arn="arn:aws:iam::1:role/y"))
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.1):
                     await keys.of(request).current()
@@ -177,7 +177,7 @@ def test_who_waits_for_a_key_while_settings_change_has_that_of_the_new_ones(tmp_
             target = Target("http", "127.0.0.1", "/r/k", "")
             waiting = asyncio.create_task(signer.headers(request, target, NO_BODY))
             await until(lambda: len(sts.asked) == 1)
-            await keys.follow(settings(sts, role_duration="30m"))
+            await keys.apply_settings(settings(sts, role_duration="30m"))
             await until(lambda: len(sts.asked) == 2)
             assert not waiting.done()
             sts.speaks.set()

@@ -17,7 +17,7 @@ import pytest
 
 from gateway.core.model import ObjectVersion
 from gateway.origin.client import Purpose
-from tests.support.blocks import KIB, MIB, CountingObserver, content_of, make_origin, open_cache, read, stored, whole
+from tests.support.blocks import KIB, MIB, content_of, make_origin, open_cache, read, stored, whole
 from tests.support.fill_worker import BLOCK, FillWorker
 from tests.support.strict_origin import StrictOrigin
 
@@ -46,7 +46,7 @@ class Workers:
         self._stack = stack
 
     def start(self, slot: int) -> FillWorker:
-        worker = FillWorker(self.directory, slot, self.origin.endpoint_url, packed_bytes_max=PACKED)
+        worker = FillWorker(self.directory, slot, self.origin.endpoint_url, small_object_bytes_max=PACKED)
         return self._stack.enter_context(worker)
 
     def stored(self, key: str, size_bytes: int) -> ObjectVersion:
@@ -143,12 +143,10 @@ def test_a_process_stopped_while_it_writes_the_index_keeps_no_reader_waiting(tmp
     """Reads, own writes and warm-up do without the index; when the process is gone, blocks are kept again."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         versions = [stored(origin, f"k{number}", 50_000 + number, seed=number) for number in range(40)]
         large = [stored(origin, f"l{number}", 256 * KIB, seed=number) for number in range(8)]
-        async with open_cache(
-            tmp_path / "c", origin, observer=observer, packed_bytes_max=PACKED, capacity_bytes=64 * MIB
-        ) as cache:
+        async with open_cache(tmp_path / "c", origin, small_object_bytes_max=PACKED, capacity_bytes=64 * MIB) as cache:
             await asyncio.gather(read(cache, versions[0]), read(cache, large[0]))
             await cache.settle()
             with stopped_while_writing(tmp_path / "c" / "index"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import httpx
+import orjson
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -88,3 +89,19 @@ def test_a_directory_may_be_the_one_below_or_above() -> None:
     assert are_same(Path("/a/forebay/forebay"), Path("/a/forebay"))
     assert not are_same(Path("/a"), Path("/a/b"))
     assert not are_same(Path("/a"), Path("/b/forebay"))
+
+
+def test_doctor_counts_another_gateway_as_an_error(gateway: GatewayProcess, tmp_path: Path) -> None:
+    """Also another program, and a token that is not the gateway's; that none runs is a note."""
+
+    def found(directory: Path | None, *more: str) -> list[tuple[str, str]]:
+        result = run(gateway, tmp_path, directory, "doctor", "--origin", "http://127.0.0.1:1", "--json", *more)
+        findings = orjson.loads(result.stdout[result.stdout.index('{\n  "ok"') :])["findings"]
+        return [(one["level"], one["found"]) for one in findings if one["area"] == "running gateway"]
+
+    [(level, told)] = found(tmp_path / "mine")
+    assert (level, "is meant" in told) == ("error", True)
+    [(level, _)] = found(None, "--admin-url", gateway.s3_url)
+    assert level == "error"
+    [(level, _)] = found(None, "--admin-url", "http://127.0.0.1:1")
+    assert level == "note"

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway import cli
-from gateway.cli.requests import seconds_text
+from gateway.cli.looks import seconds_text
 from tests.support.admin_double import admin_double
 
 REQUEST: dict[str, Any] = {"process": "worker0", "at": 1.0, "operation": "GetObject", "bucket": "b", "key": "k\x1b[2J"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from gateway.cli.tables import LINES_MAX, Column, Row, folded, shortened, table_lines
+from gateway.cli.tables import LINES_MAX, Column, Columns, Row, folded, shortened, table_lines
 
-COLUMNS = (
+COLUMNS: Columns[object] = (
     Column("name"),
     Column("prefix", shortened=True),
     Column("bytes", right=True),
@@ -52,7 +52,8 @@ def test_columns_leave_by_rank_and_follow_below() -> None:
 def test_neighbours_are_told_apart() -> None:
     """What all of them begin with is left out first."""
     keys = [f"s3://bucket/a-run-with-a-long-name/step-{i}/model-00001-of-00002.safetensors" for i in range(3)]
-    found = [text for text, _ in table_lines([Column("object", shortened=True)], [Row([key]) for key in keys], 60)]
+    columns: Columns[object] = (Column("object", shortened=True),)
+    found = [text for text, _ in table_lines(columns, [Row([key]) for key in keys], 60)]
     assert found[2] == "s3://bucket/a-run-w…/step-1/model-00001-of-00002.safetensors"
     assert len({*found}) == 4
 

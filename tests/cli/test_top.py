@@ -12,7 +12,6 @@ import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -20,9 +19,11 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from gateway import cli
-from gateway.admin.client import Checkpoint, Job, RecentRequests, Slot, Status
+from gateway.api.documents import Checkpoint, Job, RecentRequests, Slot, Status
 from gateway.cli.top import curve, screen
 from gateway.cli.top_figures import Figures, Rates, counters, rates
+from tests.support import admin_documents
+from tests.support.admin_documents import filled
 from tests.support.gateway_process import GatewayProcess
 
 EXPOSITION = """\
@@ -58,55 +59,28 @@ def test_rates_are_those_between_two_looks() -> None:
 
 
 def status() -> Status:
-    pending: dict[str, Any] = {
-        "objects": 3,
-        "bytes": 2**20,
-        "oldest_acknowledged_at": 940.0,
-        "open_uploads": 0,
-        "open_upload_bytes": 0,
-    }
-    pending |= {"conflicts": 1, "damaged": 0, "failing": 0, "slot": "s", "buffer_bytes": 1, "staged_bytes": 1}
-    pending |= {"oldest_upload_touched_at": None, "reason": None}
-    process = {"name": "worker0", "process_id": 1, "ready": True, "restarts": 0}
-    gateway = {"version": "1", "started_at": 900.0, "s3_url": "http://h:1", "ready": True, "draining": False}
-    origin = {"endpoint_url": f"https://{'long.' * 30}example.com", "reachable": True, "problem": None}
-    cache = {"directory": "/d", "capacity_bytes": 2**30, "usage_bytes": 2**20, "hit_ratio": 0.5}
-    return Status.model_validate(
-        {
-            "gateway": gateway | {"processes": [process]},
-            "origin": origin,
-            "cache": cache | {"disk": {"state": "full", "journal_failing_processes": 0}},
-            "pins": [],
-            "frozen": [],
-            "indexes": [],
-            "writeback": {"slots": [pending], "journal_problem": None, "buckets": []},
-        }
+    gateway = {"version": "1", "started_at": 900.0, "s3_url": "http://h:1", "ready": True}
+    cache = {"capacity_bytes": 2**30, "usage_bytes": 2**20, "hit_ratio": 0.5, "disk": {"state": "full"}}
+    return admin_documents.status(
+        gateway=gateway | {"processes": [{"name": "worker0", "process_id": 1, "ready": True}]},
+        origin={"endpoint_url": f"https://{'long.' * 30}example.com", "reachable": True},
+        cache=cache,
+        writeback={"objects": 3, "bytes": 2**20, "oldest_acknowledged_at": 940.0, "conflicts": 1},
     )
 
 
 def figures(slots: int = 30) -> Figures:
-    moved = {"bytes_per_second": 1, "guarantee": None, "ceiling": None, "share": None}
-    slot: dict[str, Any] = {"prefix": f"s3://bucket/{'x' * 90}/", "mode": "read-only", "consistency": "ttl"}
-    slot |= {"write": "through", "hit_ratio": 0.5, "misses": {}, "unflushed": None, "binds": ["read-link"]}
-    slot |= {"read_bandwidth": moved, "write_bandwidth": moved}
-    slot |= {"capacity": dict.fromkeys(("guaranteed_bytes", "used_bytes", "borrowed_bytes", "pinned_bytes"), 1)}
-    slot["capacity"]["limit_bytes"] = None
-    slot["origin_requests"] = {"throttled": 0, "waited_seconds": 0.0, "in_vain": 0, "slow_down": 0}
-    job: dict[str, Any] = {"kind": "warm", "name": "", "prefix": "s3://b/\x1b[2J", "errors": [], "full": False}
-    job |= dict.fromkeys(("objects_found", "bytes_found", "objects_done", "bytes_done", "bytes_fetched"), 4)
-    job |= {"objects_failed": 0, "bytes_per_second": 1.0, "seconds_left": 1.0, "found_all": True}
-    checkpoint = {"bucket": "b", "prefix": "run/step-1/", "state": "flushing", "files": 1, "bytes": 2, "ranks": 1}
-    checkpoint |= {"bytes_flushed": 1, "flush_seconds_left": 1.0, "exposed_seconds": None}
+    slot = {"prefix": f"s3://bucket/{'x' * 90}/", "hit_ratio": 0.5, "binds": ["read-link"]}
+    job = {"kind": "warm", "prefix": "s3://b/\x1b[2J", "bytes_per_second": 1.0, "seconds_left": 1.0, "found_all": True}
+    checkpoint = {"bucket": "b", "prefix": "run/step-1/", "state": "flushing", "bytes": 2, "bytes_flushed": 1}
     return Figures(
         1000.0,
         answered_at=1000.0,
         status=status(),
-        slots=[Slot.model_validate(slot | {"name": f"slot-{i}"}) for i in range(slots)],
-        jobs=[Job.model_validate(job | {"id": str(i), "state": "done" if i % 2 else "running"}) for i in range(6)],
-        checkpoints=[Checkpoint.model_validate(checkpoint)] * 3,
-        requests=RecentRequests.model_validate(
-            {"slowest": [SLOW] * 4, "errors": [], "refusals": [], "origin_failures": []}
-        ),
+        slots=[filled(Slot, slot, name=f"slot-{i}") for i in range(slots)],
+        jobs=[filled(Job, job, id=str(i), state="done" if i % 2 else "running") for i in range(6)],
+        checkpoints=[filled(Checkpoint, checkpoint)] * 3,
+        requests=filled(RecentRequests, slowest=[SLOW] * 4),
         rates=Rates(2.0**20, 0.0, 5.0, 0.05, 3.5, 1.5, 1.5, 0.9),
     )
 

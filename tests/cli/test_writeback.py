@@ -14,7 +14,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway import cli
+from gateway.api.documents import FlushProgress
 from gateway.cli import tables
+from tests.support.admin_documents import filled
 from tests.support.admin_double import AdminDouble, admin_double
 
 OBJECT = {
@@ -49,7 +51,7 @@ def run(port: AdminDouble, *arguments: str) -> Result:
     return CliRunner().invoke(cli.app, ["writeback", *arguments, "--admin-url", port.url])
 
 
-NONE_OPEN = (200, {"open_uploads": 0, "open_upload_bytes": 0})
+NONE_OPEN = (200, filled(FlushProgress).document())
 
 
 def at_terminal(port: AdminDouble, typed: bytes, *arguments: str) -> tuple[int, bytes]:
@@ -107,7 +109,9 @@ def test_the_reason_is_whole_on_a_small_terminal(width: int, monkeypatch: pytest
 
 def test_a_list_names_open_uploads() -> None:
     """What they have here is not at the origin either."""
-    with admin_double(page([]), (200, {"open_uploads": 1, "open_upload_bytes": 2**20})) as port:
+    with admin_double(
+        page([]), (200, filled(FlushProgress, open_uploads=1, open_upload_bytes=2**20).document())
+    ) as port:
         result = run(port, "list", "s3://b/")
         assert result.stderr == "0 objects, 0 B\n1 open upload with 1.0 MiB is no object yet: --uploads shows them\n"
         assert "/api/v1/flush?prefix=s3%3A%2F%2Fb%2F&through=0" in port.asked[-1][1]

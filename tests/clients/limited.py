@@ -61,7 +61,7 @@ def limited_gateway(origin: StrictOrigin) -> Iterator[GatewayProcess]:
         for key, secret in KEYS.items()
     ]
     config: dict[str, Any] = {
-        "server": {"workers": 2, "caller_wait": "2s"},
+        "server": {"workers": 2, "caller_wait_max": "2s"},
         "origin": {
             "endpoint_url": origin.endpoint_url,
             "access_key_id": ACCESS_KEY_ID,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from gateway.demo.processes import ChildProcess
+from gateway.demo.processes import DemoProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 __all__ = ["ACCESS_KEY_ID", "REGION", "SECRET_ACCESS_KEY", "Origin", "Seen", "running_moto", "running_strict_origin"]
@@ -58,7 +58,7 @@ def running_moto(directory: Path) -> Iterator[Origin]:
     log = directory / "requests.log"
     log.touch()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    process = ChildProcess(
+    process = DemoProcess(
         "origin",
         ["tests.clients.recording_moto", str(log)],
         re.compile(r"listening on (\d+)"),

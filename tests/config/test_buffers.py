@@ -59,19 +59,27 @@ def test_what_is_not_said_fits_on_the_disk(
 
 def test_limits_are_read(tmp_path: Path) -> None:
     """With their units; without, there is none."""
-    more = 'buffer_full = "slow-down"\nexposure = "3GiB"\nexposure_age = "10m"\n'
+    more = 'when_buffer_full = "slow-down"\nmax_unflushed_bytes = "3GiB"\nmax_unflushed_age = "10m"\n'
     first, second = load(tmp_path, cache(tmp_path) + back("a", more) + back("b")).settings.slots
-    assert (first.buffer_full, first.exposure_bytes_max, first.exposure_age_seconds_max) == ("slow-down", 3 * GIB, 600)
-    assert (second.buffer_full, second.exposure_bytes_max, second.exposure_age_seconds_max) == ("through", None, None)
+    assert (first.when_buffer_full, first.unflushed_bytes_max, first.unflushed_age_seconds_max) == (
+        "slow-down",
+        3 * GIB,
+        600,
+    )
+    assert (second.when_buffer_full, second.unflushed_bytes_max, second.unflushed_age_seconds_max) == (
+        "through",
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
     ("line", "key"),
     [
         ('buffer = "1GiB"', "slots[0].buffer"),
-        ('buffer_full = "through"', "slots[0].buffer_full"),
-        ('exposure = "1GiB"', "slots[0].exposure"),
-        ('exposure_age = "1m"', "slots[0].exposure_age"),
+        ('when_buffer_full = "through"', "slots[0].when_buffer_full"),
+        ('max_unflushed_bytes = "1GiB"', "slots[0].max_unflushed_bytes"),
+        ('max_unflushed_age = "1m"', "slots[0].max_unflushed_age"),
     ],
 )
 def test_without_write_back_they_would_do_nothing(tmp_path: Path, line: str, key: str) -> None:
@@ -84,9 +92,9 @@ def test_without_write_back_they_would_do_nothing(tmp_path: Path, line: str, key
 @pytest.mark.parametrize(
     ("line", "key"),
     [
-        ('exposure = "0"', "slots[0].exposure"),
-        ('exposure_age = "500ms"', "slots[0].exposure_age"),
-        ('buffer_full = "wait"', "slots[0].buffer_full"),
+        ('max_unflushed_bytes = "0"', "slots[0].max_unflushed_bytes"),
+        ('max_unflushed_age = "500ms"', "slots[0].max_unflushed_age"),
+        ('when_buffer_full = "wait"', "slots[0].when_buffer_full"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(tmp_path: Path, line: str, key: str) -> None:

@@ -153,7 +153,7 @@ def test_traces_need_their_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nauthorization_ttl = "1s"\n', "slots[0].authorization_ttl"),
         ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nweight = 0\n', "slots[0].weight"),
         ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nindex_refresh = "1h"\n', "slots[0].index_refresh"),
-        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nindex_listers = 4\n', "slots[0].index_listers"),
+        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nindex_concurrency = 4\n', "slots[0].index_concurrency"),
         ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nindex_inventory = "s3://c/m"\n', "slots[0].index_inventory"),
         (
             '[cache]\ncapacity = "1GiB"\n[[slots]]\nname = "a"\nprefix = "s3://b/"\ncapacity = "2GiB"\n',
@@ -175,7 +175,7 @@ def test_traces_need_their_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ),
         ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nblock_size = "3MiB"\n', "slots[0].block_size"),
         ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nblock_size = "32KiB"\n', "slots[0].block_size"),
-        ('[cache]\npacked_size = "2MiB"\n', "cache.packed_size"),
+        ('[cache]\nsmall_object_max = "2MiB"\n', "cache.small_object_max"),
         ("server = 5\n", "server"),
         ("[slots]\n", "slots"),
         ("not toml", "config"),
@@ -322,8 +322,8 @@ def test_what_is_not_to_be_sent_is_said_where_it_may_be(tmp_path: Path) -> None:
     for wrong in (
         'flush = "latest"',
         "keep_last = 2",
-        'exposure = "1GiB"',
-        'buffer_full = "through"',
+        'max_unflushed_bytes = "1GiB"',
+        'when_buffer_full = "through"',
         'order = "strict"',
     ):
         assert set(problems(tmp_path, scratch + wrong)) == {f"slots[0].{wrong.split(' ')[0]}"}

@@ -48,12 +48,12 @@ LONG_ENOUGH = "sixteen-or-more-!"
         (b"words with spaces between", None),
         (b"fourteen-of-it", "at least 16 printable ASCII characters"),
         (f"{LONG_ENOUGH}\n{LONG_ENOUGH}\n".encode(), "this file must hold one line of text"),
-        (b"\xef\xbb\xbf" + LONG_ENOUGH.encode(), "this file must hold one line of text"),
+        (b"\xef\xbb\xbf" + LONG_ENOUGH.encode(), "it begins with a byte order mark (BOM)"),
         (LONG_ENOUGH.encode() + b"\0", "this file must hold one line of text"),
         (b"\xff" * 20, "this file is not text in UTF-8"),
         (b"\n \n", "this file is empty"),
         (b"", "this file is empty"),
-        (b"x" * 100_000, "this file cannot be read (FileTooLarge)"),
+        (b"x" * 100_000, "this file cannot be used: it has more than 65536 bytes"),
     ],
 )
 def test_a_token_from_a_file_keeps_to_the_rule_of_one_that_is_given(

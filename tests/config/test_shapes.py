@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gateway.config import Settings
+from gateway.config.fields import _numbers
 from gateway.config.loading import load_settings
-from gateway.config.problems import SettingsError
+from gateway.config.problems import SettingsError, table_of
 
 SLOT = 'name = "a"\nprefix = "s3://b/"\n'
 PLACES = ("slots", "buckets", "credentials", "caller_classes", "origin_credentials")
@@ -19,6 +23,7 @@ def problems(tmp_path: Path, text: str) -> list[str]:
     file.write_text(text, encoding="utf-8")
     with pytest.raises(SettingsError) as caught:
         load_settings(file, {"HOME": str(tmp_path)})
+    assert all(one.source == str(file) for one in caught.value.problems)
     told = [str(one).replace(f" (from {file})", "") for one in caught.value.problems]
     assert not any("Input should" in one or "instance of" in one or "Value error" in one for one in told)
     assert "geheim" not in "".join(told)
@@ -87,8 +92,8 @@ def test_a_key_that_is_none_comes_with_the_one_that_is_meant(tmp_path: Path, tex
     ("line", "shown"),
     [
         ('buffer = "10GiB"', "'10GiB'"),
-        ('exposure = "1GiB"', "'1GiB'"),
-        ('exposure_age = "1h"', "'1h'"),
+        ('max_unflushed_bytes = "1GiB"', "'1GiB'"),
+        ('max_unflushed_age = "1h"', "'1h'"),
         ("keep_last = 3", "3"),
     ],
 )
@@ -109,3 +114,59 @@ def test_buffers_that_no_disk_could_hold_name_the_largest(tmp_path: Path) -> Non
     assert told.startswith(
         "slots[1].buffer = '90TiB': of slot large: together with cache.capacity, 1GiB, and the other "
     )
+
+
+@pytest.mark.parametrize("mark", [codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE])
+def test_a_byte_order_mark_is_named(tmp_path: Path, mark: bytes) -> None:
+    """An editor has put it there, and shows it to nobody."""
+    file = tmp_path / "forebay.toml"
+    file.write_bytes(mark + b"[server]")
+    with pytest.raises(SettingsError, match="begins with a byte order mark \\(BOM\\): save it as UTF-8 without one"):
+        load_settings(file, {})
+
+
+_ODD = (
+    "true",
+    "8.0",
+    "1e0",
+    "nan",
+    "inf",
+    '"1_000"',
+    '"+8"',
+    '"-0"',
+    '" 8"',
+    '"8\\n"',
+    '"\u0663"',
+    '"8.0"',
+    '"\uff18"',
+    '"nan"',
+)
+"""What no setting that is a whole number takes."""
+
+
+def _whole_numbers() -> Iterator[tuple[str, str]]:
+    for table, field in Settings.model_fields.items():
+        section = table_of(field.annotation)
+        assert section is not None
+        for name, one in section.model_fields.items():
+            if _numbers(section, name) == {"int"}:
+                header = f"[[{table}]]" if str(field.annotation).startswith("list[") else f"[{table}]"
+                yield header, one.alias or name
+
+
+@pytest.mark.parametrize(("header", "name"), [*_whole_numbers()])
+def test_only_plain_digits_are_a_whole_number(tmp_path: Path, header: str, name: str) -> None:
+    """Each such setting names itself; a duration or a rate takes a fraction, and no more than that."""
+    file = tmp_path / "forebay.toml"
+    for odd in _ODD:
+        file.write_text(f"{header}\n{name} = {odd}\n", encoding="utf-8")
+        with pytest.raises(SettingsError) as caught:
+            load_settings(file, {"HOME": str(tmp_path)})
+        assert any(f"{name} = " in str(one) for one in caught.value.problems), odd
+
+
+def test_a_place_in_a_list_is_plain_digits(tmp_path: Path) -> None:
+    """In a variable's name; other digits, and more than any list has, are refused and do not end the command."""
+    for place in ("\u0663", "9" * 5000, "-1"):
+        with pytest.raises(SettingsError):
+            load_settings(None, {"HOME": str(tmp_path), f"FOREBAY_SLOTS__{place}__NAME": "a"})

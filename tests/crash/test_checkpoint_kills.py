@@ -148,7 +148,7 @@ def eventually(holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def follow(directory: Path, count: int, fall: Callable[[GatewayProcess, StrictOrigin, Jobs], None]) -> None:
+def apply_settings(directory: Path, count: int, fall: Callable[[GatewayProcess, StrictOrigin, Jobs], None]) -> None:
     """Save and flush, falling so many times, and look at the bucket all the time."""
     print(f"FOREBAY_KILL_SEED={SEED}")
     dice = random.Random(SEED)
@@ -185,7 +185,7 @@ def follow(directory: Path, count: int, fall: Callable[[GatewayProcess, StrictOr
 @pytest.mark.timeout(240 + 30 * KILLS)
 def test_no_kill_shows_a_manifest_without_its_files(tmp_path: Path) -> None:
     """While the job saves, while the gateway flushes, and while the other node's files come."""
-    follow(tmp_path / "cache", KILLS, lambda gateway, _origin, _jobs: gateway.kill())
+    apply_settings(tmp_path / "cache", KILLS, lambda gateway, _origin, _jobs: gateway.kill())
 
 
 @pytest.mark.root
@@ -203,4 +203,4 @@ def test_no_power_cut_shows_a_manifest_without_its_files(tmp_path: Path) -> None
         jobs.power_is_off = origin.is_out_of_reach = False
 
     with disk.mounted():
-        follow(disk.mount_point / "cache", CUTS, cut)
+        apply_settings(disk.mount_point / "cache", CUTS, cut)

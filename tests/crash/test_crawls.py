@@ -44,7 +44,7 @@ def test_a_crawl_goes_on_when_its_process_is_killed(tmp_path: Path) -> None:
                 "access_key_id": ACCESS_KEY_ID,
                 "secret_access_key": SECRET_ACCESS_KEY,
             },
-            "slots": [slot | {"index": True, "index_listers": 2}],
+            "slots": [slot | {"index": True, "index_concurrency": 2}],
         }
         with GatewayProcess(config, directory=tmp_path / "cache") as gateway:
             s3 = boto3_client(gateway.s3_url)

@@ -72,7 +72,7 @@ def gateway_on(directory: Path, origin: StrictOrigin, group: MemoryGroup) -> Ite
             "access_key_id": ACCESS_KEY_ID,
             "secret_access_key": SECRET_ACCESS_KEY,
         },
-        "cache": {"directory": str(directory), "capacity": str(CAPACITY_BYTES), "packed_size": "128KiB"},
+        "cache": {"directory": str(directory), "capacity": str(CAPACITY_BYTES), "small_object_max": "128KiB"},
         "slots": slots,
     }
     with GatewayProcess(config, directory=directory, before_exec=group.join) as gateway:

@@ -65,7 +65,7 @@ def running() -> Iterator[tuple[GatewayProcess, StrictOrigin]]:
             "cache": {
                 "capacity": str(CAPACITY_BYTES),
                 "block_size": str(BLOCK_SIZE_BYTES),
-                "packed_size": str(PACKED_BYTES_MAX),
+                "small_object_max": str(PACKED_BYTES_MAX),
             },
             "slots": [{"name": "still", "prefix": f"s3://{BUCKET}/", "consistency": "immutable"}],
         }

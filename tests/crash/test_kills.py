@@ -75,7 +75,7 @@ def config_of(origin: StrictOrigin, port: int) -> dict[str, Any]:
         "cache": {
             "capacity": str(CAPACITY_BYTES),
             "block_size": str(BLOCK_SIZE_BYTES),
-            "packed_size": str(PACKED_BYTES_MAX),
+            "small_object_max": str(PACKED_BYTES_MAX),
         },
         "slots": [{"name": "kept", "prefix": f"s3://{BUCKET}/kept/", "consistency": "immutable"}],
     }

@@ -64,7 +64,7 @@ def gateway_for(origin: StrictOrigin, group: MemoryGroup) -> Iterator[GatewayPro
             "access_key_id": ACCESS_KEY_ID,
             "secret_access_key": SECRET_ACCESS_KEY,
         },
-        "cache": {"capacity": "256MiB", "packed_size": 0},
+        "cache": {"capacity": "256MiB", "small_object_max": 0},
         "slots": slots,
     }
 

@@ -123,7 +123,7 @@ def crash(gateway: GatewayProcess, leave: Crash, earlier: Path) -> None:
 def wait_for_exact_accounts(gateway: GatewayProcess) -> None:
     """The survey ends, and then the index says what the disk says."""
     deadline = time.monotonic() + SURVEY_SECONDS_MAX
-    while total(gateway, "forebay_cache_unsurveyed_bytes") or unfinished_files(gateway) or not exact(gateway):
+    while total(gateway, "forebay_cache_unaccounted_bytes") or unfinished_files(gateway) or not exact(gateway):
         assert time.monotonic() < deadline, "the accounts did not become exact"
         time.sleep(0.1)
 

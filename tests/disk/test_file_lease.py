@@ -101,12 +101,12 @@ def test_who_leaves_while_a_file_is_opened_leaves_it_closed(
     tmp_path: Path, kind: type[DiskThreads] | type[BufferThreads]
 ) -> None:
     """At once, and not when the garbage collector comes by: an evicted file keeps its room on disk until then."""
-    threads, begun, go_on = kind(1), threading.Event(), threading.Event()
+    threads, begun, resume = kind(1), threading.Event(), threading.Event()
     kept: list[FileLease[Any]] = []  # so that no collector closes it
 
     def open_late() -> FileLease[Any]:
         begun.set()
-        go_on.wait(10)
+        resume.wait(10)
         kept.append(leased(tmp_path / "file"))
         return kept[-1]
 
@@ -116,7 +116,7 @@ def test_who_leaves_while_a_file_is_opened_leaves_it_closed(
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        go_on.set()
+        resume.set()
 
     asyncio.run(scenario())
     threads.shut_down()

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway import cli
-from gateway.admin.client import Slot
+from gateway.api.documents import Slot
 from gateway.config import Settings
 from gateway.config.loading import load_settings
 from gateway.doctor import machine

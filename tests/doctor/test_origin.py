@@ -13,7 +13,7 @@ from gateway.doctor.findings import Finding, Level
 from gateway.doctor.origin import origin
 from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
-from tests.support.memory_origin.faults import AlterHeaders, Answer, Call, on
+from tests.support.memory_origin.faults import AlterHeaders, Answer, Call, Effect, Fault, on
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 WHERE = Prefix("b", "doctor/")
@@ -68,6 +68,24 @@ def test_9_8_what_keeps_objects_out_of_the_cache_is_said(home: StrictOrigin) -> 
         told = [one.found for one in found(settings(home.endpoint_url)) if one.level is Level.WARNING]
     assert [any(word in line for line in told) for word in ("weak ETags", "a range", "the same ETag")] == [True] * 3
     assert len(told) == 3
+
+
+@pytest.mark.parametrize(
+    "effect",
+    [
+        Answer(501, "NotImplemented"),
+        Answer(416, "InvalidRange"),
+        AlterHeaders({"etag": '"other-gzip"'}),
+        AlterHeaders({"content-range": None}),
+        AlterHeaders({"content-range": "bytes 1-2/*"}),
+    ],
+)
+def test_9_8_ranges_that_are_withheld_are_said(home: StrictOrigin, effect: Effect) -> None:
+    """9.8 The key may read; the origin does not give what HEAD names."""
+    home.model.faults = [Fault(on(Operation.GET_OBJECT), effect, None)]
+    with home:
+        told = [one.found for one in found(settings(home.endpoint_url)) if one.level is not Level.OK]
+    assert ["gives no ranges under the ETag" in one for one in told] == [True]
 
 
 def test_a_slot_that_is_written_is_named_for_the_write_test(home: StrictOrigin) -> None:

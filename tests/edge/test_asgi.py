@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import re
 import time
@@ -16,14 +15,15 @@ import pytest
 from gateway.core.clock import SystemClock
 from gateway.core.errors import ClientDisconnected, OriginUnreachable
 from gateway.core.model import BodyStream
-from gateway.edge.asgi import S3App
 from gateway.operations.context import Response
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from gateway.shared.recent_requests import RecentRequests, recent_requests
-from gateway.telemetry.metric_observers import BROKEN_OFF, CLIENT_LEFT, RequestMetrics
+from gateway.telemetry import metrics
+from gateway.telemetry.request_counts import BROKEN_OFF, CLIENT_LEFT
 from tests.support.asgi import ACCESS_KEY_ID, Answer, call, signed_headers
+from tests.support.counting import by_label, counted
 from tests.support.descriptors import open_descriptors
 from tests.support.gateway_app import gateway_app
 from tests.support.memory_origin import MemoryOrigin
@@ -32,36 +32,6 @@ from tests.support.memory_origin.response import MemoryResponse
 from tests.support.serving import request, serving
 
 BODY = os.urandom(200_000)
-
-
-class RecordingObserver(RequestMetrics):
-    """Remembers how requests ended."""
-
-    def __init__(self) -> None:
-        self.flying = 0
-        self.slots: list[str] = []
-        self.ends: list[tuple[str, str, str | None, int, int]] = []
-
-    def in_flight(self, change: int) -> None:
-        self.flying += change
-
-    def ended(
-        self,
-        operation: str,
-        slot: str,
-        status: str,
-        cache: str | None,
-        seconds: float,
-        sent_bytes: int,
-        received_bytes: int,
-    ) -> None:
-        self.slots.append(slot)
-        self.ends.append((operation, status, cache, sent_bytes, received_bytes))
-
-
-def observed(app: S3App) -> tuple[S3App, RecordingObserver]:
-    observer = RecordingObserver()
-    return dataclasses.replace(app, observer=observer), observer
 
 
 def test_an_unexpected_failure_is_an_internal_error_with_a_request_id(
@@ -90,7 +60,7 @@ def test_an_unexpected_failure_is_an_internal_error_with_a_request_id(
 def test_a_body_that_fails_before_its_first_byte_is_answered_with_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not as a fault of ours with InternalError; what the body held is let go of, the observer hears the status."""
+    """Not as a fault of ours with InternalError; what the body held is let go of, the metrics have the status."""
     closed: list[bool] = []
 
     async def fail() -> BodyStream:
@@ -104,20 +74,19 @@ def test_a_body_that_fails_before_its_first_byte_is_answered_with_why(
     async def perform(_: object) -> Response:
         return Response(200, [("content-length", "7")], fail(), "hit", Held())
 
-    async def scenario() -> list[tuple[str, str, str | None, int, int]]:
+    async def scenario() -> None:
         async with gateway_app(tmp_path, allow_unsigned=True) as gateway:
             monkeypatch.setattr("gateway.edge.asgi.perform", perform)
-            app, observer = observed(gateway.app)
-            async with serving(app) as port:
+            async with serving(gateway.app) as port:
                 wire = await port.connect()
                 for _ in range(2):
                     await wire.say(request("GET", "/bucket/k"))
                     answer = await wire.answer()
                     assert (answer.status, b"<Code>ServiceUnavailable</Code>" in answer.body) == (503, True)
                 await wire.close()
-            return observer.ends
 
-    assert [end[1:3] for end in asyncio.run(scenario())] == [("503", None)] * 2
+    asyncio.run(scenario())
+    assert counted(metrics.REQUESTS, status="503", cache="none") == counted(metrics.REQUESTS) == 2
     assert closed == [True] * 2
 
 
@@ -164,12 +133,13 @@ def test_an_answer_that_fails_behind_its_head_stays_incomplete(tmp_path: Path) -
 
     async def scenario() -> None:
         async with gateway_app(tmp_path) as gateway:
-            app, observer = observed(gateway.app)
+            app = gateway.app
             gateway.origin.put("bucket", "k", BODY)
             gateway.origin.inject(on(Operation.GET_OBJECT), CutBody(70_000), times=None)
             answer = await call(app, "GET", "/bucket/k?versionId=null")
             assert not answer.complete
-            assert (observer.ends[-1][1], observer.flying) == (BROKEN_OFF, 0)
+            assert by_label(metrics.REQUESTS, "status") == {BROKEN_OFF: 1}
+            assert metrics.REQUESTS_IN_FLIGHT.value() == 0
 
     asyncio.run(scenario())
 
@@ -177,19 +147,25 @@ def test_an_answer_that_fails_behind_its_head_stays_incomplete(tmp_path: Path) -
 def test_requests_are_counted_with_what_they_moved(tmp_path: Path) -> None:
     """Operation, status, cache outcome and body bytes reach the metrics."""
 
-    async def scenario() -> list[tuple[str, str, str | None, int, int]]:
+    async def scenario() -> None:
         async with gateway_app(tmp_path) as gateway:
-            app, observer = observed(gateway.app)
-            await call(app, "PUT", "/bucket/k", body=BODY)
-            await call(app, "GET", "/bucket/k")
-            await call(app, "GET", "/bucket/none")
-            return observer.ends
+            await call(gateway.app, "PUT", "/bucket/k", body=BODY)
+            await call(gateway.app, "GET", "/bucket/k")
+            assert by_label(metrics.SENT_BYTES, "operation", slot="default") == {"GetObject": len(BODY)}
+            await call(gateway.app, "GET", "/bucket/none")
 
-    assert asyncio.run(scenario()) == [
-        ("PutObject", "200", "forwarded", 0, len(BODY)),
-        ("GetObject", "200", "miss", len(BODY), 0),
-        ("GetObject", "404", "bypass", pytest.approx(300, abs=150), 0),
-    ]
+    asyncio.run(scenario())
+    assert {labels: number.get() for labels, number in metrics.REQUESTS.kept().items()} == {
+        ("PutObject", "default", "200", "forwarded"): 1,
+        ("GetObject", "default", "200", "miss"): 1,
+        ("GetObject", "default", "404", "bypass"): 1,
+    }
+    assert by_label(metrics.REQUEST_SECONDS, "operation") == {"PutObject": 1, "GetObject": 2}
+    assert by_label(metrics.RECEIVED_BYTES, "operation", slot="default") == {"PutObject": len(BODY)}
+    assert by_label(metrics.CALLER_RECEIVED_BYTES, "credential") == {ACCESS_KEY_ID: len(BODY)}
+    assert counted(metrics.CALLER_SENT_BYTES, credential=ACCESS_KEY_ID) == counted(metrics.SENT_BYTES)
+    assert by_label(metrics.CALLER_REQUESTS, "credential") == {ACCESS_KEY_ID: 3}
+    assert metrics.REQUESTS_IN_FLIGHT.value() == 0
 
 
 class LeavingClient:
@@ -213,13 +189,13 @@ def test_a_client_that_leaves_gives_everything_back(tmp_path: Path, pieces: int)
 
     async def scenario() -> None:
         async with gateway_app(tmp_path) as gateway:
-            app, observer = observed(gateway.app)
+            app = gateway.app
             gateway.origin.put("bucket", "k", BODY)
             await call(app, "GET", "/bucket/k")
             await gateway.blocks.settle()
             await call(app, "GET", "/bucket/k")  # the segment that it lies in stays open for all who come
             before = open_descriptors()
-            for target in ("/bucket/k", "/bucket/k?versionId=null"):
+            for number, target in enumerate(("/bucket/k", "/bucket/k?versionId=null"), 1):
                 client = LeavingClient(pieces)
                 headers = signed_headers("GET", target, {}, b"")
                 path, _, query = target.partition("?")
@@ -231,7 +207,8 @@ def test_a_client_that_leaves_gives_everything_back(tmp_path: Path, pieces: int)
                     "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
                 }
                 await app(scope, client.receive, client.send)
-                assert (observer.ends[-1][1], observer.flying) == (CLIENT_LEFT, 0)
+                assert counted(metrics.REQUESTS, status=CLIENT_LEFT) == number
+                assert metrics.REQUESTS_IN_FLIGHT.value() == 0
             assert open_descriptors() == before
 
     asyncio.run(scenario())
@@ -281,21 +258,21 @@ def test_every_request_goes_on_the_account_of_a_slot(tmp_path: Path) -> None:
             sent.append((request.method, request.slot))
             return await super().send(request)
 
-    async def scenario() -> list[str]:
+    async def scenario() -> None:
         origin = Noting(SystemClock())
         origin.create_bucket("bucket")
         origin.put("bucket", "train/k", BODY)
         async with gateway_app(
             tmp_path, origin=origin, slots=[Slot("data", Prefix.parse("s3://bucket/train/"))]
         ) as gateway:
-            app, observer = observed(gateway.app)
+            app = gateway.app
             await call(app, "GET", "/bucket/train/k")
             await call(app, "GET", "/bucket?list-type=2&prefix=train%2F")
             await call(app, "PUT", "/bucket/else", body=BODY)
             await call(app, "GET", "/bucket/train/k", secret_access_key="wrong")
-            return observer.slots
 
-    assert asyncio.run(scenario()) == ["data", "data", "default", "none"]
+    asyncio.run(scenario())
+    assert by_label(metrics.REQUESTS, "slot") == {"data": 2, "default": 1, "none": 1}
     assert list(dict.fromkeys(sent)) == [("GET", "data"), ("PUT", "default")]
 
 

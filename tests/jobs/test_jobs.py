@@ -21,14 +21,15 @@ from gateway.jobs.object_job import ObjectJob
 from gateway.jobs.runner import RUNNING_MAX, TooManyJobs
 from gateway.jobs.store import JobStore
 from gateway.jobs.worklist import BadManifest, Worklist
-from gateway.metadata.listing.index import Found
+from gateway.metadata.listing.index import FoundPage
 from gateway.metadata.listing.pages import ListRequest
-from gateway.metadata.listing.ranges import Bound
+from gateway.metadata.listing.ranges import KeyBound
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.policy.slots import Prefix, Slot
 from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, TestClock, content_of, make_origin, read, stored, until
 from tests.support.jobs import job_bench
 from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.faults import AlterHeaders, Answer, Effect, Fault
 
 PREFIX = f"s3://{BUCKET}/data/"
 
@@ -81,11 +82,11 @@ def test_a_slot_that_is_not_strict_is_listed_afterwards(tmp_path: Path) -> None:
         async with job_bench(tmp_path, origin, slots=[slot]) as bench:
             await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
             await bench.catalog.settle()
-            for_ever, after = Bound(math.inf, math.inf), b"data/1189"
+            for_ever, after = KeyBound(math.inf, math.inf), b"data/1189"
             first = bench.catalog.listing.find(BUCKET, ListRequest(b"data/"), for_ever, with_owner=False)
             last = bench.catalog.listing.find(BUCKET, ListRequest(b"data/", after=after), for_ever, with_owner=False)
-            assert isinstance(first, Found)
-            assert isinstance(last, Found)
+            assert isinstance(first, FoundPage)
+            assert isinstance(last, FoundPage)
             assert (len(first.page.keys), first.page.is_truncated) == (1000, True)
             assert (len(last.page.keys), last.page.is_truncated) == (10, False)
 
@@ -181,6 +182,23 @@ def test_an_object_that_changes_after_it_was_listed_is_fetched_as_it_is(tmp_path
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("effect", [Answer(501), AlterHeaders({"etag": '"x-gzip"'}), AlterHeaders({"etag": None})])
+def test_objects_whose_ranges_are_withheld_are_left_out(tmp_path: Path, effect: Effect) -> None:
+    """The catalog learns it, and the job ends well: nothing of them can be kept."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        versions = data_set(origin, 3)
+        origin.faults = [Fault(lambda call: "if-match" in call.headers, effect, None)]
+        async with job_bench(tmp_path, origin) as bench:
+            job = await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
+            assert (job.state, job.objects_failed) == (JobState.DONE, 0)
+            habits = bench.catalog.habits(BUCKET)
+            assert not any(habits.gives_ranges(version) for version in versions)
+
+    asyncio.run(scenario())
+
+
 def test_it_stops_when_going_on_would_evict_what_it_has_brought(tmp_path: Path) -> None:
     """A data set larger than its slot: the first part is warm, and the job says so."""
 
@@ -195,6 +213,19 @@ def test_it_stops_when_going_on_would_evict_what_it_has_brought(tmp_path: Path) 
             for version in versions[:9]:
                 await read(bench.cache, version)
             assert gets(origin) == asked
+
+    asyncio.run(scenario())
+
+
+def test_a_data_set_that_fills_its_slot_to_the_last_block_is_not_too_large(tmp_path: Path) -> None:
+    """`full` says that something was left out, and not that nothing more would fit."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        data_set(origin, 9, BLOCK)
+        async with job_bench(tmp_path, origin, capacity_bytes=10 * (BLOCK + 4096)) as bench:
+            job = await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
+            assert (job.state, job.full, job.bytes_done) == (JobState.DONE, False, 9 * BLOCK)
 
     asyncio.run(scenario())
 

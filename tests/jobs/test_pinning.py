@@ -11,9 +11,11 @@ from gateway.core.errors import PinRefused
 from gateway.core.model import ObjectVersion
 from gateway.jobs.job import JobKind, JobState
 from gateway.policy.slots import Prefix, Slot
+from gateway.s3.requests import Operation
 from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, make_origin, read, stored, until
 from tests.support.jobs import job_bench
 from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.faults import Answer, on
 
 PREFIX = f"s3://{BUCKET}/data/"
 FILE = BLOCK + 4096
@@ -138,5 +140,84 @@ def test_unpinning_ends_the_job_that_pins(tmp_path: Path) -> None:
             await bench.cache.settle()
             await until(lambda: bench.cache.usage().reserved_bytes == 0)
             assert bench.cache.usage().slots["default"].pinned_bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_pin_that_finds_no_object_fails_and_pins_nothing(tmp_path: Path) -> None:
+    """A mistyped prefix stands in nobody's way; with `allow_empty` it is pinned for what comes later."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        data_set(origin, 1)
+        async with job_bench(tmp_path, origin) as bench:
+            job = await bench.ended(await bench.jobs.start(JobKind.PIN, f"{PREFIX}typo/"))
+            assert (job.state, job.errors) == (
+                JobState.FAILED,
+                (f"{PREFIX}typo/ holds no object: check the name, or allow it to be empty",),
+            )
+            assert bench.jobs.pins() == []
+            assert (await bench.ended(await bench.jobs.start(JobKind.PIN, PREFIX))).state is JobState.DONE
+            empty = f"s3://{BUCKET}/later/"
+            job = await bench.ended(await bench.jobs.start(JobKind.PIN, empty, allow_empty=True))
+            assert (job.state, bench.jobs.pins()) == (JobState.DONE, [PREFIX, empty])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("operation", [Operation.LIST_OBJECTS_V2, Operation.GET_OBJECT])
+def test_a_pin_that_brings_nothing_is_taken_back(tmp_path: Path, operation: Operation) -> None:
+    """Whether the origin refuses to list the prefix, or each object; the same prefix, pinned before, stays so."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        data_set(origin, 2)
+        async with job_bench(tmp_path, origin) as bench:
+            origin.inject(on(operation), Answer(403, "AccessDenied"), times=None)
+            job = await bench.ended(await bench.jobs.start(JobKind.PIN, PREFIX))
+            assert (job.state, bench.jobs.pins()) == (JobState.FAILED, [])
+            await bench.cache.pin(PREFIX)
+            job = await bench.ended(await bench.jobs.start(JobKind.PIN, PREFIX))
+            assert (job.state, bench.jobs.pins()) == (JobState.FAILED, [PREFIX])
+
+    asyncio.run(scenario())
+
+
+def test_a_pin_of_which_an_object_fails_stays(tmp_path: Path) -> None:
+    """One object that the origin does not give costs nobody the others."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        data_set(origin, 3)
+        refused = on(Operation.GET_OBJECT, key="data/001")
+        origin.inject(refused, Answer(403, "InvalidObjectState"), times=None)
+        async with job_bench(tmp_path, origin) as bench:
+            job = await bench.ended(await bench.jobs.start(JobKind.PIN, PREFIX))
+            assert (job.state, job.objects_done, bench.jobs.pins()) == (JobState.FAILED, 2, [PREFIX])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_cancelled_pin_is_taken_back(tmp_path: Path, restarted: bool) -> None:
+    """Also by the process after the one that began it; who asks for it again meanwhile gets the same job."""
+
+    async def scenario() -> None:
+        origin = make_origin()
+        data_set(origin, 20)
+        paced = PacedOrigin(origin, pause_after=BLOCK // 2)
+        async with job_bench(tmp_path, origin, through=paced) as bench:
+            job = await bench.jobs.start(JobKind.PIN, PREFIX)
+            await asyncio.wait_for(paced.paused.wait(), 10)
+            assert (await bench.jobs.start(JobKind.PIN, PREFIX)).id == job.id
+            if not restarted:
+                await bench.jobs.cancel(job.id)
+                assert bench.jobs.pins() == []
+        if restarted:
+            paced = PacedOrigin(origin, pause_after=BLOCK // 2)
+            async with job_bench(tmp_path, origin, through=paced) as bench:
+                await asyncio.wait_for(paced.paused.wait(), 10)
+                await bench.jobs.cancel(job.id)
+                assert bench.jobs.pins() == []
 
     asyncio.run(scenario())

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from gateway.jobs.job import Job, JobKind
-from gateway.jobs.runner import RATE_SECONDS, UNKNOWN_PACE, _Run
+from gateway.jobs.runner import RATE_SECONDS, UNKNOWN_PACE, _JobRun
 
 MIB = 2**20
 
 
-def running(job: Job) -> _Run:
+def running(job: Job) -> _JobRun:
     """A run of which nothing runs."""
     work: Any = SimpleNamespace(job=job, coming_bytes=0)
     doing: Any = asyncio.Future(loop=asyncio.new_event_loop())
     doing.get_loop().close()
-    return _Run(work, doing)
+    return _JobRun(work, doing)
 
 
-def stand(run: _Run, now: float, *, fetched: int, coming: int = 0, passed: int = 0) -> None:
+def stand(run: _JobRun, now: float, *, fetched: int, coming: int = 0, passed: int = 0) -> None:
     """So it stands at a time."""
     job = replace(run.work.job, bytes_done=passed + fetched, bytes_fetched=fetched)
     work: Any = SimpleNamespace(job=job, coming_bytes=coming)

@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from gateway.core.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError, StoreUnavailable
+from gateway.core.model import ObjectKey
 from gateway.jobs.job import Job, JobKind, JobState
 from gateway.jobs.snapshot_service import BadLine
 from gateway.metadata.snapshots import object_table as table_module
@@ -71,13 +72,30 @@ def test_a_prefix_is_frozen(tmp_path: Path) -> None:
             job = await made(bench)
             assert (job.objects_found, job.objects_done, job.bytes_done, job.found_all) == (2500, 2500, 25_000, True)
             (one,) = await bench.service.all()
-            assert (one["objects"], one["bytes"], one["slots"], one["problem"]) == (2500, 25_000, ["f"], None)
-            assert one["started_at"] <= one["ended_at"]
-            assert one["origin"] == "memory"
+            assert (one.objects, one.bytes, one.slots, one.problem) == (2500, 25_000, ["f"], None)
+            assert one.started_at <= one.ended_at
+            assert one.origin == "memory"
             assert len(keys_of(bench.snapshots, "v1")) == 2500
             assert files_of(bench.snapshots.root) == ["v1"]
             with pytest.raises(SnapshotConflict, match="already"):
                 await bench.service.create("v1", PREFIX)
+
+    asyncio.run(scenario())
+
+
+def test_what_a_snapshot_lists_otherwise_is_forgotten(tmp_path: Path) -> None:
+    """And what it lists as it is remembered stays."""
+
+    async def scenario() -> None:
+        origin, slot = data_set(2), Slot("t", Prefix.parse(PREFIX), "read-only", "ttl", 60.0)
+        keys = [ObjectKey(BUCKET, key) for key in sorted(origin.buckets[BUCKET].objects) if key.startswith("data/")]
+        async with job_bench(tmp_path, origin, slots=[slot]) as bench:
+            for key in keys:
+                await bench.catalog.current(key, slot, headers={})
+            await bench.catalog.settle()
+            origin.put(BUCKET, keys[0].key, b"others")
+            await made(bench)
+            assert [bench.catalog.last_known(key) is None for key in keys] == [True, False]
 
     asyncio.run(scenario())
 
@@ -100,7 +118,7 @@ def test_what_was_killed_is_gone_on_with(tmp_path: Path) -> None:
             assert (await bench.ended(job)).objects_done == 2500
             assert starts(origin) == ["data/01999"]
             assert len(keys_of(bench.snapshots, "v1")) == 2500
-            assert (await bench.service.one("v1"))["bytes"] == 25_000
+            assert (await bench.service.one("v1")).bytes == 25_000
 
     asyncio.run(scenario())
 
@@ -204,7 +222,7 @@ def test_what_goes_out_comes_in_again(tmp_path: Path) -> None:
             imported = await bench.service.imported("v2", cut(backwards))
             one = await bench.service.one("v1")
             same = ("prefix", "objects", "bytes", "digest", "started_at", "ended_at", "origin")
-            assert [imported[name] for name in same] == [one[name] for name in same]
+            assert [getattr(imported, name) for name in same] == [getattr(one, name) for name in same]
             again = await joined(await bench.service.exported("v2"))
             assert again.splitlines()[1:] == objects
             assert orjson.loads(again.splitlines()[0]) == orjson.loads(header) | {"name": "v2"}
@@ -251,9 +269,9 @@ def test_a_snapshot_that_freezes_a_slot_is_not_deleted_by_mistake(tmp_path: Path
     async def scenario() -> None:
         async with job_bench(tmp_path, data_set(5), slots=[FROZEN]) as bench:
             (slot,) = await bench.service.slots(whole=True)
-            assert "forebay snapshot create v1" in slot["problem"]
+            assert "forebay snapshot create v1" in (slot.problem or "")
             await made(bench)
-            assert (await bench.service.slots(whole=True))[0]["problem"] is None
+            assert (await bench.service.slots(whole=True))[0].problem is None
             with pytest.raises(SnapshotConflict, match="--force"):
                 await bench.service.delete("v1", force=False)
             await bench.service.delete("v1", force=True)
@@ -261,7 +279,7 @@ def test_a_snapshot_that_freezes_a_slot_is_not_deleted_by_mistake(tmp_path: Path
                 await bench.service.delete("v1", force=True)
             with pytest.raises(NoSuchSnapshot):
                 await bench.service.delete("v1", force=False)
-            assert (await bench.service.slots())[0]["problem"] is not None
+            assert (await bench.service.slots())[0].problem is not None
 
     asyncio.run(scenario())
 
@@ -333,8 +351,27 @@ def test_without_a_directory_there_are_none(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with job_bench(tmp_path, data_set(1)) as bench:
-            bench.jobs._tools = replace(bench.jobs._tools, snapshots=None)
+            bench.jobs._dependencies = replace(bench.jobs._dependencies, snapshots=None)
             with pytest.raises(StoreUnavailable):
                 await bench.jobs.start_snapshot("v1", PREFIX)
+
+    asyncio.run(scenario())
+
+
+def test_a_snapshot_of_no_object_fails_and_takes_no_name(tmp_path: Path) -> None:
+    """A mistyped prefix leaves the name free for the right one, unless it is allowed to be empty."""
+
+    async def scenario() -> None:
+        async with job_bench(tmp_path, data_set(1)) as bench:
+            empty = f"s3://{BUCKET}/typo/"
+            job = await bench.ended(await bench.service.create("v1", empty))
+            assert (job.state, job.errors) == (
+                JobState.FAILED,
+                (f"{empty} holds no object: check the name, or allow it to be empty",),
+            )
+            assert await bench.service.all() == []
+            await made(bench)
+            job = await bench.ended(await bench.service.create("v2", empty, allow_empty=True))
+            assert (job.state, job.objects_done) == (JobState.DONE, 0)
 
     asyncio.run(scenario())

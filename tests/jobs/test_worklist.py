@@ -16,10 +16,10 @@ def test_entries_come_in_order_as_they_are_written(tmp_path: Path) -> None:
         worklist = Worklist(tmp_path / "l")
         seen: list[str] = []
 
-        async def follow() -> None:
+        async def apply_settings() -> None:
             seen.extend([entry.key.key async for entry in worklist.entries(0)])
 
-        following = asyncio.create_task(follow())
+        following = asyncio.create_task(apply_settings())
         for batch in (["a", "b"], [], ["c\n\"d'"], ["ü" * 200] * 2000):
             worklist.add([("bucket", key, '"e"', 5) for key in batch])
             worklist.grown()

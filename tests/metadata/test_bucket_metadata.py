@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, Answer, BucketMetadataCache, Question, pack, unpack
+from gateway.metadata.bucket_metadata import (
+    ANSWER_BYTES_MAX,
+    BucketAnswer,
+    BucketMetadataCache,
+    BucketQuery,
+    pack,
+    unpack,
+)
 from gateway.metadata.entries import ObservedAt, answer_freshness
 from gateway.metadata.opening import ANSWERS
 from gateway.policy.slots import Prefix, Slot
@@ -22,13 +29,13 @@ from tests.support.small_answers import ANSWER, QUESTION, World, keep, known, pl
 NAMES = st.text(st.characters(min_codepoint=97, max_codepoint=122), min_size=1, max_size=8)
 VALUES = st.text(st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=20)
 ANSWER_OF_ANY_KIND = st.builds(
-    Answer, st.integers(200, 599), st.lists(st.tuples(NAMES, VALUES), max_size=4), st.binary(max_size=50)
+    BucketAnswer, st.integers(200, 599), st.lists(st.tuples(NAMES, VALUES), max_size=4), st.binary(max_size=50)
 )
 MOMENTS = st.builds(ObservedAt, st.integers(0, 2**63), st.floats(0, 1e9), st.integers(0, 2**32 - 1))
 
 
 @given(MOMENTS, ANSWER_OF_ANY_KIND)
-def test_status_headers_and_body_come_back(learned: ObservedAt, answer: Answer) -> None:
+def test_status_headers_and_body_come_back(learned: ObservedAt, answer: BucketAnswer) -> None:
     """A record gives back what was packed, in order, to the byte."""
     assert unpack(b"place", pack(b"place", learned, answer)) == (learned, answer)
 
@@ -76,16 +83,16 @@ def test_what_was_kept_is_recalled_by_others_and_later(tmp_path: Path) -> None:
         assert await known(second) is None
         await keep(answers)
         assert await known(second) == await known(answers) == ANSWER
-        assert await known(answers, Question("GetBucketLocation", "other")) is None
-        assert await known(answers, Question("HeadBucket", "bucket")) is None
+        assert await known(answers, BucketQuery("GetBucketLocation", "other")) is None
+        assert await known(answers, BucketQuery("HeadBucket", "bucket")) is None
         await second.close()
 
     world = play(tmp_path, scenario)
-    assert world.counting.troubles == []
+    assert world.troubles == {}
     play(tmp_path, recalls(ANSWER))
 
 
-def recalls(expected: Answer | None) -> Callable[[World, BucketMetadataCache], Awaitable[None]]:
+def recalls(expected: BucketAnswer | None) -> Callable[[World, BucketMetadataCache], Awaitable[None]]:
     async def scenario(world: World, answers: BucketMetadataCache) -> None:
         assert await known(answers) == expected
 
@@ -117,10 +124,10 @@ def test_the_file_is_for_its_user_alone_and_keeps_to_its_size(tmp_path: Path) ->
 
     async def scenario(world: World, answers: BucketMetadataCache) -> None:
         for number in range(300):
-            await keep(answers, Question("GetBucketTagging", f"b{number}"), Answer(200, [], os.urandom(8000)))
-        assert await known(answers, Question("GetBucketTagging", "b0")) is None
-        assert await known(answers, Question("GetBucketTagging", "b299")) is not None
-        await keep(answers, answer=Answer(200, [], b"x" * ANSWER_BYTES_MAX))
+            await keep(answers, BucketQuery("GetBucketTagging", f"b{number}"), BucketAnswer(200, [], os.urandom(8000)))
+        assert await known(answers, BucketQuery("GetBucketTagging", "b0")) is None
+        assert await known(answers, BucketQuery("GetBucketTagging", "b299")) is not None
+        await keep(answers, answer=BucketAnswer(200, [], b"x" * ANSWER_BYTES_MAX))
         assert await known(answers) is None
 
     before = os.umask(0)
@@ -133,4 +140,4 @@ def test_the_file_is_for_its_user_alone_and_keeps_to_its_size(tmp_path: Path) ->
     assert set(modes.values()) == {0o600}
     assert stat.S_IMODE((tmp_path / ANSWERS).stat().st_mode) == 0o700
     assert world.database.stat().st_size < 2 * 2**20
-    assert world.counting.troubles == []
+    assert world.troubles == {}

@@ -12,9 +12,9 @@ import pytest
 
 from gateway.core.model import ObjectKey
 from gateway.metadata import store as landing
-from gateway.metadata.entries import Entry, ObservedAt
+from gateway.metadata.entries import CatalogEntry, ObservedAt
 from gateway.metadata.store import LANDED_PER_TRANSACTION, WAITING_MAX, CatalogStore, CatalogUpdate, CatalogWriter
-from gateway.telemetry.metric_observers import CatalogMetrics
+from gateway.telemetry import metrics
 
 
 class Store:
@@ -30,23 +30,13 @@ class Store:
         self.batches.append([fill.key.key for fill in fills])
 
 
-class Observer(CatalogMetrics):
-    lost = 0
-
-    def looked_up(self, slot: str, outcome: str) -> None:
-        raise AssertionError("nobody looks up here")
-
-    def not_kept(self, count: int) -> None:
-        self.lost += count
-
-
 def fill(number: int) -> CatalogUpdate:
-    return CatalogUpdate(ObjectKey("bucket", f"k{number}"), Entry(ObservedAt(0, time.monotonic(), 1)))
+    return CatalogUpdate(ObjectKey("bucket", f"k{number}"), CatalogEntry(ObservedAt(0, time.monotonic(), 1)))
 
 
-def new() -> tuple[CatalogWriter, Store, Observer]:
-    store, observer = Store(), Observer()
-    return CatalogWriter(cast(CatalogStore, store), observer), store, observer
+def new() -> tuple[CatalogWriter, Store]:
+    store = Store()
+    return CatalogWriter(cast(CatalogStore, store)), store
 
 
 def test_who_comes_alone_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +44,7 @@ def test_who_comes_alone_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scenario() -> None:
         monkeypatch.setattr(landing, "GATHERING_SECONDS", 0.5)
-        one, store, _ = new()
+        one, store = new()
         one.add(fill(0))
         while not store.batches:  # noqa: ASYNC110 - a thread brings it about
             await asyncio.sleep(0)
@@ -72,7 +62,7 @@ def test_a_crowd_is_written_in_short_transactions_without_a_pause(monkeypatch: p
 
     async def scenario() -> None:
         monkeypatch.setattr(landing, "GATHERING_SECONDS", 0.01)
-        one, store, observer = new()
+        one, store = new()
         count = 5 * LANDED_PER_TRANSACTION + 3
         for number in range(count):
             one.add(fill(number))
@@ -82,7 +72,7 @@ def test_a_crowd_is_written_in_short_transactions_without_a_pause(monkeypatch: p
         assert max(map(len, store.batches)) == LANDED_PER_TRANSACTION
         assert len(store.batches) == 6
         assert time.monotonic() - started < 5
-        assert observer.lost == 0
+        assert metrics.CATALOG_NOT_KEPT.value() == 0
 
     asyncio.run(scenario())
 
@@ -91,13 +81,13 @@ def test_what_is_too_much_or_does_not_go_to_disk_is_counted() -> None:
     """Its objects are asked for again, and it shows."""
 
     async def scenario() -> None:
-        one, store, observer = new()
+        one, store = new()
         for number in range(WAITING_MAX + 7):
             one.add(fill(number))
-        assert observer.lost == 7
+        assert metrics.CATALOG_NOT_KEPT.value() == 7
         store.fails = True
         await one.settle()
-        assert observer.lost == WAITING_MAX + 7
+        assert metrics.CATALOG_NOT_KEPT.value() == WAITING_MAX + 7
         store.fails = False
         one.add(fill(0))
         await one.settle()

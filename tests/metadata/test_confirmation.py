@@ -34,11 +34,16 @@ def test_the_same_etag_size_and_second_confirm(fraction: str) -> None:
     assert confirmed(LISTED._replace(modified=f"2026-01-01T00:00:00{fraction}"))
 
 
+def test_an_etag_confirms_however_it_is_written() -> None:
+    for etag in ("e", '""e""', 'W/"e"'):
+        assert confirmed(LISTED._replace(etag=etag))
+
+
 @pytest.mark.parametrize(
     "other",
     [
         {"etag": '"f"'},
-        {"etag": "e"},
+        {"etag": "E"},
         {"size_bytes": 6},
         {"modified": "2026-01-01T00:00:01.000Z"},
         {"modified": "2026-01-01T00:00:00.000+01:00"},

@@ -16,7 +16,14 @@ from pathlib import Path
 import pytest
 
 from gateway.metadata import bucket_metadata
-from gateway.metadata.bucket_metadata import PAUSE_SECONDS, WAITING_MAX, Answer, BucketMetadataCache, Question, RawDisk
+from gateway.metadata.bucket_metadata import (
+    PAUSE_SECONDS,
+    WAITING_MAX,
+    BucketAnswer,
+    BucketMetadataCache,
+    BucketQuery,
+    RawDisk,
+)
 from gateway.metadata.opening import ANSWERS
 from tests.support.small_answers import ANSWER, World, keep, known, play
 
@@ -65,7 +72,7 @@ def test_a_planted_pickle_is_a_miss_and_is_never_opened(tmp_path: Path, form: st
         assert await known(answers) == ANSWER
 
     world = play(tmp_path, scenario)
-    assert world.counting.troubles == []
+    assert world.troubles == {}
     assert (tmp_path / "bomb").read_bytes() == bomb
     assert not (tmp_path / "exploded").exists()
     pickle.loads(bomb)
@@ -108,7 +115,7 @@ async def recovers(world: World, answers: BucketMetadataCache) -> None:
         await keep(answers)
         world.pass_seconds(PAUSE_SECONDS)
     assert await known(answers) == ANSWER
-    assert "damaged" in world.counting.troubles
+    assert "damaged" in world.troubles
 
 
 @pytest.mark.parametrize("harm", HARMS)
@@ -117,7 +124,7 @@ def test_a_file_harmed_while_it_is_open_is_begun_anew(tmp_path: Path, harm: Call
 
     async def scenario(world: World, answers: BucketMetadataCache) -> None:
         for number in range(20):
-            await keep(answers, Question("HeadBucket", str(number)), Answer(200, [], b"x" * 3000))
+            await keep(answers, BucketQuery("HeadBucket", str(number)), BucketAnswer(200, [], b"x" * 3000))
         await keep(answers)
         harm(world.database)
         await recovers(world, answers)
@@ -149,7 +156,7 @@ def test_a_file_that_is_removed_is_made_again(tmp_path: Path) -> None:
         assert await known(second) == await known(answers) == ANSWER
         await second.close()
 
-    assert play(tmp_path, scenario).counting.troubles == []
+    assert play(tmp_path, scenario).troubles == {}
 
 
 def test_a_directory_that_cannot_be_made_is_a_miss(tmp_path: Path) -> None:
@@ -166,7 +173,7 @@ def test_a_directory_that_cannot_be_made_is_a_miss(tmp_path: Path) -> None:
         await keep(answers)
         assert await known(answers) == ANSWER
 
-    assert set(play(tmp_path, scenario).counting.troubles) == {"unavailable"}
+    assert set(play(tmp_path, scenario).troubles) == {"unavailable"}
 
 
 def test_a_locked_file_is_a_miss(tmp_path: Path) -> None:
@@ -187,7 +194,7 @@ def test_a_locked_file_is_a_miss(tmp_path: Path) -> None:
             assert await known(user) == ANSWER
         await late.close()
 
-    assert play(tmp_path, scenario).counting.troubles == ["unavailable"] * 4
+    assert play(tmp_path, scenario).troubles == {"unavailable": 4}
 
 
 def test_a_file_that_another_process_is_opening_is_a_miss(tmp_path: Path) -> None:
@@ -202,7 +209,7 @@ def test_a_file_that_another_process_is_opening_is_a_miss(tmp_path: Path) -> Non
         await keep(answers)
         assert await known(answers) == ANSWER
 
-    assert play(tmp_path, scenario).counting.troubles == ["unavailable"]
+    assert play(tmp_path, scenario).troubles == {"unavailable": 1}
 
 
 def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,4 +227,4 @@ def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.M
         assert answers._thread.waiting <= WAITING_MAX
         hanging.set()
 
-    assert set(play(tmp_path, scenario).counting.troubles) == {"unavailable"}
+    assert set(play(tmp_path, scenario).troubles) == {"unavailable"}

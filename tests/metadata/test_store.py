@@ -21,7 +21,7 @@ from gateway.disk import atomic_write
 from gateway.metadata import entries as records
 from gateway.metadata.entries import (
     CATALOG_KEY_BYTES_MAX,
-    Entry,
+    CatalogEntry,
     Freshness,
     ObjectHead,
     ObservedAt,
@@ -54,7 +54,7 @@ def opened(directory: Path, origin: str = "origin", **more: int) -> Iterator[Ope
 def fill(catalog: OpenCatalog, key: ObjectKey = KEY, headers: dict[str, str] | None = None) -> CatalogUpdate:
     epochs = catalog.epochs
     learned = ObservedAt(epochs.of_bucket(key.bucket), 1.0, catalog.boot, epochs.of_key(catalog_key(key)))
-    return CatalogUpdate(key, Entry(learned, object_head(key, headers or DATED)))
+    return CatalogUpdate(key, CatalogEntry(learned, object_head(key, headers or DATED)))
 
 
 NAMES = st.text(st.characters(min_codepoint=97, max_codepoint=122), min_size=1, max_size=8).map("x-amz-meta-{}".format)
@@ -81,7 +81,7 @@ def test_every_header_comes_back(
     """A record gives back what the origin said of the object, whatever it was."""
     headers = {**extra, "etag": etag, "last-modified": date, "content-length": str(size), "content-type": content_type}
     head = object_head(KEY, headers)
-    entry = Entry(ObservedAt(7, 1.5, 9, (10, 11)), head, with_checksums=with_checksums)
+    entry = CatalogEntry(ObservedAt(7, 1.5, 9, (10, 11)), head, with_checksums=with_checksums)
     record, extra_record = pack(b"place", entry)
     found = unpack(b"place", KEY, record, extra_record)
     assert found is not None
@@ -93,7 +93,9 @@ def test_every_header_comes_back(
 @given(st.data())
 def test_a_damaged_record_is_none(data: st.DataObject) -> None:
     """A flipped bit, a cut, another key's record: a miss, never another answer."""
-    record, extra = pack(b"place", Entry(ObservedAt(7, 1.5, 9), object_head(KEY, {**DATED, "x-amz-meta-a": "b"})))
+    record, extra = pack(
+        b"place", CatalogEntry(ObservedAt(7, 1.5, 9), object_head(KEY, {**DATED, "x-amz-meta-a": "b"}))
+    )
     whole = bytearray(record + extra)
     bit = data.draw(st.integers(0, len(whole) * 8 - 1))
     whole[bit // 8] ^= 1 << bit % 8
@@ -106,7 +108,7 @@ def test_a_damaged_record_is_none(data: st.DataObject) -> None:
 def test_a_plain_object_has_no_extra_record() -> None:
     """What most objects have costs a bit each."""
     plain = {**DATED, "content-type": "binary/octet-stream", "x-amz-server-side-encryption": "AES256"}
-    record, extra = pack(b"place", Entry(ObservedAt(1, 1.0, 1), object_head(KEY, plain)))
+    record, extra = pack(b"place", CatalogEntry(ObservedAt(1, 1.0, 1), object_head(KEY, plain)))
     assert (len(record), extra) == (74, b"")
 
 
@@ -143,7 +145,7 @@ SLOTS = {
 def test_what_is_of_another_boot_or_too_old_is_not_believed(name: str, age: float, boot: int, expected: str) -> None:
     """Present and absent; ages are of this boot's clock or unknown, and unknown is too old but for `immutable`."""
     learned = ObservedAt(0, 1000.0, boot)
-    entries = (Entry(learned, object_head(KEY, DATED)), Entry(learned))
+    entries = (CatalogEntry(learned, object_head(KEY, DATED)), CatalogEntry(learned))
     found = [freshness(entry, SLOTS[name], now_seconds=1000.0 + age, boot=1).value for entry in entries]
     assert " ".join(found) == expected
     assert set(found) <= {state.value for state in Freshness}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import S3Error
-from gateway.operations.context import BUFFERED_SIZE_BYTES_MAX_TOTAL, WAIT_SECONDS_MAX, Buffers
+from gateway.operations.context import BUFFERED_SIZE_BYTES_MAX_TOTAL, WAIT_SECONDS_MAX, BodyBuffers
 from gateway.operations.payload import BUFFERED_GRACE_SECONDS, BUFFERED_SIZE_BYTES_MAX
 from gateway.policy.slots import Grant, Prefix, Slot
 from tests.support.asgi import ACCESS_KEY_ID, call
@@ -30,13 +30,13 @@ async def settle() -> None:
 class Body:
     """One that has room, or waits for it."""
 
-    def __init__(self, buffers: Buffers, credential: str, size_bytes: int, clock: ManualClock) -> None:
+    def __init__(self, buffers: BodyBuffers, credential: str, size_bytes: int, clock: ManualClock) -> None:
         self.ends = asyncio.Event()
         self.has_room = False
         self.credential = credential
         self.task = asyncio.create_task(self._hold(buffers, size_bytes, clock))
 
-    async def _hold(self, buffers: Buffers, size_bytes: int, clock: ManualClock) -> None:
+    async def _hold(self, buffers: BodyBuffers, size_bytes: int, clock: ManualClock) -> None:
         async with buffers.room(self.credential, size_bytes, clock):
             self.has_room = True
             await self.ends.wait()
@@ -44,7 +44,7 @@ class Body:
 
 def test_what_is_held_is_given_back() -> None:
     """By those that were completed and by those that failed, each what it had taken."""
-    buffers = Buffers(20)
+    buffers = BodyBuffers(20)
     with buffers.holding() as first:
         first.grow(6)
         with buffers.holding() as second:
@@ -60,7 +60,7 @@ def test_one_credential_leaves_room_for_others() -> None:
     """However much one asks for, the next finds as much as the first has left, and the one after that again."""
 
     async def scenario() -> None:
-        buffers, clock = Buffers(64), ManualClock()
+        buffers, clock = BodyBuffers(64), ManualClock()
         first = [Body(buffers, "first", 1, clock) for _ in range(200)]
         await settle()
         assert sum(body.has_room for body in first) == 32
@@ -85,7 +85,7 @@ def test_who_waits_is_served_by_turns() -> None:
     """A long queue of one credential does not put off another's; within a credential the first comes first."""
 
     async def scenario() -> None:
-        buffers, clock = Buffers(4), ManualClock()
+        buffers, clock = BodyBuffers(4), ManualClock()
         full = [Body(buffers, name, 1, clock) for name in ("a", "a", "b")]
         await settle()
         waiting = [Body(buffers, name, 2, clock) for name in ("a", "a", "a", "b")]
@@ -106,7 +106,7 @@ def test_any_history_gives_all_back(history: list[tuple[str, int, str]]) -> None
     """Bodies that end, clients that leave while they wait, waits that take too long: nothing is lost or held twice."""
 
     async def scenario() -> None:
-        buffers, clock = Buffers(12), ManualClock()
+        buffers, clock = BodyBuffers(12), ManualClock()
         bodies: list[tuple[Body, int]] = []
         for credential, size, what in history:
             bodies.append((Body(buffers, credential, size, clock), size))

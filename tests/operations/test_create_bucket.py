@@ -49,7 +49,10 @@ def ask(
     ("region", "headers", "body", "status"),
     [
         ("us-east-1", {}, b"", 200),
-        ("us-east-1", {"x-amz-acl": "private"}, b"", 200),
+        ("us-east-1", {}, b"<CreateBucketConfiguration/>", 200),
+        ("us-east-1", {}, ELSEWHERE.replace(b"eu-west-1", b"us-east-1"), 200),
+        ("us-east-1", {}, ELSEWHERE.replace(b"LocationConstraint", b"Bucket"), 409),
+        ("us-east-1", {"x-amz-acl": "private"}, b"", 409),
         ("us-east-1", {"x-amz-acl": "public-read"}, b"", 409),
         ("us-east-1", {"x-amz-grant-read": "id=1"}, b"", 409),
         ("us-east-1", {"x-amz-bucket-object-lock-enabled": "true"}, b"", 409),
@@ -66,6 +69,14 @@ def test_a_bucket_that_is_there_is_answered_for_and_left_alone(
     answer, asked = ask(tmp_path, headers, body, region=region)
     assert (answer.status, asked) == (status, [Operation.HEAD_BUCKET])
     assert (b"<Code>BucketAlreadyOwnedByYou</Code>" in answer.body) == (status == 409)
+
+
+@pytest.mark.parametrize("body", [b"region=eu", b"{}", b"<a", b" ", b"<Tagging/>", b"<!DOCTYPE a><a/>"])
+@pytest.mark.parametrize("region", ["us-east-1", "eu-west-1"])
+def test_a_body_that_is_no_configuration_of_a_bucket_is_refused(tmp_path: Path, body: bytes, region: str) -> None:
+    """As S3 refuses it, whether the bucket is there or not."""
+    answer, _ = ask(tmp_path, body=body, region=region)
+    assert (answer.status, b"<Code>MalformedXML</Code>" in answer.body) == (400, True)
 
 
 def test_an_origin_that_names_no_region_has_the_callers(tmp_path: Path) -> None:

@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 from gateway.core.clock import Moment
 from gateway.metadata.joined_calls import JoinedCalls
 from gateway.metadata.listing.pages import END, ListRequest, Page, SortedKeys, key_successor, prefix_end
-from gateway.metadata.listing.ranges import Bound
+from gateway.metadata.listing.ranges import KeyBound
 from gateway.metadata.listing.records import numbered, unpack
-from gateway.operations.context import Buffers
+from gateway.operations.context import BodyBuffers
 from gateway.operations.list_objects import page_of
 from gateway.operations.list_sources import (
-    Entry,
     Listing,
     ObjectRows,
     PartitionedSource,
     PendingSource,
+    SourceEntry,
     before,
     parts,
     pending_rows,
@@ -117,7 +117,7 @@ class World:
             origin=self.origin,
             slots=slots,
             snapshots=Registry(frozen),
-            buffers=Buffers(),
+            buffers=BodyBuffers(),
             writeback=self,
         )
         self._exchange = cast("Any", SimpleNamespace(services=services, slot=Slot("default", Prefix(""))))
@@ -149,8 +149,8 @@ class World:
 
     def page(self, wanted: ListRequest) -> tuple[Page, list[EntryTemplate]]:
         """The page as the gateway makes it."""
-        listing = Listing(self._exchange, BUCKET, QUERY, (), Bound(0.0, 0.0))
-        sources: list[ListSource[Entry]] = [PendingSource(listing, cast("Any", self)), PartitionedSource(listing)]
+        listing = Listing(self._exchange, BUCKET, QUERY, (), KeyBound(0.0, 0.0))
+        sources: list[ListSource[SourceEntry]] = [PendingSource(listing, cast("Any", self)), PartitionedSource(listing)]
         merged = MergedPage(wanted, sources)
         with listing.held:
             asyncio.run(merged.fill())

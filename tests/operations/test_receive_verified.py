@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gateway.core.clock import SystemClock
 from gateway.core.errors import ClientDisconnected, S3Error
-from gateway.operations.context import Buffers, RequestContext, Sink
+from gateway.operations.context import BodyBuffers, RequestContext, Sink
 from gateway.operations.payload import (
     BUFFERED_SIZE_BYTES_MAX,
     PUT_SIZE_BYTES_MAX,
@@ -72,7 +72,7 @@ class Upload:
         fields = [(name.encode(), value.encode()) for name, value in self.headers.items()]
         request = parse_request("PUT", b"/bucket/key", b"", [(b"host", b"h"), *fields], ())
         body = Body(pieces, None if self.chunked else len(self.wire))
-        services = cast("Any", SimpleNamespace(buffers=Buffers(), clock=SystemClock()))
+        services = cast("Any", SimpleNamespace(buffers=BodyBuffers(), clock=SystemClock()))
         return RequestContext(services, request, body, cast("Any", None), self.seed, cast("Any", None))
 
 

@@ -154,15 +154,15 @@ def test_an_error_document_that_stops_is_not_waited_for(request_: OriginRequest)
 def test_the_first_connection_may_win_after_all() -> None:
     """Then the other one is closed, and no byte comes twice."""
     body = content(1_000_000)
-    go_on = asyncio.Event()
+    resume = asyncio.Event()
 
     async def late(request: Request, writer: asyncio.StreamWriter) -> None:
         if request.number == 2:
-            go_on.set()
+            resume.set()
             await forever()
         begin, part = _answer(request, body)
         writer.write(begin + part[:500_000])
-        await go_on.wait()
+        await resume.wait()
         writer.write(part[500_000:])
 
     async def scenario() -> None:

@@ -10,7 +10,7 @@ import pytest
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginBusy
 from gateway.origin.client import OriginRequest, Purpose
-from gateway.origin.retry import is_for_their_number
+from gateway.origin.retry import is_throttled
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import StaticCredentials
@@ -52,12 +52,6 @@ class Gate:
         self.refusals.append(request.method)
 
 
-class Silent:
-    def origin_attempt(self, *_: object) -> None: ...
-    def origin_bytes(self, *_: object) -> None: ...
-    def origin_waited(self, *_: object) -> None: ...
-
-
 Scenario = Callable[[S3Origin, Gate], Awaitable[None]]
 
 
@@ -66,7 +60,7 @@ def play(strict: StrictOrigin, scenario: Scenario) -> Gate:
     gate = Gate(clock)
 
     async def main() -> None:
-        meter = OriginMeter(Silent(), None, gate)
+        meter = OriginMeter(None, gate)
         settings = OriginSettings(endpoint_url=strict.endpoint_url, max_attempts=3)
         origin = S3Origin(settings, StaticCredentials(STRICT_PAIR), clock, instance_id="g", rates=meter)
         try:
@@ -176,4 +170,4 @@ def test_which_answers_are_for_the_number_of_requests(
     method: str, code_of_http: int, code: str | None, headers: dict[str, str], is_one: bool
 ) -> None:
     """S3's, and 429; not a proxy's 503, behind which there may be nobody."""
-    assert is_for_their_number(method, code_of_http, code, headers) is is_one
+    assert is_throttled(method, code_of_http, code, headers) is is_one

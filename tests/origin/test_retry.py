@@ -96,7 +96,7 @@ def test_the_budget_stops_retries_until_successes_refill_it() -> None:
 def test_the_budget_never_overflows() -> None:
     """Successes fill it to its capacity, not beyond."""
     budget = RetryBudget(10)
-    budget.give_back(5)
+    budget.release(5)
     assert budget.tokens == 10
 
 

@@ -141,12 +141,12 @@ def test_slow_uploads_leave_connections_to_readers(strict: StrictOrigin) -> None
     """However many clients upload, and however slowly: a quarter of the connections is not for them."""
 
     async def scenario(client: Client) -> None:
-        begun, go_on = asyncio.Semaphore(0), asyncio.Event()
+        begun, resume = asyncio.Semaphore(0), asyncio.Event()
 
         async def slow() -> AsyncGenerator[bytes, None]:
             begun.release()
             yield b"a"
-            await go_on.wait()
+            await resume.wait()
             yield b"b"
 
         uploads = [
@@ -157,7 +157,7 @@ def test_slow_uploads_leave_connections_to_readers(strict: StrictOrigin) -> None
             for _ in range(3):
                 await begun.acquire()
             assert (await ask(client.origin, "GET", "bucket", "key")).status == 200
-        go_on.set()
+        resume.set()
         assert [(await upload).status for upload in uploads] == [200] * 6
 
     play(strict, scenario, max_connections=4)
@@ -168,12 +168,12 @@ def test_trickling_uploads_of_one_hold_up_nobody_else(strict: StrictOrigin) -> N
     next slow upload is told to slow down."""
 
     async def scenario(client: Client) -> None:
-        begun, go_on = asyncio.Semaphore(0), asyncio.Event()
+        begun, resume = asyncio.Semaphore(0), asyncio.Event()
 
         async def slow() -> AsyncGenerator[bytes, None]:
             begun.release()
             yield b"a"
-            await go_on.wait()
+            await resume.wait()
             yield b"b"
 
         ACCOUNT.set("greedy")
@@ -190,7 +190,7 @@ def test_trickling_uploads_of_one_hold_up_nobody_else(strict: StrictOrigin) -> N
         await asyncio.wait(uploads, return_when=asyncio.FIRST_COMPLETED)
         [refused] = [upload for upload in uploads if upload.done()]
         assert isinstance(refused.exception(), OriginBusy)
-        go_on.set()
+        resume.set()
         await asyncio.wait(uploads)
         assert [upload.result().status for upload in uploads if upload is not refused] == [200, 200]
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.origin.retry import BELIEVED_SECONDS, CircuitBreaker, SilenceBoard
+from gateway.origin.retry import BELIEVED_SECONDS, CircuitBreaker, OriginHealth
 from tests.support.manual_clock import ManualClock
 
 
 def test_what_one_finds_out_the_others_know(tmp_path: Path) -> None:
     """The other process asks the origin itself before it asks it for anybody; an answer ends it for all."""
     clock = ManualClock()
-    one, other = (CircuitBreaker(clock, SilenceBoard(tmp_path / "silence").cell("host")) for _ in range(2))
+    one, other = (CircuitBreaker(clock, OriginHealth(tmp_path / "silence").cell("host")) for _ in range(2))
     asyncio.run(clock.advance(10.0))
     one.probe_failed(clock.monotonic() - 8, silent=True)
     assert one.answers_nobody
@@ -23,14 +23,14 @@ def test_what_one_finds_out_the_others_know(tmp_path: Path) -> None:
     assert other.may_be_probed()
     other.answered()
     assert not other.hears_from_others()
-    third = CircuitBreaker(clock, SilenceBoard(tmp_path / "silence").cell("host"))
+    third = CircuitBreaker(clock, OriginHealth(tmp_path / "silence").cell("host"))
     assert not third.hears_from_others()
 
 
 def test_who_was_answered_since_believes_nobody_else(tmp_path: Path) -> None:
     """Another process may have lost its path to the origin."""
     clock = ManualClock()
-    one, other = (CircuitBreaker(clock, SilenceBoard(tmp_path / "silence").cell("host")) for _ in range(2))
+    one, other = (CircuitBreaker(clock, OriginHealth(tmp_path / "silence").cell("host")) for _ in range(2))
     asyncio.run(clock.advance(10.0))
     one.probe_failed(clock.monotonic() - 8, silent=True)
     asyncio.run(clock.advance(1.0))
@@ -41,7 +41,7 @@ def test_who_was_answered_since_believes_nobody_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize("later", [BELIEVED_SECONDS + 1, -5.0])
 def test_what_is_old_or_makes_no_sense_is_not_believed(later: float) -> None:
     """Whoever told it is gone; a record half written says anything."""
-    board = SilenceBoard()
+    board = OriginHealth()
     assert not board.cell("host").is_silent(0.0, float("-inf"))
     board.cell("host").tell(1000.0)
     assert board.cell("host").is_silent(1001.0, 0.0)
@@ -51,6 +51,6 @@ def test_what_is_old_or_makes_no_sense_is_not_believed(later: float) -> None:
 
 def test_without_a_place_for_it_a_process_is_alone(tmp_path: Path) -> None:
     """It works all the same."""
-    cell = SilenceBoard(tmp_path / "missing" / "silence").cell("host")
+    cell = OriginHealth(tmp_path / "missing" / "silence").cell("host")
     cell.tell(1000.0)
     assert cell.is_silent(1001.0, 0.0)

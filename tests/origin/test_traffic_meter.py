@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import time
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 
 import pytest
 
 from gateway.core.clock import Clock
-from gateway.origin.client import IS_AWAITED, Direction, OriginRequest, Purpose, StreamedBody
+from gateway.origin.client import IS_AWAITED, OriginRequest, Purpose, StreamedBody
 from gateway.origin.traffic_meter import Attempt, MeteredOrigin, OriginMeter
 from gateway.policy.bandwidth import Bandwidth, Ceiling
+from gateway.shared.recent_requests import RecentRequests, recent_requests
+from gateway.telemetry import metrics
+from tests.support.counting import counted
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin import MemoryOrigin
 
 PIECE_BYTES = 256 * 1024
 
 
-class Observed:
-    """What the meter told."""
-
-    def __init__(self) -> None:
-        self.bytes: Counter[tuple[str, str, str]] = Counter()
-        self.waited: dict[tuple[str, str, str], float] = {}
-        self.attempts: list[Attempt] = []
-
-    def origin_attempt(self, attempt: Attempt) -> None:
-        self.attempts.append(attempt)
-
-    def origin_bytes(self, direction: Direction, slot: str, purpose: str, count: int) -> None:
-        self.bytes[direction, slot, purpose] += count
-
-    def origin_waited(self, direction: Direction, slot: str, by: str, seconds: float) -> None:
-        self.waited[direction, slot, by] = self.waited.get((direction, slot, by), 0.0) + seconds
+def passed_bytes() -> dict[tuple[str, ...], float]:
+    """By direction, purpose and slot."""
+    return {labels: number.get() for labels, number in metrics.ORIGIN_BYTES.kept().items()}
 
 
 class Metered:
@@ -41,11 +32,10 @@ class Metered:
 
     def __init__(self, *ceilings: Ceiling) -> None:
         self.clock = ManualClock()
-        self.seen = Observed()
         self.memory = MemoryOrigin(self.clock)
         self.memory.put("b", "small", b"0123456789")
         self.memory.put("b", "large", bytes(4 * PIECE_BYTES))
-        self.meter = OriginMeter(self.seen, bandwidth(self.clock, ceilings))
+        self.meter = OriginMeter(bandwidth(self.clock, ceilings))
         self.origin = MeteredOrigin(self.memory, self.meter)
 
     async def read(self, slot: str, key: str = "large") -> float:
@@ -79,7 +69,7 @@ def test_what_is_read_is_counted_by_slot_and_purpose(ceilings: tuple[Ceiling, ..
             assert b"".join([piece async for piece in response.stream()]) == b"0123456789"
         async with await metered.origin.send(OriginRequest("GET", "b", "small")) as response:
             assert await response.read(100) == b"0123456789"
-        assert metered.seen.bytes == {("read", "a", "warm"): 10, ("read", "default", "live"): 10}
+        assert passed_bytes() == {("read", "warm", "a"): 10, ("read", "live", "default"): 10}
 
     asyncio.run(run())
 
@@ -100,7 +90,7 @@ def test_what_is_written_is_counted(ceilings: tuple[Ceiling, ...], streamed: boo
         request = OriginRequest("PUT", "b", "new", body=sent, purpose=Purpose.FLUSH, slot="a")
         async with await metered.origin.send(request) as response:
             assert response.status == 200
-        assert metered.seen.bytes["write", "a", "flush"] == 7
+        assert passed_bytes()["write", "flush", "a"] == 7
         async with await metered.origin.send(OriginRequest("GET", "b", "new")) as response:
             assert await response.read(100) == b"abcdefg"
 
@@ -116,7 +106,7 @@ def test_a_reader_that_stops_half_way_is_counted_so_far_and_gives_the_answer_bac
             stream = response.stream()
             await anext(stream)
             await stream.aclose()  # type: ignore[attr-defined]  # a generator, as readers rely on
-        assert metered.seen.bytes == {("read", "default", "live"): PIECE_BYTES}
+        assert passed_bytes() == {("read", "live", "default"): PIECE_BYTES}
 
     asyncio.run(run())
 
@@ -129,8 +119,8 @@ def test_a_ceiling_on_reads_holds_back_its_slot_and_no_other() -> None:
         slow = asyncio.create_task(metered.read("slow"))
         assert await metered.done(asyncio.create_task(metered.read("other"))) == 0.01
         assert 2.9 <= await metered.done(slow) <= 3.0
-        assert set(metered.seen.waited) == {("read", "slow", "ceiling")}
-        assert 2.8 <= metered.seen.waited["read", "slow", "ceiling"] <= 3.0
+        assert list(metrics.BANDWIDTH_WAIT_SECONDS.kept()) == [("ceiling", "read", "slow")]
+        assert 2.8 <= metrics.BANDWIDTH_WAIT_SECONDS.value("ceiling", "read", "slow") <= 3.0
 
     asyncio.run(run())
 
@@ -155,7 +145,7 @@ def test_the_origin_is_not_read_ahead_of_the_ceiling() -> None:
         task = asyncio.create_task(metered.read("slow"))
         await metered.clock.advance(0)
         await metered.clock.advance(0.5)
-        assert metered.seen.bytes["read", "slow", "live"] == 2 * PIECE_BYTES
+        assert passed_bytes()["read", "live", "slow"] == 2 * PIECE_BYTES
         await metered.done(task)
 
     asyncio.run(run())
@@ -182,7 +172,7 @@ def test_a_ceiling_on_writes_holds_back_what_is_sent(streamed: bool) -> None:
         assert len(metered.memory.calls) == (2 if streamed else 1)
         ended = await metered.done(sent)
         assert (3.8 if streamed else 0.8) <= ended <= (4.0 if streamed else 1.0)
-        assert metered.seen.bytes["write", "slow", "live"] == 5000
+        assert passed_bytes()["write", "live", "slow"] == 5000
 
     asyncio.run(run())
 
@@ -217,6 +207,20 @@ def test_an_answer_without_a_body_waits_for_nothing() -> None:
     asyncio.run(run())
 
 
+def test_an_attempt_without_an_answer_counts_as_unreachable_and_is_shown(tmp_path: Path) -> None:
+    """It has no status. Failures are kept for those who look for them, successes are not."""
+    recent = RecentRequests(tmp_path, 0)
+    meter = OriginMeter(recent=recent)
+    for status in (None, 200):
+        meter.attempt(Attempt("imagenet", Purpose.LIVE, "GET", status, 1.0, origin="s3.example"))
+    for told in ("unreachable", "200"):
+        assert metrics.ORIGIN_REQUESTS.value("GET", told, "live", "imagenet", "s3.example") == 1
+    assert counted(metrics.ORIGIN_REQUEST_SECONDS, purpose="live", origin="s3.example") == 2
+    [failure] = recent_requests(tmp_path, 10, time.time())["origin_failures"]
+    assert (failure["status"], failure["slot"]) == ("unreachable", "imagenet")
+    recent.close()
+
+
 def test_a_body_in_memory_that_is_sent_again_counts_again() -> None:
     """Every byte that goes out is on the account; what comes behind it waits for it."""
 
@@ -224,8 +228,8 @@ def test_a_body_in_memory_that_is_sent_again_counts_again() -> None:
         metered = Metered(Ceiling("write", "a", 1000))
         attempt = Attempt("a", Purpose.FORWARD, "POST", 503, 0.1, sent_again_bytes=1100)
         metered.meter.attempt(attempt)
-        assert metered.seen.attempts == [attempt]
-        assert metered.seen.bytes == {("write", "a", "forward"): 1100}
+        assert counted(metrics.ORIGIN_REQUESTS, method="POST", slot="a", status="503", purpose="forward") == 1
+        assert passed_bytes() == {("write", "forward", "a"): 1100}
         limiter = metered.meter.of_body("write", OriginRequest("POST", "b", "k", slot="a"))
         waiting = asyncio.create_task(limiter.wait(1))
         await metered.clock.advance(0)

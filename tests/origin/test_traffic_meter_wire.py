@@ -15,7 +15,7 @@ from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.origin.s3 import S3Origin
 from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import StaticCredentials
-from gateway.origin.traffic_meter import Attempt, MeteredOrigin, OriginMeter
+from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.s3.requests import Operation
 from tests.origin.clients import MEBIBYTE, Client, play
 from tests.origin.origins import STRICT_PAIR
@@ -48,21 +48,12 @@ class Held:
     def charge(self, count: int) -> None:
         raise AssertionError("nothing is sent again here")
 
-    def origin_attempt(self, attempt: Attempt) -> None:
-        assert attempt.status == 200
-
-    def origin_bytes(self, direction: Direction, slot: str, purpose: str, count: int) -> None:
-        assert count
-
-    def origin_waited(self, direction: Direction, slot: str, by: str, seconds: float) -> None:
-        assert seconds == HELD_SECONDS
-
-    def let_go(self) -> None:
+    def release(self) -> None:
         return
 
 
 def held_origin(strict: StrictOrigin) -> MeteredOrigin:
-    meter = OriginMeter(Held(), Held())
+    meter = OriginMeter(Held())
     settings = OriginSettings(strict.endpoint_url, read_timeout_seconds=READ_TIMEOUT_SECONDS, max_attempts=1)
     credentials = StaticCredentials(STRICT_PAIR)
     origin = S3Origin(settings, credentials, SystemClock(), instance_id="gateway-1", on_attempt=meter.attempt)

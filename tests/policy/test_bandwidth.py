@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from gateway.origin.client import OriginRequest, Purpose
 from gateway.origin.traffic_meter import CeilingsReplaced, OriginMeter
-from gateway.policy.bandwidth import NOT_WAITED, Bandwidth, Ceiling, RateLimiter, Share, cells_for
+from gateway.policy.bandwidth import NOT_WAITED, Bandwidth, BandwidthShare, Ceiling, RateLimiter, cells_for
 from gateway.policy.fair_shares import HOLD_SECONDS
 from gateway.policy.token_bucket import BURST_SECONDS, AdjustableBucket, SharedCells, make_shared_memory
+from gateway.telemetry import metrics
+from tests.support.counting import counted
 from tests.support.manual_clock import ManualClock
 
 STEP_SECONDS = 0.05
@@ -343,8 +345,7 @@ def test_who_waits_under_a_ceiling_that_is_lifted_passes_at_once(link: int | Non
         clock = ManualClock()
         ceilings = [Ceiling("read", "a", 1000)] + ([Ceiling("read", None, link)] if link is not None else [])
         before = limited(clock, *ceilings)
-        observed = Observed()
-        meter = OriginMeter(observed, before)
+        meter = OriginMeter(before)
         request = OriginRequest("GET", "b", "k", slot="a", purpose=Purpose.LIVE)
         limiter_of(before, "a").charge(10_000)
         readers = [asyncio.ensure_future(meter.of_body("read", request).wait(5000)) for _ in range(16)]
@@ -358,24 +359,12 @@ def test_who_waits_under_a_ceiling_that_is_lifted_passes_at_once(link: int | Non
             await clock.advance(STEP_SECONDS)
         assert all(one.done() for one in readers)
         assert [one.cancelled() for one in readers].count(True) == 2
-        assert observed.seconds > 0
+        assert counted(metrics.BANDWIDTH_WAIT_SECONDS) > 0
         levels = [bucket.level(clock.monotonic()) for bucket in before._ceilings.values()]
         assert all(level > -10_000 for level in levels), "nothing of the pieces that waited is on the old account"
         assert all(one.exception() is None for one in readers if not one.cancelled())
 
     asyncio.run(scenario())
-
-
-class Observed:
-    """How long was waited."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def origin_attempt(self, attempt: object) -> None: ...
-    def origin_bytes(self, direction: str, slot: str, purpose: str, count: int) -> None: ...
-    def origin_waited(self, direction: str, slot: str, by: str, seconds: float) -> None:
-        self.seconds += seconds
 
 
 @settings(deadline=None, max_examples=12)
@@ -389,13 +378,13 @@ def test_no_change_of_settings_lets_more_pass(seed: int, processes: int, ceiling
     ceilings = [Ceiling("read", slot, known) for slot in of]
 
     def opened(descriptor: int, weight: int, own: int, clock: ManualClock) -> Bandwidth:
-        shares = [Share("read", "a", weight), Share("read", "b", 1)]
+        shares = [BandwidthShare("read", "a", weight), BandwidthShare("read", "b", 1)]
         cells = SharedCells.attach(descriptor, cells_for(ceilings, shares), processes, own)
         return Bandwidth(ceilings, clock, cells, shares)
 
     async def run() -> int:
         clock, passed = ManualClock(), 0
-        rows = cells_for(ceilings, [Share("read", "a", 1), Share("read", "b", 1)])
+        rows = cells_for(ceilings, [BandwidthShare("read", "a", 1), BandwidthShare("read", "b", 1)])
         in_force = make_shared_memory(rows, processes, clock.monotonic())
         of_process = [opened(in_force, 1, own, clock) for own in range(processes)]
         if ceiling == "found":
@@ -429,7 +418,7 @@ def test_no_change_of_settings_lets_more_pass(seed: int, processes: int, ceiling
             for own in [one for one, due in late.items() if due <= now]:
                 del late[own]
                 of_before, of_process[own] = of_process[own], opened(in_force, weight, own, clock)
-                of_process[own].go_on_from(of_before)
+                of_process[own].continue_from(of_before)
             await clock.advance(0.01)
         for one in takers:
             one.cancel()

@@ -26,49 +26,32 @@ from gateway.policy.callers import (
     WAITING_MAX,
     CallerClass,
     CallerLimits,
+    CallerRefused,
     Callers,
     CallersPlan,
     Direction,
     LimitName,
     Limits,
     LimitsReplaced,
-    Refused,
 )
 from gateway.policy.token_bucket import BURST_SECONDS, SharedCells, make_shared_memory
+from gateway.telemetry import metrics
+from tests.support.counting import by_label, counted
 from tests.support.manual_clock import ManualClock
 
 WAIT_SECONDS = 5.0
 
 
-class Counts:
-    """Everything that is told."""
-
-    def __init__(self) -> None:
-        self.seconds: Counter[tuple[str, str, str]] = Counter()
-        self.refusals: Counter[tuple[str, str, str]] = Counter()
-        self.gauges: Counter[tuple[str, str, str]] = Counter()
-        self.limits: Counter[tuple[str, str, str]] = Counter()
-        """Who waits now."""
-
-    def waited(self, scope: str, name: str, limit: str, seconds: float) -> None:
-        self.seconds[scope, name, limit] += seconds  # type: ignore[assignment]
-
-    def refused(self, scope: str, name: str, limit: str) -> None:
-        self.refusals[scope, name, limit] += 1
-
-    def waiting(self, scope: str, name: str, limit: str, change: int) -> None:
-        self.gauges["waiting", scope, name] += change
-        self.limits[scope, name, limit] += change
-
-    def running(self, scope: str, name: str, change: int) -> None:
-        self.gauges["running", scope, name] += change
+def waiting_now(scope: str, name: str) -> float:
+    """The number that waits now."""
+    return counted(metrics.CALLER_WAITING, scope=scope, name=name)
 
 
 class Node:
     """Some processes, and a clock for all."""
 
     def __init__(self, plan: CallersPlan, clock: ManualClock, descriptor: int, processes: int) -> None:
-        self.clock, self.counts = clock, Counts()
+        self.clock = clock
         self._plan, self._descriptor, self._count = plan, descriptor, processes
         self.processes = [self.begin(number) for number in range(processes)]
         self.beats = [asyncio.create_task(one.beat()) for one in self.processes]
@@ -76,7 +59,7 @@ class Node:
     def begin(self, number: int) -> Callers:
         """Another process with this number."""
         cells = SharedCells.attach(self._descriptor, self._plan.rows, self._count, number)
-        return Callers(self._plan, self.clock, self.counts, cells)
+        return Callers(self._plan, self.clock, cells)
 
     def of(self, credential: str, process: int = 0, agent: str = "") -> CallerLimits:
         found = self.processes[process].find(credential, agent)
@@ -117,7 +100,7 @@ def alone(limits: Limits) -> CallersPlan:
 
 def test_who_is_not_limited_has_no_limits() -> None:
     plan = CallersPlan([("a", Limits()), ("b", Limits(1))], [CallerClass("jobs", Limits(2), app="job")], 5)
-    callers = Callers(plan, ManualClock(), Counts())
+    callers = Callers(plan, ManualClock())
     assert callers.find("a", "Boto3/1 app/other") is None
     assert callers.find("a", "x/app app/jobs") is None
     assert callers.find("a", "Boto3/1.4 ua/2.0 os/linux#6.8 app/job") is not None
@@ -130,7 +113,7 @@ def test_who_is_not_limited_has_no_limits() -> None:
 
 def test_products_and_the_class_of_all_others() -> None:
     classes = [CallerClass("copies", Limits(1), product="rclone"), CallerClass("rest", Limits(2))]
-    callers = Callers(CallersPlan([], classes, 5), ManualClock(), Counts())
+    callers = Callers(CallersPlan([], classes, 5), ManualClock())
     for agent, name in (("rclone/v1.70", "copies"), ("aws-sdk-go/1.4 (go1.2; linux)", "rest"), ("", "rest")):
         found = callers.find(OWN, agent)
         assert found is not None
@@ -149,7 +132,7 @@ def test_no_more_pass_in_any_span_than_the_rate_and_its_burst(rate: float, proce
             limits = node.of("a", process)
             try:
                 admission = await limits.enter("read")
-            except Refused:
+            except CallerRefused:
                 return
             passed.append(node.clock.monotonic())
             admission.leave()
@@ -184,7 +167,7 @@ def test_never_more_at_a_time_and_nothing_is_left_behind(most: int, steps: list[
             limits = node.of(credential, process)
             try:
                 admission = await limits.enter("read")
-            except Refused:
+            except CallerRefused:
                 return
             running += 1
             assert running <= most
@@ -204,7 +187,7 @@ def test_never_more_at_a_time_and_nothing_is_left_behind(most: int, steps: list[
         assert all(one.done() for one in tasks)
         await asyncio.gather(*tasks, return_exceptions=True)
         assert not any(isinstance(one.exception(), AssertionError) for one in tasks if not one.cancelled())
-        assert not any(node.counts.gauges.values())
+        assert counted(metrics.CALLER_RUNNING) == counted(metrics.CALLER_WAITING) == 0
         for process in range(3):
             admission = node.of("a", process).enter_now("read")
             assert admission is not None
@@ -249,13 +232,13 @@ def test_waits_and_queues_are_bounded() -> None:
         assert of.enter_now("read")
         tasks = [asyncio.create_task(of.enter("read")) for _ in range(WAITING_MAX)]
         await node.clock.advance(0.1)
-        with pytest.raises(Refused):
+        with pytest.raises(CallerRefused):
             await of.enter("read")
-        assert node.counts.gauges["waiting", "credential", "a"] == WAITING_MAX
+        assert waiting_now("credential", "a") == WAITING_MAX
         await node.clock.advance(WAIT_SECONDS)
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(one, Refused) and one.limit == "concurrency" for one in outcomes)
-        assert node.counts.gauges["waiting", "credential", "a"] == 0
+        assert all(isinstance(one, CallerRefused) and one.limit == "concurrency" for one in outcomes)
+        assert waiting_now("credential", "a") == 0
 
     play(alone(Limits(1)), scene)
 
@@ -267,9 +250,9 @@ def test_a_process_that_is_to_end_lets_nobody_wait() -> None:
         waiting = asyncio.create_task(of.enter("read"))
         await node.clock.advance(0.1)
         node.processes[0].close()
-        with pytest.raises(Refused):
+        with pytest.raises(CallerRefused):
             await waiting
-        with pytest.raises(Refused):
+        with pytest.raises(CallerRefused):
             await of.enter("read")
 
     play(alone(Limits(1)), scene)
@@ -385,7 +368,7 @@ class Downloads:
             try:
                 known = size if self._direction == "write" else None
                 admission = await self._node.of("a", process).enter(self._direction, known)
-            except Refused:
+            except CallerRefused:
                 self.refused += 1
                 continue
             try:
@@ -531,14 +514,13 @@ def test_who_waits_is_told_while_he_waits_and_under_the_limit_that_keeps_him(lim
             await node.clock.advance(1.0)
             still = sum(not one.done() for one in waiting)
             assert still >= 19
-            told = node.counts
-            assert told.limits == Counter({("credential", "a", limit): still})
-            assert told.seconds.keys() == {("credential", "a", limit)}
-            assert told.seconds["credential", "a", limit] == pytest.approx(20 * seconds, rel=0.1)
+            assert by_label(metrics.CALLER_WAITING, "limit", scope="credential", name="a") == {limit: still}
+            waited = by_label(metrics.CALLER_WAIT_SECONDS, "limit", scope="credential", name="a")
+            assert waited == {limit: pytest.approx(20 * seconds, rel=0.1)}
         await node.clock.advance(WAIT_SECONDS)
         await asyncio.gather(*waiting, return_exceptions=True)
-        assert told.refusals.keys() == {("credential", "a", limit)}
-        assert not any(told.limits.values())
+        assert list(metrics.CALLER_REFUSED.kept()) == [("credential", "a", limit)]
+        assert counted(metrics.CALLER_WAITING) == 0
 
     play(alone(limits), scene, 2)
 
@@ -550,7 +532,7 @@ def test_limits_that_are_replaced_let_go_of_their_memory_at_once() -> None:
     async def use(descriptor: int) -> weakref.ref[Callers]:
         cells = SharedCells.attach(descriptor, plan.rows, 1, 0)
         clock = ManualClock()
-        callers = Callers(plan, clock, Counts(), cells)
+        callers = Callers(plan, clock, cells)
         found = callers.find("a", "agent")
         assert found is not None
         one = await found.enter("read")
@@ -578,7 +560,7 @@ def test_limits_that_are_replaced_let_go_of_their_memory_at_once() -> None:
 def test_long_user_agents_are_not_remembered() -> None:
     """A thousand of 50 KB, which anybody may send."""
     classes = [CallerClass("job", Limits(1), app="job")]
-    callers = Callers(CallersPlan([], classes, 5), ManualClock(), Counts())
+    callers = Callers(CallersPlan([], classes, 5), ManualClock())
     assert callers.find(OWN, "app/job " + "x" * 50_000) is not None
     tracemalloc.start()
     try:
@@ -600,8 +582,8 @@ def test_who_waits_under_limits_that_are_replaced_is_let_go() -> None:
 
     async def scenario() -> None:
         plan = CallersPlan([("k", Limits(1, 1.0, read_bytes_per_second=1000))], [], WAIT_SECONDS)
-        clock, counts = ManualClock(), Counts()
-        callers = Callers(plan, clock, counts)
+        clock = ManualClock()
+        callers = Callers(plan, clock)
         limits = callers.find("k", "")
         assert limits is not None
         admission = limits.enter_now("read", 0)
@@ -611,17 +593,17 @@ def test_who_waits_under_limits_that_are_replaced_is_let_go() -> None:
         piece = asyncio.ensure_future(admission.pass_bytes("read", 70_000))
         await clock.advance(0.1)
         waiting[1].cancel()
-        callers.let_go()
+        callers.release()
         waiting[2].cancel()
         await clock.advance(0.1)
         for number, one in enumerate(waiting):
             assert one.cancelled() if number in (1, 2) else isinstance(one.exception(), LimitsReplaced)
         assert not piece.done()
-        assert counts.gauges["waiting", "credential", "k"] == 1
+        assert waiting_now("credential", "k") == 1
         for _ in range(100):
             await clock.advance(0.1)
         assert piece.done()
         admission.leave()
-        assert counts.gauges["running", "credential", "k"] == 0
+        assert metrics.CALLER_RUNNING.value("credential", "k") == 0
 
     asyncio.run(scenario())

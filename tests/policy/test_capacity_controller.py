@@ -13,7 +13,7 @@ from gateway.policy.capacity_controller import (
     TICK_SECONDS,
     UNLIMITED_BYTES_PER_SECOND,
     CapacityController,
-    Seen,
+    SeenTraffic,
 )
 
 CAPACITY = 100e6
@@ -27,9 +27,9 @@ SEEN = st.tuples(
 )
 
 
-def quiet(now: float, arriving: float = CAPACITY * CRUISE_SHARE) -> Seen:
+def quiet(now: float, arriving: float = CAPACITY * CRUISE_SHARE) -> SeenTraffic:
     """Nothing is late, and more is wanted."""
-    return Seen(now, arriving, True, 0.0, 0.04, 0.03)
+    return SeenTraffic(now, arriving, True, 0.0, 0.04, 0.03)
 
 
 @given(st.one_of(st.none(), st.floats(min_value=1.0, max_value=1e10)), st.lists(SEEN, max_size=100))
@@ -40,7 +40,7 @@ def test_the_rate_is_never_below_the_floor_and_never_beyond_all_links(
     controller, now = CapacityController(capacity, 0.0), 0.0
     for arriving, is_wanted, delay, *others in seen:
         now += TICK_SECONDS
-        rate = controller.decide(Seen(now, arriving, is_wanted, delay, 0.04, 0.03, *others))
+        rate = controller.decide(SeenTraffic(now, arriving, is_wanted, delay, 0.04, 0.03, *others))
         assert FLOOR_BYTES_PER_SECOND <= rate <= UNLIMITED_BYTES_PER_SECOND
 
 
@@ -65,7 +65,7 @@ def test_an_origin_that_is_away_says_nothing() -> None:
     """Nothing arrives, and requests wait: that is no queue."""
     controller = CapacityController(CAPACITY, 0.0)
     for tick in range(100):
-        controller.decide(Seen(tick * TICK_SECONDS, 0.0, False, 3.0, 0.04, is_starved=True))
+        controller.decide(SeenTraffic(tick * TICK_SECONDS, 0.0, False, 3.0, 0.04, is_starved=True))
     assert controller.capacity == CAPACITY
 
 
@@ -108,7 +108,7 @@ def test_long_bodies_without_answers_tell_what_the_link_bears() -> None:
     """All transfers wait for bytes, and less arrives than may."""
     controller = CapacityController(CAPACITY, 0.0)
     for tick in range(20):
-        controller.decide(Seen(tick * TICK_SECONDS, CAPACITY / 4, False, None, 0.04, is_starved=True))
+        controller.decide(SeenTraffic(tick * TICK_SECONDS, CAPACITY / 4, False, None, 0.04, is_starved=True))
     assert controller.capacity == CAPACITY / 4
 
 

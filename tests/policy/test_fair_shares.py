@@ -12,7 +12,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.fair_shares import CREDIT_SECONDS, DEBT_SECONDS, HOLD_SECONDS, Entry, FairShares, rows_of
+from gateway.policy.fair_shares import CREDIT_SECONDS, DEBT_SECONDS, HOLD_SECONDS, FairShares, QueueEntry, rows_of
 from gateway.policy.token_bucket import BURST_SECONDS, ROWS_OF_BUCKET, SharedCells, make_shared_memory
 from tests.support.link_simulation import LinkSimulation, SlotOfLink, fair_rates
 
@@ -305,7 +305,7 @@ def test_a_process_that_is_stopped_or_killed_costs_the_others_nothing(seconds: f
         before = link.passed.total()
         await link.pass_time(seconds or 0.5)
         if seconds is not None:
-            link.clocks[0].go_on()
+            link.clocks[0].resume()
         await link.pass_time(1.0 - (seconds or 0.5))
         assert link.passed.total() - before >= 0.95 * LINK
         if seconds is not None:
@@ -325,7 +325,7 @@ def test_a_full_bucket_lets_no_slot_run_away() -> None:
     finally:
         os.close(descriptor)
     here, there = (FairShares(cells, ROWS_OF_BUCKET, [1] * slots, {}, cells.bucket(0, rate)) for cells in processes)
-    there.tell_all((Entry(slot, 0, True) for slot in range(1, slots)), 1.0)
+    there.tell_all((QueueEntry(slot, 0, True) for slot in range(1, slots)), 1.0)
     passed = 0
     while here.passes(0, lambda: 0, PIECE // 16, 1.0):
         passed += PIECE // 16

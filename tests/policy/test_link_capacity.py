@@ -218,7 +218,7 @@ async def test_who_decides_is_replaced_when_it_is_stopped_or_killed() -> None:
         link.processes[0].clock.stop()
         link.link.capacity = SLOW
         await keeps_its_promise(link, SETTLING_SECONDS + 1)
-        link.processes[0].clock.go_on()
+        link.processes[0].clock.resume()
         await link.pass_time(2)
         await link.processes[0].kill()
         link.link.capacity = FAST
@@ -263,7 +263,7 @@ async def test_what_was_found_stays_when_settings_change() -> None:
     found = before.found["read"].found(clock.monotonic())
     assert found.capacity == pytest.approx(20e6, rel=0.3)
     after = bandwidths(clock)
-    after.go_on_from(before)
+    after.continue_from(before)
     link = after.link("read")
     assert link is not None
     link.level(clock.monotonic())

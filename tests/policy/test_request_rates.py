@@ -25,13 +25,15 @@ from gateway.policy.request_rates import (
     PLACES_MAX,
     RATE_MAX,
     RATE_MIN,
-    Course,
+    RateCurve,
     RequestRates,
     cells_for,
     places_for,
     prefix_of,
 )
-from tests.support.limited_origin import Counted, RequestLimits, RequestSimulation, shared_cells
+from gateway.telemetry import metrics
+from tests.support.counting import by_label, counted
+from tests.support.limited_origin import RequestLimits, RequestSimulation, shared_cells
 from tests.support.manual_clock import ManualClock
 
 LIMIT = 100.0
@@ -67,7 +69,7 @@ def test_the_rate_is_near_the_limit_and_next_to_nothing_is_refused(
         assert 0.85 * limit <= got.all_taken <= 1.02 * limit
         assert got.refused <= 0.01 * got.all_taken
         assert got.failed == 0
-        assert sum(told.slowed_down.total() for told in sim.counted) == sim.refused.total()
+        assert counted(metrics.ORIGIN_SLOW_DOWN) == sim.refused.total()
         await sim.end()
 
     asyncio.run(run())
@@ -182,7 +184,7 @@ def test_reads_and_writes_are_counted_apart() -> None:
         got = await sim.pass_time(SETTLING_SECONDS)
         assert 0.85 * 50 <= got.taken["a"] <= 1.02 * 50
         assert got.taken["b"] >= 0.9 / 0.03
-        assert "b" not in sim.counted[0].waits
+        assert "b" not in by_label(metrics.ORIGIN_THROTTLED, "slot")
         await sim.end()
 
     asyncio.run(run())
@@ -208,7 +210,7 @@ def test_a_process_that_is_stopped_or_killed_costs_the_others_nothing(goes_on: b
         if goes_on:
             sim.limits.reads_per_second = LIMIT / 2
             await sim.pass_time(SETTLING_SECONDS)
-            sim.clocks[0].go_on()
+            sim.clocks[0].resume()
             await sim.pass_time(2.0)
             got = await sim.pass_time(2 * SETTLING_SECONDS)
             assert got.all_taken >= 0.85 * LIMIT / 2
@@ -243,17 +245,18 @@ def test_a_rate_that_nobody_needs_is_forgotten_and_costs_nothing_then() -> None:
         sim = RequestSimulation(RequestLimits(LIMIT, LIMIT), WEIGHTS, 2)
         tasks = crowd(sim, "a", "x/k", 15)
         await sim.pass_time(SETTLING_SECONDS)
-        assert sim.counted[0].rates["bucket", "read"] == pytest.approx(LIMIT, rel=0.25)
+        assert metrics.ORIGIN_REQUEST_RATE.value("bucket", "read") == pytest.approx(LIMIT, rel=0.25)
         for task in tasks:
             task.cancel()
         await sim.pass_time(KEPT_SECONDS - 2.0)
         assert sim.rate()
         await sim.pass_time(4.0)
-        for rates, told in zip(sim.rates, sim.counted, strict=True):
+        for rates in sim.rates:
             assert not rates.rates()
-            assert told.rates == {("bucket", "read"): 0.0}
             assert not rates._live
             assert rates._watching is None
+        told = {labels: rate.get() for labels, rate in metrics.ORIGIN_REQUEST_RATE.kept().items()}
+        assert told == {("bucket", "read"): 0.0}
         await sim.end()
 
     asyncio.run(run())
@@ -285,7 +288,7 @@ def test_a_request_that_is_refused_now_and_then_holds_nothing_back(is_measured_b
             assert got.all_taken >= 0.85 * LIMIT
         else:
             assert sim.refused
-            assert not any(told.waits for told in sim.counted)
+            assert counted(metrics.ORIGIN_THROTTLED) == 0
         await sim.end()
 
     asyncio.run(run())
@@ -343,7 +346,7 @@ def test_who_waits_for_too_long_is_told_and_has_taken_nothing() -> None:
         await asyncio.gather(*waiting)
         sent = [seconds for _, is_sent, seconds in outcomes if is_sent]
         assert 5 <= len(sent) <= 12  # those of a second and a half
-        assert sim.counted[0].in_vain == {"a": 40 - len(sent)}
+        assert by_label(metrics.ORIGIN_THROTTLED_IN_VAIN, "slot") == {"a": 40 - len(sent)}
         for purpose, is_sent, seconds in outcomes:
             longest = 0.5 if purpose is Purpose.LIVE else 1.5
             assert (seconds <= longest + 0.1) if is_sent else (longest <= seconds <= longest + 0.1)
@@ -393,14 +396,14 @@ def test_there_are_so_many_rates_and_no_more() -> None:
     """What is refused under further prefixes is sent again, as without; a place that is free again is used again."""
 
     async def run() -> None:
-        clock, told = ManualClock(), Counted()
-        rates = RequestRates(WEIGHTS, clock, told, wait_seconds_max=1.0)
+        clock = ManualClock()
+        rates = RequestRates(WEIGHTS, clock, wait_seconds_max=1.0)
         for number in range(3 * PLACES_MAX):
             one = OriginRequest("GET", f"bucket{number}", "x/k", slot="a")
             assert rates.passes(one)
             rates.refused(one, clock.monotonic())
         assert len(rates._live) == PLACES_MAX
-        assert told.slowed_down == {"a": 3 * PLACES_MAX}
+        assert by_label(metrics.ORIGIN_SLOW_DOWN, "slot") == {"a": 3 * PLACES_MAX}
         await clock.advance(0)
         await clock.advance(KEPT_SECONDS + 2.0)
         assert not rates._live
@@ -430,12 +433,12 @@ def test_other_weights_go_on_with_the_rates_that_are_known() -> None:
         await sim.pass_time(2 * SETTLING_SECONDS)
         before, weights = sim.rates, [("new", 2), ("b", 4), ("a", 1)]
         sim.rates = [
-            RequestRates(weights, clock, told, cells, wait_seconds_max=20.0, buckets_told=["bucket"])
-            for clock, told, cells in zip(sim.clocks, sim.counted, shared_cells(3, 2), strict=True)
+            RequestRates(weights, clock, cells, wait_seconds_max=20.0, buckets_told=["bucket"])
+            for clock, cells in zip(sim.clocks, shared_cells(3, 2), strict=True)
         ]
         for after, old in zip(sim.rates, before, strict=True):
             rate = sum(old.rates().values())
-            after.take_over(old)
+            after.inherit(old)
             assert sum(after.rates().values()) == pytest.approx(rate, rel=0.02)
             await old.aclose()
         assert len(sim.rates[0]._live) == 1
@@ -474,10 +477,8 @@ def test_changes_of_settings_and_earlier_tries_lengthen_no_wait() -> None:
         tasks = [asyncio.create_task(wait(seconds)) for seconds in (0.0, 1.5) for _ in range(5)]
         for _ in range(10):
             await sim.clock.advance(0.4)
-            after = RequestRates(
-                WEIGHTS, sim.clocks[0], sim.counted[0], shared_cells(3, 1)[0], wait_seconds_max=2.0, buckets_told=[]
-            )
-            after.take_over(sim.rates[0])
+            after = RequestRates(WEIGHTS, sim.clocks[0], shared_cells(3, 1)[0], wait_seconds_max=2.0, buckets_told=[])
+            after.inherit(sim.rates[0])
             await sim.rates[0].aclose()
             sim.rates[0] = after
         await asyncio.gather(*tasks)
@@ -516,24 +517,24 @@ def test_an_origin_that_counts_by_the_second_is_believed_what_it_takes_in_one() 
 @given(st.floats(0.0, 1e8), st.floats(RATE_MIN, 1e6))
 def test_a_course_is_one_word_that_says_all(began: float, top: float) -> None:
     """To a millisecond, and a few millionths of the rate; it fits a cell, and a later one is greater."""
-    course = Course.of(began, top)
-    read = Course(course.word)
+    course = RateCurve.of(began, top)
+    read = RateCurve(course.word)
     assert read.began == pytest.approx(began, abs=1e-3)
     assert read.top == pytest.approx(top, rel=1e-5)
     assert 0 <= course.word < 2**63
-    assert Course.of(began + 0.01, RATE_MIN).word > course.word
+    assert RateCurve.of(began + 0.01, RATE_MIN).word > course.word
     assert not read.is_measuring
-    assert Course.of(began, float("inf")).is_measuring
+    assert RateCurve.of(began, float("inf")).is_measuring
 
 
 def test_a_course_grows_back_within_seconds_and_beyond_within_minutes() -> None:
     """From what is left after a cut to what was refused, to four times that, and from the least to a thousand."""
-    course = Course.of(100.0, 1000.0)
+    course = RateCurve.of(100.0, 1000.0)
     assert course.rate(100.0) == pytest.approx(KEPT * 1000, rel=1e-3)
     assert course.rate(100.0 + GROWTH_SECONDS) == pytest.approx(1000, rel=1e-3)
     assert course.rate(130.0) >= 4000
-    assert Course.of(100.0, RATE_MIN).rate(100.0 + 150.0) >= 1000
-    assert Course.of(100.0, RATE_MIN).rate(1e6) == RATE_MAX
+    assert RateCurve.of(100.0, RATE_MIN).rate(100.0 + 150.0) >= 1000
+    assert RateCurve.of(100.0, RATE_MIN).rate(1e6) == RATE_MAX
 
 
 @pytest.mark.parametrize(
@@ -555,7 +556,7 @@ def test_a_prefix_is_the_first_part_of_the_key(request_: OriginRequest, prefix: 
 
 def test_asking_costs_next_to_nothing_where_nothing_was_refused() -> None:
     """Less than a microsecond in five processes. The bound is ten times that, for machines that do much else."""
-    rates = RequestRates(WEIGHTS, SystemClock(), Counted(), shared_cells(2, 5)[0], wait_seconds_max=1.0)
+    rates = RequestRates(WEIGHTS, SystemClock(), shared_cells(2, 5)[0], wait_seconds_max=1.0)
     request, times = OriginRequest("GET", "bucket", "x/k", slot="a"), []
     for _ in range(5):
         began = time.process_time()

@@ -94,11 +94,11 @@ def test_what_was_given_back_may_pass_again() -> None:
     bucket = one(1000.0)
     bucket.take(600)
     assert bucket.delay_seconds(0.0) == 0.5
-    bucket.give_back(600)
+    bucket.release(600)
     assert bucket.delay_seconds(0.0) == 0.0
     bucket.take(600)
     bucket.delay_seconds(10.0)
-    bucket.give_back(600)
+    bucket.release(600)
     assert bucket.delay_seconds(10.0) == 0.0
     bucket.take(1100)
     assert bucket.delay_seconds(10.0) == 1.0

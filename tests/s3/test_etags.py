@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from gateway.s3.headers import is_md5_etag, multipart_etag, quote, unquote
+from gateway.s3.headers import is_md5_etag, multipart_etag, plain_etag, quote, strong_etag, unquote
 
 MIB = 1024 * 1024
 
@@ -35,3 +35,12 @@ def test_only_32_hex_digits_look_like_an_md5() -> None:
     assert is_md5_etag("d41d8cd98f00b204e9800998ecf8427e")
     assert not is_md5_etag('"d41d8cd98f00b204e9800998ecf8427e-1"')
     assert not is_md5_etag("")
+
+
+@pytest.mark.parametrize("written", ["{}", '"{}"', '""{}""', 'W/"{}"', ' "{}" '])
+def test_etags_compare_however_they_are_written(written: str) -> None:
+    """Digits of an MD5 in capitals, too; of other ETags, capitals count."""
+    for etag in ("d41d8cd98f00b204e9800998ecf8427e", "d41d8cd98f00b204e9800998ecf8427e-12"):
+        assert plain_etag(written.format(etag)) == plain_etag(written.format(etag.upper())) == etag
+        assert strong_etag(written.format(etag)) == f'"{etag}"'
+    assert plain_etag(written.format("CIDu8ME=")) == "CIDu8ME="

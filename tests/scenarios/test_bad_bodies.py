@@ -22,7 +22,6 @@ from gateway.core.errors import OriginError, StoreUnavailable
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.s3.requests import Operation
-from gateway.telemetry.metric_observers import CacheMetrics
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.gateway_process import GatewayProcess
@@ -150,7 +149,7 @@ def test_1_3_without_any_cache_too(effect: str) -> None:
         origin.create_bucket("bucket")
         etag = origin.put("bucket", "k", CONTENT)
         version = ObjectVersion(ObjectKey("bucket", "k"), etag, SIZE_BYTES)
-        cache = ClosedCache(origin, Hurried(), CacheMetrics())
+        cache = ClosedCache(origin, Hurried())
 
         async def read() -> bytes:
             reader = await cache.open_range(version, ByteRange(0, SIZE_BYTES - 1))

@@ -63,7 +63,7 @@ def running() -> Iterator[tuple[GatewayProcess, StrictOrigin]]:
                 "access_key_id": ACCESS_KEY_ID,
                 "secret_access_key": SECRET_ACCESS_KEY,
             },
-            "cache": {"capacity": "8MiB", "block_size": "64KiB", "packed_size": "32KiB", "readahead": "128KiB"},
+            "cache": {"capacity": "8MiB", "block_size": "64KiB", "small_object_max": "32KiB", "readahead": "128KiB"},
             "slots": SLOTS,
         }
         with GatewayProcess(config) as gateway:

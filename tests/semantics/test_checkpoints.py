@@ -36,7 +36,7 @@ async def shown(client: Client) -> dict[str, dict[str, Any]]:
     """Prefix → a checkpoint."""
     async with report_of(client) as report:
         page = await report.page(Prefix("bucket", "back/"), "", 100, ())
-    return {one["prefix"]: one for one in page["checkpoints"]}
+    return {one.prefix: one.document() for one in page.checkpoints}
 
 
 async def save(client: Client, directory: str = STEP) -> None:

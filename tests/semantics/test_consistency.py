@@ -20,7 +20,6 @@ from gateway.operations.visibility import WriteScope, invalidate
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.requests import Operation
-from gateway.telemetry.metric_observers import CatalogMetrics
 from tests.support.asgi import Answer, call
 from tests.support.blocks import block_files
 from tests.support.cache_label import cache_label
@@ -506,7 +505,7 @@ def test_1_1_a_damaged_block_of_a_version_that_is_gone_is_no_internal_error(
 
 def another_worker(gateway: GatewayApp, clock: ManualClock) -> Catalog:
     """A second process's catalog, as far as one process can have one: the same records, a queue of its own."""
-    return Catalog(gateway.origin, gateway.catalog._opened, clock, CatalogMetrics())
+    return Catalog(gateway.origin, gateway.catalog._opened, clock)
 
 
 def md5_of(body: bytes) -> str:
@@ -558,7 +557,9 @@ def test_10_11_no_reader_goes_back_in_time_when_a_slot_was_strict(tmp_path: Path
                     change()
                 elif step < 0.35:
                     slot = STRICT if dice.random() < 0.5 else dice.choice(remembering)
-                    gateway.app.services.slots.follow([slot] if slot is not STRICT or dice.random() < 0.5 else [])
+                    gateway.app.services.slots.apply_settings(
+                        [slot] if slot is not STRICT or dice.random() < 0.5 else []
+                    )
                 elif step < 0.4:
                     await clock.advance(dice.choice([1.0, 30.0, 100.0]))
                 else:

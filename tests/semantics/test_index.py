@@ -11,7 +11,6 @@ from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.requests import Operation
-from gateway.telemetry.metric_observers import IndexMetrics
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.listing_scenarios import LIST, ask, keys, source, write
@@ -39,7 +38,7 @@ class Kept:
 
     def _is_over(self, times: int) -> bool:
         document = self.indexes.documents()[0]
-        return bool(document["crawls"] >= times and document["state"] == "waiting")
+        return bool(document.crawls >= times and document.state == "waiting")
 
     async def pass_seconds(self, seconds: float) -> None:
         """Let time pass, a second at a time: whoever sleeps does what is due."""
@@ -57,7 +56,7 @@ def play(
             for key in ("a/1", "a/2", "b", "c/1"):
                 gateway.origin.put("bucket", key, b"old")
             tools = JobDependencies(gateway.origin, gateway.catalog, gateway.blocks, Slots([slot]), clock)
-            indexes = Indexes.open(tools, [IndexPlan(slot.name, refresh_seconds, 2)], IndexMetrics())
+            indexes = Indexes.open(tools, [IndexPlan(slot.name, refresh_seconds, 2)])
             try:
                 await scenario(Kept(gateway, indexes, clock))
             finally:
@@ -76,7 +75,7 @@ def test_3_17_list_needs_no_origin_behind_a_crawl(tmp_path: Path) -> None:
             for query in ("list-type=2", "list-type=2&prefix=a/", "delimiter=/"):
                 assert source(await ask(kept.gateway, f"/bucket?{query}")) == "hit"
             assert kept.gateway.origin.count(Operation.LIST_OBJECTS_V2) == asked
-            crawls = kept.indexes.documents()[0]["crawls"]
+            crawls = kept.indexes.documents()[0].crawls
             await kept.pass_seconds(31)
             await kept.crawled(crawls + 1)
 
@@ -94,7 +93,7 @@ def test_3_17_nothing_listed_is_older_than_the_bound(tmp_path: Path) -> None:
         assert source(await ask(kept.gateway, LIST)) == "hit"
         await kept.pass_seconds(2)
         assert (await ask(kept.gateway, LIST)).status == 503
-        assert not kept.indexes.documents()[0]["complete"]
+        assert not kept.indexes.documents()[0].complete
         down.times = 0
         assert "new" in await keys(kept.gateway)
 
@@ -152,7 +151,7 @@ def test_3_14_a_crawl_around_a_frozen_slot_leaves_its_blocks_alone(tmp_path: Pat
             gateway.origin.put("bucket", "b", b"old")
             await freeze(gateway, "old", "s3://bucket/a/")
             tools = JobDependencies(gateway.origin, gateway.catalog, gateway.blocks, Slots([TTL, frozen]), clock)
-            indexes = Indexes.open(tools, [IndexPlan(TTL.name, 30.0, 2)], IndexMetrics())
+            indexes = Indexes.open(tools, [IndexPlan(TTL.name, 30.0, 2)])
             kept = Kept(gateway, indexes, clock)
             try:
                 await kept.crawled(1)

@@ -47,9 +47,9 @@ def test_3_1_any_number_of_callers_cost_two_calls(
     async def scenario() -> None:
         async with gateway_app(tmp_path, slots=[STRICT], allow_unsigned=True) as gateway:
             gateway.origin.create_bucket("bucket")
-            reached, go_on = asyncio.Event(), asyncio.Event()
+            reached, resume = asyncio.Event(), asyncio.Event()
             gateway.origin.put("bucket", "checkpoint/done", b"old")
-            gateway.origin.inject(on(operation), Hold(go_on, reached))
+            gateway.origin.inject(on(operation), Hold(resume, reached))
             first = asyncio.create_task(ask(gateway, method, target))
             await reached.wait()
             gateway.origin.put("bucket", "checkpoint/done", b"newer")
@@ -59,7 +59,7 @@ def test_3_1_any_number_of_callers_cost_two_calls(
             ]
             await asyncio.sleep(0.1)
             assert gateway.origin.count(operation) == 1
-            go_on.set()
+            resume.set()
             answers = await asyncio.gather(*others)
             assert gateway.origin.count(operation) == 2
             assert (await first).status == 200
@@ -105,14 +105,14 @@ def test_3_1_a_refusal_is_told_to_those_who_waited_for_it_alone(tmp_path: Path) 
     async def scenario() -> None:
         async with gateway_app(tmp_path, slots=[STRICT], allow_unsigned=True) as gateway:
             gateway.origin.create_bucket("bucket")
-            reached, go_on = asyncio.Event(), asyncio.Event()
-            gateway.origin.inject(on(Operation.LIST_OBJECTS_V2), Hold(go_on, reached))
+            reached, resume = asyncio.Event(), asyncio.Event()
+            gateway.origin.inject(on(Operation.LIST_OBJECTS_V2), Hold(resume, reached))
             gateway.origin.inject(on(Operation.LIST_OBJECTS_V2), Failure(403, "AccessDenied"))
             first = asyncio.create_task(ask(gateway, "GET", LIST_TARGET))
             await reached.wait()
             others = [asyncio.create_task(ask(gateway, "GET", LIST_TARGET)) for _ in range(10)]
             await asyncio.sleep(0.05)
-            go_on.set()
+            resume.set()
             refused = await first
             assert (refused.status, b"<Code>AccessDenied</Code>" in refused.body) == (403, True)
             assert {answer.status for answer in await asyncio.gather(*others)} == {200}
@@ -126,13 +126,13 @@ def test_3_1_a_caller_that_leaves_takes_nobody_along(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with gateway_app(tmp_path, slots=[STRICT], allow_unsigned=True) as gateway:
             gateway.origin.put("bucket", "k", b"x")
-            reached, go_on = asyncio.Event(), asyncio.Event()
-            gateway.origin.inject(on(Operation.HEAD_OBJECT), Hold(go_on, reached))
+            reached, resume = asyncio.Event(), asyncio.Event()
+            gateway.origin.inject(on(Operation.HEAD_OBJECT), Hold(resume, reached))
             callers = [asyncio.create_task(ask(gateway, "HEAD", "/bucket/k")) for _ in range(3)]
             await reached.wait()
             callers[0].cancel()
             await until(callers[0].done)
-            go_on.set()
+            resume.set()
             assert [answer.status for answer in await asyncio.gather(*callers[1:])] == [200, 200]
             assert gateway.origin.count(Operation.HEAD_OBJECT) == 1
 

@@ -17,7 +17,8 @@ from tests.support.asgi import Answer, call
 from tests.support.cache_label import cache_label
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
-from tests.support.memory_origin.faults import AlterBody, Hold, on
+from tests.support.memory_origin.faults import AlterBody, Fault, Hold, on
+from tests.support.memory_origin.faults import Answer as Fixed
 
 PREFIX = Prefix.parse("s3://bucket/")
 TTL = Slot("t", PREFIX, "read-write", "ttl", 60.0)
@@ -119,15 +120,94 @@ def test_3_11_what_a_listing_shows_is_what_is_read(
     play(tmp_path, slot, scenario)
 
 
+VERSIONS = """<?xml version="1.0"?><ListVersionsResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{}
+<Version><Key>k</Key><IsLatest>false</IsLatest><ETag>"0"</ETag><Size>3</Size></Version></ListVersionsResult>"""
+LATEST = "<Version><Key>k</Key><IsLatest>true</IsLatest><ETag>&quot;{}&quot;</ETag><Size>3</Size></Version>"
+DELETED = "<DeleteMarker><Key>k</Key><IsLatest>true</IsLatest></DeleteMarker>"
+LISTED = "<ListBucketResult><Contents><Key>k</Key><ETag>{}</ETag><Size>3</Size></Contents></ListBucketResult>"
+UNORDERED = LISTED.replace("<Contents>", "<Contents><Key>z</Key><ETag>1</ETag><Size>1</Size></Contents><Contents>", 1)
+ATTRIBUTES = "<GetObjectAttributesResponse><ETag>{}</ETag></GetObjectAttributesResponse>"
+
+
+@pytest.mark.parametrize("slot", [TTL, IMMUTABLE], ids=lambda slot: slot.name)
+@pytest.mark.parametrize(
+    ("target", "document"),
+    [
+        ("/bucket?versions", VERSIONS.format(LATEST)),
+        ("/bucket?versions&prefix=k", VERSIONS.format(DELETED)),
+        ("/bucket?list-type=2&unheard-of=1", LISTED),
+        ("/bucket?allow-unordered=true", UNORDERED),
+        ("/bucket?list-type=1", LISTED),
+        ("/bucket/k?attributes", ATTRIBUTES),
+    ],
+)
+def test_3_11_what_any_answer_shows_of_a_key_is_what_is_read(
+    tmp_path: Path, slot: Slot, target: str, document: str
+) -> None:
+    """3.11 Answers of the origin that Forebay hands on unchanged void what they show otherwise, and nothing else."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        etag = (await ask(gateway, "HEAD")).headers["etag"].strip('"')
+        for shown in (etag, "f" * 32):
+            body = document.replace("{}", shown).encode()
+            gateway.origin.faults = [
+                Fault(on(Operation.FORWARD), Fixed(200, headers={"content-type": "application/xml"}, body=body))
+            ]
+            if shown != etag:
+                gateway.origin.put("bucket", "k", b"new")
+            assert (await ask(gateway, "GET", target)).body == body
+            is_known = shown == etag and "DeleteMarker" not in document
+            assert cache_label(await ask(gateway, "HEAD")) == ("hit" if is_known else "miss")
+
+    play(tmp_path, slot, scenario)
+
+
+@pytest.mark.parametrize("slot", [TTL, IMMUTABLE], ids=lambda slot: slot.name)
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("change", ["overwritten", "deleted"])
+@pytest.mark.parametrize(
+    ("query", "headers"), [("", {"x-amz-expected-bucket-owner": "123456789012"}), ("?partNumber=1", {})]
+)
+def test_3_11_an_answer_past_the_cache_is_what_is_read_next(
+    tmp_path: Path, slot: Slot, method: str, change: str, query: str, headers: dict[str, str]
+) -> None:
+    """3.11 The origin's own answer to a GET or HEAD leads no reader back to the version before it."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        assert (await ask(gateway, "GET")).body == b"old"
+        if change == "deleted":
+            del gateway.origin.buckets["bucket"].objects["k"]
+        else:
+            gateway.origin.put("bucket", "k", b"newer")
+        shown = await call(gateway.app, method, f"/bucket/k{query}", headers, sign=False)
+        read = await ask(gateway, "GET")
+        assert shown.status == (404 if change == "deleted" else 206 if query else 200)
+        assert (read.status, read.body) == (200, b"newer") if change != "deleted" else read.status == 404
+
+    play(tmp_path, slot, scenario)
+
+
 def test_3_11_a_listing_that_shows_the_same_voids_nothing(tmp_path: Path) -> None:
-    """3.11 Neither one that writes the ETag without quotes, nor one that has none."""
+    """3.11 Neither one that writes the ETag without quotes, twice in quotes, or in capitals, nor one that has none. The
+    listing confirms what is remembered all the same, where it has an ETag."""
+    etag = re.compile(rb"(?<=<ETag>).*?(?=</ETag>)")
+    changes: list[Callable[[bytes], bytes]] = [
+        lambda body: body,
+        lambda body: body.replace(b"&quot;", b""),
+        lambda body: body.replace(b"&quot;", b"&quot;&quot;"),
+        lambda body: etag.sub(lambda found: found[0].upper().replace(b"&QUOT;", b"&quot;"), body),
+        lambda body: etag.sub(lambda found: b"W/" + found[0], body),
+        lambda body: etag.sub(b"", body),
+    ]
 
     async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
         await ask(gateway, "GET")
-        for change in (lambda body: body, lambda body: re.sub(b"&quot;|<ETag>.*</ETag>", b"", body)):
+        for number, change in enumerate(changes, 1):
+            await clock.advance(50.0 if number < len(changes) else 1.0)
             gateway.origin.inject(on(Operation.LIST_OBJECTS_V2), AlterBody(change))
             answer = await call(gateway.app, "GET", "/bucket?list-type=2", {"Cache-Control": "no-cache"}, sign=False)
             assert answer.status == 200
+            await gateway.catalog.settle()
             asked = len(gateway.origin.calls)
             assert (await ask(gateway, "HEAD")).headers["x-forebay-cache"] == "hit"
             assert len(gateway.origin.calls) == asked

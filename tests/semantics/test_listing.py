@@ -11,7 +11,6 @@ import pytest
 from gateway.metadata.catalog import Catalog
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix, Slot
-from gateway.telemetry.metric_observers import CatalogMetrics
 from tests.origin.origins import xml
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -218,7 +217,7 @@ def test_8_3_without_the_directory_listings_go_on(tmp_path: Path) -> None:
 
     async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
         first = await ask(gateway, f"{LIST}&max-keys=2")
-        closed = Catalog.switched_off(gateway.origin, clock, CatalogMetrics())
+        closed = Catalog.switched_off(gateway.origin, clock)
         app = dataclasses.replace(gateway.app, services=dataclasses.replace(gateway.app.services, catalog=closed))
         for _ in range(2):
             rest = await ask(gateway, f"{LIST}&max-keys=2&continuation-token={token_of(first)}", app=app)

@@ -18,7 +18,6 @@ from gateway.edge.asgi import S3App
 from gateway.metadata.catalog import Catalog
 from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.policy.slots import Prefix, Slot
-from gateway.telemetry.metric_observers import CatalogMetrics
 from tests.origin.origins import xml
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -87,7 +86,7 @@ class History:
         self.keys = {key: Key() for key in KEYS}
         self.sizes = 0
         self.origin = Held(gateway)
-        self.catalog = Catalog(gateway.origin, gateway.catalog._opened, clock, CatalogMetrics())
+        self.catalog = Catalog(gateway.origin, gateway.catalog._opened, clock)
         late = dataclasses.replace(gateway.app.services, catalog=self.catalog, origin=self.origin)
         self.workers = [gateway.app, dataclasses.replace(gateway.app, services=late)]
         self.late: list[asyncio.Task[Any]] = []

@@ -78,11 +78,11 @@ def test_11_4_what_is_only_here_says_so_whatever_its_slot_says_by_now(tmp_path: 
     async def scenario(client: Client) -> None:
         await client.ask("PUT", "back/a", b"one")
         for slots in ([replace(SCRATCH[0], write="through")], [], [replace(SCRATCH[0], write="back")]):
-            client.gateway.app.services.slots.follow(slots)
+            client.gateway.app.services.slots.apply_settings(slots)
             for method in ("HEAD", "GET"):
                 got = await client.ask(method, "back/a")
                 assert got.headers["x-forebay-durable"] == "false", (slots, method)
-        client.gateway.app.services.slots.follow([])
+        client.gateway.app.services.slots.apply_settings([])
         client.origin.put("bucket", "back/b", b"of the bucket")
         assert "x-forebay-durable" not in (await client.ask("HEAD", "back/b")).headers
 
@@ -127,8 +127,10 @@ def test_11_4_what_only_the_origin_could_judge_is_refused_in_scratch(tmp_path: P
         await client.ask("PUT", "back/a", b"x", {"if-none-match": "*"}, status=501)
         await client.ask("PUT", "back/a", b"x", {"x-amz-acl": "private"}, status=501)
         await client.ask("PUT", "back/a", headers={"x-amz-copy-source": "/bucket/back/none"}, status=501)
+        for target in ("back/a?unheard-of=1", "back/a?If-None-Match=%2A", "back/a?partNumber=1&uploadId=x&unheard-of="):
+            assert b"scratch" in (await client.ask("PUT", target, b"x", status=501)).body
         assert client.pending("back/a") is None
-        assert client.origin.count(Operation.PUT_OBJECT) == 0
+        assert not any(one.operation in (Operation.PUT_OBJECT, Operation.FORWARD) for one in client.origin.calls)
 
     with_client(tmp_path, scenario, slots=SCRATCH)
 

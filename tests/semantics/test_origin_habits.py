@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.core.model import ObjectKey
 from gateway.metadata.observed_habits import HABITS_REREAD_SECONDS, HABITS_SECONDS
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call
+from tests.support.cache_label import cache_label
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
+from tests.support.memory_origin.faults import AlterHeaders, Call, Fault, on
+from tests.support.memory_origin.faults import Answer as Refusal
 
 PREFIX = Prefix.parse("s3://bucket/")
 SLOTS = [
@@ -152,10 +156,21 @@ def give_one_etag(gateway: GatewayApp) -> None:
 
 
 @pytest.mark.parametrize("slot", SLOTS, ids=lambda slot: slot.name)
-@pytest.mark.parametrize("query", ["list-type=2", "", "list-type=2&delimiter=/"])
-def test_9_8_nothing_is_cached_under_an_etag_of_different_objects(tmp_path: Path, slot: Slot, query: str) -> None:
-    """9.8 Once a page has shown it: an object that is overwritten with as many bytes is read as it is, though it was
-    cached before. Others of the bucket are cached."""
+@pytest.mark.parametrize(
+    "queries",
+    [
+        ["list-type=2"],
+        [""],
+        ["list-type=2&delimiter=/"],
+        ["max-keys=1", "max-keys=1&marker=a"],
+        ["list-type=2&max-keys=1&start-after=a", "list-type=2&max-keys=1"],
+    ],
+)
+def test_9_8_nothing_is_cached_under_an_etag_of_different_objects(
+    tmp_path: Path, slot: Slot, queries: list[str]
+) -> None:
+    """9.8 Once a page has shown it, or two have: an object that is overwritten with as many bytes is read as it is,
+    though it was cached before. Others of the bucket are cached."""
 
     async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
         for key, content in (("a", b"old"), ("b", b"other size")):
@@ -165,7 +180,8 @@ def test_9_8_nothing_is_cached_under_an_etag_of_different_objects(tmp_path: Path
         for _ in range(2):
             assert (await get(gateway, "a")).body == b"old"
         with capture_logs() as logs:
-            await call(gateway.app, "GET", f"/bucket?{query}", sign=False)
+            for query in queries:
+                await call(gateway.app, "GET", f"/bucket?{query}", sign=False)
             await gateway.catalog.settle()
         gateway.origin.put("bucket", "a", b"new")
         give_one_etag(gateway)
@@ -178,3 +194,113 @@ def test_9_8_nothing_is_cached_under_an_etag_of_different_objects(tmp_path: Path
         assert [(await get(gateway, "c")).headers["x-forebay-cache"] for _ in range(2)][1] == "hit"
 
     play(tmp_path, slot, scenario)
+
+
+def asks(name: str) -> Callable[[Call], bool]:
+    """Return a condition: GETs of an object that have this header."""
+    return lambda call: call.operation is Operation.GET_OBJECT and name in call.headers
+
+
+OTHER_ETAGS = ('W/"x"', '"x-gzip"', "x", None)
+WITHHELD: dict[str, Fault] = {
+    **{f"if-match {status}": Fault(asks("if-match"), Refusal(status), None) for status in (304, 400, 412, 501)},
+    **{f"range {status}": Fault(asks("range"), Refusal(status), None) for status in (400, 405, 416, 501)},
+    **{f"GET {etag}": Fault(on(Operation.GET_OBJECT), AlterHeaders({"etag": etag}), None) for etag in OTHER_ETAGS},
+    **{f"HEAD {etag}": Fault(on(Operation.HEAD_OBJECT), AlterHeaders({"etag": etag}), None) for etag in OTHER_ETAGS},
+    **{
+        f"206 {told}": Fault(asks("range"), AlterHeaders({"content-range": told}), None)
+        for told in (None, "bytes */7", "bytes 1-2/*", "bytes 0-9/10", "bytes 9-0/10")
+    },
+    "encoded": Fault(on(Operation.GET_OBJECT), AlterHeaders({"content-encoding": "br", "content-length": None}), None),
+}
+
+
+@pytest.mark.parametrize("slot", SLOTS[:2], ids=lambda slot: slot.name)
+@pytest.mark.parametrize("headers", [{}, CHECKSUMS])
+@pytest.mark.parametrize("fault", WITHHELD)
+def test_9_8_ranges_that_are_withheld_are_learned(
+    tmp_path: Path, slot: Slot, headers: dict[str, str], fault: str
+) -> None:
+    """9.8 Small and large objects are read as they are; a body that has begun ends early once for each object."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        gateway.origin.faults = [replace(WITHHELD[fault])]
+        content = {"small": b"small", "large": LARGE, "other": LARGE[:-1]}
+        with capture_logs() as logs:
+            for key, body in content.items():
+                gateway.origin.put("bucket", key, body)
+                cut = await get(gateway, key, headers)
+                assert cut.status == 200
+                assert cut.body == body[: len(cut.body)]
+                assert not cut.complete or len(cut.body) == len(body)
+            for calls_max in (6, 3, 3):
+                for key, body in content.items():
+                    before = len(gateway.origin.calls)
+                    answer = await get(gateway, key, headers)
+                    assert (answer.status, answer.body, answer.complete) == (200, body, True)
+                    assert len(gateway.origin.calls) - before <= calls_max
+        assert len([line for line in logs if "gives no ranges" in str(line.get("because"))]) <= 1
+
+    play(tmp_path, slot, scenario)
+
+
+def withheld(gateway: GatewayApp) -> frozenset[str]:
+    return gateway.catalog.habits("bucket").withheld_etags
+
+
+@pytest.mark.parametrize("slot", SLOTS, ids=lambda slot: slot.name)
+def test_9_8_an_origin_that_withholds_the_ranges_of_many_objects_withholds_all(tmp_path: Path, slot: Slot) -> None:
+    """9.8 From the ninth object on, no range is asked for; after ten minutes it is found out anew."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        gateway.origin.faults = [Fault(asks("if-match"), Refusal(501, "NotImplemented"), None)]
+        for number in range(9):
+            gateway.origin.put("bucket", f"{number}", LARGE + bytes([number]))
+            await get(gateway, f"{number}", CHECKSUMS)
+        assert withheld(gateway) == {"*"}
+        gateway.origin.put("bucket", "last", LARGE)
+        before = bodies(gateway)
+        assert (await get(gateway, "last")).body == LARGE
+        assert bodies(gateway) == before + 1
+        gateway.origin.faults.clear()
+        await clock.advance(HABITS_SECONDS)
+        for label in ("miss", "hit"):
+            answer = await get(gateway, "last")
+            assert (answer.body, cache_label(answer)) == (LARGE, label)
+
+    play(tmp_path, slot, scenario)
+
+
+@pytest.mark.parametrize("slot", SLOTS, ids=lambda slot: slot.name)
+def test_9_8_a_version_that_changes_is_not_withheld(tmp_path: Path, slot: Slot) -> None:
+    """9.8 An object that is overwritten between its HEAD and its GET, and then again with what it had, is cached."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        gateway.origin.put("bucket", "k", LARGE)
+        await get(gateway, "k", {"Range": "bytes=0-9"})
+        for content in (LARGE[1:], LARGE):
+            gateway.origin.put("bucket", "k", content)
+            await gateway.blocks.invalidate(ObjectKey("bucket", "k"))
+            if slot.consistency != "strict":
+                assert (await get(gateway, "k", {"Range": "bytes=0-9"})).status == 206
+            answers = [await get(gateway, "k") for _ in range(3)]
+            assert (answers[-1].body, cache_label(answers[-1])) == (content, "hit")
+        assert withheld(gateway) == frozenset()
+
+    play(tmp_path, slot, scenario)
+
+
+def test_9_8_what_is_refused_to_the_caller_teaches_nothing(tmp_path: Path) -> None:
+    """9.8 Rights, absences and outages are no habits of the origin."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        gateway.origin.put("bucket", "k", LARGE)
+        for status in (401, 403, 404, 500):
+            gateway.origin.faults = [Fault(asks("if-match"), Refusal(status), None)]
+            for _ in range(3):
+                await get(gateway, "k", CHECKSUMS)
+        gateway.origin.faults.clear()
+        assert withheld(gateway) == frozenset()
+        assert [cache_label(await get(gateway, "k")) for _ in range(2)][1] == "hit"
+
+    play(tmp_path, SLOTS[0], scenario)

@@ -533,7 +533,7 @@ def test_7_16_what_is_pending_goes_to_the_origin_first(tmp_path: Path) -> None:
             await both.ask("WRITER", "PUT", "/bucket/own/pending", body=SECRET)  # teaches what the bucket can
             await both.ask("WRITER", "PUT", "/bucket/own/pending", body=SECRET)
             pending = buffer.pending(ObjectKey("bucket", "own/pending"))
-            app.services.slots.follow([slot("strict")])
+            app.services.slots.apply_settings([slot("strict")])
             answers = [
                 await both.ask("NOBODY", method, target, body=body)
                 for method, target, body in [
@@ -606,7 +606,7 @@ def test_7_16_who_may_not_is_not_told_what_is_pending(tmp_path: Path, consistenc
             pending = [ObjectKey("bucket", key) for key in (KEY, "own/new")]
             assert all(buffer.pending(key) is not None for key in pending)
             both.gateway.origin.put("bucket", "own/flushed", SECRET)
-            both.gateway.app.services.slots.follow([slot(consistency)])
+            both.gateway.app.services.slots.apply_settings([slot(consistency)])
             of_others = await said(both, "own/flushed")
             assert {status for status, _ in of_others} == {403}
             for key in ("own/none", *(one.key for one in pending)):
@@ -637,7 +637,7 @@ def test_7_16_who_may_not_list_a_bucket_is_not_told_what_is_in_its_way(
         async with tenants(tmp_path, back, writeback=True) as both:
             await both.ask("WRITER", "PUT", "/bucket/own/first", body=SECRET)  # teaches what the bucket can
             await both.ask("WRITER", "PUT", "/bucket/own/new", body=SECRET)
-            both.gateway.app.services.slots.follow([slot()])
+            both.gateway.app.services.slots.apply_settings([slot()])
             form = {"content-type": "multipart/form-data; boundary=x"}
             for method, target, headers in (
                 ("GET", "/bucket?versions", {}),

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from gateway.edge.access import ConfiguredKeyring, Key
-from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, BucketMetadataCache, Question
+from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, BucketMetadataCache, BucketQuery
 from gateway.metadata.entries import Freshness
 from gateway.metadata.opening import ANSWERS
 from gateway.policy.slots import DEFAULT_SLOT, EVERYTHING, Grant, Prefix, Slot
 from gateway.s3.requests import Operation
-from gateway.telemetry.metric_observers import SmallAnswerMetrics
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY, Answer, call
 from tests.support.cache_label import cache_label
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -112,13 +111,13 @@ def test_3_10_they_are_told_as_the_origin_tells_them(tmp_path: Path) -> None:
 
 
 def test_3_10_a_ttl_of_nothing_asks_each_time(tmp_path: Path) -> None:
-    """3.10 small_answers_ttl = "0s" forwards them like everything else."""
+    """3.10 bucket_metadata_ttl = "0s" forwards them like everything else."""
 
     async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
         for method, target, status in QUESTIONS * 2:
             assert await told(gateway, method, target) == f"{status} forwarded"
 
-    play(tmp_path, scenario, small_answers_ttl_seconds=0.0)
+    play(tmp_path, scenario, bucket_metadata_ttl_seconds=0.0)
 
 
 ODD = [
@@ -283,7 +282,7 @@ OWN_CHANGES = [
 
 
 async def is_fresh(answers: BucketMetadataCache, bucket: str) -> bool:
-    found = await answers.recall(Question("HeadBucket", bucket), DEFAULT_SLOT)
+    found = await answers.recall(BucketQuery("HeadBucket", bucket), DEFAULT_SLOT)
     return found is not None and found.freshness is Freshness.FRESH
 
 
@@ -298,7 +297,6 @@ def test_2_3_own_changes_of_a_bucket_are_seen_at_once_on_every_worker(
             tmp_path / "catalog" / ANSWERS,
             gateway.catalog.now_of_bucket,
             ttl_seconds=60.0,
-            observer=SmallAnswerMetrics(),
         )
         gateway.origin.create_bucket("another")
         for asked in ("/bucket", "/another"):

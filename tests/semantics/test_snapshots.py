@@ -21,7 +21,6 @@ from gateway.core.model import Homes
 from gateway.metadata.snapshots.registry import LOOK_SECONDS, SnapshotRegistry
 from gateway.metadata.snapshots.store import Snapshot
 from gateway.policy.slots import Prefix, Slot
-from gateway.telemetry.metric_observers import SnapshotMetrics
 from tests.origin.origins import xml
 from tests.support import listing_model as model
 from tests.support.asgi import Answer, call
@@ -249,7 +248,7 @@ def test_3_14_what_is_cached_outlives_what_was_learned(tmp_path: Path) -> None:
         await ask(gateway, "GET")
         change_all(gateway.origin)
         gateway.app.services.catalog.of_version = lambda version, *, with_checksums: None  # type: ignore[method-assign]
-        shelf = SnapshotRegistry(gateway.snapshots, [PART], ManualClock(), SnapshotMetrics())
+        shelf = SnapshotRegistry(gateway.snapshots, [PART], ManualClock())
         object.__setattr__(gateway.app.services, "snapshots", shelf)
         answer = await ask(gateway, "GET")
         assert (answer.status, answer.body) == (200, OLD)
@@ -375,10 +374,7 @@ def test_8_7_a_snapshot_of_the_bucket_at_another_home_freezes_nothing(tmp_path: 
 
     async def scenario(gateway: GatewayApp) -> None:
         for home, expected in (("http://elsewhere", 409), ("memory", 200)):
-            observer = SnapshotMetrics()
-            registry = SnapshotRegistry(
-                gateway.snapshots, [PART], ManualClock(), observer, Homes("m", {"bucket": home})
-            )
+            registry = SnapshotRegistry(gateway.snapshots, [PART], ManualClock(), Homes("m", {"bucket": home}))
             object.__setattr__(gateway.app.services, "snapshots", registry)
             for method, target in (("GET", K), ("HEAD", K), ("GET", f"{LIST}&prefix=data/")):
                 assert (await ask(gateway, method, target)).status == expected, (home, method, target)
@@ -403,7 +399,7 @@ def test_3_15_what_cannot_be_opened_is_looked_for_now_and_then(tmp_path: Path) -
             return store_open(name)
 
         store.open = noted_open  # type: ignore[method-assign]
-        registry = SnapshotRegistry(store, [PART], clock, SnapshotMetrics())
+        registry = SnapshotRegistry(store, [PART], clock)
         object.__setattr__(gateway.app.services, "snapshots", registry)
         for _ in range(3):
             assert code(await ask(gateway, "GET")) == "SnapshotUnusable"

@@ -25,7 +25,6 @@ from gateway.operations.origin_events import OriginEvents
 from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.events import ObjectEvent
-from gateway.telemetry.metric_observers import CatalogMetrics
 from tests.origin.origins import xml
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -144,7 +143,7 @@ class History:
         self.past = {key: Past() for key in KEYS}
         self.labels = 0
         self.held = Held(gateway.origin)
-        self.second = Catalog(self.held, gateway.catalog._opened, clock, CatalogMetrics())
+        self.second = Catalog(self.held, gateway.catalog._opened, clock)
         services = dataclasses.replace(gateway.app.services, catalog=self.second, origin=self.held)
         self.late_app: S3App = dataclasses.replace(gateway.app, services=services)
         self.late: list[asyncio.Task[Answer]] = []

@@ -217,8 +217,8 @@ def test_9_7_it_holds_back_while_readers_wait(tmp_path: Path) -> None:
         for number in range(4):
             gateway.origin.put("bucket", f"k{number}", LARGE)
         await call(gateway.app, "HEAD", "/bucket/k", sign=False)
-        reached, go_on = asyncio.Event(), asyncio.Event()
-        gateway.origin.inject(lambda one: one.key == "k" and one.method == "GET", Hold(go_on, reached))
+        reached, resume = asyncio.Event(), asyncio.Event()
+        gateway.origin.inject(lambda one: one.key == "k" and one.method == "GET", Hold(resume, reached))
         reader = asyncio.create_task(call(gateway.app, "GET", "/bucket/k", sign=False))
         await reached.wait()
         held = asyncio.Event()
@@ -228,7 +228,7 @@ def test_9_7_it_holds_back_while_readers_wait(tmp_path: Path) -> None:
         await until(lambda: gets(gateway) >= 1 + warm_up_queue.PIECES_WHILE_BUSY)
         await asyncio.sleep(0.1)
         assert gets(gateway) == 1 + warm_up_queue.PIECES_WHILE_BUSY
-        go_on.set()
+        resume.set()
         assert (await reader).body == LARGE
         held.set()
         await settle(gateway)

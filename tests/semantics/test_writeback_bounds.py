@@ -51,7 +51,7 @@ def test_5_9_never_more_than_the_buffer(
         kept = {name for name, answer in answers.items() if answer.status == 200}
         assert {name: client.origin.data("bucket", name) for name in kept} == {name: bodies[name] for name in kept}
 
-    with_client(tmp_path, scenario, [replace(BOUNDED, buffer_full=full)])
+    with_client(tmp_path, scenario, [replace(BOUNDED, when_buffer_full=full)])
 
 
 def test_5_10_an_upload_larger_than_the_buffer(tmp_path: Path) -> None:
@@ -104,4 +104,4 @@ def test_5_11_beyond_the_exposure_nothing_more_is_promised(tmp_path: Path) -> No
         answer = await client.ask("PUT", "back/k4", bytes(20 * KIB))
         assert answer.headers["x-forebay-cache"] == "absorbed"
 
-    with_client(tmp_path, scenario, [replace(BOUNDED, exposure_bytes_max=50 * KIB)])
+    with_client(tmp_path, scenario, [replace(BOUNDED, unflushed_bytes_max=50 * KIB)])

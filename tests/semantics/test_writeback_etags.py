@@ -96,12 +96,12 @@ def test_4_10_without_the_setting_they_go_through(tmp_path: Path) -> None:
         await client.learn()
         begun = await client.create("back/b")
         part = await client.part("back/b", begun, 1, b"part")
-        client.gateway.app.services.slots.follow(SLOTS)
+        client.gateway.app.services.slots.apply_settings(SLOTS)
         completed = await client.complete("back/b", begun, {1: part})
         assert completed.headers["x-forebay-not-absorbed"] == "bucket-etags"
         assert text_of(completed.body, "ETag") == at_the_bucket(client, "back/b")
         assert (await client.ask("PUT", "back/a", b"one")).headers["x-forebay-not-absorbed"] == "bucket-etags"
-        client.gateway.app.services.slots.follow(LOCAL)
+        client.gateway.app.services.slots.apply_settings(LOCAL)
         customer = {"x-amz-server-side-encryption-customer-algorithm": "AES256"}
         created = await client.ask("POST", "back/c?uploads", headers=customer)
         assert created.headers["x-forebay-not-absorbed"] == "bucket-etags"

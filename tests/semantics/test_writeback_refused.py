@@ -152,6 +152,65 @@ def test_5_12_what_may_pass_is_tried_again_soon(tmp_path: Path, status: int, cod
     with_client(tmp_path, scenario)
 
 
+@pytest.mark.parametrize(
+    "outage",
+    [
+        Answer(200, body=b"<html>Sorry</html>"),
+        Answer(302, headers={"location": "https://sorry/"}, body=b""),
+        Answer(408, body=b""),
+        *(Answer(status, body=b"<html>Sorry</html>") for status in (400, 403, 404, 405, 409, 412, 501)),
+        Answer(404, body=b"<Error><Code>NoSuchBu"),
+    ],
+    ids=str,
+)
+def test_5_12_what_answers_in_the_buckets_stead_decides_nothing(tmp_path: Path, outage: Answer) -> None:
+    """5.12 11.2 New or over another: it waits for the bucket, and gets there by itself."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        client.origin.put("bucket", "back/over", b"old")
+        for name in ("back/new", "back/over"):
+            await client.ask("PUT", name, b"ours")
+        fault = client.origin.inject(lambda _: True, outage, times=None)
+
+        def turns() -> list[Turn | None]:
+            return client.buffer.look(lambda tx: [tx.turns.of(one.id) for one in tx.writes.waiting(0, 10)])
+
+        assert len(turns()) == 2
+        async with client.flushing():
+            await eventually(lambda: all(turn is not None and turn.attempts > 1 for turn in turns()))
+            assert [turn.failing_since for turn in turns() if turn is not None] == [None] * 2
+            fault.times = 0
+            await eventually(lambda: not turns())
+        assert client.origin.data("bucket", "back/new") == client.origin.data("bucket", "back/over") == b"ours"
+        assert (await client.ask("PUT", "back/new2", b"x")).headers["x-forebay-cache"] == "absorbed"
+
+    with_client(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("code", ["NoSuchUpload", "InvalidPart"])
+def test_5_12_a_bucket_that_has_no_use_for_an_upload_has_refused_it(tmp_path: Path, code: str) -> None:
+    """5.12 Begun anew three times, and then told as what it is; it gets there when the bucket takes it."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        fault = refusing(client, 404, code, "back/a", Operation.COMPLETE_MULTIPART_UPLOAD)
+        upload_id = await client.create("back/a")
+        etag = await client.part("back/a", upload_id, 1, bytes(PART_BYTES))
+        await client.complete("back/a", upload_id, {1: etag})
+        async with client.flushing():
+            await eventually(lambda: turn_of(client, "back/a").priority is Priority.REFUSED)
+        turn = turn_of(client, "back/a")
+        assert (turn.last_error, turn.failing_since is None) == (f"{code}: injected", False)
+        assert turn.attempts == client.origin.count(Operation.COMPLETE_MULTIPART_UPLOAD) == 4
+        fault.times = 0
+        async with client.flushing(ahead_seconds=700.0):
+            await eventually(lambda: client.pending("back/a") is None)
+        assert client.origin.data("bucket", "back/a") == bytes(PART_BYTES)
+
+    with_client(tmp_path, scenario)
+
+
 def test_5_12_it_can_be_exported_and_discarded(tmp_path: Path) -> None:
     """5.12 6.5 Like whatever else the origin never takes."""
 

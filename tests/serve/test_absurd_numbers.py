@@ -13,7 +13,7 @@ import httpx
 import orjson
 import pytest
 
-from gateway.admin.media_types import LINES_TYPE
+from gateway.api import LINES_TYPE
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 

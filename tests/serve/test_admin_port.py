@@ -145,7 +145,7 @@ def test_connections_that_wait_make_room_and_idle_ones_end() -> None:
 
 def test_few_requests_are_at_work_and_slow_clients_are_not_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those behind them wait for their turn, then get 503. Probes, and bodies that have not come, take no place."""
-    go_on, at_work, most = asyncio.Event(), 0, 0
+    resume, at_work, most = asyncio.Event(), 0, 0
 
     async def work(request: Request) -> Response:
         nonlocal at_work, most
@@ -153,7 +153,7 @@ def test_few_requests_are_at_work_and_slow_clients_are_not_among_them(monkeypatc
         at_work += 1
         most = max(most, at_work)
         if request.url.path == "/other":
-            await go_on.wait()
+            await resume.wait()
         at_work -= 1
         return Response("done")
 
@@ -169,7 +169,7 @@ def test_few_requests_are_at_work_and_slow_clients_are_not_among_them(monkeypatc
             assert await port.status(target="/healthz") == 200
             done, waiting = await asyncio.wait(asked, timeout=PATIENCE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             assert {one.result() for one in done} == {503}
-            go_on.set()
+            resume.set()
             statuses = [one.result() for one in done] + list(await asyncio.gather(*waiting))
             assert sorted(set(statuses)) == [200, 503]
             assert most <= AT_WORK_MAX + 1  # the probe is beside them

@@ -27,7 +27,7 @@ LATER: dict[str, str] = {
     "forebay_sent_bytes_total": RARE_OPERATION,
     "forebay_received_bytes_total": RARE_OPERATION,
     "forebay_misses_total": RARE_OPERATION,
-    "forebay_small_answers_total": RARE_OPERATION,
+    "forebay_bucket_metadata_answers_total": RARE_OPERATION,
     "forebay_origin_requests_total": f"method, status and purpose that are not among the usual; {ANY_STATUS}",
 }
 """Counters of which some numbers appear with their first event. The usual ones of each stand at 0."""
@@ -79,7 +79,7 @@ def test_every_counter_with_labels_stands_at_zero_before_its_first_event() -> No
         ]
         classes = [{"name": "boto", "product": "Boto3", "max_concurrent_requests": 100}]
         config: dict[str, Any] = {
-            "server": {"workers": 2, "caller_wait": "0s"},
+            "server": {"workers": 2, "caller_wait_max": "0s"},
             "cache": {"persistent": True},
             "origin": {
                 "endpoint_url": origin.endpoint_url,

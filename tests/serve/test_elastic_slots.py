@@ -64,8 +64,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"prefix": "s3://train/of-the-file/"}, "another slot has this prefix"),
     ({"prefix": "s3://train/a/", "write": "back", "mode": "read-only"}, "write"),
     ({"mode": "read-only"}, "prefix"),
-    ({"prefix": "s3://train/a/", "kept_object_size": 1e300}, "slots[1].kept_object_size = 1e+300: a size such as"),
-    ({"prefix": "s3://train/a/", "kept_object_size": "99999PiB"}, "at most 1024PiB"),
+    ({"prefix": "s3://train/a/", "max_cached_object_size": 1e300}, "max_cached_object_size = 1e+300: a size, such as"),
+    ({"prefix": "s3://train/a/", "max_cached_object_size": "99999PiB"}, "at most 1024PiB"),
     ([], "JSON object"),
 ]
 
@@ -413,7 +413,7 @@ def test_a_ceiling_is_changed_while_bytes_pass(tmp_path: Path) -> None:
     with an_origin() as origin, GatewayProcess(config_of(origin), directory=tmp_path / "cache") as gateway:
         admin, client = Admin(gateway), client_of(gateway.s3_url)
         client_of(origin.endpoint_url).put_object(Bucket=BUCKET, Key="a/large", Body=content)
-        slot = {"prefix": f"s3://{BUCKET}/a/", "kept_object_size": "1MiB"}
+        slot = {"prefix": f"s3://{BUCKET}/a/", "max_cached_object_size": "1MiB"}
         assert admin.put("a", {**slot, "read_bandwidth": "1MiB/s"}).status_code == 200
         body = client.get_object(Bucket=BUCKET, Key="a/large")["Body"]
         began = time.monotonic()
@@ -440,7 +440,7 @@ def test_limits_of_callers_change(tmp_path: Path) -> None:
     limited = {**one, "requests_per_second": 5}
     with an_origin() as origin:
         config = config_of(origin, credentials=[one])
-        config["server"]["caller_wait"] = "100ms"
+        config["server"]["caller_wait_max"] = "100ms"
         with GatewayProcess(config, directory=tmp_path / "cache") as gateway:
             admin, clients = Admin(gateway), [client_of(gateway.s3_url, ("one", "one-secret-0123")) for _ in range(4)]
             clients[0].put_object(Bucket=BUCKET, Key="a", Body=b"x")
@@ -465,7 +465,7 @@ def test_limits_of_callers_change(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limits", [[30, 20], [21, 22, 23, 24, 25, 26, 20]])
 def test_limits_hold_over_a_worker_that_has_not_seen_all_changes(tmp_path: Path, limits: list[int]) -> None:
     """They change and come back while it is stopped: it counts with the other worker again when it goes on."""
-    config = {"server": {"workers": 2, "caller_wait": "0s"}, "credentials": [_limited(20)]}
+    config = {"server": {"workers": 2, "caller_wait_max": "0s"}, "credentials": [_limited(20)]}
     with an_origin() as origin, GatewayProcess(config_of(origin, **config), directory=tmp_path / "cache") as gateway:
         admin = Admin(gateway)
         clients = [client_of(gateway.s3_url, ("one", "one-secret-0123")) for _ in range(12)]
@@ -588,7 +588,7 @@ def test_a_stopped_supervisor_stops_no_other_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("after", [None, "100MiB/s"])
 def test_who_waits_under_what_is_lifted_passes_by_what_is_in_force(tmp_path: Path, after: str | None) -> None:
     """Within seconds: pieces at a ceiling of their slot, and requests at a limit of their caller."""
-    config = {"server": {"workers": 2, "caller_wait": "60s"}, "credentials": [_limited(1), _unlimited()]}
+    config = {"server": {"workers": 2, "caller_wait_max": "60s"}, "credentials": [_limited(1), _unlimited()]}
     with an_origin() as origin, GatewayProcess(config_of(origin, **config), directory=tmp_path / "cache") as gateway:
         admin, slot = Admin(gateway), {"prefix": f"s3://{BUCKET}/a/"}
         direct = client_of(origin.endpoint_url)

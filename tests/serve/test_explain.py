@@ -11,8 +11,8 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
+from gateway.admin.app import describe
 from gateway.admin.formatting import size_text
-from gateway.admin.openapi import describe
 from gateway.cli import app
 from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.faults import AlterHeaders, on
@@ -22,7 +22,7 @@ MEBI = 1024 * 1024
 SIZE_BYTES = 5 * MEBI + 17
 SLOTS = [
     {"name": "data", "prefix": "s3://bucket/data/", "consistency": "ttl", "metadata_ttl": "1h"},
-    {"name": "small", "prefix": "s3://bucket/small/", "consistency": "immutable", "kept_object_size": "1MiB"},
+    {"name": "small", "prefix": "s3://bucket/small/", "consistency": "immutable", "max_cached_object_size": "1MiB"},
     {"name": "back", "prefix": "s3://bucket/back/", "write": "back"},
 ]
 
@@ -118,7 +118,7 @@ def test_what_was_dropped_by_command_is_not_here(gateway: GatewayProcess) -> Non
 def test_what_is_not_kept_says_why(gateway: GatewayProcess) -> None:
     assert read(gateway, "small/k") == "miss; reason=not-kept"
     eventually(lambda: explained(gateway, "small/k")["known"]["by"] == "catalog")
-    assert "kept_object_size" in explained(gateway, "small/k")["why_not_kept"]
+    assert "max_cached_object_size" in explained(gateway, "small/k")["why_not_kept"]
     assert "no: it is larger" in text(gateway, "small/k")
 
 

@@ -188,6 +188,4 @@ def test_warming_nothing_is_a_failure_unless_allowed(told: Told, command: str) -
         result = CliRunner().invoke(cli.app, [command, *missing, *more])
         assert result.exit_code == 1
         assert result.stderr.startswith("forebay: s3://bucket/typo/ holds no object: ")
-        if command == "pin":
-            told.run("unpin", "s3://bucket/typo/")
     told.run(command, *missing[:2], "--allow-empty")

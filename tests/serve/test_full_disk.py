@@ -16,7 +16,7 @@ from gateway.core.clock import Moment
 from gateway.core.errors import BufferUnavailable, StartupError, StoreUnavailable
 from gateway.serve import claim as claims
 from gateway.serve import full_disk
-from gateway.serve.claim import closed_mark, leave_alone
+from gateway.serve.claim import closed_mark, disable_directory
 from gateway.serve.recovering import recover_buffer
 from gateway.writeback.bounds.room import ReserveFile
 from gateway.writeback.journal.journal import Journal
@@ -148,14 +148,14 @@ def test_what_failed_for_want_of_room_counts_though_there_is_some_by_now(
     """Others may remove their files at any moment."""
     acknowledge(buffer)
     with pytest.raises(StartupError, match="is full"):
-        leave_alone(settings.cache.directory, caused_by(cause))
+        disable_directory(settings.cache.directory, caused_by(cause))
 
 
 @pytest.mark.parametrize("cause", [OSError(errno.EIO, "Input/output error"), of_sqlite("SQLITE_IOERR_READ")], ids=str)
 def test_a_disk_that_fails_is_done_without(settings: Settings, buffer: Path, cause: Exception) -> None:
     """What was acknowledged stays on it (8.5)."""
     acknowledge(buffer)
-    assert leave_alone(settings.cache.directory, caused_by(cause)) == "the directory cannot be opened"
+    assert disable_directory(settings.cache.directory, caused_by(cause)) == "the directory cannot be opened"
     assert (buffer / "ballast").exists()
 
 

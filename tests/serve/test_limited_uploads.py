@@ -21,7 +21,7 @@ CALLER_WAIT_SECONDS = 3.0
 
 def config_of(origin: StrictOrigin) -> dict[str, Any]:
     return {
-        "server": {"workers": 2, "caller_wait": f"{CALLER_WAIT_SECONDS}s"},
+        "server": {"workers": 2, "caller_wait_max": f"{CALLER_WAIT_SECONDS}s"},
         "origin": {
             "endpoint_url": origin.endpoint_url,
             "access_key_id": ACCESS_KEY_ID,

@@ -158,3 +158,22 @@ def test_what_a_slot_says_of_its_checkpoints_changes_while_it_runs(origin: Stric
         eventually(lambda: [one["kept"] for one in checkpoints(gateway).values()] == [False, True])
         say(write="back")
         eventually(lambda: [one["kept"] for one in checkpoints(gateway).values()] == [False, False])
+
+
+def test_what_a_scratch_slot_leaves_is_told_as_what_it_is(origin: StrictOrigin, tmp_path: Path) -> None:
+    """The slot is gone with a restart: the log, `forebay status` and the metrics say that its objects are here and not
+    to be sent, and nobody says that Forebay sends them."""
+    with with_slot(origin, tmp_path / "cache", write="scratch") as gateway:
+        Client(gateway).put("left", b"x" * 1000)
+    with gateway_of(origin, tmp_path / "cache", cache={"persistent": True}, slots=[]) as gateway:
+        [told] = [line for line in gateway.log.splitlines() if "a slot that is gone" in line]
+        assert '"slot":"back","objects":1' in told
+        assert "the origin does not have yet" not in gateway.log
+        assert "flushes what it acknowledged" not in gateway.log
+        command = [sys.executable, "-m", "gateway", "status", "--admin-url", gateway.admin_url]
+        status = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert "not at the origin yet" not in status.stdout
+        assert "back: nothing to send; not to be sent: 1 object, 1000 B" in status.stdout
+        for name, value in (("local_bytes", 1000), ("local_objects", 1), ("pending_objects", 0)):
+            line = f'forebay_writeback_{name}{{slot="(gone)"}} {value}.0'
+            eventually(lambda: line in httpx.get(f"{gateway.admin_url}/metrics", timeout=30).text)  # noqa: B023

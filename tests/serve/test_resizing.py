@@ -270,7 +270,7 @@ def drawn(dice: random.Random, name: str) -> dict[str, Any]:
     if dice.random() < 0.3:
         slot["eviction"] = "lru"
     if dice.random() < 0.2:
-        slot["kept_object_size"] = "100KiB"
+        slot["max_cached_object_size"] = "100KiB"
     return slot
 
 

@@ -35,7 +35,7 @@ class Process:
         self.name: SharedMemoryName | None = None
         self.opened = 0
 
-    def follow(self, name: SharedMemoryName | None) -> None:
+    def apply_settings(self, name: SharedMemoryName | None) -> None:
         if name != self.name:
             self.opened = os.stat(name).st_ino if name is not None else 0
             self.name = name
@@ -61,9 +61,9 @@ def test_all_processes_end_in_the_same_memory(memories: SharedMemories, seed: in
         in_force.pop(bandwidth, None)
         in_force[bandwidth] = name
         for process in processes[: dice.randrange(3)]:
-            process.follow(name)
+            process.apply_settings(name)
     for process in processes:
-        process.follow(name)
+        process.apply_settings(name)
     assert len({(one.name, one.opened) for one in processes}) == 1
     assert len(os.listdir("/proc/self/fd")) <= descriptors + MEMORIES_KEPT + 1
 

@@ -152,7 +152,7 @@ def test_a_standard_output_that_takes_nothing_keeps_nobody_waiting(tmp_path: Pat
     if not is_read:
         os.close(reading)
     (begun(tmp_path) / "starts-worker0").touch()
-    logs = "from gateway.logs import configure_logs; configure_logs('info', 'json', 'supervisor')"
+    logs = "from gateway.telemetry.logs import configure_logs; configure_logs('info', 'json', 'supervisor')"
     with supervised(tmp_path, "worker0 dies-when-ready", logs, stdout=writing) as process:
         os.close(writing)
         until_started(process, tmp_path / "starts-worker0", 3)

@@ -59,7 +59,7 @@ def test_all_workers_together_take_no_more_than_the_buffer(origin: StrictOrigin,
         assert metric(gateway, "forebay_writeback_pending_objects") == len(absorbed)
         assert metric(gateway, "forebay_writeback_oldest_age_seconds") > 0
         first = 1  # whose answer told what the bucket is like
-        assert metric(gateway, "forebay_writeback_through_total") == first + len(bodies) - len(absorbed)
+        assert metric(gateway, "forebay_writeback_written_through_total") == first + len(bodies) - len(absorbed)
         origin.start()
         for name in bodies.keys() - absorbed:  # sent away until there is room, or the origin is known to be back
             eventually(lambda: client.ask("PUT", f"back/{name}", bodies[name]).status_code == 200)  # noqa: B023

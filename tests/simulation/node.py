@@ -21,16 +21,8 @@ from gateway.metadata.catalog import Catalog
 from gateway.operations.context import AppContext
 from gateway.operations.writeback.write_back_policy import why_of_bucket
 from gateway.policy.slots import Prefix, Slot, Slots
-from gateway.telemetry.metric_observers import (
-    CacheMetrics,
-    CatalogMetrics,
-    RequestMetrics,
-    SmallAnswerMetrics,
-    WritebackMetrics,
-)
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.buffer import WritebackBuffer
-from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.journal.records import State
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.opening import recover
@@ -149,14 +141,12 @@ class Node:
         async def begin() -> None:
             buffer = await WritebackBuffer.open(self.directory, number, self._bounded, clock=self.clock)
             origin = self._origin.of(process)
-            catalog = Catalog.switched_off(origin, self.clock, CatalogMetrics())
-            answers = BucketMetadataCache(
-                self.directory.with_name("answers"), catalog.now_of_bucket, ttl_seconds=0, observer=SmallAnswerMetrics()
-            )
-            blocks = _NoBlocks(origin, self.clock, CacheMetrics())
+            catalog = Catalog.switched_off(origin, self.clock)
+            answers = BucketMetadataCache(self.directory.with_name("answers"), catalog.now_of_bucket, ttl_seconds=0)
+            blocks = _NoBlocks(origin, self.clock)
             services = AppContext(origin, catalog, answers, blocks, self.slots, self.clock, writeback=buffer)
             authenticator = Authenticator(ConfiguredKeyring([]), self.clock, allow_unsigned=True)
-            self._apps[number] = asgi.S3App(services, authenticator, (), "feedfacefeedface", RequestMetrics())
+            self._apps[number] = asgi.S3App(services, authenticator, (), "feedfacefeedface")
             self._buffers[number] = buffer
 
         await self._as(process, begin())
@@ -170,12 +160,10 @@ class Node:
             origin = self._origin.of(process)
             around = FlushServices(
                 origin,
-                Catalog.switched_off(origin, self.clock, CatalogMetrics()),
-                cast(Any, _NoBlocks(origin, self.clock, CacheMetrics())),
+                Catalog.switched_off(origin, self.clock),
+                cast(Any, _NoBlocks(origin, self.clock)),
                 self.slots,
                 self.clock,
-                FlushLogger(WritebackMetrics(), self.clock),
-                WritebackMetrics(),
             )
             flushing = Flushing(buffer, CheckpointQueries(self.directory), around)
             self._buffers[BACKGROUND] = buffer

@@ -15,10 +15,10 @@ import sys
 from typing import Any
 
 from gateway.core.clock import SystemClock
-from gateway.policy.bandwidth import Bandwidth, Ceiling, Share, cells_for
+from gateway.policy.bandwidth import Bandwidth, BandwidthShare, Ceiling, cells_for
 from gateway.policy.token_bucket import SharedCells, TokenBucket
 
-SHARES = [Share("read", "a", 3), Share("read", "b", 1)]
+SHARES = [BandwidthShare("read", "a", 3), BandwidthShare("read", "b", 1)]
 
 
 def ceilings_of(rate: float) -> list[Ceiling]:

@@ -73,7 +73,12 @@ async def work(directory: Path, slot: int, seed: int, reads: int, capacity: int,
         return wrong
 
     async with open_cache(
-        directory, origin, worker=slot, capacity_bytes=capacity, block_size_bytes=64 * KIB, packed_bytes_max=PACKED
+        directory,
+        origin,
+        worker=slot,
+        capacity_bytes=capacity,
+        block_size_bytes=64 * KIB,
+        small_object_bytes_max=PACKED,
     ) as cache:
         for name in ("pwrite", "pwritev", "rename", "unlink"):
             mortal.watch(os, name)

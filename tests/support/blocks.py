@@ -19,7 +19,8 @@ from gateway.core.clock import Clock, SystemClock
 from gateway.core.model import BodyPiece, BorrowedBuffer, ByteRange, FileSpan, ObjectKey, ObjectVersion
 from gateway.origin.client import IS_AWAITED, Origin, OriginRequest, OriginResponse, Purpose
 from gateway.origin.receive_buffer import ReceiveBuffer
-from gateway.telemetry.metric_observers import CacheMetrics, SlotBytes
+from gateway.telemetry import metrics
+from tests.support.counting import by_label
 from tests.support.memory_origin import MemoryOrigin
 
 KIB = 1024
@@ -63,70 +64,10 @@ class TestClock:
             future.set_result(None)
 
 
-@dataclass
-class CountingObserver(CacheMetrics):
-    """Keeps what it is told."""
-
-    hits: int = 0
-    misses: int = 0
-    coalesced_readers: int = 0
-    evicted_blocks: int = 0
-    damaged_blocks: int = 0
-    fills: int = 0
-    failed_fills: int = 0
-    unavailable: int = 0
-    not_kept_blocks: int = 0
-    not_kept_for: dict[str, int] = field(default_factory=dict)
-    evicted_of: dict[str, int] = field(default_factory=dict)
-    usages: list[Mapping[str, SlotBytes]] = field(default_factory=list)
-    scrub_passes: int = 0
-    scrubbed_blocks: list[int] = field(default_factory=list)
-    disk_errors: list[str] = field(default_factory=list)
-    disk_states: list[str] = field(default_factory=list)
-
-    def hit_bytes(self, slot: str, count: int) -> None:
-        self.hits += count
-
-    def miss_bytes(self, slot: str, count: int) -> None:
-        self.misses += count
-
-    def coalesced(self, slot: str) -> None:
-        self.coalesced_readers += 1
-
-    def evicted(self, slot: str, blocks: int, size_bytes: int) -> None:
-        self.evicted_blocks += blocks
-        self.evicted_of[slot] = self.evicted_of.get(slot, 0) + blocks
-
-    def damaged(self, slot: str) -> None:
-        self.damaged_blocks += 1
-
-    def fill_finished(self, slot: str, seconds: float, size_bytes: int) -> None:
-        self.fills += 1
-
-    def fill_failed(self, slot: str) -> None:
-        self.failed_fills += 1
-
-    def not_kept(self, slot: str, reason: str, blocks: int) -> None:
-        self.not_kept_blocks += blocks
-        self.not_kept_for[reason] = self.not_kept_for.get(reason, 0) + blocks
-
-    def store_unavailable(self) -> None:
-        self.unavailable += 1
-
-    def usage(self, slots: Mapping[str, SlotBytes], unsurveyed_bytes: int, written_today_bytes: int) -> None:
-        self.usages.append(slots)
-
-    def scrubbed(self, size_bytes: int) -> None:
-        self.scrubbed_blocks.append(size_bytes)
-
-    def scrubbed_all(self) -> None:
-        self.scrub_passes += 1
-
-    def disk_error(self, trouble: str) -> None:
-        self.disk_errors.append(trouble)
-
-    def disk_state(self, state: str) -> None:
-        self.disk_states.append(state)
+def disk_state() -> str:
+    """Return the state that a cache of this process has its directory in, as metrics say it."""
+    [state] = by_label(metrics.CACHE_DISK_STATE, "state")
+    return state
 
 
 @dataclass
@@ -233,17 +174,15 @@ async def open_cache(
     capacity_bytes: int = 64 * MIB,
     worker: int = 0,
     clock: Clock | None = None,
-    observer: CacheMetrics | None = None,
     **settings: Any,
 ) -> AsyncIterator[BlockCache]:
-    """Every block has a file of its own, unless `packed_bytes_max` says otherwise."""
-    settings = {"block_size_bytes": BLOCK, "disk_threads": 2, "packed_bytes_max": 0, **settings}
+    """Every block has a file of its own, unless `small_object_bytes_max` says otherwise."""
+    settings = {"block_size_bytes": BLOCK, "disk_threads": 2, "small_object_bytes_max": 0, **settings}
     cache = await BlockCache.open(
         BlockSettings(directory, capacity_bytes, **settings),
         origin,
         worker=worker,
         clock=clock or TestClock(),
-        observer=observer or CacheMetrics(),
     )
     try:
         yield cache

@@ -20,7 +20,7 @@ SIZE = 64 * KIB
 FLUSHED_AFTER = 20
 
 
-async def main(directory: Path, worker: int, workers: int, capacity_bytes: int, packed_bytes_max: int) -> None:
+async def main(directory: Path, worker: int, workers: int, capacity_bytes: int, small_object_bytes_max: int) -> None:
     origin = make_origin()
     slots = Slots([Slot("default", Prefix(""), eviction="epoch")])
     async with open_cache(
@@ -29,7 +29,7 @@ async def main(directory: Path, worker: int, workers: int, capacity_bytes: int, 
         worker=worker,
         capacity_bytes=capacity_bytes,
         block_size_bytes=SIZE,
-        packed_bytes_max=packed_bytes_max,
+        small_object_bytes_max=small_object_bytes_max,
         slots=slots,
     ) as cache:
         print("open", flush=True)

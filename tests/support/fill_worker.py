@@ -47,9 +47,9 @@ class FillWorker:
         endpoint_url: str,
         *,
         capacity_bytes: int = 64 * 1024 * KIB,
-        packed_bytes_max: int = 0,
+        small_object_bytes_max: int = 0,
     ) -> None:
-        arguments = [directory, slot, endpoint_url, capacity_bytes, packed_bytes_max]
+        arguments = [directory, slot, endpoint_url, capacity_bytes, small_object_bytes_max]
         self._process = PreparedProcess(
             ["tests.support.fill_worker", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -157,7 +157,7 @@ class Obedient:
         print("left", flush=True)
 
 
-async def work(directory: Path, slot: int, endpoint_url: str, capacity_bytes: int, packed_bytes_max: int) -> None:
+async def work(directory: Path, slot: int, endpoint_url: str, capacity_bytes: int, small_object_bytes_max: int) -> None:
     credentials = StaticCredentials(KeyPair(ACCESS_KEY_ID, SECRET_ACCESS_KEY, None))
     settings = OriginSettings(endpoint_url=endpoint_url, region="us-east-1", addressing_style="path")
     origin = S3Origin(settings, credentials, SystemClock(), instance_id="test")
@@ -169,7 +169,7 @@ async def work(directory: Path, slot: int, endpoint_url: str, capacity_bytes: in
         worker=slot,
         capacity_bytes=capacity_bytes,
         block_size_bytes=BLOCK,
-        packed_bytes_max=packed_bytes_max,
+        small_object_bytes_max=small_object_bytes_max,
         clock=SystemClock(),
     ) as cache:
         print("ready", flush=True)
@@ -178,8 +178,8 @@ async def work(directory: Path, slot: int, endpoint_url: str, capacity_bytes: in
 
 
 def main() -> None:
-    directory, slot, endpoint_url, capacity_bytes, packed_bytes_max = sys.argv[1:]
-    asyncio.run(work(Path(directory), int(slot), endpoint_url, int(capacity_bytes), int(packed_bytes_max)))
+    directory, slot, endpoint_url, capacity_bytes, small_object_bytes_max = sys.argv[1:]
+    asyncio.run(work(Path(directory), int(slot), endpoint_url, int(capacity_bytes), int(small_object_bytes_max)))
 
 
 if __name__ == "__main__":

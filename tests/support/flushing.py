@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gateway.core.clock import Moment
+from gateway.core.clock import Clock, Moment
 from gateway.core.model import ObjectKey
 from gateway.origin.client import Origin
 from gateway.s3.headers import multipart_etag
 from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.files.staged_file import StagedFile, Staging
+from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, SlotOrder
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.journal.journal import Journal
@@ -37,10 +38,11 @@ PART_BYTES = 5 * 1024 * 1024
 HEADERS = {"content-type": "text/plain", "x-amz-meta-step": "12", "cache-control": "no-store"}
 
 
-class Observer:
+class Observer(FlushLogger):
     """Writes down what it is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
         self.published: list[tuple[str, str | None]] = []
         self.settlements: list[tuple[str, str | None, float]] = []
         self.failures: list[str] = []
@@ -95,7 +97,7 @@ class Buffer:
         self.staging.prepare()
         self.journal = Journal(directory, self._remove, clock=self.clock)
         self.threads = BufferThreads(2)
-        self.observer = Observer()
+        self.observer = Observer(self.clock)
         self.slots: dict[str, SlotOrder] = {}
         self._flushing: asyncio.Task[None] | None = None
 

@@ -22,14 +22,6 @@ from gateway.operations.context import AppContext
 from gateway.operations.warm_up_queue import WarmUpQueue
 from gateway.origin.client import Origin
 from gateway.policy.slots import EVERYTHING, Grant, Slot, Slots
-from gateway.telemetry.metric_observers import (
-    CacheMetrics,
-    CatalogMetrics,
-    RequestMetrics,
-    SmallAnswerMetrics,
-    SnapshotMetrics,
-)
-from gateway.writeback.bounds.bounds import BoundsObserver, SilentBoundsObserver
 from gateway.writeback.buffer import WritebackBuffer
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY
 from tests.support.memory_origin import MemoryOrigin
@@ -66,10 +58,9 @@ async def gateway_app(
     allow_signature_v2: bool = True,
     block_size_bytes: int = BLOCK_SIZE_BYTES,
     worker: int = 0,
-    small_answers_ttl_seconds: float = 60.0,
+    bucket_metadata_ttl_seconds: float = 60.0,
     writeback: bool = False,
     buffer_closed: bool = False,
-    bounds: BoundsObserver | None = None,
     capacity_bytes: int = 256 * 1024**2,
 ) -> AsyncIterator[GatewayApp]:
     """A gateway with one bucket, `bucket`. `through` stands between the gateway and `origin`, where given."""
@@ -81,14 +72,13 @@ async def gateway_app(
     settings = BlockSettings(
         directory, capacity_bytes=capacity_bytes, block_size_bytes=block_size_bytes, slots=Slots(slots)
     )
-    blocks = await BlockCache.open(settings, front, worker=worker, clock=clock, observer=CacheMetrics())
+    blocks = await BlockCache.open(settings, front, worker=worker, clock=clock)
     try:
         catalog = await Catalog.open(
             directory / "catalog",
             front,
             homes=Homes("memory"),
             clock=clock,
-            observer=CatalogMetrics(),
             slots=Slots(slots),
             process=worker,
         )
@@ -98,15 +88,13 @@ async def gateway_app(
     answers = BucketMetadataCache(
         directory / "catalog" / ANSWERS,
         catalog.now_of_bucket,
-        ttl_seconds=small_answers_ttl_seconds,
-        observer=SmallAnswerMetrics(),
+        ttl_seconds=bucket_metadata_ttl_seconds,
     )
     snapshots = SnapshotStore(directory / "snapshots")
-    registry = SnapshotRegistry(snapshots, slots, clock, SnapshotMetrics())
+    registry = SnapshotRegistry(snapshots, slots, clock)
     buffer: WritebackBuffer | None = None
     if writeback:
-        bounds = bounds or SilentBoundsObserver()
-        buffer = await WritebackBuffer.open(directory / "writeback", worker, slots, clock=clock, observer=bounds)
+        buffer = await WritebackBuffer.open(directory / "writeback", worker, slots, clock=clock)
         blocks.keep_free(buffer.bounds.unused_bytes)
     try:
         services = AppContext(
@@ -126,7 +114,7 @@ async def gateway_app(
             allow_unsigned=allow_unsigned,
             allow_signature_v2=allow_signature_v2,
         )
-        app = S3App(services, authenticator, ("s3.local",), INSTANCE_ID, RequestMetrics())
+        app = S3App(services, authenticator, ("s3.local",), INSTANCE_ID)
         try:
             yield GatewayApp(app, origin, blocks, catalog, answers, snapshots, buffer, services.warm_ups)
         finally:

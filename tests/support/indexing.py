@@ -6,47 +6,24 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan
-from gateway.metadata.listing.index import Found, ListingIndex
+from gateway.metadata.listing.index import FoundPage, ListingIndex
 from gateway.metadata.listing.pages import ListRequest
-from gateway.metadata.listing.ranges import Bound
+from gateway.metadata.listing.ranges import KeyBound
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.requests import Operation
-from gateway.telemetry.metric_observers import IndexMetrics
 from tests.support.blocks import BUCKET, TestClock
 from tests.support.jobs import JobBench, job_bench
 from tests.support.memory_origin import MemoryOrigin
 
-FOR_EVER = Bound(math.inf, math.inf)
+FOR_EVER = KeyBound(math.inf, math.inf)
 TTL = Slot("data", Prefix.parse(f"s3://{BUCKET}/"), "read-write", "ttl", 100.0)
 IMMUTABLE = Slot("data", Prefix.parse(f"s3://{BUCKET}/"), "read-write", "immutable")
-
-
-@dataclass
-class KeptObserver(IndexMetrics):
-    """Keeps what it is told."""
-
-    crawled_keys: int = 0
-    changed_keys: int = 0
-    outcomes: list[str] = field(default_factory=list)
-    known_since: float | None = None
-
-    def crawled(self, slot: str, keys: int) -> None:
-        self.crawled_keys += keys
-
-    def found_changed(self, slot: str, keys: int) -> None:
-        self.changed_keys += keys
-
-    def crawl_ended(self, slot: str, outcome: str) -> None:
-        self.outcomes.append(outcome)
-
-    def index_stands(self, slot: str, keys: int | None, known_since: float | None) -> None:
-        self.known_since = known_since
 
 
 @dataclass(frozen=True)
@@ -56,7 +33,6 @@ class IndexBench:
     indexes: Indexes
     bench: JobBench
     clock: TestClock
-    observer: KeptObserver
     slots: Slots
 
     @property
@@ -70,7 +46,7 @@ class IndexBench:
 
         def is_over() -> bool:
             document = self.indexes.documents()[0]
-            return bool(document["crawls"] >= times and document["state"] == "waiting")
+            return bool(document.crawls >= times and document.state == "waiting")
 
         await self.until(is_over)
 
@@ -82,13 +58,13 @@ class IndexBench:
                 await asyncio.sleep(0.002)
                 self.clock.advance(0.5)
 
-    def listed(self, bound: Bound = FOR_EVER, *, prefix: str = "", bucket: str = BUCKET) -> list[str] | None:
+    def listed(self, bound: KeyBound = FOR_EVER, *, prefix: str = "", bucket: str = BUCKET) -> list[str] | None:
         """All keys as the index lists them, page by page; None: it cannot."""
         keys: list[str] = []
         wanted = ListRequest(prefix.encode(), limit=7)
         while True:
             found = self.listing.find(bucket, wanted, bound, with_owner=False)
-            if not isinstance(found, Found):
+            if not isinstance(found, FoundPage):
                 return None
             keys += [key.decode() for key, _ in found.page.keys]
             if not found.page.is_truncated:
@@ -106,13 +82,13 @@ async def index_bench(
     through: Origin | None = None,
     clock: TestClock | None = None,
 ) -> AsyncIterator[IndexBench]:
-    clock, observer = clock or TestClock(), KeptObserver()
+    clock = clock or TestClock()
     async with job_bench(directory, origin, through=through, slots=slots, clock=clock) as bench:
         of_now = Slots(slots)
         tools = JobDependencies(through or origin, bench.catalog, bench.cache, of_now, clock)
-        indexes = Indexes.open(tools, plans, observer)
+        indexes = Indexes.open(tools, plans)
         try:
-            yield IndexBench(indexes, bench, clock, observer, of_now)
+            yield IndexBench(indexes, bench, clock, of_now)
         finally:
             await indexes.close()
 

@@ -19,7 +19,6 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slot, Slots
-from gateway.telemetry.metric_observers import CatalogMetrics
 from tests.support.blocks import BUCKET, MIB, open_cache, until
 from tests.support.memory_origin import MemoryOrigin
 
@@ -68,7 +67,6 @@ async def job_bench(
             front,
             homes=Homes("memory"),
             clock=clock,
-            observer=CatalogMetrics(),
             slots=policy,
         )
         try:

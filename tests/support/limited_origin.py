@@ -46,28 +46,6 @@ class RequestLimits:
         return is_taken
 
 
-class Counted:
-    """What a process has told of."""
-
-    def __init__(self) -> None:
-        self.slowed_down: Counter[str] = Counter()
-        self.waits: dict[str, list[float]] = {}
-        self.in_vain: Counter[str] = Counter()
-        self.rates: dict[tuple[str, Direction], float] = {}
-
-    def origin_slowed_down(self, slot: str) -> None:
-        self.slowed_down[slot] += 1
-
-    def origin_throttled(self, slot: str, seconds: float) -> None:
-        self.waits.setdefault(slot, []).append(seconds)
-
-    def origin_throttled_in_vain(self, slot: str) -> None:
-        self.in_vain[slot] += 1
-
-    def origin_request_rate(self, bucket: str, direction: Direction, rate: float) -> None:
-        self.rates[bucket, direction] = rate
-
-
 def shared_cells(slots: int, processes: int, started: float = 0.0) -> list[SharedCells]:
     """The same cells, as each process has them."""
     rows = cells_for(slots, processes)
@@ -94,10 +72,9 @@ class RequestSimulation:
         self.limits = limits
         self.clock = ManualClock()
         self.clocks = [ProcessClock(self.clock) for _ in range(processes)]
-        self.counted = [Counted() for _ in range(processes)]
         self.rates = [
-            RequestRates(weights, clock, told, cells, wait_seconds_max=wait_seconds_max, buckets_told=["bucket"])
-            for clock, told, cells in zip(self.clocks, self.counted, shared_cells(len(weights), processes), strict=True)
+            RequestRates(weights, clock, cells, wait_seconds_max=wait_seconds_max, buckets_told=["bucket"])
+            for clock, cells in zip(self.clocks, shared_cells(len(weights), processes), strict=True)
         ]
         self.taken: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()

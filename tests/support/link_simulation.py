@@ -14,7 +14,7 @@ from typing import Any
 
 from gateway.origin.client import Direction
 from gateway.origin.link_traffic import AnswerKind, Traffic
-from gateway.policy.bandwidth import Bandwidth, Ceiling, Share, cells_for
+from gateway.policy.bandwidth import Bandwidth, BandwidthShare, Ceiling, cells_for
 from gateway.policy.capacity_controller import TICK_SECONDS
 from gateway.policy.token_bucket import SharedCells, make_shared_memory
 from tests.support.manual_clock import ManualClock
@@ -55,7 +55,7 @@ class ProcessClock:
     def stop(self) -> None:
         self._goes_on.clear()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._goes_on.set()
 
 
@@ -67,7 +67,7 @@ class LinkSimulation:
         self.clocks = [ProcessClock(self.clock) for _ in range(processes)]
         ceilings = [Ceiling("read", None, link)]
         ceilings += [Ceiling("read", one.name, one.ceiling) for one in slots if one.ceiling is not None]
-        shares = [Share("read", one.name, one.weight, one.guarantee) for one in slots]
+        shares = [BandwidthShare("read", one.name, one.weight, one.guarantee) for one in slots]
         rows = cells_for(ceilings, shares)
         descriptor = make_shared_memory(rows, processes, 0.0)
         try:
@@ -314,7 +314,7 @@ class FoundLinkSimulation:
         self.origin = origin or FarOrigin()
         self.link = QueuedLink(self.clock, capacity)
         self._dice = random.Random(seed)
-        ceilings, shares = [Ceiling("read", None, None), Ceiling("write", None, None)], [Share("read", "a", 1)]
+        ceilings, shares = [Ceiling("read", None, None), Ceiling("write", None, None)], [BandwidthShare("read", "a", 1)]
         rows = cells_for(ceilings, shares)
         descriptor = make_shared_memory(rows, processes, 0.0)
         try:

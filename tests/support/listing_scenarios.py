@@ -11,7 +11,6 @@ from pathlib import Path
 from gateway.edge.asgi import S3App
 from gateway.metadata.catalog import Catalog
 from gateway.policy.slots import Prefix, Slot
-from gateway.telemetry.metric_observers import CatalogMetrics
 from tests.origin.origins import xml
 from tests.support.asgi import Answer, call
 from tests.support.cache_label import cache_label
@@ -82,7 +81,7 @@ async def write(gateway: GatewayApp, method: str, target: str, body: bytes = b""
 @asynccontextmanager
 async def another_worker(gateway: GatewayApp, clock: ManualClock) -> AsyncIterator[S3App]:
     """A second process's application, as far as one process can have one: the same files, queues of its own."""
-    catalog = Catalog(gateway.origin, gateway.catalog._opened, clock, CatalogMetrics())
+    catalog = Catalog(gateway.origin, gateway.catalog._opened, clock)
     try:
         yield dataclasses.replace(gateway.app, services=dataclasses.replace(gateway.app.services, catalog=catalog))
     finally:

@@ -7,28 +7,18 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gateway.metadata.bucket_metadata import Answer, BucketMetadataCache, Question
+from gateway.metadata.bucket_metadata import BucketAnswer, BucketMetadataCache, BucketQuery
 from gateway.metadata.entries import Freshness, ObservedAt
 from gateway.metadata.opening import ANSWERS
 from gateway.policy.slots import Prefix, Slot
-from gateway.telemetry.metric_observers import SmallAnswerMetrics
+from gateway.telemetry import metrics
+from tests.support.counting import by_label
 
-QUESTION = Question("GetBucketLocation", "bucket")
-ANSWER = Answer(200, [("content-type", "application/xml"), ("x-amz-bucket-region", "eu")], b"<LocationConstraint/>")
+QUESTION = BucketQuery("GetBucketLocation", "bucket")
+ANSWER = BucketAnswer(
+    200, [("content-type", "application/xml"), ("x-amz-bucket-region", "eu")], b"<LocationConstraint/>"
+)
 SLOT = Slot("t", Prefix.parse("s3://bucket/"), "read-write", "ttl", 60.0)
-
-
-@dataclass
-class Counting(SmallAnswerMetrics):
-    """An observer that remembers."""
-
-    troubles: list[str] = field(default_factory=list)
-
-    def answered(self, operation: str, outcome: str) -> None:
-        return
-
-    def trouble(self, kind: str) -> None:
-        self.troubles.append(kind)
 
 
 @dataclass
@@ -37,15 +27,17 @@ class World:
 
     directory: Path
     moment: ObservedAt = field(default_factory=lambda: ObservedAt(7, 1000.0, 1))
-    counting: Counting = field(default_factory=Counting)
 
     def answers(self, **more: int) -> BucketMetadataCache:
-        return BucketMetadataCache(
-            self.directory / ANSWERS, lambda bucket: self.moment, ttl_seconds=60.0, observer=self.counting, **more
-        )
+        return BucketMetadataCache(self.directory / ANSWERS, lambda bucket: self.moment, ttl_seconds=60.0, **more)
 
     def pass_seconds(self, seconds: float) -> None:
         self.moment = replace(self.moment, seconds=self.moment.seconds + seconds)
+
+    @property
+    def troubles(self) -> dict[str, float]:
+        """The number of each that was counted."""
+        return by_label(metrics.SMALL_ANSWER_TROUBLES, "trouble")
 
     @property
     def database(self) -> Path:
@@ -67,11 +59,11 @@ def play(directory: Path, scenario: Callable[[World, BucketMetadataCache], Await
     return world
 
 
-async def keep(answers: BucketMetadataCache, question: Question = QUESTION, answer: Answer = ANSWER) -> None:
+async def keep(answers: BucketMetadataCache, question: BucketQuery = QUESTION, answer: BucketAnswer = ANSWER) -> None:
     answers.keep(question, answers.now(question.bucket), answer)
     await answers.settle()
 
 
-async def known(answers: BucketMetadataCache, question: Question = QUESTION) -> Answer | None:
+async def known(answers: BucketMetadataCache, question: BucketQuery = QUESTION) -> BucketAnswer | None:
     found = await answers.recall(question, SLOT)
     return found.answer if found is not None and found.freshness is Freshness.FRESH else None

@@ -13,7 +13,7 @@ from gateway.disk import atomic_write
 from gateway.metadata.snapshots import staging as staging_module
 from gateway.metadata.snapshots import store as store_module
 from gateway.metadata.snapshots.object_table import ObjectTable
-from gateway.metadata.snapshots.staging import Origins, Staging
+from gateway.metadata.snapshots.staging import Origins, SnapshotStaging
 from gateway.metadata.snapshots.store import SnapshotStore
 from tests.support.snapshots import entry
 
@@ -25,7 +25,7 @@ DIGEST = hashlib.sha256(b'a\0"c4ca4238a0b923820dcc509a6f75849b"\x001\n').hexdige
 
 def make(root: Path) -> None:
     """A snapshot `new` of one object."""
-    staging = Staging.begin(SnapshotStore(root), "m", Origins("new", "s3://bucket/", "memory", 1.0))
+    staging = SnapshotStaging.begin(SnapshotStore(root), "m", Origins("new", "s3://bucket/", "memory", 1.0))
     staging.append([entry("a", b"1")])
     staging.publish(2.0)
 
@@ -33,7 +33,7 @@ def make(root: Path) -> None:
 def bring_in(root: Path) -> None:
     """The same, as an import makes it."""
     store = SnapshotStore(root)
-    staging = Staging.begin(store, "import-m", Origins("new", "s3://bucket/", "memory", 1.0))
+    staging = SnapshotStaging.begin(store, "import-m", Origins("new", "s3://bucket/", "memory", 1.0))
     staging.insert([entry("a", b"1")])
     staging.publish(2.0, expected=(1, DIGEST))
 

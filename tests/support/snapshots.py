@@ -11,7 +11,7 @@ from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.job import Job, JobKind
 from gateway.jobs.snapshot_job import SnapshotJob
 from gateway.metadata.snapshots.manifest import Manifest
-from gateway.metadata.snapshots.staging import Origins, Staging
+from gateway.metadata.snapshots.staging import Origins, SnapshotStaging
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from tests.support.gateway_app import GatewayApp
@@ -27,7 +27,7 @@ def entry(key: str, content: bytes = b"", template: EntryTemplate = TEMPLATE) ->
 
 def make(store: SnapshotStore, name: str, objects: Mapping[str, bytes], prefix: str = "s3://bucket/") -> Manifest:
     """A snapshot of these objects."""
-    staging = Staging.begin(store, f"test-{name}", Origins(name, prefix, "memory", 1.0))
+    staging = SnapshotStaging.begin(store, f"test-{name}", Origins(name, prefix, "memory", 1.0))
     staging.append([entry(key, content) for key, content in sorted(objects.items(), key=lambda one: one[0].encode())])
     return staging.publish(2.0)
 

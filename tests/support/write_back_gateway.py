@@ -16,6 +16,7 @@ from gateway.operations.writeback.cache_promotion import CachePromoter
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.xml import text_of
 from gateway.telemetry.metrics import FailureKind
+from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, order_of
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.journal.records import Conditions, Honoured, Priority, State, Write
@@ -72,39 +73,24 @@ def _is_waited_for(tx: JournalTransaction, due: Due) -> bool:
     return write is not None and write.is_completed_at_origin and write.answer is None
 
 
-class Silent:
-    """A flush that nobody watches, but for what must not be where it is not expected."""
+class Silent(FlushLogger):
+    """Refuses conflicts, damages and expiries that the test does not expect."""
 
     conflicts = False
     damages = False
     expiries = False
 
-    def settled(self, pending: Write, etag: str | None, attempt_seconds: float) -> None:
-        """As it should be."""
+    def failing(self, write: Write, failures: int, reason: str, kind: FailureKind) -> None:
+        print(f"{write.key}: {reason}")
 
-    def failing(self, pending: Write, failures: int, reason: str, kind: FailureKind) -> None:
-        print(f"{pending.key}: {reason}")
-
-    def goes_on(self, pending: Write) -> None:
-        """Nothing to be done."""
-
-    def conflict(self, pending: Write, reason: str) -> None:
-        assert self.conflicts, f"{pending.key} is a conflict"
+    def conflict(self, write: Write, reason: str) -> None:
+        assert self.conflicts, f"{write.key} is a conflict"
 
     def damaged(self, write_id: int, name: str, slot: str, reason: str) -> None:
         assert self.damages, reason
 
-    def not_looked_after(self, name: str, slot: str, reason: str) -> None:
-        """Nothing to be done."""
-
-    def not_understood(self, pending: Write, reason: str) -> None:
-        """It goes as it comes."""
-
-    def awaits_files(self, pending: Write, reason: str) -> None:
-        """As it should be."""
-
-    def expired(self, pending: Write, reason: str) -> None:
-        assert self.expiries, f"{pending.key}: {reason}"
+    def expired(self, write: Write, reason: str) -> None:
+        assert self.expiries, f"{write.key}: {reason}"
 
 
 class Client:
@@ -115,7 +101,7 @@ class Client:
         self.gateway, self.origin, self.buffer = gateway, gateway.origin, gateway.buffer
         slots = gateway.app.services.slots
         self._clock = _Ahead(gateway.app.services.clock)
-        self._observer = Silent()
+        self._observer = Silent(self._clock)
         requests = Requests(self.origin, self.buffer.staging, self.buffer.threads, self._clock)
         publisher = CachePromoter(gateway.catalog, gateway.blocks, slots, self.buffer.staging)
         orders = {slot.name: order_of(slot) for slot in slots}

@@ -6,8 +6,8 @@ import asyncio
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from gateway.api.documents import FlushProgress
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.writeback_admin import WritebackAdmin
@@ -55,5 +55,5 @@ class AdminHarness:
         begun = replace(upload(upload_id, key(name)), began_at=self.buffer.clock.now())
         await self.buffer.journal.change(lambda tx: tx.uploads.begin(begun))
 
-    async def progress(self, prefix: Prefix = _EVERYTHING, through: int = 2**60) -> dict[str, Any]:
+    async def progress(self, prefix: Prefix = _EVERYTHING, through: int = 2**60) -> FlushProgress:
         return await self.admin.progress(prefix, through)

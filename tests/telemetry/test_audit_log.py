@@ -89,6 +89,19 @@ def test_a_line_says_who_did_what(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["q%3Ftoken%3Dvisible", "q?token=visible", "visible:x", "visible" * 20, "%76isible"])
+def test_what_no_name_can_be_is_not_written_down(tmp_path: Path, name: str) -> None:
+    """Whoever writes a secret into a path has it replaced; a problem that quotes one, too."""
+    audit = log(tmp_path / "a")
+    audit.admin(remote=None, method="DELETE", path=f"/api/v1/slots/{name}", status=404)
+    problem = "slots[0].prefix = 's3://b/?X-Amz-Signature=visible&token=visible': no"
+    audit.change(caller="admin", remote=None, operation="PUT", generation=1, problem=problem)
+    audit.close()
+    admin, change = lines(tmp_path / "a")
+    assert admin["operation"] == "DELETE /api/v1/slots/(no name)"
+    assert change["problem"] == "slots[0].prefix = 's3://b/?X-Amz-Signature=(hidden)&token=(hidden)': no"
+
+
 @pytest.mark.parametrize("key", ['a"b', "a\nb", "\x00", "é", "\ud800", "a" * 1024])
 def test_any_key_is_one_line(tmp_path: Path, key: str) -> None:
     """Nobody writes lines of his own by it."""

@@ -16,7 +16,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from gateway.telemetry import metric_kinds, metric_reading, metrics
 from gateway.telemetry.metric_kinds import Known
-from gateway.telemetry.metric_reading import Reading, by_label, exposition
+from gateway.telemetry.metric_reading import MetricReading, by_label
+from tests.support.counting import exposition
 from tests.support.growth import python_steps
 
 
@@ -140,5 +141,5 @@ def test_a_file_that_ends_too_soon_gives_what_it_has(tmp_path: Path, cut: int) -
 def test_directories_that_were_read_are_not_remembered_for_ever(tmp_path: Path) -> None:
     """One process reads one."""
     for number in range(10):
-        Reading(tmp_path / str(number))
+        MetricReading(tmp_path / str(number))
     assert metric_reading._files.cache_info().currsize <= 4

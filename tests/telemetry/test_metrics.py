@@ -7,47 +7,25 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.blocks.index.eviction import SlotUsage
 from gateway.telemetry import metric_kinds, metric_reading, metric_values, metrics
-from gateway.telemetry.metric_observers import WorkerMetrics
 from gateway.telemetry.metrics import DECLARED
-
-
-@pytest.fixture(autouse=True)
-def _counting_in_memory() -> Iterator[None]:
-    metric_kinds.unshare()
-    yield
-    metric_kinds.unshare()
+from tests.support.counting import exposition
 
 
 def samples(directory: Path) -> dict[str, float]:
     """`name{label="value"}` -> value of everything exposed."""
     found = {}
-    for family in text_string_to_metric_families(metric_reading.exposition(directory).decode()):
+    for family in text_string_to_metric_families(exposition(directory).decode()):
         for sample in family.samples:
             labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
             found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
     return found
-
-
-@dataclass(frozen=True)
-class Attempt:
-    slot: str
-    purpose: str
-    method: str
-    status: int | None
-    seconds: float
-    origin: str = "s3.example"
-    bucket: str | None = "bucket"
-    key: str | None = "key"
 
 
 def test_every_metric_has_a_name_of_its_own_by_prometheus_rules() -> None:
@@ -60,75 +38,6 @@ def test_every_metric_has_a_name_of_its_own_by_prometheus_rules() -> None:
         assert one.unit != "bytes" or "_bytes" in one.name, one.name
         assert one.kind != "histogram" or one.name.endswith("_seconds"), one.name
         assert one.help.endswith("."), one.name
-
-
-def test_a_request_is_counted_in_every_way_it_is_asked_about() -> None:
-    """By operation, status and cache outcome; its bytes; and no longer as in flight."""
-    requests = WorkerMetrics(1000).requests
-    requests.in_flight(1)
-    assert metrics.REQUESTS_IN_FLIGHT.value() == 1
-    requests.ended("GetObject", "imagenet", "200", "hit", 0.01, 300, 0)
-    requests.ended("PutObject", "default", "200", None, 0.01, 0, 500)
-    assert metrics.REQUESTS.value("GetObject", "imagenet", "200", "hit") == 1
-    assert metrics.REQUESTS.value("PutObject", "default", "200", "none") == 1
-    assert metrics.SENT_BYTES.value("GetObject", "imagenet") == 300
-    assert metrics.RECEIVED_BYTES.value("PutObject", "default") == 500
-    requests.in_flight(-1)
-    assert metrics.REQUESTS_IN_FLIGHT.value() == 0
-
-
-def test_the_cache_counts_each_of_its_events() -> None:
-    """Every event has a metric that it moves."""
-    cache = WorkerMetrics(1000).cache
-    cache.hit_bytes("a", 10)
-    cache.miss_bytes("a", 20)
-    cache.coalesced("a")
-    cache.evicted("a", 2, 30)
-    cache.damaged("a")
-    cache.fill_finished("a", 0.5, 40)
-    cache.fill_failed("a")
-    cache.not_kept("a", "size", 3)
-    cache.store_unavailable()
-    cache.usage({"a": SlotUsage(1, 50, 60, 40)}, 70, 80)
-    cache.usage({"a": SlotUsage(1, 50, 60, 40)}, 70, 80)
-    counted = [
-        (metrics.CACHE_HIT_BYTES.value("a"), 10),
-        (metrics.CACHE_MISS_BYTES.value("a"), 20),
-        (metrics.CACHE_COALESCED.value("a"), 1),
-        (metrics.CACHE_EVICTED_BLOCKS.value("a"), 2),
-        (metrics.CACHE_EVICTED_BYTES.value("a"), 30),
-        (metrics.CACHE_DAMAGED.value("a"), 1),
-        (metrics.CACHE_FILLS.value("a", "filled"), 1),
-        (metrics.CACHE_FILLED_BYTES.value("a"), 40),
-        (metrics.CACHE_FILLS.value("a", "failed"), 1),
-        (metrics.CACHE_STORE_UNAVAILABLE.value(), 1),
-        (metrics.CACHE_CAPACITY_BYTES.value(), 1000),
-        (metrics.CACHE_USAGE_BYTES.value("a"), 50),
-        (metrics.CACHE_RESERVED_BYTES.value("a"), 60),
-        (metrics.CACHE_UNSURVEYED_BYTES.value(), 70),
-        (metrics.CACHE_NOT_KEPT.value("a", "size"), 3),
-        (metrics.CACHE_PINNED_BYTES.value("a"), 40),
-        (metrics.CACHE_WRITTEN_TODAY_BYTES.value(), 80),
-    ]
-    assert [got for got, _ in counted] == [expected for _, expected in counted]
-
-
-def test_small_answers_are_counted_by_operation_and_trouble() -> None:
-    """What the memory of bucket answers is worth, and whether its file is well."""
-    answers = WorkerMetrics(1000).answers
-    answers.answered("HeadBucket", "hit")
-    answers.trouble("unavailable")
-    assert metrics.SMALL_ANSWERS.value("HeadBucket", "hit") == 1
-    assert metrics.SMALL_ANSWER_TROUBLES.value("unavailable") == 1
-
-
-def test_an_origin_that_gives_no_answer_is_counted_as_unreachable() -> None:
-    """It has no status, and must be seen all the same."""
-    worker = WorkerMetrics(1000)
-    worker.origin_attempt(Attempt("imagenet", "live", "GET", None, 1.0))
-    worker.origin_attempt(Attempt("imagenet", "live", "GET", 200, 1.0))
-    assert metrics.ORIGIN_REQUESTS.value("GET", "unreachable", "live", "imagenet", "s3.example") == 1
-    assert metrics.ORIGIN_REQUESTS.value("GET", "200", "live", "imagenet", "s3.example") == 1
 
 
 COUNT = """
@@ -208,8 +117,8 @@ def test_names_that_come_and_go_cost_nothing_that_lasts_and_sums_stay(tmp_path: 
             metrics.CACHE_USAGE_BYTES.set(0, name)  # who counts late brings no name back
             metrics.CACHE_FILLED_BYTES.add(1, name)
             if number % 100 == 9:
-                children = sum(len(metric._kept()) for metric in DECLARED)
-                read = metric_reading.exposition(tmp_path)
+                children = sum(len(metric.kept()) for metric in DECLARED)
+                read = exposition(tmp_path)
                 sizes.append(
                     (children, len(read.splitlines()), sum(file.stat().st_size for file in tmp_path.iterdir()))
                 )

@@ -167,12 +167,12 @@ def test_a_reader_that_leaves_has_nobody_elses_file_read(
     """What a thread still does for it, it does with the staged file, which is closed in the end."""
     pending = area.stage([b"x" * 100_000])
     seen: list[int] = []
-    begun, go_on, made = threading.Event(), threading.Event(), getattr(os, call)
+    begun, resume, made = threading.Event(), threading.Event(), getattr(os, call)
 
     def held(first: Any, *rest: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
             begun.set()
-            go_on.wait(30)
+            resume.wait(30)
             if call == "pread":
                 seen.append(os.fstat(first).st_ino)
         return made(first, *rest)
@@ -185,7 +185,7 @@ def test_a_reader_that_leaves_has_nobody_elses_file_read(
         left.cancel()
         await asyncio.gather(left, return_exceptions=True)
         others = [os.open("/dev/null", os.O_RDONLY) for _ in range(8)]
-        go_on.set()
+        resume.set()
         await area.threads.run(int)
         for other in others:
             os.close(other)

@@ -97,7 +97,7 @@ def _bring_in(descriptor: int, offset: int, count: int, *, reads_on: bool) -> No
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     else:
         os.posix_fadvise(descriptor, offset, count, os.POSIX_FADV_WILLNEED)
-    with suppress(OSError):  # whoever checks the bytes finds out what is wrong with the file
+    with suppress(OSError):  # the check of the bytes finds out what is wrong with the file
         stop = offset + count
         while offset < stop and (sent := os.sendfile(_null(), descriptor, offset, stop - offset)):
             offset += sent
@@ -222,7 +222,7 @@ class RecordMarks:
 
     def covers(self, extent: Extent, position: int, count: int) -> bool:
         byte, bit = divmod(extent.offset // RECORD_UNIT_BYTES, 8)
-        begins = self._begins  # of which `clear` makes another
+        begins = self._begins  # `clear` replaces it
         return byte < len(begins) and bool(begins[byte] >> bit & 1)
 
     def add(self, extent: Extent, position: int, count: int) -> None:
@@ -467,7 +467,6 @@ class OpenFiles:
         self._leases: OrderedDict[str, BlockLease] = OrderedDict()
 
     def get(self, file: str) -> BlockLease | None:
-        """A lease on a file, if it is open."""
         kept = self._leases.get(file)
         if kept is None:
             return None
@@ -540,7 +539,7 @@ def _affordable() -> int:
     """Half of the descriptors and mappings that the process may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     mappings = _MAPPINGS_MAX
-    with suppress(OSError, ValueError):  # where it cannot be read, it has its usual value
+    with suppress(OSError, ValueError):  # an unreadable setting has its usual value
         mappings = int(Path("/proc/sys/vm/max_map_count").read_text())
     descriptors = FILES_OPEN_MAX if soft == resource.RLIM_INFINITY else soft // 2
     return max(1, min(FILES_OPEN_MAX, descriptors, mappings // 2))

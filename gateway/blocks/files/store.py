@@ -54,8 +54,6 @@ _PADDING = bytes(ALIGNMENT_BYTES)
 
 @immutable
 class SmallBlock:
-    """A small block, with its bytes."""
-
     block: Block
     content: memoryview
 
@@ -180,7 +178,6 @@ class BlockStore:
             )
 
     def create_partial(self, file: str) -> BlockLease:
-        """A new file."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             descriptor = os.open(self._partial / file, flags, FILE_MODE)

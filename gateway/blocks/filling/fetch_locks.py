@@ -143,7 +143,7 @@ class FetchLocks:
         fcntl.flock(self.wake_file(worker), fcntl.LOCK_EX)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the table; may be repeated."""
         self._words.release()
         self._map.close()
         table, self._table = self._table, -1
@@ -330,7 +330,7 @@ class FetchLocks:
         if holder == given_up and holder != self.worker:
             self._take_free(key, cell)
             return self.worker
-        if holder == self.worker and key not in self._held:  # it was to be given back, which is not due any more
+        if holder == self.worker and key not in self._held:  # a pending release, which is not due any more
             self._unreleased.discard(key)
             self._held[key] = cell
             self._count()
@@ -384,7 +384,7 @@ class FetchLocks:
         self._words[_COUNTS + self.worker] = len(self._held)
 
     def _notify(self, worker: int) -> None:
-        with suppress(OSError, StoreUnavailable):  # those who wait look for themselves a little later
+        with suppress(OSError, StoreUnavailable):  # waiting processes look for themselves a little later
             os.utime(self.wake_file(worker))
 
     def _lock(self, number: int) -> bool:

@@ -26,7 +26,7 @@ from gateway.core.errors import BlockDamaged, ForebayError, StoreUnavailable
 from gateway.core.model import ByteRange
 from gateway.origin.client import Origin, Purpose
 from gateway.origin.receive_buffer import ReceiveBuffer
-from gateway.telemetry.metric_observers import CacheMetrics
+from gateway.telemetry import metrics
 
 FOLIO_BYTES_MAX = min(PAGE_BYTES // 8, 2048) * PAGE_BYTES
 """The largest unit in which the kernel keeps a file's pages: what one page of page table maps, 2 MiB of 4 KiB pages."""
@@ -124,7 +124,6 @@ class LargeBlockFetcher:
     watcher: FileWatcher
     open_files: OpenFiles
     clock: Clock
-    observer: CacheMetrics
     retries: int
     buffers: Buffers = field(default_factory=Buffers)
 
@@ -139,7 +138,7 @@ class LargeBlockFetcher:
         if begun is None:
             raise BlockPublished("another process has published the block")
         filled, evicted = begun
-        evicted.tell(self.observer)
+        evicted.tell()
         self.locks.show_file(lock, layout.nonce_of(filled.reservation.file))
         writer = BlockWriter(directory, filled)
         try:
@@ -181,11 +180,11 @@ class LargeBlockFetcher:
             await self.threads.index_holding(writer.filled.file, self._publish_and_keep, writer)
         except ForebayError:
             await self._abandon(writer.filled)
-            self.observer.fill_failed(fetch.slot)
+            metrics.CACHE_FILLS.add(1, fetch.slot, "failed")
             return False
         finally:
             writer.filled.file.close()
-        self.observer.fill_finished(fetch.slot, self.clock.monotonic() - started, fetch.block.length)
+        metrics.count_fill(fetch.slot, self.clock.monotonic() - started, fetch.block.length)
         return True
 
     def _publish_and_keep(self, file: BlockLease, writer: BlockWriter) -> None:
@@ -208,7 +207,7 @@ class LargeBlockFetcher:
     def _abandoned(self, removing: asyncio.Future[None]) -> None:
         if not removing.cancelled() and removing.exception() is not None:
             # The room stays reserved until the slot is opened again: the file may still be there.
-            self.observer.store_unavailable()
+            metrics.CACHE_STORE_UNAVAILABLE.add(1)
 
     def _undo(self, begun: tuple[FillFile, Evicted] | None) -> None:
         if begun is not None:
@@ -228,7 +227,7 @@ class LargeBlockFetcher:
             return nonce is not None
         name = layout.file_name(fetch.block.id, nonce.to_bytes(8, "big").hex())
         file = await self.threads.open(self.directory.store.open_of, holder, name)
-        if file is None:  # it is published and evicted, abandoned, or removed by somebody else
+        if file is None:  # it is published and evicted, abandoned, or removed by a user
             return False
         try:
             return await self._read_on(fetch, lock, holder, file)

@@ -28,6 +28,7 @@ from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.s3.checksums import ALGORITHMS, PREFIX, Checksum, decode_checksum
 from gateway.s3.headers import without_doubtful_checksums
+from gateway.s3.origin_habits import WrongAnswer, check_head
 
 KNOWN_EMPTY_MAX = 16_384
 """Places where there were no bytes, remembered by each process."""
@@ -94,7 +95,7 @@ class UnpinnedGet:
 class UnpinnedResponse:
     """A good answer to an unpinned GET; `range` are the bytes of the object that its body holds.
 
-    Whoever has it made closes it in the end; a fetch takes the response before that, if it needs it. A reader may have
+    Its maker closes it in the end; a fetch takes the response before that, if it needs it. A reader may have
     it for long after: it holds the response, with what has come of its body, no longer than it is of use.
     """
 
@@ -191,14 +192,6 @@ _RETRYABLE = frozenset({429, 500, 502, 503, 504})
 _CHECKSUMS = frozenset(PREFIX + algorithm for algorithm in ALGORITHMS)
 
 
-class WrongAnswer(OriginBodyError):
-    """The origin's answer does not match the question: asking again would not help."""
-
-
-class RangeIgnored(WrongAnswer):
-    """The origin answered with the whole object instead of a range."""
-
-
 @dataclass(slots=True)
 class PinnedGet:
     """One range of one version. `start`, then `pieces`, then `aclose`, whatever happened.
@@ -248,7 +241,7 @@ class PinnedGet:
             body = await self._response.read(ERROR_DOCUMENT_BYTES_MAX)
             raise OriginAnswered(self._response.status, list(self._response.headers.items()), body)
         asked = ByteRange(first, self.range.last)
-        check_head(self._response, self.version, asked)
+        check_head(self._response.status, self._response.headers, self.version, asked)
         self._check = self._check_of(self._response, asked)
 
     async def pieces(self, buffer: ReceiveBuffer | None = None) -> AsyncGenerator[bytes | memoryview, None]:
@@ -302,34 +295,10 @@ class PinnedGet:
         return BodyCheck.of(response.headers) if asked.length == self.version.size_bytes else None
 
 
-def check_head(response: OriginResponse, version: ObjectVersion, asked: ByteRange) -> None:
-    """WrongAnswer unless a 200 or 206 carries exactly the bytes asked for, of the version asked for.
-
-    A 200 (an origin that knows no ranges) is as good where the range is the whole object. A Content-Encoding is the
-    object's own: a proxy that re-codes the bytes cannot also keep the length.
-    """
-    headers = response.headers
-    if _bare(headers.get("etag", "")) != _bare(version.etag):
-        raise WrongAnswer("the origin's ETag is not the one asked for")
-    if response.status == 206:
-        expected = f"bytes {asked.first}-{asked.last}/{version.size_bytes}"
-        if headers.get("content-range") != expected:
-            raise WrongAnswer(f"Content-Range {headers.get('content-range')!r} instead of {expected!r}")
-    elif asked.length != version.size_bytes:
-        raise RangeIgnored("the origin answered with the whole object instead of a range")
-    if headers.get("content-length", str(asked.length)) != str(asked.length):
-        raise WrongAnswer(f"Content-Length {headers.get('content-length')!r} instead of {asked.length}")
-
-
 def _worth_another_try(error: OriginError) -> bool:
     if isinstance(error, OriginAnswered):
         return error.status in _RETRYABLE
     return not isinstance(error, WrongAnswer)
-
-
-def _bare(etag: str) -> str:
-    """Some origins leave the quotes out."""
-    return etag.strip('"')
 
 
 class BodyCheck:

@@ -29,7 +29,7 @@ from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.core import cancellation
 from gateway.core.errors import ClientDisconnected, ForebayError, NotKept, OriginBusy, StoreUnavailable
 from gateway.origin.client import ACCOUNT, IS_AWAITED, Purpose
-from gateway.telemetry.metric_observers import CacheMetrics
+from gateway.telemetry import metrics
 
 if TYPE_CHECKING:
     from gateway.blocks.filling.large_block_fetch import LargeBlockFetcher
@@ -45,7 +45,7 @@ class BlockPublished(ForebayError):
 
 
 class MovedToFile(Exception):
-    """The block that was being read from memory lies in a file now: go on there. Whoever goes on holds the file."""
+    """The block that was being read from memory lies in a file now: go on there. The catcher then holds the file."""
 
     def __init__(self, extent: Extent, file: BlockLease) -> None:
         super().__init__()
@@ -63,12 +63,12 @@ def fetch_key(block: Block, headers: Mapping[str, str]) -> FetchKey:
 class InflightFetch:
     """One block that is fetched: `available` bytes from its start can be read.
 
-    They lie in `content`, of a small block; else in `file`. Whoever got it from `SingleFlight` is a user of it until
-    `leave`: the file stays open that long. What this process has written to it from `unwritten_from` on needs no
-    verification as long as it waits to be written to the device (large_block_fetch.py): ask that first, for it may be
-    less any time.
+    They lie in `content`, of a small block; else in `file`. A reader that got it from `SingleFlight` is a user of it
+    until `leave`: the file stays open that long. Bytes that this process has written to it from `unwritten_from` on
+    need no verification while they wait to be written to the device (large_block_fetch.py): check that first, for they
+    may be fewer any time.
 
-    When all is here, a block still has to be published: then `persisted` is done, and `kept` says whether the disk took
+    A complete block still has to be published: then `persisted` is done, and `kept` is True if the disk took
     it. A small one may then `move` to its file, so that slow readers do not keep it in memory.
     """
 
@@ -183,7 +183,7 @@ class InflightFetch:
     def _next_change(self) -> asyncio.Future[None]:
         """Return a future of the caller's own: a cancelled caller cancels no other."""
         waiter = asyncio.get_running_loop().create_future()
-        if len(self._waiters) > 2 * self._users:  # of readers that have left
+        if len(self._waiters) > 2 * self._users:  # drop those of readers that have left
             self._waiters = [one for one in self._waiters if not one.done()]
         self._waiters.append(waiter)
         return waiter
@@ -251,19 +251,18 @@ def _by_nobody() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fetchers:
-    """The fetchers and their shared parts: blocks of at most `packed_bytes_max` are small."""
+    """The fetchers and their shared parts: blocks of at most `small_object_bytes_max` are small."""
 
     small: SmallBlockFetcher
     large: LargeBlockFetcher
-    packed_bytes_max: int
+    small_object_bytes_max: int
     directory: BlockDirectory
     locks: FetchLocks
     watcher: FileWatcher
     isolation: CircuitBreaker
-    observer: CacheMetrics
 
     def is_small(self, block: Block) -> bool:
-        return block.length <= self.packed_bytes_max
+        return block.length <= self.small_object_bytes_max
 
     @property
     def writable(self) -> bool:
@@ -364,7 +363,7 @@ class SingleFlight:
             await asyncio.gather(*self._tasks, *self._persisting, return_exceptions=True)
 
     async def close(self) -> None:
-        """Cancel every fetch and wait for its task. What has arrived still goes to disk."""
+        """Cancel every fetch and wait for its task. Bytes that have arrived still go to disk."""
         for task in self._tasks:
             task.cancel()
         await self.settle()
@@ -430,7 +429,7 @@ class SingleFlight:
         except (BlockPublished, NotKept, ClientDisconnected):
             raise
         except ForebayError:
-            fetchers.observer.fill_failed(fetch.slot)
+            metrics.CACHE_FILLS.add(1, fetch.slot, "failed")
             raise
         finally:
             if is_of_response:
@@ -445,7 +444,7 @@ class SingleFlight:
         fetchers, waited, given_up = self._fetchers, False, None
         while not fetch.is_abandoned:
             holder = fetchers.locks.take(lock, given_up)
-            # Looked up again under the lock: whoever had it before has entered the block before giving it back.
+            # Looked up again under the lock: its earlier holder has entered the block before giving it back.
             if fetchers.directory.index.lookup(fetch.block.id) is not None:
                 if fetch.all_arrived:
                     return False
@@ -455,9 +454,9 @@ class SingleFlight:
             if not fetchers.writable:
                 raise fetchers.refuse()
             if fetch.purpose is Purpose.READAHEAD and not fetch.users:
-                return False  # it is on its way, and nobody here waits for it yet
+                return False  # it is on its way, and no reader here waits for it yet
             if not waited:
-                fetchers.observer.coalesced(fetch.slot)
+                metrics.CACHE_COALESCED.add(1, fetch.slot)
             waited, given_up = True, await self._wait(fetch, lock, holder)
             if fetch.all_arrived and given_up is None:
                 return False

@@ -37,7 +37,7 @@ from gateway.core.errors import BlockDamaged, NotKept, StoreUnavailable
 from gateway.core.immutable import immutable
 from gateway.core.model import ByteRange
 from gateway.origin.client import Origin, Purpose
-from gateway.telemetry.metric_observers import CacheMetrics
+from gateway.telemetry import metrics
 
 PARTS_OF_CAPACITY = 256
 """A segment takes at most this part of what its slot may take: policies need files that are small beside it."""
@@ -90,8 +90,6 @@ class Appended:
 
 @dataclass(slots=True)
 class SegmentAppender:
-    """One process's segments."""
-
     directory: BlockDirectory
     _open: dict[_Alike, _Segment] = field(default_factory=dict)
 
@@ -192,13 +190,11 @@ class GroupCommitWriter:
         appender: SegmentAppender,
         threads: DiskThreads,
         clock: Clock,
-        observer: CacheMetrics,
         held_bytes_max: int = HELD_BYTES_MAX,
     ) -> None:
         self._appender = appender
         self._threads = threads
         self._clock = clock
-        self._observer = observer
         self._held_bytes_max = held_bytes_max
         self._waiting: deque[Waiting] = deque()
         self._eased = asyncio.Event()
@@ -297,16 +293,16 @@ class GroupCommitWriter:
             batch = batch[appended.blocks :]
 
     def _kept(self, batch: Sequence[Waiting], appended: Appended) -> None:
-        appended.evicted.tell(self._observer)
+        appended.evicted.tell()
         now = self._clock.monotonic()
         for waiting in batch:
-            self._observer.fill_finished(waiting.slot, now - waiting.started, waiting.small.block.length)
+            metrics.count_fill(waiting.slot, now - waiting.started, waiting.small.block.length)
         self._settle(batch, kept=True)
 
     def _not_kept(self, batch: Sequence[Waiting], reason: str = "disk") -> None:
         for waiting in batch:
-            self._observer.fill_failed(waiting.slot)
-        self._observer.not_kept(batch[0].slot, reason, len(batch))
+            metrics.CACHE_FILLS.add(1, waiting.slot, "failed")
+        metrics.CACHE_NOT_KEPT.add(len(batch), batch[0].slot, reason)
         self._settle(batch, kept=False)
 
     def _settle(self, batch: Sequence[Waiting], *, kept: bool) -> None:
@@ -404,7 +400,7 @@ class SmallBlockFetcher:
         except (
             BlockDamaged,
             StoreUnavailable,
-        ):  # evicted already, or the disk fails: whoever fetches next will meet it
+        ):  # evicted already, or the disk fails: the next fetch will meet it
             return
         if extent is not None and file is not None:
             fetch.move(file, extent)

@@ -151,7 +151,7 @@ class Reserve:
         if missing_bytes <= 0:
             self._left_bytes -= needed_bytes
             return capacity
-        self._looked_at = float("-inf")  # what leaves now is room at once
+        self._looked_at = float("-inf")  # bytes that leave now are room at once
         going_bytes = min(missing_bytes, GIVEN_BACK_TIMES * needed_bytes)
         return capacity.lowered_to(max(0, used_bytes() + needed_bytes - going_bytes))
 

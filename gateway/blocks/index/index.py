@@ -63,7 +63,7 @@ MAP_BYTES = 64 * 1024**3
 """Address space, not disk."""
 
 SLACK_BYTES = 64 * 1024**2
-"""Beyond that, for what the largest transactions copy: every page that they change."""
+"""Additional address space for the largest transactions, which copy every page that they change."""
 
 BUDGET_PART = 0.75
 """Share of the map. The rest is for free pages that readers still hold."""
@@ -272,7 +272,6 @@ class BlockIndex:
         return bool(known) and not {layout.block_key(block_id) for block_id in block_ids}.issuperset(known)
 
     def blocks_of_object(self, object_id: bytes) -> list[bytes]:
-        """The ids of the blocks of all versions of an object."""
         with self.reading() as transaction:
             return transaction.blocks_of_object(object_id)
 
@@ -281,7 +280,7 @@ class BlockIndex:
 
         It may be wrong for an object that has more than `ROWS_LOOKED_AT_MAX` blocks and is being evicted whole.
         """
-        try:  # as in `lookup`: this is asked for every object of which nothing is remembered
+        try:  # as in `lookup`: this is called for every unknown object
             with self._environment.begin() as transaction:
                 rows = layout.items(transaction, self._tables.blocks, object_id)
                 for _, row in islice(rows, ROWS_LOOKED_AT_MAX):
@@ -383,11 +382,11 @@ class BlockIndex:
                 self._uncounted_bytes = 0
             return step
 
-    def follow(self, capacity: Capacity) -> None:
+    def apply_settings(self, capacity: Capacity) -> None:
         """Make the eviction of every slot's files follow its share from now on."""
         with self.writing() as transaction:
             for name, share in capacity.shares.items():
-                transaction.account(transaction.slot(name)).follow(share.eviction)
+                transaction.account(transaction.slot(name)).apply_settings(share.eviction)
 
     def shrink(self, capacity: Capacity) -> Step:
         """Evict down to the capacity and each slot's limit; call again until done, as for `reserve`."""
@@ -513,7 +512,7 @@ class BlockIndex:
 
     def raise_ceiling(self, now: float, free_bytes: Callable[[], int], step_bytes_min: int) -> None:
         """Raise the directory's limit as far as the file system has room."""
-        with self.reading() as transaction:  # nobody is kept from writing as long as there is none
+        with self.reading() as transaction:  # without room, no writer is delayed
             if self._raised_ceiling(transaction, now, free_bytes(), step_bytes_min) is None:
                 return
         with self.writing() as transaction:
@@ -698,8 +697,6 @@ def _whole(prefix: Prefix) -> str:
 
 
 class Pins:
-    """The pins of one cache directory."""
-
     def __init__(self, index: BlockIndex, path: Path) -> None:
         self._index = index
         self._path = path
@@ -751,7 +748,7 @@ class Pins:
             self._replace(transaction, PinList(left | {prefix: number}, number + 1, known.kept))
             return number
 
-    def follow(self, wanted: Sequence[str]) -> tuple[dict[str, int], dict[str, str], bool]:
+    def apply_settings(self, wanted: Sequence[str]) -> tuple[dict[str, int], dict[str, str], bool]:
         """Keep these prefixes for `keep_last`, and no others, besides users' pins. Return the pin number of each, the
         reasons for those without one, and whether any pin ended: then call `let_go`."""
         with self._index.writing() as transaction:

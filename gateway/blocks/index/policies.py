@@ -1,12 +1,12 @@
-"""Which blocks leave first: by what was read, how long ago, and what comes back. In a transaction or in a simulation.
+"""The order in which blocks leave, by reads, their age, and returns. In a transaction or in a simulation.
 
-What is read is noted in memory (`index.AccessLog`), so that a hit writes nothing. Since when a file must have been
-unused before it may go is told from what comes back.
+Reads are noted in memory (`index.AccessLog`), so that a hit writes nothing. Returning blocks show since when a file
+must have been unused before it may go.
 
 Training reads its data set again and again, each time in another order. While an epoch runs, every block that is read
 was last read in the epoch before, so **the oldest last use among the blocks that come back marks where the epoch before
-began**. What was used since then is about to be read again; what was not has missed a whole epoch. Nobody says what an
-epoch is, so this holds for scans in order, for data sets read in turn, and for jobs of different speed.
+began**. Blocks used since then are about to be read again; the others have missed a whole epoch. No epoch is
+defined, so this holds for scans in order, for data sets read in turn, and for jobs of different speed.
 
 Time is counted in bytes read in the slot (`position`). Blocks that come back are hits, and misses that are remembered
 (`IndexTransaction.recall`): so a slot that holds a tenth of a data set learns from the other nine.
@@ -56,7 +56,7 @@ class Window:
 
     def tells(self, position: int) -> bool:
         """Return True while the window is valid for a read at `position`: its oldest block returned less than half its
-        absence ago. Later, sooner returns do not keep old evidence alive."""
+        absence ago. Returns after a shorter absence do not keep old evidence alive."""
         return self.count > 0 and 2 * (position - self.oldest_at) <= self.reach
 
     def is_old(self, position: int) -> bool:
@@ -184,7 +184,7 @@ class SlotAccount:
     def evictable_bytes(self) -> int:
         return self.queue_bytes[Queue.MAIN] + self.queue_bytes[Queue.SMALL]
 
-    def follow(self, eviction: Eviction) -> None:
+    def apply_settings(self, eviction: Eviction) -> None:
         """From now on another policy decides; what the one before had learned is forgotten."""
         if eviction is not self.eviction:
             self.eviction, self.reuse = eviction, ReuseDistance()

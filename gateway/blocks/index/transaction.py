@@ -43,7 +43,7 @@ SWEPT_MAX = 512
 """Rows that are looked at for each block that is entered, and in one transaction at least and at most."""
 
 STALE_PART = 8
-"""Below this part of the rows, those that count for nothing are left alone."""
+"""Void rows are left alone while fewer than one row in this many is void."""
 
 _TOTALS, _SEQUENCE, _SWEPT, _PINS_VERSION = b"totals", b"sequence", b"swept", b"pins"
 _SLOTS = b"slot numbers"
@@ -80,9 +80,8 @@ class Totals:
 
 
 class IndexTransaction:
-    """One transaction's view. What changes something needs a write transaction, and `close` at its end.
-
-    `worker` names what it leaves.
+    """One transaction's view. Changes need a write transaction, and `close` at its end. `worker` owns the files that it
+    leaves.
     """
 
     def __init__(self, transaction: lmdb.Transaction, of: Tables, worker: int) -> None:
@@ -169,7 +168,6 @@ class IndexTransaction:
         return self._described(block_id, row) if row is not None else None
 
     def blocks_of_object(self, object_id: bytes) -> list[bytes]:
-        """The ids of the blocks of all versions of an object."""
         rows = layout.items(self._transaction, self._tables.blocks, object_id)
         return [key[len(object_id) :] + key[: len(object_id)] for key, _ in rows]
 
@@ -192,7 +190,6 @@ class IndexTransaction:
                 yield described
 
     def files(self) -> Iterator[FileRecord]:
-        """Every file."""
         for _, packed in layout.items(self._transaction, self._tables.files):
             file = layout.unpack_file(packed)
             if file.queue != Queue.EVICTED:
@@ -471,7 +468,6 @@ class IndexTransaction:
         self.totals.pending_bytes += counted_bytes
 
     def end_pending_unlink(self, holder: WorkerFile) -> None:
-        """The file is gone."""
         key = layout.PENDING_UNLINKS + layout.pack_worker_file(holder)
         packed = self._get(key)
         if packed is not None:

@@ -25,7 +25,7 @@ import structlog
 from gateway.blocks.directory import BlockDirectory, DiskThreads, Evicted, Trouble, trouble_of
 from gateway.core.clock import Clock
 from gateway.core.errors import BlockError, StoreUnavailable
-from gateway.telemetry.metric_observers import CacheMetrics
+from gateway.telemetry import metrics
 
 FAILURES_MAX = 3
 FAILURES_SECONDS = 10.0
@@ -47,20 +47,19 @@ _log = structlog.get_logger("forebay.cache")
 class CircuitBreaker:
     """One process's present permission to read and write its cache directory. `close` at the end."""
 
-    def __init__(self, directory: Path, probe: Probe, clock: Clock, observer: CacheMetrics) -> None:
+    def __init__(self, directory: Path, probe: Probe, clock: Clock) -> None:
         self.readable = True
         self.writable = True
         self._directory = directory
         self._probe = probe
         self._clock = clock
-        self._observer = observer
         self._trouble: Trouble | None = None
         self._failures: deque[float] = deque(maxlen=FAILURES_MAX)
         self._pause_seconds = PAUSE_SECONDS
         self._well_since = -STEADY_SECONDS
         self._mending: asyncio.Task[None] | None = None
         self._closed = False
-        observer.disk_state(WELL)
+        metrics.set_disk_state(WELL)
 
     @property
     def state(self) -> str:
@@ -78,7 +77,7 @@ class CircuitBreaker:
         trouble = trouble_of(error)
         if trouble is None:
             return
-        self._observer.disk_error(trouble.value)
+        metrics.CACHE_DISK_ERRORS.add(1, trouble.value)
         if trouble is not Trouble.FAILING or self._too_many(self._clock.monotonic()):
             self._isolate(trouble, error)
 
@@ -86,11 +85,10 @@ class CircuitBreaker:
         """Bytes in memory could not be sent from their file: no doubt is left, the file system is gone."""
         if trouble_of(error) is None:
             return
-        self._observer.disk_error(Trouble.FAILING.value)
+        metrics.CACHE_DISK_ERRORS.add(1, Trouble.FAILING.value)
         self._isolate(Trouble.FAILING, error)
 
     async def close(self) -> None:
-        """Stop probing."""
         self._closed = True
         if self._mending is not None:
             self._mending.cancel()
@@ -122,7 +120,7 @@ class CircuitBreaker:
         self.readable = trouble is not Trouble.FAILING
         self.writable = trouble is None
         self._failures.clear()
-        self._observer.disk_state(self.state)
+        metrics.set_disk_state(self.state)
 
     async def _mend(self) -> None:
         try:
@@ -158,14 +156,13 @@ class DirectoryProbe:
 
     directory: BlockDirectory
     threads: DiskThreads
-    observer: CacheMetrics
     block_size_bytes: int
     _yielded: Evicted = field(default_factory=Evicted)
 
     async def __call__(self, trouble: Trouble) -> Trouble | None:
         found = await self._try()
         if found is Trouble.FULL and await self._failure_of(self._yield_some) is None:
-            self._yielded.tell(self.observer)
+            self._yielded.tell()
             found = await self._try()
         return found
 

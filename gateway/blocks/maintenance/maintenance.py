@@ -9,6 +9,7 @@ from functools import partial
 from gateway.blocks.index.index import TOUCHES_PER_TRANSACTION
 from gateway.blocks.reading.sources import ReadDependencies
 from gateway.core.errors import ForebayError, StoreUnavailable
+from gateway.telemetry import metrics
 
 UNLINKS_RETRIED_SECONDS = 60.0
 
@@ -27,8 +28,7 @@ class Maintenance:
         self._rights_of_others = rights_of_others
         self._look_at_rights()
 
-    async def go_on(self) -> None:
-        """For ever."""
+    async def resume(self) -> None:
         while True:
             self._report_usage()
             self._look_at_rights()
@@ -64,7 +64,7 @@ class Maintenance:
             try:
                 await tools.threads.index(index.touch)
             except StoreUnavailable:
-                tools.observer.store_unavailable()
+                metrics.CACHE_STORE_UNAVAILABLE.add(1)
                 return
 
     async def _retry_unlinks(self) -> None:
@@ -84,7 +84,7 @@ class Maintenance:
 
     def _look_at_rights(self) -> None:
         if self._rights_of_others is not None:
-            with suppress(ForebayError):  # told where it is written to; what was known last goes on
+            with suppress(ForebayError):  # the writer reports it; the last known values stay
                 self._tools.directory.reserve_of_others.size_bytes = self._rights_of_others()
 
     def _report_usage(self) -> None:
@@ -96,4 +96,9 @@ class Maintenance:
         except StoreUnavailable as error:
             tools.isolation.note(error)
         else:
-            tools.observer.usage(usage.slots, usage.unsurveyed_bytes, written_bytes)
+            for slot, of_slot in usage.slots.items():
+                metrics.CACHE_USAGE_BYTES.set(of_slot.used_bytes, slot)
+                metrics.CACHE_RESERVED_BYTES.set(of_slot.reserved_bytes, slot)
+                metrics.CACHE_PINNED_BYTES.set(of_slot.pinned_bytes, slot)
+            metrics.CACHE_UNSURVEYED_BYTES.set(usage.unsurveyed_bytes)
+            metrics.CACHE_WRITTEN_TODAY_BYTES.set(written_bytes)

@@ -139,7 +139,7 @@ def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> Ope
             keep_apart(settings.homes, _first_home(path, settings.homes.main))
             store = BlockStore(path, worker)
             store.prepare()
-            with suppress(StoreUnavailable):  # the disk is full already: what is there can be read all the same
+            with suppress(StoreUnavailable):  # the disk is full already: cached blocks can be read all the same
                 store.keep_ballast()
             index = _open_index(settings, store, slots, worker)
             capacity = capacity_of(settings.capacity_bytes, settings.slots, settings.daily_writes_bytes)
@@ -154,7 +154,7 @@ def _clear_up(blocks: BlockDirectory, slots: WorkerLocks, settings: BlockSetting
     """Undo what dead processes had begun, then evict down to the capacity: it may have been lowered."""
     with ExitStack() as undo:
         undo.callback(blocks.index.close)
-        blocks.index.follow(blocks.capacity)
+        blocks.index.apply_settings(blocks.capacity)
         blocks.pins.recover()
         shared = _shared_directory(settings)
         heartbeats = Heartbeats(shared / "heartbeats")
@@ -207,7 +207,7 @@ def _first_home(path: Path, main: str) -> str:
     file = path / "HOME"
     if file.exists():
         return file.read_text(encoding="utf-8")
-    with suppress(OSError):  # a full disk: the next start writes it, and what is there can be read all the same
+    with suppress(OSError):  # a full disk: the next start writes it, and cached blocks can be read
         write_durably(file, main.encode())
     return main
 
@@ -224,7 +224,7 @@ def _open_index(settings: BlockSettings, store: BlockStore, slots: WorkerLocks, 
             raise StartupError(f"the index of {path} cannot be read while other processes use it: stop them first")
         index = _begin_anew(settings, store, fingerprint, worker)
     elif slots.alone() and not index_rebuild.slots_are(index, fingerprint):
-        # Where others are at work, slots were changed meanwhile: they see to it when all keep to them.
+        # If others are at work, slots were changed meanwhile: they follow when all have the same slots.
         index_rebuild.begin_rebuild(index, fingerprint, dict.fromkeys(range(DIRECTORIES), 0))
     if _read(path / "BOOT") != boot:
         write_durably(path / "BOOT", boot)

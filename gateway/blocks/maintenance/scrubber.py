@@ -23,7 +23,7 @@ from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.core.clock import Clock
 from gateway.core.errors import BlockDamaged, StoreUnavailable
 from gateway.disk.atomic_write import write_durably
-from gateway.telemetry.metric_observers import CacheMetrics
+from gateway.telemetry import metrics
 
 BLOCKS_AT_ONCE = 64
 PIECE_BYTES = 1024 * 1024
@@ -35,7 +35,7 @@ PAUSE_SECONDS = 10.0
 """Seconds between looks while the directory is left alone."""
 
 LEAD_SECONDS = 0.05
-"""It may be so much ahead of its pace: below that, sleeping costs more than it spares."""
+"""Seconds that it may be ahead of its pace: below that, sleeping costs more than it spares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,6 @@ class Scrubber:
     threads: DiskThreads
     isolation: CircuitBreaker
     clock: Clock
-    observer: CacheMetrics
     progress: ScrubPass | None = None
     _residency: Residency = field(default_factory=Residency)
     _ahead_until: float = 0.0
@@ -128,7 +127,7 @@ class Scrubber:
                 await self._look_at(block, slot)
                 await self._save_now_and_then()
         self.progress = replace(self.progress, ended_at=self.clock.now())
-        self.observer.scrubbed_all()
+        metrics.SCRUB_PASSES.add(1)
         await self._save()
 
     async def _next_blocks(self, after: bytes) -> list[tuple[BlockRecord, str]]:
@@ -157,7 +156,8 @@ class Scrubber:
             dropped = await self._drop(block, slot)
         except StoreUnavailable:
             pass  # told to the isolation already; the next pass comes to it again
-        self.observer.scrubbed(read_bytes)
+        metrics.SCRUB_BLOCKS.add(1)
+        metrics.SCRUB_BYTES.add(read_bytes)
         self.progress = replace(
             self.progress,
             after=block.block_id.hex(),
@@ -188,7 +188,7 @@ class Scrubber:
         except StoreUnavailable:
             return False
         if dropped:
-            self.observer.damaged(slot)
+            metrics.CACHE_DAMAGED.add(1, slot)
         return dropped
 
     async def _keep_pace(self, count: int) -> None:

@@ -55,7 +55,7 @@ class WorkerLocks:
     def _leave_number(self, descriptor: int) -> None:
         try:
             os.pwrite(descriptor, b"%-8d" % self._worker, 0)
-        except OSError:  # a full disk: then nobody knows who it is
+        except OSError:  # a full disk: then its owner is unknown
             with suppress(OSError):
                 os.ftruncate(descriptor, 0)
 

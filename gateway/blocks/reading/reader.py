@@ -45,6 +45,7 @@ from gateway.blocks.reading.verifying import BlocksAhead
 from gateway.core.errors import BlockDamaged, NotKept, OriginBusy, StoreUnavailable
 from gateway.core.model import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, MissReason, ObjectVersion, size_of
 from gateway.origin.client import Purpose
+from gateway.telemetry import metrics
 
 FIRST_WINDOW_BYTES = 32 * 1024 * 1024
 """Cost limit of a reader that asks for a large object and goes away at once."""
@@ -150,7 +151,7 @@ class Prefetcher:
         self._fetched = fetched
         self._readahead: Readahead | None = None
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """The reader begins in a block that was fetched ahead: so shall be what follows it."""
         with suppress(StoreUnavailable):
             self.prefetch(self._request.range.first, beyond=True)
@@ -317,8 +318,8 @@ class RangeReader:
             return False
 
     def why_missing(self, before: ObjectVersion | None) -> MissReason | None:
-        """Why the first bytes that were missing when `start` was called were; None: none were. `before` is what was
-        known to be the object's version before the origin said that it is this one."""
+        """Return why the first missing bytes were missing when `start` was called; None: none were. `before` is the
+        object's version as known before the origin named this one."""
         if self.outcome == "hit":
             return None
         return "not-kept" if self.past_the_cache else self._opener.why_missing(before)
@@ -340,7 +341,7 @@ class RangeReader:
             source = await self._open_origin(first, error)
         if isinstance(source, BlockSource):
             if self._opener.was_ahead:
-                self._ahead.go_on()
+                self._ahead.resume()
             source = await self._begin_to_read(source)
         if self.outcome == "hit" and not source.cached:
             self.outcome = "partial" if several else "miss"
@@ -361,7 +362,7 @@ class RangeReader:
     def whole(self) -> WarmSpan | None:
         """The whole range as it lies in one file, where it does, verified and in memory; None otherwise.
 
-        Whoever takes it, and closes it, does without this reader.
+        A caller that takes it closes it, and does without this reader.
         """
         source, request = self._source, self._request.range
         if not isinstance(source, BlockSource) or source.stop < request.stop:
@@ -411,9 +412,9 @@ class RangeReader:
         if source is None:
             return
         count, self._given = self._given, 0
-        if count and self._request.purpose is Purpose.LIVE:  # warmed bytes are given to nobody
-            observer = self._tools.observer
-            (observer.hit_bytes if source.cached else observer.miss_bytes)(self._request.slot, count)
+        if count and self._request.purpose is Purpose.LIVE:  # warmed bytes have no reader
+            counter = metrics.CACHE_HIT_BYTES if source.cached else metrics.CACHE_MISS_BYTES
+            counter.add(count, self._request.slot)
         await source.close()
 
     async def _next(self, position: int) -> BodyPiece:
@@ -463,7 +464,7 @@ class RangeReader:
             and (ahead.is_active or source.was_verified)
             and not self._opener.is_sub_block
         ):
-            with suppress(StoreUnavailable):  # who comes to them finds it out
+            with suppress(StoreUnavailable):  # the reader that comes to them finds it out
                 ahead.keep_on(source.stop)
 
     async def _open(self, position: int) -> BlockSource | FillSource:
@@ -565,10 +566,10 @@ class SourceOpener:
         """Open the rest of the range past the cache; bytes that are not kept end at the next cached block."""
         tools, request = self._tools, self._request
         if isinstance(why, NotKept):
-            tools.observer.not_kept(request.slot, why.reason, 1)
+            metrics.CACHE_NOT_KEPT.add(1, request.slot, why.reason)
             rest = ByteRange(position, self._last_missing(position))
         else:
-            tools.observer.store_unavailable()
+            metrics.CACHE_STORE_UNAVAILABLE.add(1)
             rest = ByteRange(position, request.range.last)
         get = PinnedGet(
             tools.origin,
@@ -598,7 +599,7 @@ class SourceOpener:
         if not tools.isolation.writable:
             raise tools.isolation.refuse_writing()
         if await tools.threads.index(tools.directory.drop, block.id, extent.file):
-            tools.observer.damaged(self._request.slot)
+            metrics.CACHE_DAMAGED.add(1, self._request.slot)
 
     def _check_readable(self) -> None:
         if not self._tools.isolation.readable:
@@ -642,7 +643,7 @@ class SourceOpener:
             return None
         self.was_ahead = self._tools.ahead_marks.take(block.id)
         if not self.was_ahead and block.id not in self.fetched:
-            self._tools.accesses.note(extent.file)  # what was fetched ahead does not come back: it is read at last
+            self._tools.accesses.note(extent.file)  # a first read, after the prefetch, is no return
         return self.in_file(block, extent, file, cached=block.id not in self.fetched)
 
     async def _open_file(self, block: Block, extent: Extent) -> BlockLease:
@@ -669,7 +670,7 @@ class SourceOpener:
                 return None
             fill = tools.fetches.start(block, request.slot, request.headers, request, request.purpose, request.answer)
         if fill.started_by is not request:
-            tools.observer.coalesced(request.slot)
+            metrics.CACHE_COALESCED.add(1, request.slot)
         try:
             await fill.begun()
         except BlockPublished:
@@ -697,7 +698,6 @@ class SourceOpener:
 def why_missing(
     tools: ReadDependencies, version: ObjectVersion, slot: str, before: ObjectVersion | None
 ) -> MissReason | None:
-    """As `BlockCache.why_missing`."""
     if not tools.isolation.writable or not tools.settings.keeps(slot, version.size_bytes):
         return "not-kept"
     size_bytes, ids = tools.settings.block_size_of(slot), layout.BlockIds(version)
@@ -729,14 +729,14 @@ def _why(
 ) -> MissReason:
     """Why a block of a version is missing, that stood so before it was asked for."""
     if standing != "unknown":
-        return "evicted"  # what was here still was found damaged
+        return "evicted"  # a cached block was found damaged
     if block.id in tools.fetches.refused:  # a small one, whose bytes had left before that was known
         return "not-kept"
     if before is not None and before != version:
         return "changed"
     index, object_id = tools.directory.index, layout.object_id(version.key)
     if version.size_bytes > size_bytes or not index.has_others(object_id, ()):
-        return "first-read"  # of more than one block, the ids of all would have to be made
+        return "first-read"  # a larger object would need the ids of all its blocks
     ids = layout.BlockIds(version)
     own = [layout.block_at(version, 0, size_bytes, ids).id]
     if version.size_bytes > SUB_BLOCK_BYTES and are_used(size_bytes):
@@ -756,7 +756,6 @@ async def fetch(
     purpose: Purpose,
     come: Callable[[int], None],
 ) -> tuple[int, bool]:
-    """As `BlockCache.fetch`."""
     reader = RangeReader(tools, version, piece, slot, _NO_HEADERS, purpose)
     if reader.is_cached():
         return 0, True

@@ -32,7 +32,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import BlockError, OriginBusy, StoreUnavailable
 from gateway.core.model import BodyPiece, BorrowedBuffer, ByteRange, FileSpan, ObjectVersion, PinnedFileSpan
 from gateway.origin.client import Origin, Purpose
-from gateway.telemetry.metric_observers import CacheMetrics
+from gateway.telemetry import metrics
 
 _MARKS_MAX = 4096
 
@@ -77,7 +77,6 @@ class ReadDependencies:
     open_files: OpenFiles
     isolation: CircuitBreaker
     clock: Clock
-    observer: CacheMetrics
     ahead_room: AheadRoom = field(default_factory=AheadRoom)
     held_rows: dict[bytes, tuple[int, tuple[bytes, bytes]]] = field(default_factory=dict)
     """Rows that `HeldObject` has looked up for a block, and the index's commit at that time."""
@@ -240,7 +239,7 @@ class BlockSource:
         if end < stop:
             count = self._piece_end(end, stop) - end
             if not self.intact(self.extent.offset + end, count):
-                self._pieces.go_on(end, count, reads_on=reads_on)
+                self._pieces.resume(end, count, reads_on=reads_on)
         return span
 
     def _piece_end(self, position: int, stop: int) -> int:
@@ -290,7 +289,6 @@ class FillSource:
         return await self._read(position, min(count, READ_BYTES - position % READ_BYTES))
 
     def was_denied_another(self, error: OriginBusy) -> bool:
-        """As `InflightFetch.was_denied_another`."""
         return self._fill.was_denied_another(error)
 
     async def close(self) -> None:
@@ -439,8 +437,8 @@ class WarmSpan(PinnedFileSpan):
             return
         self._file.close()
         if self._cached is not None:
-            observer = self._tools.observer
-            (observer.hit_bytes if self._cached else observer.miss_bytes)(self._slot, self.span.count)
+            counter = metrics.CACHE_HIT_BYTES if self._cached else metrics.CACHE_MISS_BYTES
+            counter.add(self.span.count, self._slot)
         self.span.file = _GIVEN_BACK  # and no circle of references is left for the collector
 
 
@@ -606,5 +604,5 @@ def arrived(
     content = tools.fetches.start_inline(block, slot, headers, answer)
     if content is None:
         return None
-    tools.observer.miss_bytes(slot, byte_range.length)
+    metrics.CACHE_MISS_BYTES.add(byte_range.length, slot)
     return content[byte_range.first : byte_range.stop]

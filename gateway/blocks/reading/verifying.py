@@ -73,7 +73,7 @@ class PieceVerifier:
         assert piece.verifying is not None  # noqa: S101 - `_begin` has set it
         await piece.verifying
 
-    def go_on(self, position: int, count: int, *, reads_on: bool) -> None:
+    def resume(self, position: int, count: int, *, reads_on: bool) -> None:
         """Begin with the piece that comes next, unless there is nothing to do for it."""
         if self._file.file.intact(self._extent, position, count):
             return
@@ -83,7 +83,6 @@ class PieceVerifier:
         self._taken(-1, 0)
 
     def _taken(self, position: int, count: int) -> _Piece | None:
-        """The piece ahead, if it is this one."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and (ahead.position, ahead.count) != (position, count):
             ahead.let_be()
@@ -183,7 +182,7 @@ def _open_and_verify(open_files: OpenFiles, store: BlockStore, extent: Extent, p
 
 
 def _verify_quietly(file: BlockLease, extent: Extent, piece: _Piece, reads_on: bool) -> None:
-    with suppress(BlockError):  # who comes to it finds it out
+    with suppress(BlockError):  # its reader finds it out
         _verify(file, extent, piece, reads_on)
 
 

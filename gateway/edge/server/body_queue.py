@@ -38,8 +38,8 @@ class _Expecting(Enum):
 class ChunkedDecoder:
     """Takes the chunks apart, however the network has cut them. Extensions and trailer fields are thrown away.
 
-    Raises S3Error (`BadRequest`) on anything but the exact grammar: a sender whose chunks are wrong is not to be
-    trusted about where its request ends.
+    Raises S3Error (`BadRequest`) on anything but the exact grammar: a sender whose chunks are wrong cannot be trusted
+    about where its request ends.
     """
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ from gateway.core.model import PinnedFileSpan
 from gateway.edge.server.body_queue import NO_BODY, BodyQueue
 from gateway.edge.server.cycle import CONTINUE, LENT, RESPONSE, ZERO_COPY, RequestCycle, step
 from gateway.edge.server.limits import ServerLimits
-from gateway.edge.server.prepared import LEARN, TOLD, ConnectionHeads, PreparedRequests, Question
+from gateway.edge.server.prepared import LEARN, TOLD, ConnectionHeads, PreparedKey, PreparedRequests
 from gateway.edge.server.receiving import RECEIVE_INTO, ReceiveThreads, Receiving, readable
 from gateway.edge.server.request_head import (
     HEAD_END,
@@ -380,7 +380,7 @@ class S3Protocol(S3Connection):
             self._look_at_received()
 
     def _gather(self, data: bytes) -> None:
-        """More of what is not complete."""
+        """Keep more bytes of an incomplete input."""
         if len(self._received) == 1:  # of an empty line, perhaps
             self._received = bytes(self._received) + data
             self._look_at_received()
@@ -477,11 +477,11 @@ class S3Protocol(S3Connection):
         if answer is None:
             return False
         if prepared.tracer is not None and prepared.tracer.draws(head):
-            (answer.prepared if isinstance(answer, Question) else answer).close()
+            (answer.prepared if isinstance(answer, PreparedKey) else answer).close()
             return False
         self._forget_head()
         self._count_read()
-        if isinstance(answer, Question):
+        if isinstance(answer, PreparedKey):
             cycle = self._prepared_cycle("GET")
             self._start_task(cycle, self._ask(cycle, prepared, answer, head, began))
             return True
@@ -530,10 +530,10 @@ class S3Protocol(S3Connection):
         return go_on
 
     async def _ask(
-        self, cycle: RequestCycle, prepared: PreparedRequests, question: Question, head: bytes, began: float
+        self, cycle: RequestCycle, prepared: PreparedRequests, question: PreparedKey, head: bytes, began: float
     ) -> None:
-        """Ask the origin, and answer by that. What is not prepared goes the whole way then, as do requests whose
-        connection is to end since, or takes nothing: the origin is not asked again there."""
+        """Ask the origin, and answer by that. Unprepared requests go the whole way then, as do those whose connection
+        must end since, or takes nothing: the origin is not asked again there."""
         answer = await prepared.ask(question, began, self.client)
         if not isinstance(answer, Told) and cycle.keep_alive and self._may_send_now():
             cycle.response_started = True
@@ -553,7 +553,7 @@ class S3Protocol(S3Connection):
         try:
             rest = body.feed(data)
         except S3Error:
-            # The application hears of it from `receive`; where this body ends nobody can say any more.
+            # The application hears of it from `receive`; the end of this body is unknown now.
             self._discard_from_now_on()
         else:
             self._after_body_bytes(body, rest)
@@ -583,7 +583,7 @@ class S3Protocol(S3Connection):
                 scope[LEARN] = partial(self._prepared_heads.learn, raw, keep_alive=keep_alive)
             application = self.app(scope, cycle.receive, cycle.send)
             self._input = _SUCCESSOR
-            # Whoever has just sent its response may be in the way here: its task is not this request's.
+            # The task that has just sent its response may run here: it is not this request's.
             if self._received or self.flow.write_paused or asyncio.current_task(self.loop) is not None:
                 self._start_task(cycle, application)
                 self._look_at_received()
@@ -655,7 +655,7 @@ def _send_now(wire: socket.socket, lines: bytes, file: PinnedFileSpan | None) ->
     try:
         lines_sent = wire.send(lines, socket.MSG_MORE if file is not None else 0)
     except OSError:
-        return 0, 0  # who goes on finds out
+        return 0, 0  # the next step finds out
     if file is None or lines_sent < len(lines):
         return lines_sent, 0
     span = file.span

@@ -56,7 +56,6 @@ _TASK_WANTED: Any = object()
 
 @awaitable_generator
 def in_task() -> Generator[Any, None, None]:
-    """Go on in a task."""
     if asyncio.current_task() is None:
         yield _TASK_WANTED
 
@@ -67,7 +66,7 @@ def step(running: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
         return _Rest(running, running.send(None))
     except StopIteration:
         return None
-    except Exception as error:  # noqa: BLE001 - for whoever awaits the rest
+    except Exception as error:  # noqa: BLE001 - the rest's awaiter gets it
         return _raised(error)
 
 
@@ -117,7 +116,7 @@ _REFUSALS = 400
 _logger = logging.getLogger(__name__)
 
 
-class Connection(Protocol):
+class ConnectionControl(Protocol):
     """A connection as its request sees it. `wire` is the transport's own socket, None if it is encrypted."""
 
     transport: asyncio.Transport
@@ -157,7 +156,7 @@ class RequestCycle:
     def __init__(
         self,
         scope: MutableMapping[str, Any],
-        connection: Connection,
+        connection: ConnectionControl,
         request_body: BodyQueue,
         keep_alive: bool,
         expects_continue: bool,
@@ -411,7 +410,7 @@ class RequestCycle:
 
     def _start(self, response: EncodedResponse) -> None:
         if self.waiting_for_100_continue and self.request_body.complete:
-            # Nobody read an empty body. The AWS CLI misreads the connection's next answer when the 100 is left out.
+            # An empty body is never read. The AWS CLI misreads the connection's next answer when the 100 is left out.
             self.send_continue()
         head, framing = response_head(
             response.status,

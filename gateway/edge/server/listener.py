@@ -58,7 +58,7 @@ class ConnectionCounts:
         return any(0 < counts[other] <= count and not self._heartbeats.is_hung(other) for other in self._others)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the counts; may be repeated."""
         self._counts.release()
         self._map.close()
         self._heartbeats.close()

@@ -46,8 +46,9 @@ from gateway.policy.slots import Grant, Slot
 from gateway.s3.prepared_head import HeadValues, PreparedHead, prepare
 from gateway.s3.requests import Operation, S3Request, parse_query, strip_signature_parameters, understood
 from gateway.shared.recent_requests import MINUTE_SECONDS, FinishedRequest, RecentRequests
+from gateway.telemetry import metrics
 from gateway.telemetry.access_log import AccessLog
-from gateway.telemetry.metric_observers import BROKEN_OFF, CLIENT_LEFT, CacheMetrics, HitTally, RequestMetrics
+from gateway.telemetry.request_counts import BROKEN_OFF, CLIENT_LEFT, HitTally, count_request
 from gateway.telemetry.tracing import TRACE, Tracer
 
 LEARN = "forebay.learn_head"
@@ -92,10 +93,10 @@ _STATUS_LINES = {str(status): STATUS_LINE[status] for status in (200, 206, 304)}
 _HIT = b"x-forebay-cache: hit\r\n"
 
 Client = tuple[str, int]
-"""Its address and port."""
+"""Address and port."""
 
 
-class _Known(NamedTuple):
+class _KnownReads(NamedTuple):
     """An object as a caller may read it."""
 
     access_key_id: str
@@ -105,7 +106,7 @@ class _Known(NamedTuple):
     """That the origin must have granted; None: the grant is enough."""
 
 
-class Question(NamedTuple):
+class PreparedKey(NamedTuple):
     """A request whose answer is waited for: the origin says what it says of the object now, or its bytes are read."""
 
     prepared: PreparedQuestion | PreparedVerification
@@ -121,7 +122,6 @@ class PreparedRequests:
         services: AppContext,
         authenticator: Authenticator,
         base_domains: tuple[str, ...],
-        observer: RequestMetrics,
         log: FilteringBoundLogger,
         callers: Callers | None = None,
         recent: RecentRequests | None = None,
@@ -135,11 +135,9 @@ class PreparedRequests:
         self.callers = callers
         self._authenticator = authenticator
         self._base_domains = base_domains
-        self._observer = observer
-        self._cache = CacheMetrics()
         self._log = log
         self._heads: dict[object, PreparedHead] = {}
-        self._objects: dict[object, _Known | None] = {}
+        self._objects: dict[object, _KnownReads | None] = {}
         """Prepared objects; None: the place is free for the same object again."""
         self._places: list[object] = []
         """The keys of `_objects`, each once, to draw one from."""
@@ -191,7 +189,7 @@ class PreparedRequests:
         for credential in [one for one in self._tally_of if one not in credentials]:
             del self._tally_of[credential]
 
-    def answer(self, head: PreparedHead, values: HeadValues) -> PreparedAnswer | Question | None:
+    def answer(self, head: PreparedHead, values: HeadValues) -> PreparedAnswer | PreparedKey | None:
         """The answer to a request with these values, or what to `ask` before; None: it is to go the whole way."""
         if len(values.raw_path) > _PATH_BYTES_MAX:
             return None
@@ -220,15 +218,15 @@ class PreparedRequests:
         read, said = known.read, head.conditions(values)
         if isinstance(read, StrictRead):
             question = read.question(said)
-            return Question(question, key.access_key_id, place) if question is not None else None
+            return PreparedKey(question, key.access_key_id, place) if question is not None else None
         answer = read.answer(said)
         if isinstance(answer, PreparedVerification):
-            return Question(answer, key.access_key_id, place)
+            return PreparedKey(answer, key.access_key_id, place)
         if is_new and answer is not None:
             self._was_worth_it(place)
         return answer
 
-    async def ask(self, question: Question, began: float, client: Client | None) -> PreparedAnswer | Told:
+    async def ask(self, question: PreparedKey, began: float, client: Client | None) -> PreparedAnswer | Told:
         """The answer that was waited for; else what the origin has said, for the whole way.
 
         To be called in a task of the request's own, which ends when the client leaves.
@@ -236,7 +234,7 @@ class PreparedRequests:
         ACCOUNT.set(question.access_key_id)
         TRACE.set(None)
         prepared, answer = question.prepared, None
-        self._observer.in_flight(1)
+        metrics.REQUESTS_IN_FLIGHT.add(1)
         try:
             cancellation.register_request(anywhere=True)
             answer = await prepared.ask()
@@ -248,7 +246,7 @@ class PreparedRequests:
         except Exception:  # noqa: BLE001 - the whole way says what is wrong, and answers it
             self._log.exception("a prepared answer failed")
         finally:
-            self._observer.in_flight(-1)
+            metrics.REQUESTS_IN_FLIGHT.add(-1)
             if answer is None:
                 prepared.close()
         if answer is None:
@@ -257,7 +255,7 @@ class PreparedRequests:
         self._was_worth_it(question.place)
         return answer
 
-    def withdrawn(self, question: Question, began: float) -> Told:
+    def withdrawn(self, question: PreparedKey, began: float) -> Told:
         """An answer by what the origin says is not sent: what it has said, for the whole way."""
         question.prepared.close()
         return Told(question.prepared.told, began)
@@ -333,23 +331,22 @@ class PreparedRequests:
         if answer.file is not None and self._services.reads is not None:
             self._services.reads.end(answer.file, sent_bytes)
         if span is not None:
-            self._cache.hit_bytes(tally.slot, span.span.count)
+            metrics.CACHE_HIT_BYTES.add(span.span.count, tally.slot)
             span.close()
         if tally.is_known:
-            self._services.catalog.observer.looked_up(tally.slot, "hit")
-        self._observer.ended(tally.operation, tally.slot, status, "hit", seconds, sent_bytes, 0)
-        self._observer.of_credential(tally.credential, 1, sent_bytes, 0)
+            metrics.CATALOG_LOOKUPS.add(1, tally.slot, "hit")
+        count_request(tally.operation, tally.slot, status, "hit", seconds, sent_bytes, 0, tally.credential)
         one = tally.operation, answer.key, tally.slot, status
         self._note(*one, "hit", request_id, seconds, sent_bytes, tally.credential, client)
         if self._log.is_enabled_for(logging.DEBUG):
             self._tell(tally.operation, tally.slot, status, "hit", request_id, seconds, sent_bytes)
 
-    def _not_answered(self, question: Question, status: str, seconds: float, client: Client | None) -> None:
+    def _not_answered(self, question: PreparedKey, status: str, seconds: float, client: Client | None) -> None:
         prepared = question.prepared
         slot, request_id = prepared.slot, next_request_id()
         if prepared.is_known:
-            self._services.catalog.observer.looked_up(slot, "hit")
-        self._observer.ended(Operation.GET_OBJECT, slot, status, None, seconds, 0, 0)
+            metrics.CATALOG_LOOKUPS.add(1, slot, "hit")
+        count_request(Operation.GET_OBJECT, slot, status, None, seconds)
         credential = self._authenticator.credential_of(question.access_key_id)
         self._note(Operation.GET_OBJECT, prepared.key, slot, status, None, request_id, seconds, 0, credential, client)
         if self._log.is_enabled_for(logging.DEBUG):
@@ -433,7 +430,7 @@ class PreparedRequests:
     def _was_worth_it(self, place: object) -> None:
         self._asked[hash(place) % _ASKED_PLACES] = 1
 
-    def _learned(self, place: object, head: PreparedHead, values: HeadValues, key: Key) -> _Known | None:
+    def _learned(self, place: object, head: PreparedHead, values: HeadValues, key: Key) -> _KnownReads | None:
         known = self._prepared(head, values, key)
         if known is None:
             self._drop(place)
@@ -445,7 +442,7 @@ class PreparedRequests:
         if place in self._objects:
             self._objects[place] = None
 
-    def _keep(self, place: object, known: _Known) -> None:
+    def _keep(self, place: object, known: _KnownReads) -> None:
         places, draw = self._places, self._dice.random
         if place not in self._objects:
             if len(places) < _OBJECTS_MAX:
@@ -465,7 +462,7 @@ class PreparedRequests:
         self._slices[number] = now
         return last > 0 and (now - last) % 255 * _SLICE < _OBJECTS_MAX
 
-    def _prepared(self, head: PreparedHead, values: HeadValues, key: Key) -> _Known | None:
+    def _prepared(self, head: PreparedHead, values: HeadValues, key: Key) -> _KnownReads | None:
         services, of_first = self._services, head.request
         try:
             request = understood(
@@ -482,7 +479,7 @@ class PreparedRequests:
         read = prepare_read(services, request, self._tallies_of(key.access_key_id))
         if read is None:
             return None
-        return _Known(key.access_key_id, key.grant, read, self._right(request, key))
+        return _KnownReads(key.access_key_id, key.grant, read, self._right(request, key))
 
     def _right(self, request: S3Request, key: Key) -> Right | None:
         slot = self._services.slots.find(request.bucket or "", request.key or "")
@@ -521,7 +518,7 @@ class ConnectionHeads:
     def may_learn(self) -> bool:
         return not self._is_known and self._learned < _LEARNED_BY_CONNECTION_MAX
 
-    def answer(self, raw: bytes) -> PreparedAnswer | Question | None:
+    def answer(self, raw: bytes) -> PreparedAnswer | PreparedKey | None:
         """Return the prepared answer to a whole head, or the question that must be asked before."""
         self._is_known = False
         if self._generation != self._all.generation:

@@ -146,7 +146,7 @@ class ReceiveThreads:
         return min(self._threads, THREADS_BESIDE_READS) if self.reads.is_high() else self._threads
 
     async def _turn(self) -> None:
-        """Until a thread may be taken; it is taken then."""
+        """Wait until a thread is free, and take it."""
         if not self._waiting and self._at_work < self._limit():
             self._at_work += 1
             return
@@ -157,7 +157,7 @@ class ReceiveThreads:
         except asyncio.CancelledError:
             if not turn.cancelled():
                 self._release()
-            elif turn in self._waiting:  # whoever released a thread in the meantime has taken it out
+            elif turn in self._waiting:  # unless a released thread has taken it out meanwhile
                 self._waiting.remove(turn)
             raise
 
@@ -332,7 +332,7 @@ class Receiving:
         self._gathering = Gathering()
 
     async def receive_into(self, sink: Sink) -> None:
-        """Hand the rest of the body to `sink`, as `RequestBody.receive` says, and with its errors."""
+        """Hand the rest of the body to `sink`, as `ClientBody.receive` says, and with its errors."""
         self._cycle.send_continue()
         wire, left_bytes = self._wire, self._cycle.request_body.left_bytes
         if wire is None or left_bytes is None or left_bytes <= DIRECT_BYTES_MIN:

@@ -36,7 +36,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 @dataclass(slots=True)
-class Target:
+class RequestTarget:
     """The request target as bytes of the wire, undecoded. `authority` is None unless the form was absolute."""
 
     raw_path: bytes
@@ -53,26 +53,26 @@ def header_section_too_large(max_bytes: int) -> S3Error:
     return s3_error("RequestHeaderSectionTooLarge", MaxSizeAllowed=str(max_bytes))
 
 
-def parse_target(method: str, target: bytes) -> Target:
+def parse_target(method: str, target: bytes) -> RequestTarget:
     """Split a request target (RFC 9112, 3.2); InvalidURI for the authority form, a fragment or user information."""
     if _FRAGMENT in target:
         raise s3_error("InvalidURI", "The request target must not have a fragment; encode '#' as %23.")
     if target[:1] == b"/":
         raw_path, _, raw_query = target.partition(b"?")
-        return Target(raw_path, raw_query)
+        return RequestTarget(raw_path, raw_query)
     if target == b"*" and method == "OPTIONS":
-        return Target(b"*", b"")
+        return RequestTarget(b"*", b"")
     return _absolute_form(target)
 
 
-def _absolute_form(target: bytes) -> Target:
+def _absolute_form(target: bytes) -> RequestTarget:
     match = _ABSOLUTE.fullmatch(target)
     if match is None:
         raise s3_error("InvalidURI")
     authority, raw_path, raw_query = match.groups(b"")
     if not authority or b"@" in authority:
         raise s3_error("InvalidURI", "The authority of the request target is not valid.")
-    return Target(raw_path or b"/", raw_query, authority)
+    return RequestTarget(raw_path or b"/", raw_query, authority)
 
 
 def http_version(head: bytes, method: str, target: bytes) -> str:
@@ -165,7 +165,7 @@ class RequestHead:
     """A request without its body. Header names are lower case; `body_length` is None for a chunked body."""
 
     method: str
-    target: Target
+    target: RequestTarget
     version: str
     headers: list[Header]
     body_length: int | None

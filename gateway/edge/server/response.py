@@ -9,7 +9,7 @@ cache at that moment: between the last look at a page and the call the kernel ma
 the device again, while this thread waits for its turn on a processor, say. So the pages are moved into a pipe first
 (`splice(2)`), which holds them, then looked at once more, and only then moved on to the socket. sendfile does the same
 with a pipe of its own, and looks at nothing in between. Both cost the same (100 KiB 20 to 24 µs, 8 MiB 2.5 to 3.4 ms,
-with the other side's reading, loopback); what comes on top is the second look. `loop.sendfile` costs twice as much,
+with the other side's reading, loopback); the second look is the extra cost. `loop.sendfile` costs twice as much,
 stops reading from the client meanwhile, and moves the file position of a descriptor that others share. What a socket
 does not take of lent bytes is given back at once, not copied.
 """
@@ -213,7 +213,7 @@ class Sender(ABC):
     async def _push_when_writable(self) -> bool:
         """Push until all is done, or bytes are needed; whether all is done."""
         loop = asyncio.get_running_loop()
-        # The loop lets nobody else wait on a transport's descriptor: a second one for the same socket may.
+        # The loop allows no second waiter on a transport's descriptor: a duplicate of the descriptor is allowed.
         watched = os.dup(self._socket)
         self._finished = loop.create_future()
         loop.add_writer(watched, self._on_writable)
@@ -274,10 +274,11 @@ What a pipe may hold without a privilege (/proc/sys/fs/pipe-max-size), too."""
 
 
 def send_span(socket_descriptor: int, span: FileSpan, offset: int, count: int) -> int | None:
-    """Give a socket that never blocks up to STEP_BYTES from byte `offset` of a span's file; how many it has taken.
+    """Give a socket that never blocks up to STEP_BYTES from byte `offset` of a span's file; return how many it has
+    taken.
 
-    None where they are not the bytes any more that were checked: then none of them has been sent. Whoever calls has
-    looked whether they are in memory, as this thread waits for those that are not. BlockDamaged when the file ends
+    None if they are no longer the bytes that were checked: then none of them has been sent. The caller has
+    checked that they are in memory, as this thread waits for those that are not. BlockDamaged when the file ends
     before, OSError when it cannot be read, and as the socket raises it.
     """
     done, count = 0, min(count, STEP_BYTES)
@@ -357,8 +358,8 @@ def _null() -> int:
 class FileSender(Sender):
     """The bytes of a span, whose descriptor stays the caller's.
 
-    What has left memory while the client took its time is checked again before it is sent, and comes from memory where
-    it does not stay there. `is_fresh`: the span has just been given, nothing can have left.
+    Bytes that have left memory while the client took its time are checked again before they are sent, and sent from a
+    buffer if they do not stay there. `is_fresh`: the span is new, so that no byte can have left.
 
     BlockDamaged when the file ends early or holds other bytes than it should, OSError when it cannot be read.
     """

@@ -109,7 +109,7 @@ class S3Server:
         self._state.on_closed, self._state.refusal = self._on_closed, refusal
         self._counts = counts
         self._idle_connections = 0
-        """At the last sweep, without those that have left since."""
+        """Number of idle connections at the last sweep, without those that have ended since."""
         self._lasting_part = 1.0
         """Share of recently ended connections that were lasting."""
         self._listeners = [Listener(listening, self._on_connection, self._is_others_turn) for listening in sockets]
@@ -119,7 +119,7 @@ class S3Server:
         """No connection waits for a request; looked up again at the next sweep."""
         self._receive_threads = receive_threads or ReceiveThreads()
 
-    def follow(self, tls: TlsFiles | None) -> None:
+    def apply_settings(self, tls: TlsFiles | None) -> None:
         """The certificate may have been renewed; StartupError when it cannot be used, and the one before stays."""
         if tls is not None and self._tls is not None:
             tls.context()  # one that does not fit its key leaves what is loaded as it is
@@ -135,7 +135,7 @@ class S3Server:
 
     @property
     def draining(self) -> bool:
-        """It was told to stop: nothing is accepted any more."""
+        """True once it was told to stop: it accepts no connection any more."""
         return self._state.draining
 
     async def serve(self, stop: asyncio.Event, *, grace_seconds: float, on_ready: Callable[[], None]) -> None:

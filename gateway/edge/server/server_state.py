@@ -80,7 +80,7 @@ class ClientWatch:
             self._epoll.register(duplicate, select.EPOLLRDHUP if on_end is not None else 0)
 
     def forget(self, owner: object) -> None:
-        """Idempotent."""
+        """Forget an owner; may be repeated."""
         watched = self._watched.pop(owner, None)
         if watched is not None:
             del self._owners[watched.descriptor]
@@ -102,7 +102,7 @@ class ClientWatch:
         for descriptor, events in self._epoll.poll(0):
             owner = self._owners.get(descriptor)
             if owner is None:
-                continue  # what was called before has ended this watch
+                continue  # an earlier callback has ended this watch
             watched = self._watched[owner]
             if events & (select.EPOLLERR | select.EPOLLHUP):
                 self.forget(owner)

@@ -37,7 +37,7 @@ from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix
 from gateway.s3.list_result import PageChain
 from gateway.s3.xml import error_code_of
-from gateway.telemetry.metric_observers import IndexMetrics
+from gateway.telemetry import metrics
 
 LISTERS_WHILE_BUSY = 2
 
@@ -63,19 +63,17 @@ class Crawl:
 
     def __init__(
         self,
-        tools: JobDependencies,
+        dependencies: JobDependencies,
         index: ListingIndex,
         plan: CrawlPlan,
         parts: Sequence[KeyRange],
         split_points: Sequence[bytes],
         progress: IndexStatus,
-        observer: IndexMetrics,
     ) -> None:
-        self._tools = tools
+        self._dependencies = dependencies
         self._index = index
         self._plan = plan
         self._progress = progress
-        self._observer = observer
         key_prefix = plan.prefix.key_prefix
         ranges = [CrawlRange(part.start, part.stop, key_before(part.start, key_prefix)) for part in parts]
         self._ranges = CrawlRanges(ranges, split_points)
@@ -113,7 +111,7 @@ class Crawl:
         while not is_done:
             await self._turn()
             try:
-                page, asked = await with_retries(self._tools.clock, partial(self._told, crawl_range))
+                page, asked = await with_retries(self._dependencies.clock, partial(self._told, crawl_range))
             finally:
                 self._asking -= 1
             batch = self._batch(crawl_range, page, asked)
@@ -124,8 +122,8 @@ class Crawl:
 
     async def _turn(self) -> None:
         """Wait until one page more may be asked for."""
-        while self._asking >= LISTERS_WHILE_BUSY and self._tools.blocks.others_fill():
-            await self._tools.clock.sleep(_BUSY_LOOK_SECONDS)
+        while self._asking >= LISTERS_WHILE_BUSY and self._dependencies.blocks.others_fill():
+            await self._dependencies.clock.sleep(_BUSY_LOOK_SECONDS)
         self._asking += 1
 
     async def _told(self, crawl_range: CrawlRange) -> tuple[PackedPage, QueryStamp]:
@@ -141,7 +139,7 @@ class Crawl:
 
     async def _page(self, crawl_range: CrawlRange, token: str | None) -> PackedPage:
         document = await fetch_page(
-            self._tools.origin,
+            self._dependencies.origin,
             self._plan.prefix,
             slot=self._plan.slot,
             purpose=Purpose.REFRESH,
@@ -170,19 +168,18 @@ class Crawl:
         )
 
     async def _land(self, batch: Batch) -> None:
-        if self._plan.finds_changes:
-            self._tools.catalog.listed_records(batch.bucket, batch.listed)
+        self._dependencies.catalog.listed_records(batch.bucket, batch.listed)
         try:
             changed = await self._index.land(batch)
         except lmdb.Error as error:
             raise StoreUnavailable(f"the listing index cannot be written: {error}") from error
         self._progress.keys += len(batch.listed)
         self._progress.pages += 1
-        self._observer.crawled(self._plan.slot, len(batch.listed))
+        metrics.INDEX_CRAWLED_KEYS.add(len(batch.listed), self._plan.slot)
         if changed and self._plan.finds_changes:
-            dropped = await _drop_changed(self._tools.catalog, self._tools.blocks, batch, changed)
+            dropped = await _drop_changed(self._dependencies.catalog, self._dependencies.blocks, batch, changed)
             self._progress.changed += dropped
-            self._observer.found_changed(self._plan.slot, dropped)
+            metrics.INDEX_CHANGED_KEYS.add(dropped, self._plan.slot)
 
 
 def said(error: Exception) -> str:

@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import lmdb
 import structlog
 
+from gateway.api import documents as to
 from gateway.core.errors import ForebayError, StoreUnavailable
 from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.indexing.crawl import Crawl, CrawlPlan, said
@@ -24,9 +25,9 @@ from gateway.jobs.indexing.key_ranges import LISTED, KeyRange, gaps, ranges_of
 from gateway.jobs.indexing.status import IndexStatus
 from gateway.metadata.entries import ObservedAt
 from gateway.metadata.listing.index import ListingIndex
-from gateway.metadata.listing.ranges import Bound, Interval, bound_of
+from gateway.metadata.listing.ranges import Interval, KeyBound, bound_of
 from gateway.policy.slots import Slot
-from gateway.telemetry.metric_observers import IndexMetrics
+from gateway.telemetry import metrics
 
 LOOK_SECONDS = 5.0
 """Seconds between two checks of an index for voided ranges."""
@@ -55,7 +56,7 @@ class IndexPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _IndexLook:
     """The state of a slot's index at a moment."""
 
     known: Sequence[Interval]
@@ -70,20 +71,18 @@ class SlotIndex:
 
     def __init__(
         self,
-        tools: JobDependencies,
+        dependencies: JobDependencies,
         index: ListingIndex,
         slot: Slot,
         plan: IndexPlan,
         indexed: Collection[str],
-        observer: IndexMetrics,
     ) -> None:
-        self._tools = tools
+        self._dependencies = dependencies
         self._index = index
         self._slot = slot
         self._plan = plan
-        self._observer = observer
-        self._parts = ranges_of(tools.slots, slot.prefix, indexed)
-        self._bound = _bound(tools, slot)
+        self._parts = ranges_of(dependencies.slots, slot.prefix, indexed)
+        self._bound = _bound(dependencies, slot)
         self._split_points: Sequence[bytes] = ()
         self._has_begun = False
         self._failures = 0
@@ -107,7 +106,7 @@ class SlotIndex:
                 self._failures = 0
             except ForebayError as error:
                 rest_seconds = self._failed(error)
-            await self._tools.clock.sleep(rest_seconds)
+            await self._dependencies.clock.sleep(rest_seconds)
 
     async def _keep(self) -> float:
         """Crawl what is due, and give the seconds until the next look."""
@@ -116,10 +115,10 @@ class SlotIndex:
             self._stand(look)
             await self._begin()
             look = await self._look()
-            started = self._tools.clock.monotonic()
+            started = self._dependencies.clock.monotonic()
             done = look.within(lambda learned: self._is_done(learned, look.now, _DONE_PART))
             await self._crawl(gaps(self._parts, done), look)
-            took_seconds = self._tools.clock.monotonic() - started
+            took_seconds = self._dependencies.clock.monotonic() - started
             self._warn_if_slow(took_seconds)
             look = await self._look()
             self._note(look)
@@ -128,7 +127,7 @@ class SlotIndex:
         self._note(look)
         return min(LOOK_SECONDS, max(_LOOK_SECONDS_MIN, self._seconds_until_due(look)))
 
-    def _is_due(self, look: _Look) -> bool:
+    def _is_due(self, look: _IndexLook) -> bool:
         return bool(gaps(self._parts, look.within(lambda learned: self._is_done(learned, look.now, 1))))
 
     async def _begin(self) -> None:
@@ -139,30 +138,30 @@ class SlotIndex:
         self.progress.state = "inventory"
         plan = self._plan
         try:
-            start = InventoryStart(self._tools, self._index, self._slot, self._plan.inventory, plan.scratch)
+            start = InventoryStart(self._dependencies, self._index, self._slot, self._plan.inventory, plan.scratch)
             self._split_points = await start.read(self._parts)
         except ForebayError as error:
             self.progress.inventory_error = said(error)
             _log.warning("an inventory cannot be used: the crawl begins without it", slot=plan.slot, error=said(error))
 
-    async def _crawl(self, parts: Sequence[KeyRange], look: _Look) -> None:
+    async def _crawl(self, parts: Sequence[KeyRange], look: _IndexLook) -> None:
         progress = self.progress
         progress.state, progress.keys, progress.pages = "crawling", 0, 0
         progress.keys = await self._count(gaps(self._parts, parts))
-        progress.started_at, progress.next_at = self._tools.clock.now(), None
+        progress.started_at, progress.next_at = self._dependencies.clock.now(), None
         # What an inventory told is known with less detail, and nothing else has been learned from it.
         finds_changes = all(one.observed_at.boot != UNKNOWN_BOOT for one in look.known)
         plan = CrawlPlan(
             self._slot.name, self._slot.prefix, self._plan.listers, self._merge_seconds, finds_changes=finds_changes
         )
-        crawl = Crawl(self._tools, self._index, plan, parts, self._split_points, progress, self._observer)
+        crawl = Crawl(self._dependencies, self._index, plan, parts, self._split_points, progress)
         try:
             await crawl.run()
         except ForebayError:
-            self._observer.crawl_ended(self._slot.name, "failed")
+            metrics.INDEX_CRAWLS.add(1, self._slot.name, "failed")
             raise
-        self._observer.crawl_ended(self._slot.name, "done")
-        progress.ended_at, progress.error = self._tools.clock.now(), None
+        metrics.INDEX_CRAWLS.add(1, self._slot.name, "done")
+        progress.ended_at, progress.error = self._dependencies.clock.now(), None
         progress.crawls += 1
         progress.keys_before = progress.keys
         if list(parts) == self._parts:
@@ -183,19 +182,19 @@ class SlotIndex:
                 keys += count
         return keys
 
-    async def _look(self) -> _Look:
+    async def _look(self) -> _IndexLook:
         return await asyncio.to_thread(self._looked)
 
-    def _looked(self) -> _Look:
+    def _looked(self) -> _IndexLook:
         bucket = self._slot.prefix.bucket
         now = self._index.moment(bucket)
         try:
             known = [one for part in self._parts for one in self._index.known(bucket, part.start, part.stop)]
         except lmdb.Error as error:
             raise StoreUnavailable(f"the listing index cannot be read: {error}") from error
-        return _Look(known, now)
+        return _IndexLook(known, now)
 
-    def _stand(self, look: _Look) -> None:
+    def _stand(self, look: _IndexLook) -> None:
         """Update the state that status shows."""
         progress = self.progress
         usable = [one for one in look.known if self._bound.allows(one.observed_at, look.now)]
@@ -203,15 +202,17 @@ class SlotIndex:
         progress.known_since = None
         if progress.complete and all(one.observed_at.boot == look.now.boot for one in usable):
             ages = [look.now.seconds - one.observed_at.seconds for one in usable]
-            progress.known_since = self._tools.clock.now() - max(ages, default=0.0)
+            progress.known_since = self._dependencies.clock.now() - max(ages, default=0.0)
 
-    def _note(self, look: _Look) -> None:
-        progress, wall = self.progress, self._tools.clock.now()
+    def _note(self, look: _IndexLook) -> None:
+        progress, wall = self.progress, self._dependencies.clock.now()
         self._stand(look)
         progress.state = "waiting"
         refresh = self._plan.refresh_seconds
         progress.next_at = None if refresh is None else wall + self._seconds_until_due(look)
-        self._observer.index_stands(self._slot.name, progress.keys_before, progress.known_since)
+        if progress.keys_before is not None:
+            metrics.INDEX_KEYS.set(progress.keys_before, self._slot.name)
+        metrics.INDEX_KNOWN_SINCE.set(progress.known_since or 0.0, self._slot.name)
 
     def _failed(self, error: ForebayError) -> float:
         """Seconds until the next try."""
@@ -227,7 +228,7 @@ class SlotIndex:
             return learned.boot != UNKNOWN_BOOT
         return learned.boot == now.boot and 0 <= now.seconds - learned.seconds < self._plan.refresh_seconds / parts
 
-    def _seconds_until_due(self, look: _Look) -> float:
+    def _seconds_until_due(self, look: _IndexLook) -> float:
         if self._plan.refresh_seconds is None:
             return math.inf
         oldest = min((one.observed_at.seconds for one in look.known), default=look.now.seconds)
@@ -242,15 +243,15 @@ class SlotIndex:
         fresh, refresh = self._bound.fresh_seconds, self._plan.refresh_seconds
         if refresh is not None and refresh + took_seconds > fresh:
             _log.warning(
-                "a crawl takes so long that listings go to the origin meanwhile: raise metadata_ttl or index_listers",
+                "a crawl takes so long that listings go to the origin: raise metadata_ttl or index_concurrency",
                 slot=self._slot.name,
                 seconds=round(took_seconds, 1),
             )
 
 
-def _bound(tools: JobDependencies, slot: Slot) -> Bound:
+def _bound(dependencies: JobDependencies, slot: Slot) -> KeyBound:
     """Return the age bound of a LIST of the slot's prefix, without the slots inside it that the index never answers."""
-    within = tools.slots.under(slot.prefix.bucket, slot.prefix.key_prefix)
+    within = dependencies.slots.under(slot.prefix.bucket, slot.prefix.key_prefix)
     bound = bound_of(one for one in within if one.consistency in LISTED)
     if bound is None:
         raise ValueError("a bound without strict slots is one")
@@ -260,23 +261,22 @@ def _bound(tools: JobDependencies, slot: Slot) -> Bound:
 class Indexes:
     """All of them. Use `open`, and `close` at the end: the next `open` goes on with what is missing then."""
 
-    def __init__(self, tools: JobDependencies, index: ListingIndex, observer: IndexMetrics) -> None:
-        self._tools = tools
+    def __init__(self, dependencies: JobDependencies, index: ListingIndex) -> None:
+        self._dependencies = dependencies
         self._index = index
-        self._observer = observer
         self._kept: list[tuple[SlotIndex, asyncio.Task[None]]] = []
 
     @classmethod
-    def open(cls, tools: JobDependencies, plans: Sequence[IndexPlan], observer: IndexMetrics) -> Self:
+    def open(cls, dependencies: JobDependencies, plans: Sequence[IndexPlan]) -> Self:
         """Begin to keep them."""
-        index = tools.catalog.listing
+        index = dependencies.catalog.listing
         if not isinstance(index, ListingIndex):
             raise TypeError("an index needs the catalog's directory")
-        indexes = cls(tools, index, observer)
+        indexes = cls(dependencies, index)
         indexes._keep_all(indexes._planned(plans))
         return indexes
 
-    async def follow(self, plans: Sequence[IndexPlan]) -> None:
+    async def apply_settings(self, plans: Sequence[IndexPlan]) -> None:
         """Keep these indexes from now on. Unchanged ones continue undisturbed."""
         wanted = self._planned(plans)
         going_on = [one for one in self._kept if not one[1].done() and any(one[0].is_same_as(new) for new in wanted)]
@@ -284,9 +284,8 @@ class Indexes:
         await _end([task for _, task in over])
         self._keep_all(wanted)
 
-    def documents(self) -> list[dict[str, Any]]:
-        """How each stands."""
-        return [index.progress.document(self._tools.clock.now()) for index, _ in self._kept]
+    def documents(self) -> list[to.Index]:
+        return [index.progress.document(self._dependencies.clock.now()) for index, _ in self._kept]
 
     async def close(self) -> None:
         """Break off the crawls."""
@@ -294,8 +293,8 @@ class Indexes:
 
     def _planned(self, plans: Sequence[IndexPlan]) -> list[SlotIndex]:
         names = {plan.slot for plan in plans}
-        slots = {slot.name: slot for slot in self._tools.slots}
-        return [SlotIndex(self._tools, self._index, slots[plan.slot], plan, names, self._observer) for plan in plans]
+        slots = {slot.name: slot for slot in self._dependencies.slots}
+        return [SlotIndex(self._dependencies, self._index, slots[plan.slot], plan, names) for plan in plans]
 
     def _keep_all(self, wanted: Sequence[SlotIndex]) -> None:
         """Keep each of them, reusing a SlotIndex that already keeps the same keys."""

@@ -23,7 +23,13 @@ import lmdb
 
 from gateway.core.errors import OriginAnswered, StoreUnavailable
 from gateway.jobs.dependencies import JobDependencies
-from gateway.jobs.indexing.inventory_files import BadInventory, InventoryFile, Manifest, objects_of, parse_manifest
+from gateway.jobs.indexing.inventory_files import (
+    BadInventory,
+    InventoryFile,
+    InventoryManifest,
+    objects_of,
+    parse_manifest,
+)
 from gateway.jobs.indexing.key_ranges import KeyRange, gaps
 from gateway.jobs.indexing.split_points import SplitPoints
 from gateway.jobs.retry import with_retries
@@ -51,8 +57,8 @@ _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 class InventoryStart:
     """One inventory's part in the beginning of one slot's index: `url` names its manifest.json."""
 
-    def __init__(self, tools: JobDependencies, index: ListingIndex, slot: Slot, url: str, scratch: Path) -> None:
-        self._tools = tools
+    def __init__(self, dependencies: JobDependencies, index: ListingIndex, slot: Slot, url: str, scratch: Path) -> None:
+        self._dependencies = dependencies
         self._index = index
         self._slot = slot
         self._manifest = Prefix.parse(url)
@@ -105,12 +111,12 @@ class InventoryStart:
 
     # Fetching.
 
-    async def _fetch_manifest(self) -> Manifest:
+    async def _fetch_manifest(self) -> InventoryManifest:
         async def ask() -> bytes:
             async with await self._send(self._manifest.key_prefix) as response:
                 return await response.read(_MANIFEST_BYTES_MAX)
 
-        return parse_manifest(await with_retries(self._tools.clock, ask))
+        return parse_manifest(await with_retries(self._dependencies.clock, ask))
 
     async def _fetch(self, file: InventoryFile, path: Path) -> None:
         async def ask() -> None:
@@ -124,11 +130,11 @@ class InventoryStart:
             if (size_bytes, digest.hexdigest()) != (file.size_bytes, file.md5):
                 raise BadInventory(f"{file.key} has not the size and MD5 that the manifest says")
 
-        await with_retries(self._tools.clock, ask)
+        await with_retries(self._dependencies.clock, ask)
 
     async def _send(self, key: str) -> OriginResponse:
         request = OriginRequest("GET", self._manifest.bucket, key, purpose=Purpose.REFRESH, slot=self._slot.name)
-        response = await self._tools.origin.send(request)
+        response = await self._dependencies.origin.send(request)
         if response.status == 200:
             return response
         async with response:
@@ -137,7 +143,7 @@ class InventoryStart:
 
     # Sorting.
 
-    def _sort(self, path: Path, manifest: Manifest) -> None:
+    def _sort(self, path: Path, manifest: InventoryManifest) -> None:
         prefix = self._slot.prefix.key_prefix.encode()
         with self._sorted() as objects:
             for entries in objects_of(path, manifest):
@@ -166,7 +172,9 @@ class InventoryStart:
         """All keys of the unknown parts, in order; of each part, all between two batches is told too."""
         bucket = self._slot.prefix.bucket
         known = [one for part in parts for one in self._index.known(bucket, part.start, part.stop)]
-        asked = QueryStamp(ObservedAt(generation, self._tools.clock.monotonic(), UNKNOWN_BOOT), _BEFORE_EVERY_WRITE)
+        asked = QueryStamp(
+            ObservedAt(generation, self._dependencies.clock.monotonic(), UNKNOWN_BOOT), _BEFORE_EVERY_WRITE
+        )
         with self._sorted() as objects:
             for part in gaps(parts, [KeyRange(one.start, one.stop) for one in known]):
                 start = part.start

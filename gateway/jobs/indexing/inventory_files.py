@@ -60,7 +60,7 @@ class InventoryFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class InventoryManifest:
     """`columns` are those of COLUMNS that the files have, by their positions for CSV."""
 
     source_bucket: str
@@ -69,7 +69,7 @@ class Manifest:
     files: tuple[InventoryFile, ...]
 
 
-def parse_manifest(document: bytes) -> Manifest:
+def parse_manifest(document: bytes) -> InventoryManifest:
     """BadInventory when it is none, or its files lack a column that is needed."""
     try:
         fields: dict[str, Any] = orjson.loads(document)
@@ -77,14 +77,14 @@ def parse_manifest(document: bytes) -> Manifest:
         if file_format is None:
             raise BadInventory(f"its format is {fields['fileFormat']}, and not CSV, ORC or Parquet")
         files = tuple(_file(one) for one in fields["files"])
-        return Manifest(
+        return InventoryManifest(
             str(fields["sourceBucket"]), file_format, _columns(str(fields["fileSchema"]), file_format), files
         )
     except (ValueError, KeyError, TypeError) as error:
         raise BadInventory(f"it is no manifest.json of an S3 Inventory: {type(error).__name__}: {error}") from None
 
 
-def objects_of(path: Path, manifest: Manifest) -> Iterator[list[ListedEntry]]:
+def objects_of(path: Path, manifest: InventoryManifest) -> Iterator[list[ListedEntry]]:
     """The current objects that one file lists, in its order, some thousands at once; BadInventory. Blocks.
 
     No more than a part of the file is in memory.
@@ -105,7 +105,7 @@ Columns = dict[str, list[Any]]
 """Some rows of a file, column by column."""
 
 
-def _csv_batches(path: Path, manifest: Manifest) -> Iterator[Columns]:
+def _csv_batches(path: Path, manifest: InventoryManifest) -> Iterator[Columns]:
     """No header, all text; keys are percent-encoded."""
     import pyarrow
     from pyarrow import csv
@@ -128,7 +128,7 @@ def _csv_batches(path: Path, manifest: Manifest) -> Iterator[Columns]:
             yield columns
 
 
-def _columnar_batches(path: Path, manifest: Manifest) -> Iterator[Columns]:
+def _columnar_batches(path: Path, manifest: InventoryManifest) -> Iterator[Columns]:
     from pyarrow import orc, parquet
 
     names = list(manifest.columns)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from gateway.api import documents as to
 
 State = Literal["starting", "inventory", "crawling", "waiting", "failing"]
 
@@ -39,9 +41,9 @@ class IndexStatus:
     inventory: str | None = None
     inventory_error: str | None = None
 
-    def document(self, now: float) -> dict[str, Any]:
-        """As the admin port shows it; `now` in seconds since 1970."""
+    def document(self, now: float) -> to.Index:
+        """Return the answer of the admin port; `now` is in seconds since 1970."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "fresh_seconds"}
         age_seconds = None if self.known_since is None else max(0.0, now - self.known_since)
         complete = self.complete and (age_seconds is None or age_seconds < self.fresh_seconds)
-        return fields | {"complete": complete, "age_seconds": age_seconds}
+        return to.Index.model_validate(fields | {"complete": complete, "age_seconds": age_seconds})

@@ -32,7 +32,7 @@ WRITE_SECONDS_MAX = 86_400.0
 """Seconds after which a write without an answer counts as over: its sender was killed."""
 
 DIRTY_KEYS_MAX = 100_000
-"""More, and the oldest are let go of, with what the index says around them (`ListingStore.sweep`)."""
+"""Limit above which the oldest are dropped, with the index's knowledge around them (`ListingStore.sweep`)."""
 
 REFUSED_FROM = 2
 """Multiple of DIRTY_KEYS_MAX that is never exceeded: a further write voids the index of its whole bucket instead."""
@@ -100,7 +100,7 @@ class DirtyKeys:
             return self._number(transaction, _FLOOR)
 
     def begin(self, write: OwnWrite, seconds: float) -> None:
-        """It is about to be sent; not noted where there are too many dirty keys already."""
+        """Note a write before it is sent, unless there are too many dirty keys already."""
         with self._environment.begin(write=True) as transaction:
             if self._count(transaction, self._dirty) + len(write.keys) > REFUSED_FROM * DIRTY_KEYS_MAX:
                 return
@@ -111,7 +111,7 @@ class DirtyKeys:
         write.is_noted = True
 
     def end(self, write: OwnWrite, seconds: float) -> None:
-        """It has been answered, or never will be."""
+        """Note that a write was answered, or never will be."""
         if not write.is_noted:
             return
         with self._environment.begin(write=True) as transaction:

@@ -17,7 +17,15 @@ from gateway.core.errors import StoreUnavailable
 from gateway.metadata.entries import InvalidationEpochs, ObservedAt
 from gateway.metadata.listing.dirty_keys import DirtyKeys, Overlaid, OwnWrite, Written
 from gateway.metadata.listing.pages import END, ListRequest, Page, Record, SortedKeys, key_successor, take
-from gateway.metadata.listing.ranges import Batch, Bound, Interval, QueryStamp, answerable, covered_ranges, known_until
+from gateway.metadata.listing.ranges import (
+    Batch,
+    Interval,
+    KeyBound,
+    QueryStamp,
+    answerable,
+    covered_ranges,
+    known_until,
+)
 from gateway.metadata.listing.records import (
     OWN_TEMPLATE,
     numbered,
@@ -33,7 +41,7 @@ from gateway.metadata.store import DiskThread, in_time
 from gateway.origin.client import ACCOUNT
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
-from gateway.telemetry.metric_observers import CatalogMetrics
+from gateway.telemetry import metrics
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,7 +51,7 @@ WAITING_MAX = 64
 
 
 SWEEPS_MAX = 1024
-"""Sweeps that wait at most."""
+"""Limit of waiting sweeps."""
 
 SWEEPS_BEHIND_MAX = 16
 """With more, own writes wait."""
@@ -53,12 +61,11 @@ LAND_SECONDS_MAX = 10.0
 
 
 class IndexWriter:
-    """One process's queue. Nobody waits for it: until a page has landed, its keys are asked for again."""
+    """One process's queue. Callers do not wait for it: until a page has landed, its keys are asked for again."""
 
-    def __init__(self, store: ListingStore, clock: Clock, not_kept: Callable[[int], None]) -> None:
+    def __init__(self, store: ListingStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._not_kept = not_kept
         self._thread = DiskThread("listing")
         self._sweeping: asyncio.Task[None] | None = None
         self._sweeps = 0
@@ -68,7 +75,7 @@ class IndexWriter:
     def add(self, batches: Sequence[Batch], *, is_truth: bool = False) -> None:
         """Write the batches soon; `is_truth`: each describes a single key whose range may be known already."""
         if len(self._waiting) >= WAITING_MAX:
-            self._not_kept(_keys(batches))
+            metrics.LISTING_KEYS_NOT_KEPT.add(_keys(batches))
             return
         self._waiting.append((batches, is_truth))
         if self._writing is None:
@@ -113,7 +120,7 @@ class IndexWriter:
                 try:
                     await (self._in_thread(self._store.put_truths, batches) if is_truth else self.land(batches))
                 except lmdb.Error:
-                    self._not_kept(_keys(batches))
+                    metrics.LISTING_KEYS_NOT_KEPT.add(_keys(batches))
         finally:
             self._writing = None
 
@@ -152,7 +159,7 @@ class SharedQuestions(Generic[T]):
         self._waiters: Counter[asyncio.Task[T]] = Counter()
 
     async def ask(
-        self, question: Hashable, asked: QueryStamp, bound: Bound, send: Callable[[], Coroutine[Any, Any, T]]
+        self, question: Hashable, asked: QueryStamp, bound: KeyBound, send: Callable[[], Coroutine[Any, Any, T]]
     ) -> T:
         """Return another caller's answer to `question` if recent enough, else that of `send`; raise as `send`.
 
@@ -200,7 +207,7 @@ class SharedQuestions(Generic[T]):
             done.exception()  # looked at: those who waited have it, if any are left
 
 
-def _is_as_good(earlier: QueryStamp, now: QueryStamp, bound: Bound) -> bool:
+def _is_as_good(earlier: QueryStamp, now: QueryStamp, bound: KeyBound) -> bool:
     """Return True if no write came between the two moments and the earlier one is fresh enough."""
     return earlier.number == now.number >= 0 and bound.allows(earlier.observed_at, now.observed_at)
 
@@ -220,20 +227,20 @@ class AuthoritativeEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundPage:
     """A page. Records number `templates`."""
 
     page: Page
     templates: Sequence[EntryTemplate]
 
 
-def found_of(page: ListedPage) -> Found:
+def found_of(page: ListedPage) -> FoundPage:
     """A page as the origin has answered it."""
     listed, templates = numbered(page.entries)
     last_key = listed[-1][0] if listed else b""
     last_prefix = page.prefixes[-1] if page.prefixes else b""
     last, is_truncated = max(last_key, last_prefix), page.next_token is not None
-    return Found(Page(listed, page.prefixes, is_truncated, last, last == last_prefix != b""), templates)
+    return FoundPage(Page(listed, page.prefixes, is_truncated, last, last == last_prefix != b""), templates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,18 +257,15 @@ class ListingIndex:
     are unknown.
     """
 
-    def __init__(
-        self, opened: OpenCatalog | None, epochs: InvalidationEpochs, clock: Clock, observer: CatalogMetrics
-    ) -> None:
+    def __init__(self, opened: OpenCatalog | None, epochs: InvalidationEpochs, clock: Clock) -> None:
         self._opened = opened
         self._epochs = epochs
         self._clock = clock
         self._boot = opened.boot if opened is not None else 0
-        self._writer = IndexWriter(opened.listing, clock, observer.keys_not_kept) if opened is not None else None
+        self._writer = IndexWriter(opened.listing, clock) if opened is not None else None
         self._noting = DiskThread("own writes")
         self._noted = 0
-        self.observer = observer
-        self.questions: SharedQuestions[Found] = SharedQuestions()
+        self.questions: SharedQuestions[FoundPage] = SharedQuestions()
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -269,12 +273,12 @@ class ListingIndex:
         self,
         bucket: str,
         wanted: ListRequest,
-        bound: Bound,
+        bound: KeyBound,
         *,
         with_owner: bool,
         stale: bool = False,
         truths: Mapping[bytes, AuthoritativeEntry] | None = None,
-    ) -> Found | NeedsLookup | None:
+    ) -> FoundPage | NeedsLookup | None:
         """A page, where all of it is known and fresh enough, or `stale` enough; None: the origin must be asked.
 
         `truths` are those that a NeedsLookup has asked for. Never raises: what the disk does not give is not known.
@@ -282,7 +286,7 @@ class ListingIndex:
         if self._opened is None:
             return None
         dirty, store = self._opened.dirty, self._opened.listing
-        found: Found | NeedsLookup | None
+        found: FoundPage | NeedsLookup | None
         try:
             # The dirty keys of an earlier moment than the index: what is clean since then is in it already.
             with dirty.written(bucket) as written, store.view(bucket) as view:
@@ -293,16 +297,16 @@ class ListingIndex:
                     return None
                 if not written(wanted.start, wanted.stop, 1):
                     page = take(view, wanted, until)
-                    found = None if page is None else Found(page, ())
+                    found = None if page is None else FoundPage(page, ())
                 else:
                     found = _merged(store, view, wanted, until, written, truths or {})
-            if isinstance(found, Found):
+            if isinstance(found, FoundPage):
                 return _with_templates(store, found, with_owner=with_owner)
             return found
         except (lmdb.Error, IndexError, ValueError):
             return None
 
-    def entry(self, bucket: str, key: str, bound: Bound) -> ListedEntry | None:
+    def entry(self, bucket: str, key: str, bound: KeyBound) -> ListedEntry | None:
         """Return the listed entry of a key within the bound; None if unknown or if there is no such key."""
         if self._opened is None:
             return None
@@ -336,7 +340,9 @@ class ListingIndex:
 
     # --- being told -------------------------------------------------------------------------------------------------
 
-    def learn(self, bucket: str, wanted: ListRequest, found: Found, asked: QueryStamp, *, merge_seconds: float) -> None:
+    def learn(
+        self, bucket: str, wanted: ListRequest, found: FoundPage, asked: QueryStamp, *, merge_seconds: float
+    ) -> None:
         """The origin has answered this to `wanted`; it is kept in the background."""
         if self._writer is None:
             return
@@ -422,7 +428,7 @@ class ListingIndex:
             self._epochs.change_bucket(write.bucket)
 
     async def end_write(self, write: OwnWrite) -> None:
-        """It has been answered, or never will be. One that is not noted as ended is asked about for longer."""
+        """Note that a write was answered, or never will be. Otherwise its keys are asked about for longer."""
         self.void_if_not_noted(write)
         if self._opened is not None and (write.is_noted or self._noting.waiting):
             ending = self._noting.submit(
@@ -454,7 +460,7 @@ class ListingIndex:
         has_landed = self._writer is None or await self._writer.close()
         return await self._noting.close(NOTE_SECONDS_MAX) and has_landed
 
-    def _known_until(self, view: View, bucket: str, start: bytes, bound: Bound, *, stale: bool) -> bytes:
+    def _known_until(self, view: View, bucket: str, start: bytes, bound: KeyBound, *, stale: bool) -> bytes:
         now = self.moment(bucket)
         return known_until(view.intervals(start), start, lambda observed: bound.allows(observed, now, stale=stale))
 
@@ -466,7 +472,7 @@ def _merged(
     until: bytes,
     written: Written,
     truths: Mapping[bytes, AuthoritativeEntry],
-) -> Found | NeedsLookup | None:
+) -> FoundPage | NeedsLookup | None:
     """With the truth of keys that were written in the place of the index's word."""
     templates = store.all_templates() if truths else []
     known: dict[bytes, Record | None] = {}
@@ -480,10 +486,10 @@ def _merged(
     if page is None or keys.is_unknown:
         return None
     needed = keys.needed(wanted, page)
-    return NeedsLookup(needed) if needed else Found(page, templates)
+    return NeedsLookup(needed) if needed else FoundPage(page, templates)
 
 
-def _with_templates(store: ListingStore, found: Found, *, with_owner: bool) -> Found | None:
+def _with_templates(store: ListingStore, found: FoundPage, *, with_owner: bool) -> FoundPage | None:
     """With the templates of all records; None where owners are wanted and not known."""
     numbers = templates_of(found.page.keys)
     templates = found.templates or store.templates(numbers - {OWN_TEMPLATE})
@@ -492,7 +498,7 @@ def _with_templates(store: ListingStore, found: Found, *, with_owner: bool) -> F
         numbers = templates_of(found.page.keys)
     if with_owner and any(templates[number].owner is None for number in numbers):
         return None
-    return Found(found.page, templates)
+    return FoundPage(found.page, templates)
 
 
 def _begin(dirty: DirtyKeys, write: OwnWrite, clock: Clock) -> None:

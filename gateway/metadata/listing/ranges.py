@@ -27,7 +27,6 @@ class Interval:
 
 
 def without(intervals: Iterable[Interval], start: bytes, stop: bytes) -> list[Interval]:
-    """Return the intervals without [start, stop)."""
     left = []
     for one in intervals:
         if one.stop <= start or one.start >= stop:
@@ -89,7 +88,7 @@ _MERGED_PART_OF_TTL = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class KeyBound:
     """Up to which age, in seconds, an answer is fresh, and up to which one it stands in for an origin that is down."""
 
     fresh_seconds: float
@@ -111,7 +110,7 @@ class Bound:
         return 0 <= age_seconds < limit_seconds or limit_seconds == math.inf
 
 
-def bound_of(slots: Iterable[Slot]) -> Bound | None:
+def bound_of(slots: Iterable[Slot]) -> KeyBound | None:
     """The bound that all of them allow; None where one is strict, or frozen: the index may not answer."""
     fresh_seconds = stale_seconds = math.inf
     for slot in slots:
@@ -120,7 +119,7 @@ def bound_of(slots: Iterable[Slot]) -> Bound | None:
         if slot.consistency == "ttl":
             fresh_seconds = min(fresh_seconds, slot.metadata_ttl_seconds)
             stale_seconds = min(stale_seconds, slot.metadata_ttl_seconds + slot.stale_if_unreachable_seconds)
-    return Bound(fresh_seconds, stale_seconds)
+    return KeyBound(fresh_seconds, stale_seconds)
 
 
 def answerable(slots: Slots, bucket: str) -> list[tuple[bytes, bytes]]:
@@ -188,9 +187,7 @@ class Batch:
     merge_seconds: float
 
     def until(self, key: bytes) -> Batch:
-        """Its part before `key`."""
         return replace(self, stop=key, listed=self.listed[: bisect_left(self.listed, (key, b""))])
 
     def beginning_at(self, key: bytes) -> Batch:
-        """Its part from `key` on."""
         return replace(self, start=key, listed=self.listed[bisect_left(self.listed, (key, b"")) :])

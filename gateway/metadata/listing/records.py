@@ -22,7 +22,6 @@ from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.s3.xml_writer import encode_list_key, escape
 
 FIXED = struct.Struct("<IHHQ16s")
-DIGEST = slice(16, 32)
 SIZE_MASK = 2**48 - 1
 PARTS_SHIFT = 48
 
@@ -125,7 +124,6 @@ def numbered_here(
 
 
 def template_of(record: bytes) -> int:
-    """The number of the record's template."""
     return int.from_bytes(record[_TEMPLATE_AT : _TEMPLATE_AT + 2], "little")
 
 
@@ -148,7 +146,6 @@ def _own_template_end(record: bytes) -> int:
 
 
 def pack_template(template: EntryTemplate) -> bytes:
-    """A template as it lies in the index."""
     return orjson.dumps(list(template))
 
 
@@ -247,7 +244,7 @@ def _end(template: EntryTemplate, *, owner: bool) -> tuple[str, str]:
 
 
 def _key_texts(keys: list[bytes], *, url: bool) -> list[str]:
-    """Each as `encoded`. Whether any of them needs care is asked of all at once: in most pages none does."""
+    """Encode each as `encoded`. One test of all finds out whether any needs care: in most pages none does."""
     together = b"\n".join(keys)
     if together.translate(None, _UNRESERVED if url else _NEEDS_NO_XML) == b"\n" * (len(keys) - 1):
         return together.decode().split("\n") if keys else []

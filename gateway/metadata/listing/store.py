@@ -2,11 +2,11 @@
 
     entries  bucket number, key → record (records.py)
     ranges   bucket number, start → stop, and when it was learned (ranges.py)
-    templates    number → what records say in common
+    templates    number → common part of records
     buckets  name → number
 
-Unsynced while in use, as the catalog is: an unclean boot drops everything (opening.py). What is here can always be
-asked of the origin again, so that trouble with the disk is a miss.
+Unsynced while in use, as the catalog is: an unclean boot drops everything (opening.py). The origin can always
+repeat its content, so that trouble with the disk is a miss.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ class ListingStore:
         clean = [one for one in clean if is_old(one)]
         if not dirty and not clean:
             return
-        # First nobody lands any more what may contradict them. Who was about to has done so when the lock is ours.
+        # First no process lands anything that may contradict them: a landing has ended when we hold the lock.
         self._dirty.raise_floor(max(one.number for one in (*dirty, *clean)))
         with self._environment.begin(write=True) as transaction:
             if crowd > 1:
@@ -411,7 +411,7 @@ class ListingStore:
             return known
         packed, known_count = pack_template(template), len(self._templates)
         rows: Cursor = transaction.cursor(db=self._templates_table)
-        if rows.set_range(_template_key(known_count)):  # what this transaction may take back is not remembered
+        if rows.set_range(_template_key(known_count)):  # templates of this open transaction are not remembered
             for row_key, other in rows:
                 if other == packed:
                     return int.from_bytes(row_key, "big")

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
-from gateway.s3.headers import quote
+from gateway.s3.headers import plain_etag
 from gateway.s3.list_result import ListedEntry
 
 Entries: TypeAlias = AsyncGenerator[list[ListedEntry], None]
@@ -74,7 +74,7 @@ def _change(old: ListedEntry | None, new: ListedEntry | None) -> str:
 
 
 def _version(entry: ListedEntry) -> tuple[str, int]:
-    return quote(entry.etag.removeprefix("W/")), entry.size_bytes
+    return plain_etag(entry.etag), entry.size_bytes
 
 
 def _document(change: str, old: ListedEntry | None, new: ListedEntry | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import orjson
 from awscrt import checksums
 
 from gateway.core.errors import SnapshotUnusable
-from gateway.metadata.snapshots.object_file import Extent, Layout
+from gateway.metadata.snapshots.object_file import Layout, ObjectFileExtent
 from gateway.policy.slots import Prefix
 
 FORMAT_VERSION = 1
@@ -100,7 +100,7 @@ def unpack(content: bytes, name: str) -> Manifest:
     try:
         fields = orjson.loads(document)
         data = fields.pop("layout")
-        layout = Layout(data["size_bytes"], Extent(*data["root"]), Extent(*data["forms"]))
+        layout = Layout(data["size_bytes"], ObjectFileExtent(*data["root"]), ObjectFileExtent(*data["forms"]))
         manifest = Manifest(**fields, layout=layout)
     except (ValueError, TypeError, KeyError) as error:
         raise SnapshotUnusable(f"the manifest of snapshot {name!r} cannot be read: {error}") from None

@@ -54,7 +54,6 @@ def header_line(manifest: Manifest, templates: Sequence[EntryTemplate]) -> bytes
 
 
 def object_lines(entries: Sequence[ListedEntry], templates: Sequence[EntryTemplate]) -> bytes:
-    """The lines of some objects."""
     numbers = {template: number for number, template in enumerate(templates)}
     return b"".join([_object_line(entry, numbers[entry.template]) for entry in entries])
 

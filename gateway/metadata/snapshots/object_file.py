@@ -42,7 +42,7 @@ _HEAD = struct.Struct("<HHII")
 """The level of a node (0: a leaf), the size of each value (0: they differ), how many, and the bytes of all keys."""
 
 
-class Extent(NamedTuple):
+class ObjectFileExtent(NamedTuple):
     """A place in the file, and the CRC32C of its bytes."""
 
     offset: int
@@ -57,8 +57,8 @@ class Layout(NamedTuple):
     """The extents that a reader needs to start."""
 
     size_bytes: int
-    root: Extent
-    templates: Extent
+    root: ObjectFileExtent
+    templates: ObjectFileExtent
 
 
 class _Leaf:
@@ -97,7 +97,7 @@ class _Branch:
 
     def __init__(self, node: _Leaf) -> None:
         self._keys = node.keys
-        self.children = [Extent(*_EXTENT.unpack(extent)) for extent in node.values(0, node.count)]
+        self.children = [ObjectFileExtent(*_EXTENT.unpack(extent)) for extent in node.values(0, node.count)]
 
     def child(self, key: bytes) -> int:
         """The number of the child that the key lies in, or would."""
@@ -180,7 +180,7 @@ class ObjectFile:
             node = self._node(node.children[node.child(key)])
         return node
 
-    def _leaves(self, extent: Extent, start: bytes) -> Iterator[_Leaf]:
+    def _leaves(self, extent: ObjectFileExtent, start: bytes) -> Iterator[_Leaf]:
         """In order, from the one that `start` lies in, or would."""
         node = self._node(extent)
         if isinstance(node, _Leaf):
@@ -191,7 +191,7 @@ class ObjectFile:
         for child in node.children[first + 1 :]:
             yield from self._leaves(child, b"")
 
-    def _node(self, extent: Extent) -> _Leaf | _Branch:
+    def _node(self, extent: ObjectFileExtent) -> _Leaf | _Branch:
         branch = self._branches.get(extent.offset)
         if branch is not None:
             return branch
@@ -207,7 +207,7 @@ class ObjectFile:
             self._branches.popitem(last=False)
         return branch
 
-    def _read(self, extent: Extent) -> bytes:
+    def _read(self, extent: ObjectFileExtent) -> bytes:
         try:
             content = os.pread(self._file.fileno(), extent.size_bytes, extent.offset)
         except OSError as error:
@@ -240,7 +240,7 @@ class ObjectFileWriter:
             level += 1
         top = self._levels[level]
         is_root_there = level > 0 and len(top) == 1
-        root = Extent(*_EXTENT.unpack(top[0][1])) if is_root_there else self._write(_pack(level, top))
+        root = ObjectFileExtent(*_EXTENT.unpack(top[0][1])) if is_root_there else self._write(_pack(level, top))
         packed = b"\n".join(pack_template(template) for template in templates)
         return Layout(size_bytes=self._offset + len(packed), root=root, templates=self._write(packed))
 
@@ -257,8 +257,8 @@ class ObjectFileWriter:
         rows, self._levels[level], self._sizes[level] = self._levels[level], [], 0
         self._append(level + 1, rows[0][0], _EXTENT.pack(*self._write(_pack(level, rows))))
 
-    def _write(self, content: bytes) -> Extent:
-        extent = Extent(self._offset, len(content), checksums.crc32c(content))
+    def _write(self, content: bytes) -> ObjectFileExtent:
+        extent = ObjectFileExtent(self._offset, len(content), checksums.crc32c(content))
         self._offset += self._file.write(content)
         return extent
 

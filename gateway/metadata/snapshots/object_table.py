@@ -59,7 +59,7 @@ class ObjectTable:
         with self._environment.begin(write=True) as transaction:
             rows = self._rows(transaction, entries)
             _, added = transaction.cursor(db=self._entries).putmulti(rows, append=True)
-            if added != len(rows):  # what is not behind the last one is passed over
+            if added != len(rows):  # keys that are not behind the last one are passed over
                 raise SnapshotError("the objects did not come in the order of their keys")
 
     def insert(self, entries: Sequence[ListedEntry]) -> int | None:

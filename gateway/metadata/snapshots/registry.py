@@ -20,7 +20,7 @@ from gateway.metadata.snapshots.manifest import Manifest
 from gateway.metadata.snapshots.store import Snapshot, SnapshotStore
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
-from gateway.telemetry.metric_observers import SnapshotMetrics
+from gateway.telemetry import metrics
 
 V = TypeVar("V")
 
@@ -92,7 +92,7 @@ class SnapshotRegistry:
     """All of them. Use `refresh` at the start, so that requests need not wait, and `close` at the end.
 
     Without a `store`, where the cache directory cannot be used, requests in slots that name a snapshot fail. Call
-    `follow` after a change of slots.
+    `apply_settings` after a change of slots.
     """
 
     def __init__(
@@ -100,7 +100,6 @@ class SnapshotRegistry:
         store: SnapshotStore | None,
         slots: Iterable[Slot],
         clock: Clock,
-        observer: SnapshotMetrics,
         homes: Homes | None = None,
     ) -> None:
         """`homes` tells where buckets are: a snapshot from another home is not used. None: unknown."""
@@ -113,12 +112,11 @@ class SnapshotRegistry:
         self._open: dict[str, OpenSnapshot] = {}
         self._seen = -1
         self._refreshing = asyncio.Lock()
-        self.observer = observer
 
     @classmethod
     def switched_off(cls) -> SnapshotRegistry:
         """One without a cache directory."""
-        return cls(None, (), SystemClock(), SnapshotMetrics())
+        return cls(None, (), SystemClock())
 
     def of(self, slot: Slot) -> OpenSnapshot | None:
         """Return the slot's open snapshot if nothing has changed since; None: await `opened`."""
@@ -160,7 +158,7 @@ class SnapshotRegistry:
         finally:
             opened.snapshot.close()
 
-    async def follow(self, open_store: Callable[[], SnapshotStore]) -> None:
+    async def apply_settings(self, open_store: Callable[[], SnapshotStore]) -> None:
         """Slots were changed: have open what they name now. `open_store` is called where one is needed for the first
         time, in a thread."""
         if self._store is None:
@@ -208,9 +206,9 @@ class SnapshotRegistry:
 
     def _refusal(self, slot: Slot, error: Exception) -> S3Error:
         if isinstance(error, NoSuchSnapshot):
-            self.observer.refused(slot.name, "missing")
+            metrics.SNAPSHOT_REFUSALS.add(1, slot.name, "missing")
             return s3_error("NoSuchSnapshot", missing(slot), status=NOT_USABLE_STATUS)
-        self.observer.refused(slot.name, "unusable")
+        metrics.SNAPSHOT_REFUSALS.add(1, slot.name, "unusable")
         return unusable(slot.snapshot, error)
 
     async def _take(self, store: SnapshotStore, slot: Slot) -> None:

@@ -47,7 +47,7 @@ class Origins:
     made_by: str = ""
 
 
-class Staging:
+class SnapshotStaging:
     """Use `begin`; then add, and `publish` or `discard`, or `leave` for another process to go on."""
 
     def __init__(self, store: SnapshotStore, directory: Path, origins: Origins, snapshot_id: str) -> None:
@@ -58,7 +58,7 @@ class Staging:
         self._table = ObjectTable(directory / _TABLE)
 
     @classmethod
-    def begin(cls, store: SnapshotStore, mark: str, origins: Origins) -> Staging:
+    def begin(cls, store: SnapshotStore, mark: str, origins: Origins) -> SnapshotStaging:
         """Continue a staging of this boot under `mark`, or begin one.
 
         A continued staging keeps the `origins` with which it began. Raises SnapshotConflict when there is a snapshot of
@@ -130,11 +130,10 @@ class Staging:
         return manifest
 
     def leave(self) -> None:
-        """Close it as it is."""
+        """Close the staging, for another process to continue."""
         self._table.close()
 
     def discard(self) -> None:
-        """Give it up."""
         self._table.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 

@@ -33,7 +33,7 @@ _FILE_MODE = 0o600
 
 
 class Snapshot:
-    """One that is open: `data` may be read until all who hold it have closed it. Who opens it holds it."""
+    """One that is open: `data` may be read until all who hold it have closed it. Its opener is the first holder."""
 
     def __init__(self, manifest: Manifest, data: ObjectFile) -> None:
         self.manifest = manifest
@@ -101,7 +101,7 @@ class SnapshotStore:
             snapshot.close()
 
     def open(self, name: str) -> Snapshot:
-        """A snapshot, to be closed again. What is read of it is verified then, so that its size does not matter here.
+        """A snapshot, to be closed again. Reads verify its nodes later, so that its size does not matter here.
 
         NoSuchSnapshot, SnapshotUnusable, StoreUnavailable.
         """

@@ -1,8 +1,8 @@
-"""A request's body on its way into the buffer: room first, then verified, staged, sealed; or nothing is left of it.
+"""A request's body on its way into the buffer: room first, then verified, staged, sealed; errors leave nothing.
 
-Room is asked for before any of the body is read, and before a client is told to go on. What finds none waits a little
-for the flush to make some. Then it goes through, or is answered SlowDown, as the slot says; what is larger than the
-whole buffer, and what comes while too much is on this node only, goes through either way.
+Room is reserved before any of the body is read, and before a client is told to go on. A body without room waits a
+little for the flush to make some. Then it goes through, or is answered SlowDown, by the slot's setting; one larger than
+the buffer, or one that comes while too much is on this node only, goes through either way.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gateway.operations.payload import announced_bytes, check_rate, receive_veri
 from gateway.operations.writeback.write_through import goes_through
 from gateway.s3.checksums import PREFIX
 from gateway.s3.error_codes import s3_error
+from gateway.telemetry import metrics
 from gateway.writeback.bounds.bounds import Bound
 from gateway.writeback.journal.records import Part
 
@@ -27,16 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A sealed body, as the part it is to be, and what is said of its checksums in the answer."""
+    """A sealed body, as its future part, and the checksum headers of the answer."""
 
     part: Part
     answer_headers: list[tuple[str, str]]
 
 
 async def stage_body(context: RequestContext, buffer: WritebackBuffer, slot: str, number: int) -> Staged:
-    """Receive the request's body into a staged file that survives a power cut; S3Error and nothing left otherwise.
+    """Receive the request's body into a durable staged file; after an S3Error nothing is left.
 
-    It has room on the account of `slot`, and loses it where it comes slowly while others wait for room.
+    It has room on the account of `slot`, and loses it if it comes slowly while others wait for room.
     """
     writer, bounds, clock = buffer.stage(), buffer.bounds.of(slot), context.services.clock
     received_bytes, own_seconds, started = 0, 0.0, clock.monotonic()
@@ -67,18 +68,18 @@ async def stage_body(context: RequestContext, buffer: WritebackBuffer, slot: str
 
 
 PATIENCE_SECONDS = 20.0
-"""Clients give up after some 60 seconds; a 503 before that has them try again."""
+"""Clients give up after some 60 seconds; a 503 before that makes them try again."""
 
 PATIENCE_BEFORE_THROUGH_SECONDS = 1.0
-"""The origin takes what does not fit at the speed at which the flush would make room for it: waiting gains nothing."""
+"""The origin takes the body as fast as the flush would make room for it: waiting gains nothing."""
 
 
 @asynccontextmanager
 async def room_for_body(context: RequestContext, buffer: WritebackBuffer, slot: str) -> AsyncIterator[Bound | None]:
-    """Room for the request's body on a slot's account as long as this lasts; or why it must go through.
+    """Hold room for the request's body on a slot's account; yield why it must go through if there is none.
 
-    Leave it when the write is in the journal. S3Error SlowDown where the slot wants that; with `write = "scratch"`
-    nothing goes through, and what is larger than all of the buffer is EntityTooLarge.
+    Leave it when the write is in the journal. S3Error SlowDown if the slot wants that; with `write = "scratch"` nothing
+    goes through, and a body larger than the buffer is EntityTooLarge.
     """
     bounds = buffer.bounds.of(slot)
     if bounds is None:
@@ -86,7 +87,7 @@ async def room_for_body(context: RequestContext, buffer: WritebackBuffer, slot: 
         return
     size_bytes = announced_bytes(context)
     is_scratch = bounds.slot.write == "scratch"
-    slows_down = bounds.slot.buffer_full == "slow-down" or is_scratch
+    slows_down = bounds.slot.when_buffer_full == "slow-down" or is_scratch
     patience_seconds = PATIENCE_SECONDS if slows_down else PATIENCE_BEFORE_THROUGH_SECONDS
     bound = await bounds.take(context.credential, size_bytes, patience_seconds)
     if bound is None:
@@ -103,31 +104,31 @@ async def room_for_body(context: RequestContext, buffer: WritebackBuffer, slot: 
 
 
 def leaves_to_the_origin(context: RequestContext, buffer: WritebackBuffer, *, takes_room: bool) -> bool:
-    """Whether an upload that begins now, or a copy, which takes no room, is the origin's alone."""
+    """Return whether an upload that begins now, or a copy, which takes no room, is left to the origin."""
     bounds = buffer.bounds.of(context.slot.name)
     bound = bounds.now(int(takes_room)) if bounds is not None else None
     if bounds is None or bound is None:
         return False
     bounds.look_at_uploads()
-    if bound.passes and (not takes_room or bounds.slot.buffer_full == "slow-down"):
+    if bound.passes and (not takes_room or bounds.slot.when_buffer_full == "slow-down"):
         return False
     goes_through(context, bound)
     return True
 
 
 def slow_down(context: RequestContext, buffer: WritebackBuffer, name: str, bound: Bound) -> S3Error:
-    """Of a body that has no room in a slot, and does not go through: 503, with the time that the flush needs for it."""
+    """Return the 503 for a body without room that does not go through, with the time that the flush needs for it."""
     bounds = buffer.bounds.of(name)
     assert bounds is not None  # noqa: S101 - there was a bound
     slot = bounds.slot
-    buffer.bounds.observer.slowed_down(slot.name)
+    metrics.WRITEBACK_SLOWED_DOWN.add(1, slot.name)
     why = {
         Bound.FULL: f"it holds what it may, {slot.buffer_bytes} bytes",
         Bound.SHARE: "the bodies of this access key that are still arriving take its share of the room",
         Bound.DISK: "the disk under it has no room, or has just failed",
         Bound.SIZE: f"the body is larger than all of it, {slot.buffer_bytes} bytes",
-        Bound.EXPOSURE_BYTES: f"more than {slot.exposure_bytes_max} bytes are on this node only",
-        Bound.EXPOSURE_AGE: f"a write of more than {slot.exposure_age_seconds_max} seconds ago is on this node only",
+        Bound.EXPOSURE_BYTES: f"more than {slot.unflushed_bytes_max} bytes are on this node only",
+        Bound.EXPOSURE_AGE: f"a write of more than {slot.unflushed_age_seconds_max} seconds ago is on this node only",
     }[bound]
     return s3_error(
         "SlowDown",
@@ -138,9 +139,9 @@ def slow_down(context: RequestContext, buffer: WritebackBuffer, name: str, bound
 
 
 async def apply_backpressure(context: RequestContext, buffer: WritebackBuffer, slot: str) -> None:
-    """Hold the acknowledgement of a write back that is in the journal, while the buffer fills faster than it drains."""
+    """Delay the acknowledgement of a write in the journal while the buffer fills faster than it drains."""
     bounds = buffer.bounds.of(slot)
     seconds = bounds.delay_seconds(announced_bytes(context)) if bounds is not None else 0.0
     if seconds > 0:
-        buffer.bounds.observer.paced(slot, seconds)
+        metrics.WRITEBACK_PACED_SECONDS.add(seconds, slot)
         await context.services.clock.sleep(seconds)

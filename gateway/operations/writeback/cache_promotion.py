@@ -1,8 +1,8 @@
-"""What was flushed is an object of the origin's from now on: found there, and its bytes stay here as cached blocks.
+"""Makes a flushed object one of the origin's: the catalog finds it there, and its bytes stay here as cached blocks.
 
-The staged files become blocks under a second name, without a copy; whatever lies in no file as a whole block is fetched
-when it is read. Nothing is lost when there is no room for them. Where the slot remembers, the origin is asked once for
-the object's head, so that a restore finds it without a question.
+The staged files become blocks under a second name, without a copy; blocks that are not whole in one file are fetched
+when they are read. Without room for them nothing is lost. If the slot remembers, the origin is asked once for the
+object's head, so that a restore needs no question.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.journal.records import Write
 
 _HEADERS = {CHECKSUM_MODE: "ENABLED"}
-"""As most clients ask; what is learned so answers those that ask without it as well."""
+"""The headers of most clients' reads; the answer also serves reads without them."""
 
 LEARN_SECONDS = 1.0
-"""What was flushed is pending until this question is over, whoever waits for that: an origin that is slow to answer it
-is not waited for."""
+"""The object stays pending until this question ends, so a slow origin is not waited for longer."""
 
 
 class CachePromoter:
-    """Tells catalog, listing index and blocks (the method of `writeback.flushing.reconciler.Publication`)."""
+    """Updates catalog, listing index and blocks (implements `writeback.flushing.reconciler.Publication`)."""
 
     def __init__(self, catalog: Catalog, blocks: BlockCache, slots: Slots, staging: Staging) -> None:
         self._catalog = catalog
@@ -40,7 +39,7 @@ class CachePromoter:
         self._staging = staging
 
     async def publish(self, pending: Write, etag: str | None) -> None:
-        """The origin has it as this version; None: the key is deleted."""
+        """Publish the origin's version; None: the key is deleted."""
         await self._blocks.invalidate(pending.key)
         if etag is not None:
             await self._keep(pending, ObjectVersion(pending.key, etag, pending.size_bytes))
@@ -51,7 +50,7 @@ class CachePromoter:
     async def _learn(self, key: ObjectKey) -> None:
         slot = self._slots.find(key.bucket, key.key)
         if is_remembered(slot, _HEADERS):
-            with suppress(OriginError, S3Error, TimeoutError):  # the first reader asks then
+            with suppress(OriginError, S3Error, TimeoutError):  # then the first reader asks
                 async with asyncio.timeout(LEARN_SECONDS):
                     await self._catalog.current(key, slot, headers=_HEADERS, look=True)
 
@@ -61,7 +60,7 @@ class CachePromoter:
             try:
                 await self._blocks.adopt(offered, slot=slot)
             except (BlockError, BufferDamaged):
-                return  # no room, a disk in trouble, which was told, or damage since it was sent: the origin has them
+                return  # no room, a reported disk fault, or damage since it was sent: the origin has the bytes
 
     def _offered(self, pending: Write, version: ObjectVersion) -> Iterator[OfferedFile]:
         offset = 0

@@ -1,9 +1,9 @@
 """CompleteMultipartUpload of an upload that is here (S3 API, "CompleteMultipartUpload").
 
-The parts are an object from the moment of one commit. What has a condition, parts that only the origin has, or a
-checksum of the whole that those of the parts do not tell, is the origin's to carry out, so its 200 comes after the
-origin's: the reconciler does it (writeback/flushing), behind what is pending under the key. When the condition does not
-hold, the upload stays open, as at S3.
+One commit makes the parts an object. The origin carries out a Complete with a condition, with parts that only it has,
+or with a checksum of the whole that the parts' checksums do not give, so its 200 comes after the origin's: the
+reconciler does it (writeback/flushing), after the pending writes of the key. If the condition does not hold, the upload
+stays open, as at S3.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _XML = ("content-type", "application/xml")
 
 
 async def buffer_complete(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    """Make the parts an object. Asked for once more, it is answered as the first time."""
+    """Make the parts an object. A repeated Complete gets the first answer."""
     upload_id = context.request.parameter("uploadId") or ""
     document = await receive_document(context, COMPLETE_SIZE_BYTES_MAX)
     listed = await in_steps(parse_complete_multipart_upload(document))
@@ -82,15 +82,15 @@ async def buffer_complete(context: RequestContext, buffer: WritebackBuffer) -> R
 def _why_of_the_origin(
     context: RequestContext, buffer: WritebackBuffer, upload: Write, made: Completion, *, are_here: bool
 ) -> Reason | None:
-    """Why the origin must make the object; None: it need not. What its ETag will be may have turned out another than
-    was foretold since the upload began, unless that said itself how it is to be encrypted."""
+    """Return why the origin must make the object; None: it need not. Its ETag may have turned out not to be as foretold
+    since the upload began, unless the upload named its encryption."""
     is_scratch = context.slot.write == "scratch"
     if has_conditions(context.request.headers):
         refuse_unless_kept_here(Reason.CONDITION if is_scratch else None)
         return Reason.CONDITION
-    if not are_here:  # in a scratch slot, it was begun when the slot was none
+    if not are_here:  # in a scratch slot: it was begun before the slot became one
         return Reason.PART
-    if not _is_verified(context.request.headers, upload.spec.headers, made):
+    if not _is_verified(context.request.headers, made):
         refuse_unless_kept_here(Reason.HEADER if is_scratch else None)
         return Reason.HEADER
     if is_scratch:
@@ -155,15 +155,15 @@ def _result(key: ObjectKey, made: Completion) -> bytes:
 # At the origin
 
 PATIENCE_SECONDS = 1800.0
-"""An origin may work for minutes at a large object, and parts may have to be sent first."""
+"""An origin may work on a large object for minutes, and parts may have to be sent first."""
 
 
 async def complete_at_origin(context: RequestContext, buffer: WritebackBuffer, made: Write) -> UploadOutcome:
-    """How it has ended, when the origin has made the object; S3Error with its code when it has not."""
+    """Return the outcome when the origin has made the object; S3Error with its code when it has not."""
     wait, key = FlushWait(context, buffer), context.object_key
-    # Without a condition, the journal has it wait for its turn.
+    # Without a condition, the journal keeps it in order.
     await (wait.for_turn(key) if has_conditions(context.request.headers) else wait.for_keys([key]))
-    headers = context.request.headers  # after the wait: it may have renamed the version that a condition names
+    headers = context.request.headers  # after the wait, which may have renamed the version in a condition
     clock, token, upload_id = context.services.clock, secrets.token_hex(8), made.upload_id or ""
     conditions = {name: headers[name] for name in headers if is_condition(name) or name.startswith(PREFIX)}
     asked = replace(made, conditions=conditions, asked_as=token, touched=Moment.of(clock))
@@ -182,7 +182,7 @@ async def complete_at_origin(context: RequestContext, buffer: WritebackBuffer, m
 
 
 def _outcome(tx: JournalTransaction, key: ObjectKey, upload_id: str, token: str) -> UploadOutcome | None:
-    """None: there is none yet."""
+    """Return None while there is no outcome."""
     upload = tx.uploads.upload(upload_id)
     if upload is None:
         ended = tx.uploads.ended(upload_id)
@@ -197,8 +197,8 @@ def _outcome(tx: JournalTransaction, key: ObjectKey, upload_id: str, token: str)
 
 
 def _aborted(tx: JournalTransaction, key: ObjectKey, upload_id: str) -> S3Error:
-    """Before anybody has heard how it ended: the origin has not done it, or nobody knows
-    (`Uploads.abort`)."""
+    """Return the error of an upload that was aborted before its outcome was reported: the origin has not completed it,
+    or that is unknown (`Uploads.abort`)."""
     own = tx.buckets.last_own_write(key)
     return no_such_upload(upload_id) if own is None or own.known else s3_error("OutcomeUnknown")
 
@@ -212,12 +212,12 @@ def _error(code: str) -> S3Error:
 # What the parts make, in S3's order of checks. Pure
 
 PART_SIZE_BYTES_MIN = 5 * 1024**2
-"""Of every part but the last."""
+"""The least size of every part except the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The object that the parts make. `checksums`: algorithm → value, as far as the parts' own tell it."""
+    """The object that the parts make. `checksums`: algorithm → value, as far as the parts' own give it."""
 
     parts: Sequence[Part]
     etag: str
@@ -225,7 +225,7 @@ class Completion:
     checksums: Mapping[str, str] = field(default_factory=dict)
     checksum_type: str | None = None
     is_etag_local: bool = False
-    """The bucket's cannot be foretold."""
+    """The bucket's ETag cannot be foretold."""
 
 
 def complete(
@@ -245,6 +245,7 @@ def complete(
     declared = request.get("x-amz-mp-object-size")
     if declared is not None and declared != str(size_bytes):
         raise s3_error("InvalidRequest", "The provided x-amz-mp-object-size does not match the size of the object.")
+    _check_type(request, create)
     checksums, checksum_type = yield from _checksums(create, chosen)
     _check_digest(request, checksums)
     etag = md5s_etag((yield from each(lambda part: part.file.md5, chosen)))
@@ -297,16 +298,20 @@ def _checksums(create: Mapping[str, str], chosen: Sequence[Part]) -> Steps[tuple
     return {algorithm: (yield from full_object_checksum(algorithm, sized))}, checksum_type
 
 
-def _is_verified(request: Mapping[str, str], create: Mapping[str, str], made: Completion) -> bool:
+def _is_verified(request: Mapping[str, str], made: Completion) -> bool:
     """Whether the parts' own checksums tell what Complete says of the whole; else only the bytes do."""
     said = {name.removeprefix(PREFIX): value for name, value in request.items() if name.startswith(PREFIX)}
     said.pop("algorithm", None)
-    said_type = said.pop("type", None)
-    if said_type is not None:
-        _, checksum_type = upload_checksum_type(create.get(f"{PREFIX}algorithm"), create.get(f"{PREFIX}type"))
-        if said_type.upper() != checksum_type:
-            return False
+    said.pop("type", None)
     return said.keys() <= made.checksums.keys()
+
+
+def _check_type(request: Mapping[str, str], create: Mapping[str, str]) -> None:
+    _, created = upload_checksum_type(create.get(f"{PREFIX}algorithm"), create.get(f"{PREFIX}type"))
+    if request.get(f"{PREFIX}type", created).upper() != created:
+        raise s3_error(
+            "InvalidRequest", f"The upload was created with checksums of type {created}: Complete must say the same."
+        )
 
 
 def _check_digest(request: Mapping[str, str], checksums: Mapping[str, str]) -> None:

@@ -1,12 +1,12 @@
-"""Copies with `write = "back"`: CopyObject of what is pending, and UploadPartCopy into an upload that is here.
+"""Copies with `write = "back"`: CopyObject of a pending object, and UploadPartCopy into an upload that is here.
 
-CopyObject shares the source's staged files. It is flushed by itself, in the parts that the source came in, and so has
-the source's ETag. Whatever the origin would have to judge, sources over 5 GiB and parts made of copies wait until the
+CopyObject shares the source's staged files. The copy is flushed by itself, in the parts of the source, and so has the
+source's ETag. Copies that the origin must judge, of sources over 5 GiB, and of parts made of copies, wait until the
 source is at the origin instead (router.py).
 
-UploadPartCopy of what is pending makes a part of its bytes, like one that was uploaded; so does one into an upload that
-the origin has not begun. Other parts the origin copies into its own upload, and the journal notes them: no byte of them
-passes through this node, and Complete is carried out at the origin, as for every part that only it has.
+UploadPartCopy of a pending object makes a part of its bytes, like an uploaded one; so does one into an upload that the
+origin has not begun. The origin copies other parts into its own upload, and the journal notes them: none of their bytes
+pass through this node, and Complete is carried out at the origin, as for every part that only it has.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from gateway.operations.writeback.write_back_policy import (
     Reason,
     check_stored,
     fixed_headers,
-    is_foreseen,
     is_foretold,
+    is_supported_header,
     refuse_unless_kept_here,
     takes_local_etag,
     why_of_bucket,
@@ -79,11 +79,11 @@ COPY_SIZE_BYTES_MAX = 5 * 1024**3
 _OF_COPIES = frozenset({"x-amz-copy-source", "x-amz-metadata-directive"})
 _CONDITIONS = "x-amz-copy-source-if-"
 _ALWAYS_KEPT = ("x-amz-checksum-algorithm", "x-amz-checksum-type", "x-amz-tagging")
-"""Tags have a directive of their own (S3 API, "CopyObject"), which is COPY unless it is sent."""
+"""Tags have a directive of their own (S3 API, "CopyObject"), which defaults to COPY."""
 
 
 def copied_here(context: RequestContext, buffer: WritebackBuffer) -> Write | None:
-    """The pending source of a CopyObject that can be carried out here; None: there is none, or the origin is needed."""
+    """Return the pending source of a CopyObject that can be carried out here, or None."""
     headers = context.request.headers
     if not context.slot.is_buffered:
         return None
@@ -113,7 +113,7 @@ def copied_here(context: RequestContext, buffer: WritebackBuffer) -> Write | Non
 async def buffer_copy(
     context: RequestContext, buffer: WritebackBuffer, source: Write, leave: Callable[[], Awaitable[Response]]
 ) -> Response:
-    """Acknowledge a copy that shares its source's files; `leave` has the origin make it, once it has the source."""
+    """Acknowledge a copy that shares its source's files; `leave` lets the origin make it, once it has the source."""
     await receive_payload(context)
     headers, now = context.request.headers, context.services.clock.now()
     check_copy_source(headers, etag=source.etag, last_modified=source.acknowledged_at, now=now)
@@ -127,7 +127,7 @@ async def buffer_copy(
                 await goes_through_unseen(context, buffer, refusal)
                 return await leave()
     parts = await buffer.journal.parts(source.id)
-    if len(parts) != source.parts_count:  # it has just reached the origin
+    if len(parts) != source.parts_count:  # the source has just reached the origin
         refuse_unless_kept_here(Reason.SOURCE if is_scratch else None)
         goes_through(context, Reason.SOURCE)
         return await leave()
@@ -174,7 +174,7 @@ def _fixed(headers: Mapping[str, str], source: Write, target: ObjectKey) -> dict
 
 
 def _is_foreseen(name: str, value: str) -> bool:
-    return name in _OF_COPIES or name.startswith(_CONDITIONS) or is_foreseen(name, value)
+    return name in _OF_COPIES or name.startswith(_CONDITIONS) or is_supported_header(name, value)
 
 
 def _is_foreseen_of_part(name: str, value: str) -> bool:
@@ -192,7 +192,7 @@ Handler = Callable[[RequestContext], Answer]
 
 @dataclass(frozen=True, slots=True)
 class _PartCopy:
-    """A part that is to be copied. `read` answers a GET or HEAD of its source as this gateway would answer anybody."""
+    """A part to copy. `read` answers a GET or HEAD of its source as for any client."""
 
     upload: Write
     number: int
@@ -201,7 +201,7 @@ class _PartCopy:
 
 
 async def buffer_part_copy(context: RequestContext, buffer: WritebackBuffer, read: Handler, copy: Handler) -> Response:
-    """Copy here what is pending, or is for an upload that the origin has not begun; else have `copy` ask the origin."""
+    """Copy here if the source is pending, or the origin has not begun the upload; else `copy` asks the origin."""
     upload, number = upload_of(context, buffer), number_of_part(context)
     check_not_in_use(upload, number)
     headers, clock = context.request.headers, context.services.clock
@@ -216,7 +216,7 @@ async def buffer_part_copy(context: RequestContext, buffer: WritebackBuffer, rea
 
 
 def _knows_no_etag(context: RequestContext, buffer: WritebackBuffer, upload: Write) -> bool:
-    """Whether the origin's ETag of a part would not tell its MD5, which the ETag of the object is made of."""
+    """Return whether the origin's ETag of a part would not give its MD5, which the object's ETag needs."""
     capabilities = buffer.look(lambda tx: tx.buckets.capabilities(upload.key.bucket))
     return context.slot.etag == "local" and not is_foretold(capabilities, upload.spec.headers)
 
@@ -249,7 +249,7 @@ async def _staged(context: RequestContext, buffer: WritebackBuffer, copying: _Pa
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What is to be copied: `size_bytes` of one version, that `get` answers with."""
+    """The source of a copy: `size_bytes` of one version, from `get`."""
 
     size_bytes: int
     get: Callable[[], Coroutine[Any, Any, Response]]
@@ -257,7 +257,7 @@ class _Source:
 
 
 async def _look(context: RequestContext, copying: _PartCopy) -> _Source:
-    """What is there, as the conditions and the range of the request allow it. Raises S3Error as S3 does."""
+    """Look at the source within the conditions and the range of the request. Raises S3Error as S3 does."""
     request, source = context.request, copying.source
     query = [("versionId", source.version_id)] if source.version_id is not None else []
     head = await _awaited(copying.read(_request_of(context, source.key, Operation.HEAD_OBJECT, {}, query)))
@@ -314,7 +314,7 @@ def _request_of(
     headers: Mapping[str, str],
     query: Sequence[tuple[str, str | None]] = (),
 ) -> RequestContext:
-    """A request of the gateway's own, for the same caller, whose rights were checked; it has no body."""
+    """Return a request of the gateway's own, for the same caller, whose rights were checked; it has no body."""
     methods = {Operation.HEAD_OBJECT: "HEAD", Operation.GET_OBJECT: "GET"}
     request = replace(
         context.request,
@@ -330,7 +330,7 @@ def _request_of(
 
 
 class _SourceBody:
-    """The bytes of a source as the body of the part that they become."""
+    """The bytes of a source as the body of a part."""
 
     def __init__(self, source: _Source, upload: Write, buffer: WritebackBuffer) -> None:
         declared = upload.spec.headers.get("x-amz-checksum-algorithm")
@@ -340,7 +340,7 @@ class _SourceBody:
         self._pieces = _pieces(source)
 
     def checksums(self) -> dict[str, str]:
-        """What S3 says unasked of a part that was copied: the checksum that Create has announced."""
+        """Return the checksum that Create has announced, which S3 adds to the answer about a copied part."""
         return {self._checksum.algorithm: self._checksum.base64()} if self._checksum is not None else {}
 
     async def read(self) -> bytes:
@@ -384,7 +384,7 @@ async def _pieces(source: _Source) -> AsyncGenerator[bytes | memoryview, None]:
 
 
 async def _leave_to_the_origin(context: RequestContext, buffer: WritebackBuffer, copying: _PartCopy) -> None:
-    """Return when it can copy: it has what is pending of the source. S3Error where it cannot."""
+    """Return when the origin has the pending source, and can copy it. S3Error if it cannot."""
     upload = copying.upload
     if upload.origin_upload_id is None:
         raise s3_error(
@@ -400,7 +400,7 @@ async def _leave_to_the_origin(context: RequestContext, buffer: WritebackBuffer,
 async def _copied_at_origin(
     context: RequestContext, buffer: WritebackBuffer, copying: _PartCopy, copy: Handler
 ) -> Response:
-    """With its upload's id in the place of ours."""
+    """Copy at the origin, with its upload's id in the place of ours."""
     upload, number = copying.upload, copying.number
     ids = {"uploadId": upload.origin_upload_id}
     query = [(name, ids.get(name, value)) for name, value in context.request.query]
@@ -426,7 +426,7 @@ async def _awaited(answer: Answer) -> Response:
 
 
 async def _size_bytes(context: RequestContext, upload: Write, number: int, etag: str) -> int:
-    """How long the part is by the origin's ListParts; S3Error where it has another one by now."""
+    """Return the part's size by the origin's ListParts; S3Error if it has another part by now."""
     key = upload.spec.key
     query = [
         ("uploadId", upload.origin_upload_id),

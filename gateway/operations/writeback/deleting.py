@@ -1,8 +1,7 @@
-"""Deleting what is pending: a tombstone first, so that no late flush brings it back; then the origin.
+"""Deletes pending objects: a tombstone first, so that no late flush brings them back; then the origin.
 
-The tombstone waits behind what may just be reaching the origin, deletes there, and is settled; then the answer goes
-out. With the origin away that takes until it is back: the client is told to try again, and the object is gone here
-meanwhile.
+The tombstone waits for what may just be reaching the origin, deletes there, and is settled; then the answer goes out.
+While the origin is away, clients are told to try again, and the object is gone here meanwhile.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ if TYPE_CHECKING:
 
 
 async def delete_pending(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    """DeleteObject of a key under which something is pending."""
+    """Carry out a DeleteObject of a key with a pending write."""
     await write_tombstone(context, buffer, [context.object_key])
     return Response(204, cache="absorbed")
 
 
 async def write_tombstone(context: RequestContext, buffer: WritebackBuffer, keys: Sequence[ObjectKey]) -> None:
-    """Have these keys, under which something is pending, deleted here at once, and at the origin when this returns."""
+    """Delete these keys, which have pending writes, here at once, and return when the origin has, too."""
     wait = FlushWait(context, buffer)
     for key, tombstone in [(key, await _acknowledge(context, buffer, key)) for key in keys]:
         if tombstone is not None:
@@ -39,20 +38,20 @@ async def write_tombstone(context: RequestContext, buffer: WritebackBuffer, keys
 
 
 class DeleteOutcome(NamedTuple):
-    """What of a DeleteObjects is `left` for the origin, and how the rest fared."""
+    """The entries of a DeleteObjects that are `left` for the origin, and the results of the others."""
 
     left: Sequence[DeleteEntry]
     deleted: Sequence[str] = ()
     errors: Sequence[DeleteError] = ()
 
 
-async def bury_pending(
+async def write_tombstones(
     context: RequestContext, buffer: WritebackBuffer, entries: Sequence[DeleteEntry]
 ) -> DeleteOutcome:
-    """Delete what is pending of a DeleteObjects: all of it here first, then one after the other at the origin.
+    """Delete the pending objects of a DeleteObjects: all of them here first, then one after the other at the origin.
 
-    A version, what is deleted on a condition, and all of a request that names an owner, or whatever else only the
-    origin can judge, is left to it, once it has what was pending.
+    Versions, conditional deletions, and all of a request that names an owner, or anything else that only the origin can
+    judge, are left to it, once it has the pending writes.
     """
     bucket, is_ours = context.request.bucket or "", may_be_deleted_here(context.request)
     wait = FlushWait(context, buffer)
@@ -95,9 +94,9 @@ async def _tombstones(
 
 
 async def _acknowledge(context: RequestContext, buffer: WritebackBuffer, key: ObjectKey) -> Write | None:
-    """A tombstone in place of what is pending, None: the origin has nothing of it.
+    """Replace a pending write by a tombstone; return None if the origin has nothing of it.
 
-    BufferUnavailable where the disk does not take it, S3Error OperationAborted where a person is to decide first.
+    BufferUnavailable when the disk does not take it, S3Error OperationAborted when a person must decide first.
     """
     spec = WriteSpec(key, {}, context.services.slots.find(key.bucket, key.key).name)
     now = context.services.clock.now()

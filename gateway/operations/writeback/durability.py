@@ -1,8 +1,8 @@
-"""`x-forebay-durable`: whether the origin has a checkpoint, told to who reads the object by which readers know that.
+"""`x-forebay-durable`: whether the origin has a checkpoint, for readers of the object that marks it complete.
 
 On GET and HEAD of a marker in a slot with `write = "back"`, and of every object in one with `write = "scratch"`.
 `true`: the origin has it, had before it all that this node had acknowledged under its directory by then (order.py), and
-has all of its checkpoint that has come since. `false`: something of these is here only.
+has all of its checkpoint that has come since. `false`: some of these are only here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def tells_durability(context: RequestContext) -> bool:
 
 
 def with_durability(answer: Answer, *, is_durable: bool) -> Answer:
-    """The answer, and the header where there is an object."""
+    """Add the header to the answer if there is an object."""
     return _told(answer, is_durable) if isinstance(answer, Response) else _told_later(answer, is_durable)
 
 

@@ -1,9 +1,10 @@
-"""What the origin has under a key when an absorb begins: the flush must find that again, or it is a conflict."""
+"""The origin's version of a key when a write begins: the flush must find it again, or it is a conflict."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gateway.core.errors import BufferUnavailable, OriginAnswered, OriginBodyError, OriginUnreachable
@@ -15,19 +16,19 @@ from gateway.writeback.journal.records import LAST_OWN_WRITE_KEPT_SECONDS, Expec
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
+    from gateway.writeback.journal.transaction import JournalTransaction
 
 
 ANSWER_SECONDS_MAX = 1.0
-"""So long an acknowledgement waits for the origin, when nothing else is left to wait for: then what is there is
-unknown."""
+"""Seconds for which an acknowledgement waits for the origin alone; after that its version is unknown."""
 
 _TOO_MANY_REQUESTS = 429
 
 
 class ExpectedVersionQuery:
-    """What the origin has under the request's key, or another one, asked while the body comes in, until `aclose`.
+    """The question for the origin's version of a key, asked while the body comes in, until `aclose`.
 
-    `nothing` is what is known as long as it has not answered: which version this gateway has seen there last.
+    `nothing` holds until it has answered: the version that this gateway has last seen there.
     """
 
     def __init__(self, context: RequestContext, key: ObjectKey | None = None) -> None:
@@ -39,9 +40,9 @@ class ExpectedVersionQuery:
         self._asking = asyncio.create_task(self._ask())
 
     async def answer(self, deadline: float | None = None) -> ExpectedVersion:
-        """As far as it has said so by a time of the monotonic clock, or else within a second from now; else `nothing`.
+        """Return the answer if it comes by a monotonic time, or else within a second from now; otherwise `nothing`.
 
-        OriginAnswered where it refuses to say.
+        OriginAnswered if the origin refuses.
         """
         seconds = ANSWER_SECONDS_MAX if deadline is None else max(0.0, deadline - self._clock.monotonic())
         if not self._asking.done():
@@ -74,7 +75,7 @@ class ExpectedVersionQuery:
 async def expected_version(
     context: RequestContext, buffer: WritebackBuffer, question: ExpectedVersionQuery
 ) -> ExpectedVersion:
-    """The answer, which this gateway may have made an old one since. OriginAnswered where the origin refuses to say."""
+    """Return the answer, unless this gateway has changed the key since. OriginAnswered if the origin refuses."""
     deadline = context.services.clock.monotonic() + ANSWER_SECONDS_MAX
     return await current_expected_version(context, buffer, await question.answer(deadline), deadline)
 
@@ -82,10 +83,10 @@ async def expected_version(
 async def current_expected_version(
     context: RequestContext, buffer: WritebackBuffer, expected: ExpectedVersion, deadline: float | None = None
 ) -> ExpectedVersion:
-    """The base where this gateway has not changed the key past the buffer since; else what is there now.
+    """Return `expected` if this gateway has not changed the key past the buffer since; else the version there now.
 
-    What went through the buffer the journal knows itself. `deadline` is monotonic; None: a second from now.
-    OriginAnswered where the origin refuses to say.
+    The journal knows changes through the buffer. `deadline` is monotonic; None: a second from now. OriginAnswered if
+    the origin refuses.
     """
     own = buffer.look(lambda tx: tx.buckets.last_own_write(context.object_key))
     clock = context.services.clock
@@ -101,22 +102,28 @@ async def current_expected_version(
 
 
 def absent_key(context: RequestContext) -> ObjectKey:
-    """Where nobody has an object. Who may not list a bucket is told there what everybody without rights is: 403."""
+    """Return a key without an object. The origin answers 403 there to all without the right to list the bucket."""
     return ObjectKey(context.object_key.bucket, f"{context.slot.prefix.key_prefix}.forebay/absent")
 
 
 def is_for_want_of_rights(refusal: OriginAnswered) -> bool:
-    """Whether the gateway's own key pair may not do what it asked for."""
+    """Return whether the gateway's own key pair lacks the right."""
     return refusal.status in (401, 403)
 
 
 async def goes_through_unseen(context: RequestContext, buffer: WritebackBuffer, refusal: OriginAnswered) -> None:
-    """A write of which the origin does not say what it would overwrite goes through; for want of rights, so do those
-    after it: each alone would be acknowledged where the origin is slow to refuse, and its flush be refused for ever.
-    """
+    """Send a write through whose present version the origin does not tell. If the right is missing, later writes go
+    through too: otherwise one might be acknowledged while the origin is slow to refuse, and its flush be refused for
+    ever."""
     goes_through(context, Reason.BUCKET_UNREADABLE)
     if not is_for_want_of_rights(refusal):
         return
     bucket, now = context.object_key.bucket, context.services.clock.now()
-    with suppress(BufferUnavailable):  # the next write learns it, then
-        await buffer.journal.change(lambda tx: tx.buckets.amend(bucket, may_look=False, learned_at=now))
+
+    def learn(tx: JournalTransaction) -> None:
+        known = tx.buckets.capabilities(bucket)
+        if known is not None:
+            tx.buckets.learn(bucket, replace(known, may_look=False, learned_at=now))
+
+    with suppress(BufferUnavailable):  # then the next write learns it
+        await buffer.journal.change(learn)

@@ -19,7 +19,7 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import Operation
 from gateway.writeback.checkpoints.manifests import NamedFiles
 from gateway.writeback.flushing.manifest_files import AWAITED_PAUSE_SECONDS, FIRST_PAUSE_SECONDS, Presence
-from gateway.writeback.flushing.state import LookedFor, Refused
+from gateway.writeback.flushing.state import LookedFor, WriteRefused
 from gateway.writeback.journal.records import State, Write
 from gateway.writeback.order import key_prefix_before
 
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
 
 PATIENCE_SECONDS = 20.0
-"""Clients give up after some 60 seconds; a 503 before that has them try again."""
+"""Clients give up after some 60 seconds; a 503 before that makes them try again."""
 
 LOOK_SECONDS = 0.01
 LOOK_SECONDS_MAX = 0.1
-"""From one look at the journal to the next. In between, a tenth of what has been waited: who waits for long is answered
-little later, and costs much less."""
+"""The shortest and longest pause between looks at the journal. Within these, a tenth of the wait so far: long waits end
+a little later, and cost much less."""
 
 _PATIENT_LOOKS = 2
-"""After so many it is asked for: there is much before it."""
+"""Looks after which the wait asks for priority: much must be ahead of it."""
 
 _KEYS_AT_A_LOOK = 100
 
 
 class FlushWait:
-    """One request's wait for the origin to have what this node has acknowledged, of PATIENCE_SECONDS in all.
+    """One request's wait until the origin has what this node has acknowledged, of PATIENCE_SECONDS in all.
 
-    Each method returns when the origin has what was pending when it was called. S3Error ServiceUnavailable (503) when
-    that takes too long, OperationAborted (409) where a conflict is in its way.
+    Each method returns when the origin has what was pending at the call. S3Error ServiceUnavailable (503) when that
+    takes too long, OperationAborted (409) when a conflict is in the way.
     """
 
     def __init__(self, context: RequestContext, buffer: WritebackBuffer) -> None:
@@ -53,10 +53,10 @@ class FlushWait:
         self._clock = context.services.clock
         self._deadline = self._clock.monotonic() + PATIENCE_SECONDS
         self._waited: list[str] = []
-        """Prefixes under which all has been flushed that was acknowledged before: slots' own, or a marker's."""
+        """Prefixes with all earlier writes flushed: slots' own, or a marker's."""
 
     async def for_keys(self, keys: Iterable[ObjectKey]) -> None:
-        """Of what is pending under these keys. Then the request's conditions name what the origin has as it does."""
+        """Wait for pending writes of these keys. Then the request's conditions name the origin's versions."""
         pending = [(key, found.sequence) for key in keys if (found := self._buffer.pending(key)) is not None]
         for key, sequence in pending:
             await self.for_write(key, sequence)
@@ -68,8 +68,8 @@ class FlushWait:
         return bool(self._buffer.look(lambda tx: tx.writes.listing(bucket, start, stop, 1)))
 
     async def for_prefix(self, bucket: str, prefix: str = "", *, past_local: bool = True) -> None:
-        """Of all that is pending in a bucket under a prefix, but for what is not to be sent; without `past_local`,
-        where there is such: S3Error NotImplemented."""
+        """Wait for pending writes of a bucket under a prefix, except local objects; without `past_local`, raise S3Error
+        NotImplemented if there are any."""
         newest = self._buffer.look(lambda tx: tx.writes.newest())
         start = prefix.encode()
         stop = prefix_end(start) if start else END
@@ -80,15 +80,14 @@ class FlushWait:
                         "NotImplemented",
                         "This node keeps objects of the bucket that are never sent to the origin: delete them first.",
                     )
-                if one.state is State.LOCAL:  # nobody sends it
+                if one.state is State.LOCAL:  # it never leaves this node
                     continue
                 await self.for_write(one.key, min(one.sequence, newest))
             start = key_successor(found[-1].key.key.encode())
 
     async def for_turn(self, key: ObjectKey) -> None:
-        """Of what a write of a key has to come after where it goes past the buffer: what is pending under the key and,
-        of a marker, which a condition makes of any, under its directory, in a strict slot under its prefix
-        (writeback/order.py)."""
+        """Wait for writes that must precede one of a key that goes past the buffer: those of the key, and, for a marker
+        or a conditional write, under its directory, in a strict slot under its prefix (writeback/order.py)."""
         slot = self._context.services.slots.find(key.bucket, key.key)
         prefix = key_prefix_before(key.key, slot, is_conditional=has_conditions(self._context.request.headers))
         is_deletion = self._context.request.operation in (Operation.DELETE_OBJECT, Operation.DELETE_OBJECTS)
@@ -99,9 +98,9 @@ class FlushWait:
         await self.for_keys([key])
 
     async def for_files(self, named: NamedFiles | None) -> None:
-        """Of everything that a manifest names under the key of the request, whoever writes it; None: nobody knows.
+        """Wait for everything that a manifest names under the request's key, whichever node writes it; None: unknown.
 
-        Where the gateway may not look, as in a bucket that it never absorbs writes to, nothing is waited for.
+        If the gateway may not look, as in a bucket whose writes it never absorbs, do not wait.
         """
         if not named:
             return
@@ -110,7 +109,7 @@ class FlushWait:
         pause_seconds, is_first = FIRST_PAUSE_SECONDS, True
         while True:
             found = await presence.look(origin, slot, Purpose.FORWARD, self._clock, lambda _: False, is_first=is_first)
-            if isinstance(found, Refused) or (isinstance(found, LookedFor) and not found.missing):
+            if isinstance(found, WriteRefused) or (isinstance(found, LookedFor) and not found.missing):
                 return
             if self._clock.monotonic() + pause_seconds >= self._deadline:
                 raise s3_error(
@@ -122,7 +121,7 @@ class FlushWait:
             pause_seconds, is_first = min(2 * pause_seconds, AWAITED_PAUSE_SECONDS), False
 
     async def for_write(self, key: ObjectKey, sequence: int) -> None:
-        """Of what was acknowledged under a key as `sequence`, and before it."""
+        """Wait for writes of a key up to `sequence`."""
         looks, began = 0, self._clock.monotonic()
         while True:
             first = self._buffer.look(lambda tx: tx.writes.earliest(key))
@@ -135,13 +134,13 @@ class FlushWait:
             if self._clock.monotonic() >= self._deadline:
                 raise s3_error("ServiceUnavailable", f"{self._name(key)} is not at the origin yet: try again.")
             if looks == _PATIENT_LOOKS:
-                with suppress(BufferUnavailable):  # it comes in its turn, then
+                with suppress(BufferUnavailable):  # then it comes in its turn
                     await self._buffer.prioritise(key)
             looks += 1
             await until_next_look(self._clock, began)
 
     async def _send_after_all(self, local: Write) -> None:
-        """What only the origin can be asked about goes there, unless its slot sends nothing: S3Error NotImplemented."""
+        """Send a local object that is needed at the origin, unless its slot sends none: S3Error NotImplemented."""
         if self._context.services.slots.find(local.key.bucket, local.key.key).write == "scratch":
             raise s3_error(
                 "NotImplemented",
@@ -152,13 +151,13 @@ class FlushWait:
         await self._buffer.journal.change(lambda tx: tx.local.send_after_all(local.id, now))
 
     def _name(self, key: ObjectKey) -> str:
-        """Of a key that the caller may not touch, and whose turn comes before (for_turn), not even its name is told."""
+        """Name a key, but hide one that the caller may not touch, and that only comes before (for_turn)."""
         is_covered = self._context.grant.covers(key.bucket, key.key)
         return str(key) if is_covered else "A key that comes before, and is not among yours,"
 
 
 async def until_next_look(clock: Clock, began: float) -> None:
-    """Between two looks at the journal of somebody who has waited since a time of the monotonic clock."""
+    """Pause between two looks at the journal of a wait that began at a monotonic time."""
     with cancellation.turn():
         await clock.sleep(min(max(LOOK_SECONDS, (clock.monotonic() - began) / 10), LOOK_SECONDS_MAX))
 

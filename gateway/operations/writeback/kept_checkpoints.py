@@ -1,4 +1,4 @@
-"""The newest checkpoints stay in the cache (`keep_last`): what of them was flushed is pinned, block by block."""
+"""Keeps the newest checkpoints in the cache (`keep_last`): their flushed objects are pinned, block by block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.writeback.admin.checkpoint_retention import KeptCheckpoint
 
 
 class KeptCheckpoints:
-    """Of one block cache (the protocol `CheckpointCache`)."""
+    """The kept checkpoints of one block cache (implements `CheckpointCache`)."""
 
     def __init__(self, blocks: BlockCache) -> None:
         self._blocks = blocks
@@ -20,7 +20,7 @@ class KeptCheckpoints:
         self._refused = dict[ObjectKey, str]()
 
     async def keep(self, checkpoints: Sequence[KeptCheckpoint]) -> Mapping[ObjectKey, str]:
-        """What is pinned by hand stays pinned. What is not in the cache is not fetched."""
+        """Pin these checkpoints, and unpin others. Pins by hand stay. Nothing is fetched."""
         names = {one.name: str(Prefix(*one.name)) for one in checkpoints}
         try:
             numbers, refused = await self._blocks.keep_only(list(names.values()))
@@ -37,7 +37,7 @@ class KeptCheckpoints:
         return dict(self._refused)
 
     async def _hold(self, one: KeptCheckpoint, number: int) -> None:
-        """What came into the cache before the pin, or without it; once for each state that it is in."""
+        """Pin blocks that came into the cache before the pin, or without it; once for each state of the checkpoint."""
         seen = number, one.mark
         if self._held.get(one.name) == seen:
             return
@@ -49,8 +49,8 @@ class KeptCheckpoints:
             self._refused[one.name] = str(error)
             return
         if not is_whole:
-            # There was no room for it beside what stays, or it was never in the cache. Looked at again each time: what
-            # is read from the origin comes into the cache, and stays.
+            # There was no room for it, or it was never in the cache. Looked at again each time: blocks that are
+            # read from the origin come into the cache, and stay.
             self._refused[one.name] = "not all of it is in the cache"
             self._held.pop(one.name, None)
         else:

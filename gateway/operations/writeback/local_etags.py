@@ -1,8 +1,8 @@
-"""Conditions that name a version by the ETag with which this node acknowledged it, where the bucket's is another.
+"""Conditions that name a version by the ETag with which this node acknowledged it, if the bucket's differs.
 
-A client that reads an object in ranges names in each the version that the first answer told (`If-Match`), and the
-flush may come in between. So the journal remembers both ETags of what it has flushed last under a key (`LastOwnWrite`).
-Where a request goes past the buffer, a condition with this node's ETag becomes one with the bucket's: the same bytes.
+A client that reads an object in ranges names in each the version of the first answer (`If-Match`), and the flush may
+come in between. So the journal remembers both ETags of the last flushed write of a key (`LastOwnWrite`). In a request
+that goes past the buffer, a condition with this node's ETag becomes one with the bucket's: the same bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CONDITIONS = ("if-match", "if-none-match", "if-range", f"{_OF_SOURCE}-if-match"
 
 
 def name_by_bucket_etags(context: RequestContext, buffer: WritebackBuffer) -> LastOwnWrite | None:
-    """Have the request's conditions name versions by the bucket's ETags; the write that one of them was about."""
+    """Put the bucket's ETags in place of this node's in the request's conditions; return the write meant."""
     found, headers = None, context.request.headers
     for name in _CONDITIONS:
         value = headers.get(name)
@@ -42,7 +42,7 @@ def name_by_bucket_etags(context: RequestContext, buffer: WritebackBuffer) -> La
 
 
 def as_named(answer: Answer, own: LastOwnWrite) -> Answer:
-    """The answer to a read whose condition was about a write: it names the version as its client does."""
+    """Return the answer to a read whose condition named a write: with the client's name of the version."""
     return _as_named(answer, own) if isinstance(answer, Response) else _as_named_later(answer, own)
 
 

@@ -1,7 +1,7 @@
-"""What a manifest that goes past the buffer names: by its body, or by that of which it is a copy.
+"""The files named by a manifest that goes past the buffer: by its body, or by that of a copy's source.
 
-The origin shows it when the client has its 200: so the client waits for the files (flush_wait.py). Where nobody can
-tell what it names, it goes in the order of arrival, and the log says so.
+The origin shows it when the client has its 200: so the client waits for the files (flush_wait.py). A manifest that
+cannot be understood goes in the order of arrival, and the log says so.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 _log = RateLimitedLog(structlog.get_logger("forebay.writeback"))
 
 CONTENT_BYTES_MAX = 8 * 1024**2
-"""Of a manifest that is received whole, in memory, before the origin hears of it."""
+"""The longest manifest that is received whole, in memory, before the origin hears of it."""
 
 
 def names_files(context: RequestContext) -> bool:
-    """Whether what the request writes may be a manifest whose files are waited for. What is sent in the caller's own
-    name is not: in such slots nothing is acknowledged that the origin does not have."""
+    """Return whether the request may write a manifest whose files are waited for. One in the caller's own name does
+    not: in such slots nothing is acknowledged that the origin does not have."""
     slot, key = context.slot, context.object_key
     if slot.write != "back" or slot.manifests != "checked" or context.signed_by is not None:
         return False
@@ -40,7 +40,7 @@ def names_files(context: RequestContext) -> bool:
 
 
 async def receive_manifest(context: RequestContext, buffer: WritebackBuffer) -> tuple[Payload, NamedFiles | None]:
-    """The body of a PutObject, and what it names; None: that is not known."""
+    """Return the body of a PutObject, and the files that it names; None: unknown."""
     payload = await receive_payload(context, buffered_bytes_max=CONTENT_BYTES_MAX)
     if not isinstance(payload.body, bytes):
         return payload, _told(context, NotUnderstood("it is too long to be looked at while its client waits"))
@@ -48,7 +48,7 @@ async def receive_manifest(context: RequestContext, buffer: WritebackBuffer) -> 
 
 
 async def named_by_bytes(context: RequestContext, buffer: WritebackBuffer, content: bytes) -> NamedFiles | None:
-    """What an object of these bytes names under the key of the request."""
+    """Return the files that an object of these bytes names under the request's key."""
     named = _told(context, await understood(context.object_key, content, buffer.threads))
     return await in_steps(_covered(context, named)) if named is not None else None
 
@@ -64,7 +64,7 @@ async def named_by_copy(context: RequestContext, buffer: WritebackBuffer) -> Nam
     async with await context.services.origin.send(request) as response:
         length = response.headers.get("content-length", "")
         if response.status != 200:
-            return None  # the copy is the origin's to refuse
+            return None  # the origin refuses the copy
         if not length.isdecimal() or int(length) > CONTENT_BYTES_MAX:
             return _told(context, NotUnderstood("it is too long to be looked at while its client waits"))
         content = await response.read(CONTENT_BYTES_MAX)

@@ -1,9 +1,9 @@
-"""UploadPart of an upload that is here, and what its requests say of it.
+"""UploadPart of an upload that is here, and its requests' parameters.
 
-is there room for it? → body verified, staged, synced → journal → 200
+    is there room for it? → body verified, staged, synced → journal → 200
 
-Where there is none it goes straight to the origin's own upload: so an upload may be larger than the whole buffer. The
-journal notes what the origin has; Complete is carried out there.
+Without room a part goes straight to the origin's own upload: so an upload may be larger than the whole buffer. The
+journal notes the parts that the origin has; Complete is carried out there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ANSWER_SIZE_BYTES_MAX = 64 * 1024
 
 
 async def buffer_part(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    """Keep a part on this node's disk; where there is no room for it, only its place in the journal."""
+    """Keep a part on this node's disk; without room for it, only its entry in the journal."""
     found = upload_of(context, buffer)
     number = number_of_part(context)
     check_algorithm(context, found)
@@ -52,9 +52,9 @@ async def buffer_part(context: RequestContext, buffer: WritebackBuffer) -> Respo
 
 
 async def store_part(buffer: WritebackBuffer, upload: Write, part: Part) -> None:
-    """Write a part down; S3Error NoSuchUpload, and its file is gone, where there is no such upload any more.
+    """Enter a part; S3Error NoSuchUpload, and its file is gone, if the upload does not exist any more.
 
-    ServiceUnavailable, likewise, where the origin may just be completing it of the part that is there.
+    ServiceUnavailable, likewise, if the origin may just be completing it with the present part.
     """
     try:
         is_stored = await buffer.put_part(upload.upload_id or "", part)
@@ -65,7 +65,7 @@ async def store_part(buffer: WritebackBuffer, upload: Write, part: Part) -> None
 
 
 def check_not_in_use(upload: Write, number: int) -> None:
-    """S3Error ServiceUnavailable where the origin may just be completing an upload of its part of a number."""
+    """Raise S3Error ServiceUnavailable if the origin may just be completing an upload with its part of this number."""
     if upload.is_completed_of(number):
         raise _in_use()
 
@@ -79,7 +79,7 @@ def _in_use() -> S3Error:
 
 @dataclass(frozen=True, slots=True)
 class _Through:
-    """A part that is to be sent on, because of a bound."""
+    """A part to send on, because of a bound."""
 
     upload: Write
     number: int
@@ -87,7 +87,7 @@ class _Through:
 
 
 async def _send_through(context: RequestContext, buffer: WritebackBuffer, sending: _Through) -> Response:
-    """Send it on, and note it; the origin's own answer where it refuses. S3Error SlowDown where that cannot be now."""
+    """Send the part on, and note it; return the origin's refusal, if any. S3Error SlowDown if it must wait."""
     upload = sending.upload
     if upload.origin_upload_id is None or may_be_on_its_way(buffer, upload, sending.number):
         raise slow_down(context, buffer, upload.spec.slot, sending.bound)
@@ -104,7 +104,7 @@ async def _send_through(context: RequestContext, buffer: WritebackBuffer, sendin
     async with response:
         answer = await response.read(ANSWER_SIZE_BYTES_MAX)
     headers = without(filter_response_headers(response.headers), "content-length")
-    if error_code_of(answer) == "NoSuchUpload":  # the origin has given it up; what is here may begin another
+    if error_code_of(answer) == "NoSuchUpload":  # the origin has given it up; the local part may begin another
         raise slow_down(context, buffer, upload.spec.slot, sending.bound)
     goes_through(context, sending.bound)
     if response.status != 200:
@@ -116,7 +116,7 @@ async def _send_through(context: RequestContext, buffer: WritebackBuffer, sendin
 
 
 def _without_checksums(request: OriginRequest) -> OriginRequest:
-    """What Create has not announced S3 refuses ("expected checksum Type: null"); it is verified here."""
+    """Drop checksums that Create has not announced: S3 refuses them ("expected checksum Type: null")."""
     said = ("x-amz-sdk-checksum-algorithm", "x-amz-trailer")
     headers = {name: request.headers[name] for name in request.headers if not name.startswith((PREFIX, *said))}
     body = request.body
@@ -126,13 +126,13 @@ def _without_checksums(request: OriginRequest) -> OriginRequest:
 
 
 def may_be_on_its_way(buffer: WritebackBuffer, upload: Write, number: int) -> bool:
-    """Whether a part of this number is here that the origin may just be getting: which came last nobody could say."""
+    """Return whether the origin may just be getting a local part of this number: its order would be unknown."""
     found = buffer.look(lambda tx: tx.parts.part(upload.id, number))
     return found is not None and found.file.is_here and found.origin_etag is None
 
 
 def _md5(response: OriginResponse) -> bytes:
-    """What the origin has got. S3Error where its ETag is no MD5, by which alone Complete could know the part again."""
+    """Return the MD5 at the origin. S3Error if its ETag is none, by which Complete would know the part."""
     etag = response.headers.get("etag", "")
     if not is_md5_etag(etag):
         raise s3_error("ServiceUnavailable", "The origin's ETag of the part is not an MD5: try again.")
@@ -147,13 +147,13 @@ def _checksums(context: RequestContext, payload: Payload) -> dict[str, str]:
     return {name: sums[PREFIX + name] for name in ALGORITHMS if PREFIX + name in sums}
 
 
-# What a request says of its upload: S3Error as S3 says it
+# Parameters about the upload: S3Error as S3 gives it
 
 _OWNER = "x-amz-expected-bucket-owner"
 
 
 def upload_of(context: RequestContext, buffer: WritebackBuffer) -> Write:
-    """The upload; NoSuchUpload for one that has ended, or is of another key."""
+    """Return the upload; NoSuchUpload for one that has ended, or is of another key."""
     upload_id = context.request.parameter("uploadId") or ""
     upload = buffer.look(lambda tx: tx.uploads.upload(upload_id))
     if upload is None or upload.spec.key != context.object_key:
@@ -162,15 +162,15 @@ def upload_of(context: RequestContext, buffer: WritebackBuffer) -> Write:
 
 
 def is_known(context: RequestContext, buffer: WritebackBuffer) -> bool:
-    """Whether the request's upload is open here, or has ended here."""
+    """Return whether the request's upload is open here, or has ended here."""
     upload_id = context.request.parameter("uploadId") or ""
     return buffer.look(lambda tx: tx.uploads.upload(upload_id) is not None or tx.uploads.ended(upload_id) is not None)
 
 
 async def check_owner(context: RequestContext, upload: Write) -> None:
-    """S3Error AccessDenied where the request names another owner of the bucket than it has.
+    """Raise S3Error AccessDenied if the request names a wrong owner of the bucket.
 
-    The origin is asked, unless it has begun the upload for the same. OriginUnreachable.
+    The origin is asked, unless it has begun the upload for the same owner. OriginUnreachable.
     """
     owner = context.request.headers.get(_OWNER)
     if owner is None or owner == upload.spec.headers.get(_OWNER):
@@ -187,7 +187,7 @@ def number_of_part(context: RequestContext) -> int:
 
 
 def number_of(context: RequestContext, name: str, default: int) -> int:
-    """A parameter that is a number; `default` where it is not given."""
+    """Return a numeric parameter; `default` if it is missing."""
     text = context.request.parameter(name)
     if not text:
         return default
@@ -197,7 +197,7 @@ def number_of(context: RequestContext, name: str, default: int) -> int:
 
 
 def check_algorithm(context: RequestContext, upload: Write) -> None:
-    """A part brings the checksum that Create has announced, or none."""
+    """Raise unless the part has the checksum that Create has announced, or none."""
     declared = upload.spec.headers.get("x-amz-checksum-algorithm")
     if declared is None:
         return
@@ -213,5 +213,5 @@ def _is_checksum(name: str) -> bool:
 
 
 def no_such_upload(upload_id: str) -> S3Error:
-    """404, as for one that never was."""
+    """Return the 404, as for an upload that never was."""
     return s3_error("NoSuchUpload", UploadId=upload_id)

@@ -1,7 +1,7 @@
-"""PutObject in a slot with `write = "back"`, and which writes may be acknowledged before the origin has seen them.
+"""PutObject in a slot with `write = "back"`, and the choice of writes to acknowledge before the origin has them.
 
-may its answer be foretold? is there room for it? → body verified, staged, synced, while the origin says what it has
-under the key → journal → 200
+    can its answer be foretold? is there room for it? → body verified, staged, synced, while the origin is asked
+    for its version of the key → journal → 200
 
 Whatever only the origin can judge goes through: conditions, customer keys, owners and payers, rights, and headers that
 are not known to be accepted. A body whose digest the client announced is verified here either way.
@@ -30,7 +30,7 @@ from gateway.operations.writeback.write_back_policy import (
     Reason,
     check_stored,
     fixed_headers,
-    is_foreseen,
+    is_supported_header,
     makes_md5_etags,
     refuse_unless_kept_here,
     storage_classes,
@@ -50,16 +50,16 @@ if TYPE_CHECKING:
     from gateway.writeback.journal.transaction import JournalTransaction
 
 LEARNED_AGAIN_SECONDS = 600.0
-"""After so long a bucket whose writes are not absorbed is looked at again: rights and encryption can be changed."""
+"""Seconds after which a bucket whose writes are not absorbed is looked at again: rights and encryption may change."""
 
 UNREADABLE_AGAIN_SECONDS = 15.0
-"""The same where the gateway may not look at its objects: a HEAD that is refused does not tell rights that are missing
-from a key that was revoked, and checkpoints are to be absorbed soon after the key is renewed."""
+"""The seconds if the gateway may not look at its objects: a refused HEAD does not tell missing rights from a revoked
+key, and checkpoints must be absorbed soon after the key is renewed."""
 
 
 async def buffer_put(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    """Acknowledge an object on this node's disk, or write it through where its answer cannot be foretold."""
-    reason = why_of_key(context.object_key.key) or why_of_headers(context.request.headers, is_foreseen)
+    """Acknowledge an object on this node's disk, or write it through if its answer cannot be foretold."""
+    reason = why_of_key(context.object_key.key) or why_of_headers(context.request.headers, is_supported_header)
     if context.slot.write == "scratch":
         refuse_unless_kept_here(reason)
         return await _keep(context, buffer)
@@ -88,7 +88,7 @@ def _is_old(context: RequestContext, capabilities: BucketCapabilities) -> bool:
 
 
 async def _keep(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    """Acknowledge an object that stays here: the origin is not asked."""
+    """Acknowledge an object that stays here, without asking the origin."""
     check_stored(context.request.headers)
     async with room_for_body(context, buffer, context.slot.name):
         nothing = ExpectedVersion.unknown(context.services.clock)
@@ -153,10 +153,10 @@ async def _through(context: RequestContext, buffer: WritebackBuffer, reason: Rea
 
 
 async def _through_and_learn(context: RequestContext, buffer: WritebackBuffer, reason: Reason) -> Response:
-    """The first write to a bucket tells what its ETags are, and whether the gateway may know what it has under a key.
+    """Write through, and learn from a bucket's first write its kind of ETags and whether we may look at its keys.
 
-    Where the origin does not say the latter, the next write asks again. It is asked where it has nothing: what is there
-    it may show to somebody who is not to know what is not.
+    If the origin does not say the latter, the next write asks again. The question is about a missing key: an origin may
+    show an object to a caller that must not learn what is missing.
     """
     async with aclosing(ExpectedVersionQuery(context, absent_key(context))) as question:
         goes_through(context, reason)
@@ -184,6 +184,6 @@ async def _through_and_learn(context: RequestContext, buffer: WritebackBuffer, r
             known = tx.buckets.capabilities(context.object_key.bucket) or told
             tx.buckets.learn(context.object_key.bucket, replace(told, multipart_etags=known.multipart_etags))
 
-        with suppress(BufferUnavailable):  # the origin has the object: then the next write tells of the bucket
+        with suppress(BufferUnavailable):  # the origin has the object: the next write learns about the bucket
             await buffer.journal.change(learn)
     return reply

@@ -1,7 +1,7 @@
-"""Multipart uploads in a slot with `write = "back"`: they begin, are looked at, and are given up.
+"""Multipart uploads in a slot with `write = "back"`: their beginning, listing and end.
 
-    Create → written down that the origin is asked → asked, for what lies under the key, too → the upload is open here,
-             with an upload id of our own → 200; where the origin is away and its bucket known, it is begun here alone
+    Create → the request to the origin is entered → sent, with a question for the key's version → open here, with an
+             upload id of our own → 200; with the origin away and its bucket known, it is begun here alone
     UploadPart, UploadPartCopy → parts.py, copies.py
     Complete → complete_upload.py
     Abort, ListParts → from the journal
@@ -58,16 +58,16 @@ if TYPE_CHECKING:
 ANSWER_SIZE_BYTES_MAX = 64 * 1024
 
 _DOWN = frozenset({500, 502, 503, 504})
-"""What an origin answers that cannot do its work now (docs/semantics.md, clause 4.8). A 501 is a refusal."""
+"""Statuses of an origin that is not working now (docs/semantics.md, clause 4.8). A 501 is a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The origin's to Create, and what it has under the key. No `origin_upload_id`: it has begun nothing.
+    """The origin's answer to Create, and its version of the key. No `origin_upload_id`: it has begun nothing.
 
-    `profile` is that of the bucket, or, where `is_of_bucket` is false, of this upload alone. That its ETags are MD5s is
-    a guess, for the answer shows none: a good one where it tells the encryption (`tells_encryption`). An object that is
-    there does not tell whether the gateway may know where none is (`tells_rights`).
+    `capabilities` are the bucket's, or, if `is_of_bucket` is false, this upload's alone. That its ETags are MD5s is a
+    guess, as the answer shows none: a good one if it tells the encryption (`tells_encryption`). An existing object does
+    not tell whether the gateway may learn of missing ones (`tells_rights`).
     """
 
     status: int
@@ -81,7 +81,7 @@ class _Answer:
     expected: ExpectedVersion
 
     def learn(self, tx: JournalTransaction, bucket: str) -> None:
-        """What it says of the bucket. ETags that were seen to be no MD5s stay so: the next PutObject shows one."""
+        """Record the bucket's facts. ETags seen to be no MD5s stay so: the next PutObject shows one."""
         known, told = tx.buckets.capabilities(bucket), self.capabilities
         if self.origin_upload_id is None or not self.is_of_bucket or (known is None and not self.tells_rights):
             return
@@ -99,8 +99,8 @@ class _Answer:
 
 
 async def buffer_create(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    """Begin an upload at the origin, and here. What S3 would refuse of its checksums is refused whatever the origin
-    says: no part could be taken."""
+    """Begin an upload at the origin, and here. Refuse checksum headers that S3 would refuse, whatever the origin says:
+    no part could be taken."""
     headers = context.request.headers
     check_stored(headers)
     upload_checksum_type(headers.get("x-amz-checksum-algorithm"), headers.get("x-amz-checksum-type"))
@@ -123,9 +123,9 @@ async def buffer_create(context: RequestContext, buffer: WritebackBuffer) -> Res
 
 
 async def _created_through(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    """Where writes are not absorbed the upload is the client's own: nobody here may look for it. Perhaps the next."""
+    """Let the client have its own upload at the origin, as writes are not absorbed; learn for the next."""
     answer = await _ask(context)
-    with suppress(BufferUnavailable):  # the origin has begun it: then the next write tells of the bucket
+    with suppress(BufferUnavailable):  # the origin has begun it: the next write learns about the bucket
         await buffer.journal.change(lambda tx: answer.learn(tx, context.object_key.bucket))
     return answer.forwarded()
 
@@ -156,7 +156,7 @@ async def _created(
 
 
 async def _begun_here(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    """The origin is away, or says so. Whether it has begun one all the same is found out."""
+    """Begin an upload here alone, as the origin is away. Whether it has begun one too is found out later."""
     upload = _upload(context, buffer, ExpectedVersion.unknown(context.services.clock), None)
     await buffer.journal.change(lambda tx: tx.uploads.begin(upload))
     return Response(200, [("content-type", "application/xml")], _initiated(upload), "absorbed")
@@ -220,7 +220,7 @@ def _initiated(upload: Write) -> bytes:
     return document("InitiateMultipartUploadResult", fields)
 
 
-# Those that are open
+# Open uploads
 
 LISTED_PARTS_MAX = 1000
 
@@ -228,8 +228,8 @@ _XML = ("content-type", "application/xml")
 
 
 async def buffer_abort(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    """Throw an upload away, here at once and at the origin soon; what the origin is just completing when that is over,
-    if it comes to nothing. S3Error ServiceUnavailable where that takes too long."""
+    """Drop an upload, here at once and at the origin soon; if the origin is just completing it, after that fails.
+    S3Error ServiceUnavailable when that takes too long."""
     found = upload_of(context, buffer)
     await check_owner(context, found)
     clock = context.services.clock
@@ -250,7 +250,7 @@ def _is_being_completed(tx: JournalTransaction, upload: Write) -> bool:
 
 
 async def list_buffered_parts(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    """ListParts of an upload that is here."""
+    """List the parts of an upload that is here."""
     found = upload_of(context, buffer)
     await check_owner(context, found)
     maximum = min(number_of(context, "max-parts", LISTED_PARTS_MAX), LISTED_PARTS_MAX)

@@ -1,4 +1,4 @@
-"""Which writes may be acknowledged before the origin has seen them, and what of their headers is kept for the flush.
+"""The choice of writes to acknowledge before the origin has seen them, and of their headers to keep for the flush.
 
 Whatever only the origin can judge goes through: conditions, customer keys, owners and payers, rights, and headers that
 are not known to be accepted.
@@ -23,44 +23,44 @@ if TYPE_CHECKING:
 
 
 class Reason(StrEnum):
-    """Why a write is not absorbed, besides the bounds of the buffer (`Bound`)."""
+    """The reason why a write is not absorbed, besides the bounds of the buffer (`Bound`)."""
 
     CONDITION = "condition"
-    """The origin must judge what it has under the key."""
+    """The origin must judge its version of the key."""
 
     KEY = "key"
-    """S3 refuses it, and another origin may; or the bucket has refused one like it after it was acknowledged."""
+    """S3 refuses the key, and another origin may; or the bucket has refused an acknowledged one like it."""
 
     HEADER = "header"
-    """The origin must judge something that the request says."""
+    """The origin must judge a header of the request."""
 
     BUCKET_UNKNOWN = "bucket-unknown"
-    """Nothing was written to the bucket yet: the answer tells what its ETags are."""
+    """The bucket had no writes yet: the answer shows the kind of its ETags."""
 
     BUCKET_ETAGS = "bucket-etags"
-    """Its ETags are no MD5s, so they cannot be foretold, and the slot does not want those of this node."""
+    """Its ETags are no MD5s, so they cannot be foretold, and the slot does not allow this node's."""
 
     BUCKET_UNREADABLE = "bucket-unreadable"
-    """The gateway may not look at its objects: it could not tell what a flush overwrites."""
+    """The gateway may not look at its objects, and so could not know what a flush overwrites."""
 
     STORAGE_CLASS = "storage-class"
-    """It has taken no object of this storage class yet: not every store has every class."""
+    """The bucket has taken no object of this storage class yet: not every store has every class."""
 
     SOURCE = "source-of-the-origin"
-    """What is to be copied is not pending here."""
+    """The source of the copy is not pending here."""
 
     UPLOAD = "upload-of-the-origin"
-    """The upload was begun there, and is not known here."""
+    """The upload was begun at the origin, and is unknown here."""
 
     PART = "part-of-the-origin"
     """Only the origin has some of the upload's parts."""
 
 
 def check_condition(context: RequestContext, buffer: WritebackBuffer) -> None:
-    """S3Error where what is pending under the key fails a write's condition. One that it would pass is the origin's.
+    """Raise S3Error if a pending write fails a write's condition. A passing condition is left to the origin.
 
-    So is a request that names an owner or payer: whether it may know that much. A Complete that is repeated is answered
-    as the first time.
+    So is a request that names an owner or payer, as it may not be allowed to know that. A repeated Complete gets the
+    first answer.
     """
     headers = context.request.headers
     if_match, if_none_match = headers.get("if-match"), headers.get("if-none-match")
@@ -94,10 +94,10 @@ _STORED = frozenset(
         "expires",
     }
 )
-"""Headers whose every value S3 takes."""
+"""Headers with values that S3 always takes."""
 
 STORAGE_CLASSES = frozenset({"STANDARD", "REDUCED_REDUNDANCY", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING"})
-"""Those whose objects can be read at once."""
+"""Classes whose objects can be read at once."""
 
 _STORAGE_CLASS = "x-amz-storage-class"
 
@@ -115,7 +115,7 @@ _OF_THE_REQUEST = frozenset(
         "x-amzn-trace-id",
     }
 )
-"""Headers about the request and its body: verified here, and not the origin's business any more."""
+"""Headers about the request and its body: verified here, and no concern of the origin."""
 
 _ENCRYPTION = "x-amz-server-side-encryption"
 _ENCRYPTED_WITHOUT_MD5 = ("aws:kms", "aws:kms:dsse")
@@ -124,12 +124,12 @@ _REPLAYED = frozenset({"x-amz-checksum-algorithm", "x-amz-checksum-type"})
 """Headers of Create that are judged here."""
 
 _REPLAYED_PAIRS = frozenset({("x-amz-server-side-encryption", "AES256"), ("x-amz-acl", "bucket-owner-full-control")})
-"""And those, with the values that each bucket takes: other ACLs most do not (S3 API, "Object Ownership")."""
+"""Further ones, with the values that each bucket takes: most do not take other ACLs (S3 API, "Object Ownership")."""
 
 
 def why_of_key(key: str) -> Reason | None:
-    """Why a key has the origin judge the write; None: it does not. S3 takes none whose `..` lead above its beginning
-    (S3 User Guide, "Naming Amazon S3 objects", relative path elements)."""
+    """Return why a key needs the origin's judgement, or None. S3 refuses keys whose `..` lead above their beginning (S3
+    User Guide, "Naming Amazon S3 objects", relative path elements)."""
     depth = 0
     for element in key.split("/"):
         depth += -1 if element == ".." else element not in ("", ".")
@@ -139,7 +139,7 @@ def why_of_key(key: str) -> Reason | None:
 
 
 def refuse_unless_kept_here(reason: Reason | None) -> None:
-    """S3Error NotImplemented for a write in a slot with `write = "scratch"` that only the origin could judge."""
+    """Raise S3Error NotImplemented for a write in a slot with `write = "scratch"` that only the origin could judge."""
     if reason is not None:
         raise s3_error(
             "NotImplemented",
@@ -149,7 +149,7 @@ def refuse_unless_kept_here(reason: Reason | None) -> None:
 
 
 def why_of_headers(headers: Mapping[str, str], foreseen: Callable[[str, str], bool]) -> Reason | None:
-    """Why the headers of a write have the origin judge it; None: they do not. `foreseen` as `is_foreseen`."""
+    """Return why the headers of a write need the origin's judgement, or None. `foreseen` as `is_supported_header`."""
     if all(foreseen(name, value) for name, value in headers.items()):
         return None
     return Reason.CONDITION if has_conditions(headers) else Reason.HEADER
@@ -163,9 +163,9 @@ def why_of_bucket(
     may_be_local: bool = False,
     key: str = "",
 ) -> Reason | None:
-    """Why writes of objects, or of such that are made of parts, to a bucket of which this is known are not absorbed;
-    None: they are. `headers` are a write's whose answer has not told whether the bucket has its storage class.
-    `may_be_local`: this node's ETag will do where the bucket's cannot be foretold (`takes_local_etag`)."""
+    """Return why writes of objects, or of objects of parts, to a bucket with these capabilities are not absorbed, or
+    None. `headers` are those of a write whose storage class the bucket may not have taken yet. `may_be_local`: this
+    node's ETag will do if the bucket's cannot be foretold (`takes_local_etag`)."""
     if capabilities is None:
         return Reason.BUCKET_UNKNOWN
     if capabilities.refuses(key):
@@ -178,13 +178,13 @@ def why_of_bucket(
 
 
 def takes_local_etag(context: RequestContext) -> bool:
-    """Whether a write may be answered with this node's ETag. With a customer key it cannot be flushed at all."""
+    """Return whether this node's ETag may answer a write. With a customer key it cannot be flushed."""
     headers = context.request.headers
     return context.slot.etag == "local" and not any(name.startswith(f"{_ENCRYPTION}-customer-") for name in headers)
 
 
 def is_foretold(capabilities: BucketCapabilities | None, created: Mapping[str, str]) -> bool:
-    """Whether the ETag of an object of parts is known, whose upload was begun with these headers."""
+    """Return whether the ETag is known of an object of parts whose upload began with these headers."""
     if names_encryption(created):
         return makes_md5_etags(created)
     return capabilities is None or capabilities.foretells(of_parts=True)
@@ -195,12 +195,12 @@ def storage_classes(headers: Mapping[str, str]) -> frozenset[str]:
 
 
 def may_be_deleted_here(request: S3Request) -> bool:
-    """Whether a DeleteObject or DeleteObjects is about current versions, and the origin need not judge its headers."""
-    return why_of_headers(request.headers, is_foreseen) is None and request.parameter("versionId") is None
+    """Return whether a deletion is about current versions, and the origin need not judge its headers."""
+    return why_of_headers(request.headers, is_supported_header) is None and request.parameter("versionId") is None
 
 
 def may_begin_without_origin(request: S3Request) -> bool:
-    """Whether a CreateMultipartUpload says nothing that the origin must have judged before anything is acknowledged.
+    """Return whether a CreateMultipartUpload has nothing that the origin must judge before anything is acknowledged.
 
     Customer keys, which are never written down; KMS, whose ETags are no MD5s; owners, payers, rights, tags, redirects,
     locks, archive classes.
@@ -209,17 +209,17 @@ def may_begin_without_origin(request: S3Request) -> bool:
 
 
 def tells_encryption(answer: Mapping[str, str]) -> bool:
-    """Whether the answer to a write says how its bucket encrypts, as S3's does; those of others' may not."""
+    """Return whether the answer to a write tells how its bucket encrypts, as S3's does; others' may not."""
     return _ENCRYPTION in answer
 
 
 def names_encryption(headers: Mapping[str, str]) -> bool:
-    """Whether a write says itself how it is to be encrypted: then its answer tells nothing of the bucket."""
+    """Return whether a write names its own encryption: then its answer tells nothing about the bucket."""
     return any(name.startswith(_ENCRYPTION) for name in headers)
 
 
 def has_conditions(headers: Mapping[str, str]) -> bool:
-    """Whether the origin must judge the write by what it has under the key."""
+    """Return whether the origin must judge the write by its version of the key."""
     return any(is_condition(name) for name in headers)
 
 
@@ -228,29 +228,29 @@ def is_condition(name: str) -> bool:
 
 
 def makes_md5_etags(answer: Mapping[str, str]) -> bool:
-    """Whether the bucket whose answer to a write this is may make ETags that are MD5s (S3 API, "Object", ETag)."""
+    """Return whether the bucket of this answer to a write may make ETags that are MD5s (S3 API, "Object", ETag)."""
     if f"{_ENCRYPTION}-customer-algorithm" in answer:
         return False
     return answer.get(_ENCRYPTION, "") not in _ENCRYPTED_WITHOUT_MD5
 
 
 def fixed_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """What of a write's headers is stored with the object, and sent with it at the flush."""
+    """Return the headers of a write that are stored with the object, and sent with it at the flush."""
     return {name: value for name, value in headers.items() if _is_stored(name)}
 
 
 def created_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """What a CreateMultipartUpload says of the object and of its parts: sent with it where the origin is asked later.
+    """Return a CreateMultipartUpload's headers about the object and its parts, to send if the origin is asked later.
 
-    Nothing of what it says of its sender is kept.
+    Nothing about its sender is kept.
     """
     return {name: value for name, value in headers.items() if name in _STORED or _is_about_the_upload(name)}
 
 
 def check_stored(headers: Mapping[str, str]) -> None:
-    """What the flush would meet with is found out before anything is acknowledged.
+    """Find what the flush would be refused for, before anything is acknowledged.
 
-    S3Error MetadataTooLarge as S3 says it, and InvalidArgument for header values that cannot be sent.
+    S3Error MetadataTooLarge as S3 gives it, and InvalidArgument for header values that cannot be sent.
     """
     sendable({name: value for name, value in headers.items() if _is_stored(name) or _is_about_the_upload(name)})
     size_bytes = sum(
@@ -271,11 +271,11 @@ def _is_about_the_upload(name: str) -> bool:
 def _may_be_replayed(name: str, value: str) -> bool:
     if name in _REPLAYED or (name, value) in _REPLAYED_PAIRS:
         return True
-    return is_foreseen(name, value)
+    return is_supported_header(name, value)
 
 
-def is_foreseen(name: str, value: str) -> bool:
-    """Whether a header of a write needs no judgement of the origin's."""
+def is_supported_header(name: str, value: str) -> bool:
+    """Return whether a header of a write needs no judgement by the origin."""
     if name == _STORAGE_CLASS:
         return value in STORAGE_CLASSES
     if name.startswith(PREFIX):

@@ -1,9 +1,9 @@
-"""Writes in a slot with `write = "back"` that go through all the same: the buffer is told that the key has changed.
+"""Writes in a slot with `write = "back"` that go through, and their notes in the buffer that the key has changed.
 
-Otherwise an upload that was begun before them takes what they have written for somebody else's: a conflict, which is
-kept and told. That is what comes of it where the journal cannot be written now (the buffer tells): the origin has taken
-the write, so it is acknowledged all the same. What a CopyObject or CompleteMultipartUpload has made its answer's
-document says, which may come long after its head.
+Otherwise an older upload takes their result for another writer's: a conflict, which is kept and reported. The same
+happens if the journal cannot be written now (the buffer reports that): the origin has taken the write, so it is
+acknowledged all the same. The results of CopyObject and CompleteMultipartUpload are in the answer's document, which may
+come long after its head.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from gateway.s3.requests import Operation
 from gateway.s3.results import RESULT_SIZE_BYTES_MAX, etag_of_result, without_prolog
 from gateway.s3.xml import DELETE_RESULT_BYTES_MAX, DeleteEntry, entries_left
 from gateway.s3.xml_writer import PROLOG
+from gateway.telemetry import metrics
 from gateway.writeback.journal.records import LastOwnWrite
 
 if TYPE_CHECKING:
@@ -36,11 +37,10 @@ if TYPE_CHECKING:
 
 
 def goes_through(context: RequestContext, reason: Reason | Bound) -> None:
-    """Have the answer to a write that is not absorbed say why, and count it."""
+    """Set the answer's header that says why a write is not absorbed, and count it."""
     context.not_absorbed = reason.value
-    buffer = context.services.writeback
-    if buffer is not None:
-        buffer.bounds.observer.went_through(context.slot.name, reason.value)
+    if context.services.writeback is not None:
+        metrics.WRITEBACK_THROUGH.add(1, context.slot.name, reason.value)
 
 
 CHANGES_NO_OBJECT = frozenset(
@@ -51,7 +51,7 @@ CHANGES_NO_OBJECT = frozenset(
         Operation.ABORT_MULTIPART_UPLOAD,
     }
 )
-"""The origin has under the key what it had before."""
+"""Operations that leave the key's object at the origin as it was."""
 
 
 async def written_through(context: RequestContext, buffer: WritebackBuffer, write: Awaitable[Response]) -> Response:
@@ -70,11 +70,11 @@ async def written_through(context: RequestContext, buffer: WritebackBuffer, writ
     except BaseException:
         await note(None, known=False)
         raise
-    if 400 <= reply.status < 500:  # it has refused, and nothing is changed
+    if 400 <= reply.status < 500:  # it has refused, and nothing has changed
         return reply
     match context.request.operation, reply.status:
         case ((Operation.COPY_OBJECT | Operation.COMPLETE_MULTIPART_UPLOAD), 200):
-            return await told_by_document(
+            return await retried_until_final_document(
                 reply, note, clock, may_be_repeated=not has_conditions(context.request.headers)
             )
         case Operation.PUT_OBJECT, 200:
@@ -88,7 +88,7 @@ async def written_through(context: RequestContext, buffer: WritebackBuffer, writ
 
 
 def _said_bytes(context: RequestContext) -> int:
-    """The length of a PutObject's body, as its headers say it; 0 where they do not."""
+    """Return the length of a PutObject's body by its headers; 0 if they do not have it."""
     headers = context.request.headers
     said = headers.get("x-amz-decoded-content-length", headers.get("content-length", ""))
     is_put = context.request.operation is Operation.PUT_OBJECT
@@ -96,7 +96,7 @@ def _said_bytes(context: RequestContext) -> int:
 
 
 async def _learn_of_parts(context: RequestContext, buffer: WritebackBuffer, etag: str) -> None:
-    """Where it was seen that ETags of objects of parts cannot be foretold: this one could have been."""
+    """Note that the ETag of this object of parts could have been foretold, after others could not."""
     bucket = context.object_key.bucket
     capabilities = buffer.look(lambda tx: tx.buckets.capabilities(bucket))
     if (
@@ -109,15 +109,17 @@ async def _learn_of_parts(context: RequestContext, buffer: WritebackBuffer, etag
 
 
 class Note(Protocol):
-    """Writes down what the origin has under a key now (None: nothing), or, not `known`, that nobody knows."""
+    """Records the origin's present version of a key (None: nothing), or, not `known`, that it is unknown."""
 
     async def __call__(self, etag: str | None, *, known: bool) -> None: ...
 
 
-async def told_by_document(reply: Response, note: Note, clock: Clock, *, may_be_repeated: bool = True) -> Response:
-    """An answer whose document says what was made: noted before the client has it, or closes the answer.
+async def retried_until_final_document(
+    reply: Response, note: Note, clock: Clock, *, may_be_repeated: bool = True
+) -> Response:
+    """Return an answer whose document tells the result: noted before the client has it, or closes the answer.
 
-    OriginBodyError where it breaks off; of what may not be repeated OutcomeUnknown.
+    OriginBodyError if it breaks off; OutcomeUnknown if the request may not be repeated.
     """
 
     async def noted() -> Response:
@@ -138,7 +140,7 @@ async def told_by_document(reply: Response, note: Note, clock: Clock, *, may_be_
 
 
 async def whole_document(reply: Response, size_bytes_max: int = RESULT_SIZE_BYTES_MAX) -> bytes:
-    """The body of an answer of the origin, a document, without the white space before it; the answer is closed.
+    """Return the document of an answer of the origin, without the white space before it, and close the answer.
     OriginBodyError."""
     try:
         if isinstance(reply.body, bytes):
@@ -158,8 +160,8 @@ async def whole_document(reply: Response, size_bytes_max: int = RESULT_SIZE_BYTE
 async def deleted_through(
     context: RequestContext, buffer: WritebackBuffer, entries: Iterable[DeleteEntry], delete: Awaitable[Response]
 ) -> Response:
-    """Carry out a DeleteObjects at the origin, answered or not. What its answer calls deleted leaves its checkpoint; of
-    a key of which the request names a version there may be others. OriginBodyError for an answer that is not whole."""
+    """Carry out a DeleteObjects at the origin, answered or not. Keys reported as deleted leave their checkpoints,
+    except those with a version: others may remain. OriginBodyError for an incomplete answer."""
     bucket, slots = context.request.bucket or "", context.services.slots
     changed = [one for one in entries if slots.find(bucket, one.key).is_buffered]
     left: Collection[DeleteEntry] = changed
@@ -198,9 +200,9 @@ async def with_retries(
     cache: CacheLabel = "forwarded",
     headers: Sequence[tuple[str, str]] = (("content-type", "application/xml"),),
 ) -> Response:
-    """The answer, whose body is an XML document in memory. Who does not want it any more ends what makes it.
+    """Return an answer whose body is an XML document in memory. If the client leaves, the work ends.
 
-    So does S3 with CompleteMultipartUpload (S3 API, "CompleteMultipartUpload"): a 200 whose document may be an
+    S3 does so with CompleteMultipartUpload (S3 API, "CompleteMultipartUpload"): a 200 whose document may be an
     `<Error>`, which SDKs treat as one. `headers` are those of a 200 whose document is not known yet.
     """
     wait = _Wait(asyncio.create_task(answering), clock)
@@ -214,7 +216,7 @@ async def with_retries(
 
 
 class _Wait:
-    """For one answer."""
+    """The wait of one answer."""
 
     def __init__(self, answering: asyncio.Task[Response], clock: Clock) -> None:
         self.answering = answering

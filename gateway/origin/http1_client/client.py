@@ -2,8 +2,8 @@
 
 Connections are used again as long as they last, and watched while they carry a request. One is held as long as its
 request lasts, and some last as long as their clients like. So callers get one in turn, with a bounded wait, and no
-account gets all of them, however many of its requests wait (`FairShares`): a quarter is left to others. Of that share,
-streamed uploads get a part.
+account gets all of them, however many of its requests wait (`ConnectionShares`): a quarter is left to others. Of that
+share, streamed uploads get a part.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Claim(NamedTuple):
     is_lasting: bool = False
 
 
-class FairShares:
+class ConnectionShares:
     """At most `total` claims are granted at a time. Event loop only.
 
-    Accounts take turns, and within an account who came first is first. Nobody waits who could be granted now.
+    Accounts take turns, and within an account who came first is first. No claim waits that could be granted now.
     """
 
     def __init__(self, total: int, wait_seconds_max: float) -> None:
@@ -92,14 +92,14 @@ class FairShares:
         return self._granted
 
     def take_now(self, claim: Claim) -> bool:
-        """Have `claim` granted if it need not wait. Every grant ends with `give_back`."""
+        """Have `claim` granted if it need not wait. Every grant ends with `release`."""
         if not self._is_free(claim):
             return False
         self._count(claim, 1)
         return True
 
     async def take(self, claim: Claim) -> None:
-        """Wait until `claim` is granted; OriginBusy when that takes too long. Who is cancelled has none."""
+        """Wait until `claim` is granted; raise OriginBusy when that takes too long. A cancelled caller has none."""
         if self.take_now(claim):
             return
         turn = asyncio.get_running_loop().create_future()
@@ -109,18 +109,18 @@ class FairShares:
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                self.give_back(claim)
+                self.release(claim)
             else:
                 self._forget(claim, turn)
             if isinstance(error, TimeoutError):
                 raise OriginBusy(f"no connection to the origin was free for {self._wait_seconds_max:g} s") from None
             raise
 
-    def give_back(self, claim: Claim) -> None:
+    def release(self, claim: Claim) -> None:
         """The connection is free again."""
         self._count(claim, -1)
-        while (lucky := next(filter(self._is_free, self._waiting), None)) is not None:
-            self._grant(lucky)
+        while (next_waiter := next(filter(self._is_free, self._waiting), None)) is not None:
+            self._grant(next_waiter)
 
     def _grant(self, claim: Claim) -> None:
         waiting = self._waiting[claim]
@@ -214,7 +214,7 @@ class Pool:
         self._connect_seconds_max = connect_seconds_max
         self._proxy_authorization = proxy_authorization
         self._loop = asyncio.get_running_loop()
-        self._shares = FairShares(connections_max, wait_seconds_max)
+        self._shares = ConnectionShares(connections_max, wait_seconds_max)
         self._resolver = Resolver()
         self._buffer = bytearray(RECEIVED_AT_ONCE_BYTES)
         self._open: dict[Connection, Endpoint] = {}
@@ -252,8 +252,8 @@ class Pool:
             connection.limit_window(size_bytes)
 
     async def take(self, endpoint: Endpoint, claim: Claim | None, *, unused: bool = False) -> Connection:
-        """A connection, in one's turn: the one used last, or a new one. OSError and TimeoutError when none is to be
-        had, OriginBusy when one's turn does not come. It comes back by itself, when an answer was complete, or is no
+        """Take a connection in turn: the one used last, or a new one. Raises OSError and TimeoutError when there is
+        none, OriginBusy when the turn does not come. It comes back by itself, when an answer was complete, or is no
         more.
 
         `claim` None waits for no turn: what finds out whether an origin lives. `unused`: one that the origin cannot be
@@ -266,7 +266,7 @@ class Pool:
             connection = connection or await self._connect(endpoint)
         except BaseException:
             if claim is not None:
-                self._shares.give_back(claim)
+                self._shares.release(claim)
             raise
         return self._at_work(connection, claim)
 
@@ -276,7 +276,7 @@ class Pool:
             return None
         connection = self._idle_one(endpoint)
         if connection is None:
-            self._shares.give_back(claim)
+            self._shares.release(claim)
             return None
         return self._at_work(connection, claim)
 
@@ -300,7 +300,7 @@ class Pool:
         began = self._loop.time()
         await self._shares.take(claim)
         if self._stopped_at.get(endpoint, began) > began:
-            self._shares.give_back(claim)
+            self._shares.release(claim)
             raise ConnectionAbortedError("the origin has not answered lately")
 
     async def aclose(self) -> None:
@@ -421,7 +421,7 @@ class Pool:
     def _end_work(self, connection: Connection) -> None:
         claim = self._busy.pop(connection)
         if claim is not None:
-            self._shares.give_back(claim)
+            self._shares.release(claim)
 
     def _close_one_idle(self) -> None:
         for idle in self._idle.values():
@@ -483,7 +483,7 @@ class Http1Client:
 
         `headers` are all that are sent, `host` among them. Raises OriginUnreachable when there is no answer, what the
         source of a streamed body raised, and S3Error for header values that cannot be sent. `unused` as `Pool.take`,
-        `kind` as `Connection.ask`.
+        `kind` as `ResponseConnection.ask`.
         """
         head, endpoint = self._head(method, target, headers), self._endpoint(target)
         cancellation.turn_now()
@@ -583,7 +583,7 @@ async def _send(connection: Connection, stream: ResponseStream, content: Streame
         connection.sent()
 
     sending = asyncio.create_task(run(), name="send a body to an origin")
-    # What it raises is asked for below, but where something else is raised first: asyncio must not log it then.
+    # Its error is read below, unless another one is raised first: asyncio must not log it then.
     sending.add_done_callback(lambda sent: sent.cancelled() or sent.exception())
     try:
         await asyncio.wait([sending, stream.arrival], return_when=asyncio.FIRST_COMPLETED)

@@ -204,7 +204,7 @@ class Connection(asyncio.BufferedProtocol):
         """The last byte has come."""
         self._stream = None
         if keep_alive and self.usable and not self._is_sending:
-            self.go_on()
+            self.resume()
             self.idle_since = self._heard_at
             self._on_free(self)
         else:
@@ -215,7 +215,7 @@ class Connection(asyncio.BufferedProtocol):
             self._paused, self._paused_at = True, self._loop.time()
             self._transport.pause_reading()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Resume reading after the reader has taken bytes. The pause does not count as the origin's silence."""
         if self._paused and (self._stream is None or self._stream.is_little):
             self._paused = False

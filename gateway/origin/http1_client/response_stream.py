@@ -291,10 +291,10 @@ class ResponseBroken(Exception):
         self.silent = silent
 
 
-class Connection(Protocol):
+class ResponseConnection(Protocol):
     """The connection that a response comes on, as its reader uses it."""
 
-    def go_on(self) -> None: ...
+    def resume(self) -> None: ...
     def hold(self) -> None: ...
     def give_up(self, reason: str, *, silent: bool) -> None: ...
     def answered(self, *, keep_alive: bool) -> None: ...
@@ -302,7 +302,7 @@ class Connection(Protocol):
 
 
 class ResponseStream:
-    """`head` is there once `begun` has returned. Who has it made closes it in the end, also where that fails."""
+    """`head` is there once `begun` has returned. The caller closes it in the end, also if it fails."""
 
     __slots__ = (
         "_asked_at",
@@ -325,14 +325,14 @@ class ResponseStream:
         "received_bytes",
     )
 
-    def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop, *, bodiless: bool) -> None:
+    def __init__(self, connection: ResponseConnection, loop: asyncio.AbstractEventLoop, *, bodiless: bool) -> None:
         self.head: ResponseHead
         self.has_head = False
         self.received_bytes = 0
         self.head_seconds = 0.0
         self.longest_gap_seconds = 0.0
         self._asked_at = loop.time()
-        self._connection: Connection | None = connection
+        self._connection: ResponseConnection | None = connection
         self._loop = loop
         self._bodiless = bodiless
         self._begun: asyncio.Future[None] = loop.create_future()
@@ -375,7 +375,7 @@ class ResponseStream:
         while True:
             if isinstance(self._body, WholeBody | QueuedBody) and (piece := self._body.take()):
                 if self._connection is not None:
-                    self._connection.go_on()
+                    self._connection.resume()
                 return piece
             if self._failure:
                 raise self._broken()
@@ -394,7 +394,7 @@ class ResponseStream:
     async def receive_into(self, buffer: ReceiveBuffer) -> memoryview:
         """The next piece of a direct body, empty at its end. ResponseBroken when it ended early, behind what came.
 
-        Between two pieces nothing is received. Who is cancelled has lost bytes, and closes the answer.
+        Between two pieces nothing is received. A cancelled caller has lost bytes, and closes the answer.
         """
         assert isinstance(self._body, DirectBody)  # noqa: S101 - it is direct
         self._body.want(buffer)
@@ -407,10 +407,10 @@ class ResponseStream:
             raise self._broken()
         return piece
 
-    async def _receive(self, body: DirectBody, connection: Connection) -> None:
+    async def _receive(self, body: DirectBody, connection: ResponseConnection) -> None:
         self._waiter = self._loop.create_future()
         late = self._loop.call_later(GATHERING_SECONDS_MAX, self._hurry, body)
-        connection.go_on()
+        connection.resume()
         try:
             await self._waiter
         finally:

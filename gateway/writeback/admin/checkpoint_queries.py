@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gateway.api import documents as to
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.queries import PendingQueries, looked
@@ -102,9 +103,9 @@ class CheckpointQueries(PendingQueries):
         return [one for one in self._made(found, now) if not states or one.facts.state in states], following
 
     @looked
-    def ungrouped(self, prefix: Prefix) -> dict[str, Any] | None:
-        """Return a document of the objects of no checkpoint that are pending or were flushed in the last minutes, or
-        None: their number, UNGROUPED_MAX at most, the first, and its slot, which is null once it is flushed."""
+    def ungrouped(self, prefix: Prefix) -> to.UngroupedObjects | None:
+        """Return the objects of no checkpoint that are pending or were flushed in the last minutes, at most
+        UNGROUPED_MAX; None if there are none."""
         within, values = "1", tuple[Value, ...]()
         if prefix.bucket:
             within = "f.bucket = ? AND f.key >= ? AND f.key < ?"
@@ -125,7 +126,7 @@ class CheckpointQueries(PendingQueries):
         first = next(iter(found), None)
         if first is None:
             return None
-        return {"objects": min(len(found), UNGROUPED_MAX), "first": str(first), "slot": found[first]}
+        return to.UngroupedObjects(objects=min(len(found), UNGROUPED_MAX), first=str(first), slot=found[first])
 
     @looked
     def states(self, now: float) -> Mapping[str, Mapping[str, int]]:

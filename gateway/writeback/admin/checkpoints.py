@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TypeAlias
 
-import orjson
-
+from gateway.api import documents as to
 from gateway.core.clock import Clock
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
+from gateway.telemetry import metrics
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow
 from gateway.writeback.admin.documents import checkpoint_document, from_token, to_token
 from gateway.writeback.admin.queries import LOOK_SHARE, look_repeatedly
 from gateway.writeback.checkpoints.rates import FlushRates
-from gateway.writeback.checkpoints.reads import Pass, checkpoint_id, file_id
+from gateway.writeback.checkpoints.reads import ReadPass, checkpoint_id, file_id
 from gateway.writeback.checkpoints.restores import RestoreFacts, restore_of
 from gateway.writeback.checkpoints.state import CheckpointState
 
@@ -24,17 +24,10 @@ LOOK_SECONDS = 10.0
 PAGE_BYTES = 2**20
 """A page ends with the checkpoint that brings it to this size."""
 
-Reads: TypeAlias = Mapping[bytes, Mapping[bytes, Sequence[Pass]]]
+Reads: TypeAlias = Mapping[bytes, Mapping[bytes, Sequence[ReadPass]]]
 """Id of a checkpoint → id of a file → its passes (`reads_by_checkpoint`)."""
 
 STATES = tuple(state.value for state in CheckpointState)
-
-
-class CheckpointObserver(Protocol):
-    """For metrics."""
-
-    def checkpoints(self, slot: str, state: str, count: int) -> None:
-        """Report the number of a slot's checkpoints in a state."""
 
 
 class CheckpointsReport:
@@ -50,7 +43,7 @@ class CheckpointsReport:
         self.reads: Callable[[], Reads] = dict
         """The passes that workers have counted; it reads files."""
 
-    async def page(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> dict[str, Any]:
+    async def page(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> to.Checkpoints:
         """Return a page in the order of bucket and prefix. ValueError for an unknown state or a bad token."""
         unknown = sorted(set(states) - set(STATES))
         if unknown:
@@ -61,20 +54,20 @@ class CheckpointsReport:
         now = self._clock.now()
         found, following = await self._queries.checkpoints(prefix, (bucket, last), count, now, frozenset(states))
         read = await asyncio.to_thread(self.reads)
-        documents, size_bytes = list[dict[str, Any]](), 0
+        documents, size_bytes = list[to.Checkpoint](), 0
         for row in found:
             restore = await self._restore(row, read, now)
             left_seconds = self._rates.left_seconds(row.id, row.facts.left_bytes)
             documents.append(checkpoint_document(row, now, left_seconds, self.kept(), restore))
-            size_bytes += len(orjson.dumps(documents[-1]))
+            size_bytes += len(documents[-1].model_dump_json().encode())
             if size_bytes >= PAGE_BYTES and row is not found[-1]:
                 following = (row.name.bucket, row.name.prefix)
                 break
-        return {
-            "checkpoints": documents,
-            "next": to_token(*following) if following is not None else None,
-            "ungrouped": None if found or after or states else await self._queries.ungrouped(prefix),
-        }
+        return to.Checkpoints(
+            checkpoints=documents,
+            next=to_token(*following) if following is not None else None,
+            ungrouped=None if found or after or states else await self._queries.ungrouped(prefix),
+        )
 
     async def _restore(self, row: CheckpointRow, read: Reads, now: float) -> RestoreFacts | None:
         """Return the last restore; None if the checkpoint was not read within the last hour."""
@@ -86,8 +79,8 @@ class CheckpointsReport:
         by_key = {file.key: found for file in files if (found := passes.get(file_id(of_checkpoint, file.key)))}
         return restore_of(files, by_key, now)
 
-    async def watch(self, slots: Collection[str], observer: CheckpointObserver) -> None:
-        """Report the number of checkpoints per state, and sample flush rates, until cancelled. `slots` may change."""
+    async def watch(self, slots: Collection[str]) -> None:
+        """Count the checkpoints by state, and see how fast they move, for ever. `slots` may change."""
         told = set[str]()
 
         async def look() -> None:
@@ -96,7 +89,7 @@ class CheckpointsReport:
             told.update(slots, counts)
             for slot in told:
                 for state in STATES:
-                    observer.checkpoints(slot, state, counts.get(slot, {}).get(state, 0))
+                    metrics.CHECKPOINTS.set(counts.get(slot, {}).get(state, 0), slot, state)
 
         await look_repeatedly(look, self._clock, LOOK_SECONDS)
 

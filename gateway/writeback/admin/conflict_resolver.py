@@ -10,7 +10,7 @@ from gateway.core.clock import Moment
 from gateway.core.errors import NotToBeDecided, OriginUnreachable
 from gateway.writeback.admin.queries import PendingRow
 from gateway.writeback.flushing.reconciler import FlushDependencies
-from gateway.writeback.flushing.state import Headed, Lost, Refused
+from gateway.writeback.flushing.state import Headed, Lost, WriteRefused
 from gateway.writeback.journal.records import ExpectedVersion, Write, WriteSpec
 
 _log = structlog.get_logger("forebay.writeback")
@@ -78,7 +78,7 @@ class ConflictResolver:
         found = await self._tools.requests.head(row.write or _gone(row))
         if isinstance(found, Headed):
             return found
-        reason = found.code if isinstance(found, Refused) else found.reason if isinstance(found, Lost) else ""
+        reason = found.code if isinstance(found, WriteRefused) else found.reason if isinstance(found, Lost) else ""
         raise OriginUnreachable(f"the origin does not say what it has under {row.key}: {reason}")
 
     async def _send_without_files(self, row: PendingRow) -> None:

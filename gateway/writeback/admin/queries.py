@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
+from gateway.api import documents as to
 from gateway.core.clock import Clock, Moment
 from gateway.core.errors import BufferDamaged, BufferUnavailable
 from gateway.core.model import ObjectKey
@@ -59,17 +60,6 @@ _PROBLEMS = {
 }
 _STATS = {"objects": "count(*)", "bytes": "sum(size_bytes)", **_PROBLEMS}
 _STATS_COLUMNS = ", ".join(f"coalesce({one}, 0)" for one in _STATS.values())
-
-Figures: TypeAlias = dict[str, Any]
-"""Figures by the names that they have in documents."""
-
-NOTHING_PENDING: Figures = {**dict.fromkeys(_STATS, 0), "oldest_acknowledged_at": None}
-NO_UPLOADS: Figures = {"open_uploads": 0, "open_upload_bytes": 0}
-NOTHING_TO_FLUSH: Figures = {
-    **NOTHING_PENDING,
-    **NO_UPLOADS,
-    **dict.fromkeys(("local_objects", "bytes_sent", "stuck", "held_up"), 0),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +160,8 @@ class PendingQueries(Table):
     # Figures
 
     @looked
-    def flush(self, prefix: Prefix, through: int) -> Figures:
-        """Return the figures of the writes under a prefix with sequence `through` or before: the rest of a flush.
-
-        `bytes_sent` of the pending bytes are at the origin, as parts. `stuck` counts conflicts, damaged writes and
-        those behind them; `held_up` also failing writes and those behind them. `local_objects` do not flush.
-        """
+    def flush(self, prefix: Prefix, through: int) -> to.FlushSums:
+        """Return the figures of the writes under a prefix with sequence `through` or before."""
         where = _where(prefix)
         here = f"{where.condition} AND sequence <= ? AND {_HERE}"
         these, values = f"{here} AND state >= 0", (*where.values, through)
@@ -191,29 +177,41 @@ class PendingQueries(Table):
             f"LEFT JOIN parts ON write_id = id AND file <> '' WHERE {where.condition} AND {OPEN}",
             *where.values,
         )
-        return {
-            **self._stats(self._row(f"SELECT {_STATS_COLUMNS}, min(sequence) FROM writes WHERE {these}", *values)),
-            **dict(zip(NO_UPLOADS, uploads or (), strict=True)),
-            "local_objects": self._value(f"SELECT count(*) FROM writes WHERE {here} AND state = -1", *values),
-            "bytes_sent": self._value(sent_bytes, *values),
-            "stuck": self._value(behind.format(roots=_STUCK), *values),
-            "held_up": self._value(behind.format(roots=_HELD_UP), *values),
-        }
+        return to.FlushSums(
+            **self._sums(self._row(f"SELECT {_STATS_COLUMNS}, min(sequence) FROM writes WHERE {these}", *values)),
+            **_open(UploadStats(*(uploads or ()))),
+            local_objects=self._value(f"SELECT count(*) FROM writes WHERE {here} AND state = -1", *values),
+            bytes_sent=self._value(sent_bytes, *values),
+            stuck=self._value(behind.format(roots=_STUCK), *values),
+            held_up=self._value(behind.format(roots=_HELD_UP), *values),
+        )
 
     @looked
-    def slots(self) -> Mapping[str, Figures]:
-        """Return the figures of the slots. `reason` is the error of a slot's latest failing flush; `staged_bytes` are
-        those of its files, open uploads included. Local objects are not among the pending ones."""
+    def slots(self, buffers: Mapping[str, int]) -> list[to.PendingSlot]:
+        """Return the slots that write back, by their buffer sizes in bytes, and all others that hold something here."""
         counted = f"SELECT {_STATS_COLUMNS}, min(sequence), slot FROM writes WHERE {_PENDING} GROUP BY slot"
-        pending = {slot: self._stats(stats) for *stats, slot in self._all(counted)}
+        pending = {slot: self._sums(stats) for *stats, slot in self._all(counted)}
         last_at = "max(due_at + 1e12 * (failing_since IS NOT NULL))"  # failing ones before those that wait
         last = f"SELECT slot, last_error, {last_at} FROM writes WHERE {_PENDING} AND attempts > 0 GROUP BY slot"
         reasons = {slot: reason for slot, reason, _ in self._all(last)}
         uploads, usages = self._uploads_by_slot(), self._tx.files.usages()
-        return {
-            slot: _slot_figures(pending.get(slot), uploads.get(slot), usages.get(slot), reasons.get(slot))
-            for slot in {*uploads, *usages, *pending}
-        }
+        slots = []
+        for slot in sorted({*buffers, *uploads, *usages, *pending}):
+            used, opened = usages.get(slot, Usage()), uploads.get(slot, UploadStats())
+            made = to.PendingSlot(
+                slot=slot,
+                buffer_bytes=buffers.get(slot),
+                **(pending.get(slot) or self._sums([0] * len(_STATS) + [None])),
+                **_open(opened),
+                oldest_upload_touched_at=opened.touched.at if opened.touched is not None else None,
+                staged_bytes=used.staged_bytes,
+                local_objects=used.local_objects,
+                local_bytes=used.local_bytes,
+                reason=reasons.get(slot),
+            )
+            if slot in buffers or made.objects or made.open_uploads or made.staged_bytes or made.local_objects:
+                slots.append(made)
+        return slots
 
     @looked
     def problems_by_slot(self) -> Mapping[str, Sequence[int]]:
@@ -257,8 +255,8 @@ class PendingQueries(Table):
                 size_bytes += os.stat(path).st_size
         return self._tx.ended_count(), self._tx.buckets.own_writes_count(), size_bytes
 
-    def _stats(self, row: Sequence[Any] | None) -> Figures:
-        """`oldest_acknowledged_at` is in seconds since 1970; None: nothing is pending, or the row cannot be read."""
+    def _sums(self, row: Sequence[Any] | None) -> dict[str, Any]:
+        """Return fields of `Sums`; the time is None if nothing is pending, or its row is damaged."""
         *counts, first = row or ()
         found = self._column("SELECT id FROM writes WHERE sequence = ?", first)
         oldest_at = next((one.acknowledged_at for one in self._tx.writes.readable(found)), None)
@@ -321,23 +319,8 @@ class PendingQueries(Table):
         return PendingRow(write_id, sequence, upload_id, name, slot, size_bytes, *known, *(parts or ()))
 
 
-def _slot_figures(
-    pending: Figures | None, uploads: UploadStats | None, usage: Usage | None, reason: str | None
-) -> Figures:
-    uploads, usage = uploads or UploadStats(), usage or Usage()
-    return {
-        "staged_bytes": usage.staged_bytes,
-        "local_objects": usage.local_objects,
-        "local_bytes": usage.local_bytes,
-        **(pending or NOTHING_PENDING),
-        "open_uploads": uploads.uploads,
-        "open_upload_bytes": uploads.size_bytes,
-        "oldest_upload_touched_at": None if uploads.touched is None else uploads.touched.at,
-        "reason": reason,
-    }
-
-
-NOTHING_OF_SLOT: Figures = _slot_figures(None, None, None, None)
+def _open(uploads: UploadStats) -> dict[str, int]:
+    return {"open_uploads": uploads.uploads, "open_upload_bytes": uploads.size_bytes}
 
 
 def _where(prefix: Prefix) -> _Where:

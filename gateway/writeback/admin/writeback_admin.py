@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import structlog
 
+from gateway.api import documents as to
 from gateway.core.clock import Moment
 from gateway.core.errors import NothingPending
 from gateway.core.model import ObjectKey
@@ -24,7 +24,7 @@ from gateway.writeback.admin.documents import (
     versions_document,
 )
 from gateway.writeback.admin.named_prefix import Name, is_at_origin, may_be_name, name_of
-from gateway.writeback.admin.queries import NOTHING_TO_FLUSH, PendingRow
+from gateway.writeback.admin.queries import PendingRow
 from gateway.writeback.flushing.reconciler import Attempts, FlushDependencies, Reconciler
 from gateway.writeback.journal.rows import keys_under, text
 from gateway.writeback.journal.transaction import JournalTransaction
@@ -52,42 +52,43 @@ class WritebackAdmin:
         self._buffers = buffers
         self._clock = tools.clock
         self.report = CheckpointsReport(queries, tools.clock)
-        self._summary: tuple[float, dict[str, Any]] | None = None
+        self._summary: tuple[float, to.Writeback] | None = None
 
-    async def summary(self) -> dict[str, Any]:
+    async def summary(self) -> to.Writeback:
         """Return the data that only this node has, slot by slot, at most REMEMBERED_SECONDS old."""
         now = self._clock.monotonic()
         if self._summary is None or now - self._summary[0] > REMEMBERED_SECONDS:
-            slots, buckets = await self._queries.slots(), self._journal.read(lambda tx: tx.buckets.all_capabilities())
-            self._summary = now, summary_document(slots, self._buffers, buckets, self._journal.problem)
+            slots = await self._queries.slots(self._buffers)
+            buckets = self._journal.read(lambda tx: tx.buckets.all_capabilities())
+            self._summary = now, summary_document(slots, buckets, self._journal.problem)
         return self._summary[1]
 
-    async def objects(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]:
+    async def objects(self, prefix: Prefix, after: str, count: int) -> to.PendingObjects:
         """Return a page of pending objects under a prefix, in the order of keys; `next` is null after the last page."""
         bucket, key, sequence = from_token(after, str, str, int) if after else ("", "", 0)
         found = await self._queries.page(prefix, (bucket, key, sequence), count)
         following = to_token(*found[-1].key, found[-1].sequence) if len(found) == count else None
-        return {"objects": [object_document(one) for one in found], "next": following}
+        return to.PendingObjects(objects=[object_document(one) for one in found], next=following)
 
-    async def problems(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]:
+    async def problems(self, prefix: Prefix, after: str, count: int) -> to.PendingObjects:
         """Return a page of objects that need a person, in the order of acknowledgement."""
         [behind] = from_token(after, int) if after else [0]
         found = await self._queries.problems(prefix, behind, count)
         following = to_token(found[-1].sequence) if len(found) == count else None
-        return {"objects": [object_document(one) for one in found], "next": following}
+        return to.PendingObjects(objects=[object_document(one) for one in found], next=following)
 
-    async def uploads(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]:
+    async def uploads(self, prefix: Prefix, after: str, count: int) -> to.OpenUploads:
         """Return a page of open uploads. None can be flushed before its client completes it."""
         bucket, key, upload_id = from_token(after, str, str, str) if after else ("", "", "")
         found = await self._queries.uploads(prefix, (bucket, key, upload_id), count)
         following = to_token(*found[-1].key, found[-1].upload_id or "") if len(found) == count else None
-        return {"uploads": [upload_document(one) for one in found], "next": following}
+        return to.OpenUploads(uploads=[upload_document(one) for one in found], next=following)
 
-    async def checkpoints(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> dict[str, Any]:
+    async def checkpoints(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> to.Checkpoints:
         """Return a page of the checkpoints under a prefix, in any of `states` (empty: all)."""
         return await self.report.page(prefix, after, count, states)
 
-    async def flush(self, prefix: Prefix) -> dict[str, Any]:
+    async def flush(self, prefix: Prefix) -> to.FlushProgress:
         """Try all that is pending under a prefix at once, before other writes, and return how much it is. A prefix that
         names an object or a directory covers only that."""
         through = self._journal.read(lambda tx: tx.writes.newest())
@@ -98,7 +99,7 @@ class WritebackAdmin:
         await self._try_now(scope)
         return begun
 
-    async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> dict[str, Any]:
+    async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> to.FlushProgress:
         """Return what is still pending of the writes with sequence `through` or before. `is_name`: the prefix names an
         object or a directory, and covers only that."""
         scope = name_of(prefix) if is_name and may_be_name(prefix) else prefix
@@ -134,14 +135,14 @@ class WritebackAdmin:
     def _awaiting(self, scope: Prefix) -> Mapping[int, int]:
         return self._reconciler.awaiting_files(lambda key: scope.covers(*key))
 
-    async def versions(self, key: ObjectKey) -> dict[str, Any]:
+    async def versions(self, key: ObjectKey) -> to.Versions:
         """Return a key's first pending write and the origin's version. Raises NothingPending, OriginUnreachable."""
         row = await self._queries.first_of(key)
         if row is None:
             raise NothingPending(f"nothing is pending under {key}")
         return versions_document(row, await self._resolver.at_origin(row))
 
-    async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]:
+    async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> to.Resolved:
         """Decide about the first pending write of a key (`Decision`); with `sequence`, only if it is that write.
 
         Raises NothingPending, ValueError, and what `ConflictResolver.decide` raises.
@@ -155,15 +156,15 @@ class WritebackAdmin:
         found = await self._resolver.decide(row, chosen)
         self._summary = None
         await self._try_now(Prefix(key.bucket, key.key))
-        return {"object": str(key), "sequence": row.sequence, "decision": decision, "etag_at_origin": found}
+        return to.Resolved(object=str(key), sequence=row.sequence, decision=decision, etag_at_origin=found)
 
-    async def abort(self, upload_ids: Sequence[str]) -> dict[str, Any]:
+    async def abort(self, upload_ids: Sequence[str]) -> to.Aborted:
         """End open uploads, as AbortMultipartUpload does, even if the row is damaged. The reconciler aborts them at the
         origin soon."""
         found = await self._queries.open_uploads(upload_ids)
-        aborted = [one.upload_id for one in found if await self._abort(one)]
+        aborted = [one.upload_id or "" for one in found if await self._abort(one)]
         self._summary = None
-        return {"aborted": aborted, "not_open": [one for one in upload_ids if one not in aborted]}
+        return to.Aborted(aborted=aborted, not_open=[one for one in upload_ids if one not in aborted])
 
     async def _abort(self, row: PendingRow) -> bool:
         now = Moment.of(self._clock)
@@ -191,32 +192,33 @@ class WritebackAdmin:
 class NoWriteback:
     """The actions without a buffer: nothing is pending."""
 
-    async def summary(self) -> dict[str, Any]:
-        return summary_document({}, {}, [])
+    async def summary(self) -> to.Writeback:
+        return summary_document([], [])
 
-    async def objects(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]:
-        return {"objects": [], "next": None}
+    async def objects(self, prefix: Prefix, after: str, count: int) -> to.PendingObjects:
+        return to.PendingObjects(objects=[], next=None)
 
-    async def problems(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]:
-        return {"objects": [], "next": None}
+    async def problems(self, prefix: Prefix, after: str, count: int) -> to.PendingObjects:
+        return to.PendingObjects(objects=[], next=None)
 
-    async def uploads(self, prefix: Prefix, after: str, count: int) -> dict[str, Any]:
-        return {"uploads": [], "next": None}
+    async def uploads(self, prefix: Prefix, after: str, count: int) -> to.OpenUploads:
+        return to.OpenUploads(uploads=[], next=None)
 
-    async def checkpoints(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> dict[str, Any]:
-        return {"checkpoints": [], "next": None, "ungrouped": None}
+    async def checkpoints(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> to.Checkpoints:
+        return to.Checkpoints(checkpoints=[], next=None, ungrouped=None)
 
-    async def flush(self, prefix: Prefix) -> dict[str, Any]:
+    async def flush(self, prefix: Prefix) -> to.FlushProgress:
         return await self.progress(prefix, 0)
 
-    async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> dict[str, Any]:
-        return flush_document(prefix, through, NOTHING_TO_FLUSH, [], Attempts(), {})
+    async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> to.FlushProgress:
+        nothing = dict.fromkeys(to.FlushSums.model_fields, 0) | {"oldest_acknowledged_at": None}
+        return flush_document(prefix, through, to.FlushSums.model_validate(nothing), [], Attempts(), {})
 
-    async def versions(self, key: ObjectKey) -> dict[str, Any]:
+    async def versions(self, key: ObjectKey) -> to.Versions:
         raise NothingPending(f"nothing is pending under {key}: there is no write-back buffer")
 
-    async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> dict[str, Any]:
+    async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> to.Resolved:
         raise NothingPending(f"nothing is pending under {key}: there is no write-back buffer")
 
-    async def abort(self, upload_ids: Sequence[str]) -> dict[str, Any]:
-        return {"aborted": [], "not_open": list(upload_ids)}
+    async def abort(self, upload_ids: Sequence[str]) -> to.Aborted:
+        return to.Aborted(aborted=[], not_open=list(upload_ids))

@@ -16,9 +16,8 @@ import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import StrEnum
-from typing import Protocol
 
 import structlog
 
@@ -26,6 +25,8 @@ from gateway.core import cancellation
 from gateway.core.clock import Clock, Moment
 from gateway.core.errors import BufferUnavailable, ClientDisconnected
 from gateway.policy.slots import Slot
+from gateway.telemetry import metrics
+from gateway.telemetry.metric_kinds import GONE
 from gateway.writeback.bounds.backpressure import BACKPRESSURE_FROM, delay_seconds, retry_after_seconds
 from gateway.writeback.bounds.room import MARGIN_BYTES, DiskRoom, Reservations, on_disk
 from gateway.writeback.journal.files import Usage
@@ -70,19 +71,6 @@ class Bound(StrEnum):
         return self in (Bound.FULL, Bound.SHARE, Bound.DISK)
 
 
-class BoundsObserver(Protocol):
-    """Counts the effects of bounds on writes."""
-
-    def went_through(self, slot: str, reason: str) -> None:
-        """Count a write that went to the origin instead of the buffer."""
-
-    def slowed_down(self, slot: str) -> None:
-        """Count a write that was answered SlowDown."""
-
-    def paced(self, slot: str, seconds: float) -> None:
-        """Count an acknowledgement that was held back."""
-
-
 @dataclass(frozen=True, slots=True)
 class SlotExposure:
     """Data of one slot that only this node has. `used_bytes` are pending, reserved and local bytes. `oldest_seconds` 0:
@@ -97,22 +85,19 @@ class SlotExposure:
     local_objects: int = 0
     exposure_bytes: int = 0
 
+    def tell(self, slot: str) -> None:
+        """Set the slot's metrics."""
+        metrics.WRITEBACK_BUFFER_BYTES.set(self.buffer_bytes, slot)
+        metrics.WRITEBACK_EXPOSURE_BYTES.set(self.exposure_bytes, slot)
+        metrics.WRITEBACK_USED_BYTES.set(self.used_bytes, slot)
+        metrics.WRITEBACK_PENDING_BYTES.set(self.pending_bytes, slot)
+        metrics.WRITEBACK_PENDING_OBJECTS.set(self.pending_objects, slot)
+        metrics.WRITEBACK_LOCAL_BYTES.set(self.local_bytes, slot)
+        metrics.WRITEBACK_LOCAL_OBJECTS.set(self.local_objects, slot)
+        metrics.WRITEBACK_OLDEST_SECONDS.set(self.oldest_seconds, slot)
 
-class ExposureObserver(Protocol):
-    """Takes exposure reports, for metrics and alarms."""
 
-    def exposed(self, slot: str, exposure: SlotExposure) -> None: ...
-
-    def disk_full(self, is_full: bool) -> None:
-        """Report whether the disk has no room for any write now."""
-
-
-class SilentBoundsObserver:
-    def went_through(self, slot: str, reason: str) -> None: ...
-
-    def slowed_down(self, slot: str) -> None: ...
-
-    def paced(self, slot: str, seconds: float) -> None: ...
+_NOTHING = SlotExposure(0, 0, 0, 0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +108,11 @@ class Shared:
     reservations: Reservations
     disk: DiskRoom
     clock: Clock
+
+    def age_seconds(self, slot: str) -> float | None:
+        """Return the age of a slot's oldest write that is on its way to the origin; None: there is none."""
+        at = self.journal.read(lambda tx: tx.writes.oldest(slot))
+        return None if at is None else max(0.0, Moment.of(self.clock).since(at)[0])
 
 
 SHARED_SECONDS = 600.0
@@ -152,11 +142,11 @@ class SlotBounds:
         self._looking_after: asyncio.Task[None] | None = None
         self._arriving: Counter[str] = Counter()
         self._seen: OrderedDict[str, float] = OrderedDict()
-        self.follow(slot)
+        self.apply_settings(slot)
 
-    def follow(self, slot: Slot) -> None:
+    def apply_settings(self, slot: Slot) -> None:
         self.slot = slot
-        given = (slot.buffer_bytes, slot.exposure_bytes_max)
+        given = (slot.buffer_bytes, slot.unflushed_bytes_max)
         self._allowed_bytes = min((one for one in given if one is not None), default=None)
 
     def used_bytes(self) -> int:
@@ -180,7 +170,7 @@ class SlotBounds:
             age_seconds or 0.0,
             usage.local_bytes,
             usage.local_objects,
-            self.slot.exposure_bytes_max or 0,
+            self.slot.unflushed_bytes_max or 0,
         )
 
     def unused_bytes(self) -> int:
@@ -188,14 +178,12 @@ class SlotBounds:
         return max(0, (self.slot.buffer_bytes or 0) - self.usage().staged_bytes)
 
     def age_seconds(self) -> float | None:
-        """Return the age of the oldest write that is on its way to the origin; None if there is none."""
-        at = self._shared.journal.read(lambda tx: tx.writes.oldest(self.slot.name))
-        return None if at is None else max(0.0, Moment.of(self._shared.clock).since(at)[0])
+        return self._shared.age_seconds(self.slot.name)
 
     def now(self, size_bytes: int = 0) -> Bound | None:
         """Return why `size_bytes` more would not be taken now; None if they would."""
-        used_bytes, limit_bytes = self.used_bytes() + size_bytes, self.slot.exposure_bytes_max
-        limit_seconds = self.slot.exposure_age_seconds_max
+        used_bytes, limit_bytes = self.used_bytes() + size_bytes, self.slot.unflushed_bytes_max
+        limit_seconds = self.slot.unflushed_age_seconds_max
         if limit_seconds is not None and (self.age_seconds() or 0.0) > limit_seconds:
             return Bound.EXPOSURE_AGE
         if limit_bytes is not None and used_bytes - self.usage().local_bytes > limit_bytes:
@@ -379,15 +367,14 @@ class SlotBounds:
 class Bounds:
     """The bounds of every slot that writes back, in one process."""
 
-    def __init__(self, slots: Iterable[Slot], shared: Shared, observer: BoundsObserver) -> None:
-        self.observer = observer
+    def __init__(self, slots: Iterable[Slot], shared: Shared) -> None:
         self._shared = shared
         self._clock = shared.clock
         self._told_until = float("-inf")
         self._of = {slot.name: SlotBounds(slot, shared) for slot in slots}
         self._gone: list[SlotBounds] = []
 
-    def follow(self, slots: Sequence[Slot]) -> None:
+    def apply_settings(self, slots: Sequence[Slot]) -> None:
         """Set the slots that write back from now on. Bodies that wait in another slot keep waiting, under its old
         bounds."""
         gone, self._of = self._of, {}
@@ -396,7 +383,7 @@ class Bounds:
             if one is None:
                 one = SlotBounds(slot, self._shared)
             else:
-                one.follow(slot)
+                one.apply_settings(slot)
             self._of[slot.name] = one
         left = (one for name, one in gone.items() if name not in self._of)
         self._gone = [one for one in (*self._gone, *left) if one.is_awaited]
@@ -405,15 +392,18 @@ class Bounds:
         """Return the bounds of a slot; None if it no longer writes back."""
         return self._of.get(slot)
 
-    async def tell_exposure(self, observer: ExposureObserver) -> None:
-        """Report exposure every second until cancelled, in one process of a gateway. Log when the disk fills up."""
-        was_full = False
+    async def tell_exposure(self) -> None:
+        """Set the metrics of all slots every second, and log when the disk fills up; in one process of a gateway."""
+        was_full, told = False, set[str]()
         while True:
             with suppress(BufferUnavailable):  # the journal's writers report it
-                for name, one in list(self._of.items()):
-                    observer.exposed(name, one.exposure())
+                found = {name: one.exposure() for name, one in self._of.items()}
+                found[GONE] = self._left_behind()
+                told |= {name for name, one in found.items() if name != GONE or one != _NOTHING}
+                for name in told:
+                    found.get(name, _NOTHING).tell(name)
             is_full = bool(self._of) and self._is_disk_full()
-            observer.disk_full(is_full)
+            metrics.WRITEBACK_DISK_FULL.set(is_full)
             if is_full and not was_full:
                 _log.warning(
                     "the disk is full: writes are not acknowledged here, they go to the bucket",
@@ -423,6 +413,17 @@ class Bounds:
                 _log.warning("the disk has room again: writes are acknowledged here")
             was_full = is_full
             await self._clock.sleep(EXPOSURE_SECONDS)
+
+    def _left_behind(self) -> SlotExposure:
+        """Return what slots have here that do not write back any more, all of them together."""
+        usages = self._shared.journal.read(lambda tx: tx.files.usages())
+        left = {slot: usage for slot, usage in usages.items() if slot not in self._of}
+        staged, objects, local_bytes, local_objects = map(
+            sum, zip(*map(astuple, (Usage(), *left.values())), strict=True)
+        )
+        age_seconds = max((self._shared.age_seconds(slot) or 0.0 for slot in left), default=0.0)
+        unsent_bytes = max(0, staged - local_bytes)
+        return SlotExposure(0, staged, unsent_bytes, objects - local_objects, age_seconds, local_bytes, local_objects)
 
     def _is_disk_full(self) -> bool:
         """Return whether the disk has no room even for an empty body; its other faults are reported elsewhere."""

@@ -103,11 +103,11 @@ class Reservations:
         """Rows that callers hold, some in earlier mappings."""
 
         self._is_closed = False
-        self.follow(slots)
+        self.apply_settings(slots)
         for number in range(len(self._map) // _ROW_BYTES):
             self._row(number)[worker] = 0
 
-    def follow(self, slots: Sequence[str]) -> None:
+    def apply_settings(self, slots: Sequence[str]) -> None:
         """Keep a row for each of these slots. Rows of other slots are reused once they are empty. Holders keep their
         rows."""
         with _locked(self._path) as size_bytes:

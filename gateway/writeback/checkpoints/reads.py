@@ -53,7 +53,7 @@ def counted_file(key: ObjectKey, slot: Slot) -> bytes | None:
     return None if member is None else file_id(checkpoint_id(key.bucket, member.checkpoint.prefix), key.key)
 
 
-class Pass(NamedTuple):
+class ReadPass(NamedTuple):
     """The reads of a file without a long break. Times in seconds since 1970."""
 
     read_bytes: int
@@ -138,19 +138,19 @@ class CheckpointReads:
         )
 
 
-def _rows(content: bytes | mmap.mmap) -> Iterator[tuple[bytes, Sequence[Pass]]]:
+def _rows(content: bytes | mmap.mmap) -> Iterator[tuple[bytes, Sequence[ReadPass]]]:
     """Yield files with their passes, the last pass first; no passes for an unread file."""
     for at in range(0, _FILE_BYTES, _ROW.size):
         file, opened, read_bytes, first_at, last_at, *of_before = _ROW.unpack_from(content, at)
         if not any(file):
             return
-        passes = [Pass(read_bytes, first_at, last_at, opened), Pass(*of_before[:3])]
+        passes = [ReadPass(read_bytes, first_at, last_at, opened), ReadPass(*of_before[:3])]
         yield file, [one for one in passes if one.last_at]
 
 
-def reads_by_checkpoint(directory: Path | None) -> Mapping[bytes, Mapping[bytes, Sequence[Pass]]]:
+def reads_by_checkpoint(directory: Path | None) -> Mapping[bytes, Mapping[bytes, Sequence[ReadPass]]]:
     """Return all workers' passes: id of a checkpoint → id of a file → passes. Takes milliseconds for a full table."""
-    found: dict[bytes, dict[bytes, list[Pass]]] = {}
+    found: dict[bytes, dict[bytes, list[ReadPass]]] = {}
     for path in sorted(directory.glob(f"{_NAME}*")) if directory is not None else []:
         content = path.read_bytes()
         if len(content) < _FILE_BYTES:  # being made

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from gateway.writeback.checkpoints.reads import PAUSE_SECONDS, Pass
+from gateway.writeback.checkpoints.reads import PAUSE_SECONDS, ReadPass
 
 QUIET_SECONDS = PAUSE_SECONDS
 
@@ -55,7 +55,7 @@ class CheckpointFile(NamedTuple):
     rank: int | None = None
 
 
-class Reading(NamedTuple):
+class RestoreReading(NamedTuple):
     """How far a file was read; `last_at` None: not at all."""
 
     file: CheckpointFile
@@ -80,11 +80,13 @@ class RestoreFacts:
     files_behind: int
     size_bytes: int
     read_bytes: int
-    behind: Sequence[Reading]
+    behind: Sequence[RestoreReading]
     """The first BEHIND_SHOWN_MAX."""
 
 
-def restore_of(files: Iterable[CheckpointFile], read: Mapping[str, Sequence[Pass]], now: float) -> RestoreFacts | None:
+def restore_of(
+    files: Iterable[CheckpointFile], read: Mapping[str, Sequence[ReadPass]], now: float
+) -> RestoreFacts | None:
     """Return the last restore of a checkpoint with these files; `read` are the passes of each key. None: there is none,
     or it ended over an hour ago."""
     sized = {one.key: one for one in files if one.size_bytes > 0}
@@ -97,8 +99,8 @@ def restore_of(files: Iterable[CheckpointFile], read: Mapping[str, Sequence[Pass
     is_open = any(one.open for _, one in latest)
     if not is_open and now - last_at > SHOWN_SECONDS:
         return None
-    kinds: dict[str, list[Reading]] = {}
-    by_key: dict[str, list[Pass]] = {}
+    kinds: dict[str, list[RestoreReading]] = {}
+    by_key: dict[str, list[ReadPass]] = {}
     for key, one in latest:
         by_key.setdefault(key, []).append(one)
     for file in sized.values():
@@ -120,27 +122,29 @@ def restore_of(files: Iterable[CheckpointFile], read: Mapping[str, Sequence[Pass
     )
 
 
-def _state(behind: Sequence[Reading], *, is_recent: bool) -> RestoreState:
+def _state(behind: Sequence[RestoreReading], *, is_recent: bool) -> RestoreState:
     if is_recent:
         return RestoreState.READING  # files without reads may have their turn behind others
     return RestoreState.STALLED if behind else RestoreState.OVER
 
 
-def _reading(file: CheckpointFile, passes: Sequence[Pass]) -> Reading:
+def _reading(file: CheckpointFile, passes: Sequence[ReadPass]) -> RestoreReading:
     read_bytes = min(sum(one.read_bytes for one in passes), file.size_bytes)
     last_at = max((one.last_at for one in passes), default=None)
-    return Reading(file, read_bytes, last_at)
+    return RestoreReading(file, read_bytes, last_at)
 
 
-def _lagging(kind: Sequence[Reading]) -> list[Reading]:
+def _lagging(kind: Sequence[RestoreReading]) -> list[RestoreReading]:
     furthest = max(one.share for one in kind)
     return [one for one in kind if one.share < _LAG * furthest]
 
 
-def _of_latest(passes: Sequence[tuple[str, Pass]], sizes: Mapping[str, int], now: float) -> Sequence[tuple[str, Pass]]:
+def _of_latest(
+    passes: Sequence[tuple[str, ReadPass]], sizes: Mapping[str, int], now: float
+) -> Sequence[tuple[str, ReadPass]]:
     """Return the passes of the last restore: back to a break of BREAK_SECONDS, or to a minute's break after which files
     were read again."""
-    latest: list[tuple[str, Pass]] = []
+    latest: list[tuple[str, ReadPass]] = []
     for burst in _bursts(passes, now):
         if latest:
             began_at = min(one.first_at for _, one in latest)
@@ -151,9 +155,9 @@ def _of_latest(passes: Sequence[tuple[str, Pass]], sizes: Mapping[str, int], now
     return latest
 
 
-def _bursts(passes: Sequence[tuple[str, Pass]], now: float) -> list[list[tuple[str, Pass]]]:
+def _bursts(passes: Sequence[tuple[str, ReadPass]], now: float) -> list[list[tuple[str, ReadPass]]]:
     """Return the passes in groups that no minute without reads divides, the latest group first."""
-    bursts: list[list[tuple[str, Pass]]] = []
+    bursts: list[list[tuple[str, ReadPass]]] = []
     began_at = 0.0
     for key, one in sorted(passes, key=lambda found: now if found[1].open else found[1].last_at, reverse=True):
         ended_at = now if one.open else one.last_at
@@ -165,7 +169,7 @@ def _bursts(passes: Sequence[tuple[str, Pass]], now: float) -> list[list[tuple[s
     return bursts
 
 
-def _much_of(burst: Sequence[tuple[str, Pass]], sizes: Mapping[str, int]) -> set[str]:
+def _much_of(burst: Sequence[tuple[str, ReadPass]], sizes: Mapping[str, int]) -> set[str]:
     read: dict[str, int] = {}
     for key, one in burst:
         read[key] = read.get(key, 0) + one.read_bytes

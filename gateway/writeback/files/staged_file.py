@@ -39,8 +39,8 @@ from gateway.writeback.files.trailer import (
     CHECKSUM_BYTES,
     CHUNK_BYTES,
     FOOTER_BYTES,
-    ChunkChecksums,
     Footer,
+    TrailerChecksums,
     checksums_bytes,
     pack_trailer,
     trailer_bytes,
@@ -113,7 +113,7 @@ class StagedWriter:
         self.size_bytes = 0
         self._make = make
         self._made: int | None = None
-        self._checksums = ChunkChecksums()
+        self._checksums = TrailerChecksums()
         self._begun_bytes = 0
         self._sync_name = sync_name
         self._name: Future[None] | None = None

@@ -66,7 +66,7 @@ def unpack_footer(packed: bytes) -> Footer | None:
     return Footer(size_bytes, md5, checksums_crc)
 
 
-class ChunkChecksums:
+class TrailerChecksums:
     """The CRC32C of each 64 KiB of the bytes given, in pieces of any size."""
 
     def __init__(self) -> None:

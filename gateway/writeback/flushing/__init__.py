@@ -1,1 +1,1 @@
-"""How what is pending gets to the origin, and what was begun there and is not needed gets away."""
+"""Flushing: takes pending writes to the origin, and aborts what was begun there and is not needed."""

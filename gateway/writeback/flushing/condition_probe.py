@@ -1,11 +1,11 @@
-"""Which conditions does a bucket honour? Found out with an object of our own, which is gone afterwards.
+"""Finds out which conditions a bucket honours, with an object of our own, which it removes afterwards.
 
     PUT, Complete and DELETE under a condition that fails: 412 honoured, done ignored, 501 refused
     where it is honoured, under one that holds: done honoured, 412 refused
 
 S3 and its like differ in each of the three. Some take a condition and ignore it, and radosgw's PUT compares If-Match
-with the ETag without its quotes, so that none ever holds. The key is the same each time, so that a kill leaves one
-small object at most, and the next probe removes it.
+with the ETag without its quotes, so that none ever holds. The key is the same each time, so that a kill leaves at most
+one small object, and the next probe removes it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from gateway.writeback.journal.records import Conditions, Honoured
 ANSWER_SIZE_BYTES_MAX = 64 * 1024
 
 LEARNED_AGAIN_SECONDS = 7 * 24 * 3600.0
-"""After so long a bucket is probed again: origins are upgraded."""
+"""Seconds after which a bucket is probed again: origins are upgraded."""
 
 UNKNOWN_AGAIN_SECONDS = 3600.0
-"""The same where the probe told nothing: without the right to write there, for instance."""
+"""Seconds to the next probe if the last found out nothing: the gateway may lack the right to write, for instance."""
 
 _NO_ETAG = '"00000000000000000000000000000000"'
 _FAILING: Sequence[Mapping[str, str]] = ({"if-none-match": "*"}, {"if-match": _NO_ETAG})
-"""Conditions that an object that is there does not meet."""
+"""Conditions that an existing object does not meet."""
 
 _DONE = (200, 204)
 
@@ -44,7 +44,7 @@ B = TypeVar("B")
 
 
 def probe_key(bucket: str, key_prefix: str, node: str) -> ObjectKey:
-    """Under a slot's own prefix, where the gateway may write."""
+    """Return a key under a slot's own prefix, where the gateway may write."""
     return ObjectKey(bucket, f"{key_prefix}.forebay/conditions-{node}")
 
 
@@ -58,47 +58,47 @@ def is_due(known: Conditions, now: float) -> bool:
     return not 0 <= now - known.learned_at < again_seconds
 
 
-class _Away(Exception):
-    """The origin does not do its work."""
+class _Away(OriginUnreachable):
+    """The origin does not do its work, or something else answers in its stead."""
 
 
 class Probe:
-    """Of one bucket."""
+    """A probe of one bucket."""
 
     def __init__(self, origin: Origin, key: ObjectKey, slot: str) -> None:
         self._origin = origin
         self._key = key
         self._slot = slot
         self._asked = 0
-        """So many requests, less those that certainly did not get there."""
+        """The number of requests, without those that certainly did not reach the origin."""
 
         self._etag = _NO_ETAG
-        """Of what was made last."""
+        """The ETag of the last object made."""
 
         self._upload_id: str | None = None
         self._has_part = False
         self.has_left = False
-        """Its upload is open still: the origin refuses to abort it now."""
+        """Its upload is still open: the origin refuses to abort it now."""
 
         self._version_ids: list[str] = []
-        """What it has left in a bucket with versions, deletions among them."""
+        """Versions and deletion markers that it has left in a versioned bucket."""
 
     @property
     def has_asked(self) -> bool:
         return self._asked > 0
 
     async def run(self, now: float) -> Conditions | None:
-        """What was found out; None where the origin does not do its work: then something may be left of the probe."""
+        """Return the findings; None if the origin is not working: then something may be left of the probe."""
         try:
             try:
                 return await self._probe(now)
             finally:
                 await self.clear()
-        except (OriginUnreachable, OriginBodyError, _Away):
+        except (OriginUnreachable, OriginBodyError):
             return None
 
     async def clear(self) -> None:
-        """Remove the object, its versions and the upload. OriginUnreachable where the object cannot be removed."""
+        """Remove the object, its versions and the upload. OriginUnreachable when the object cannot be removed."""
         (status, _), _ = await _both(self._ask("DELETE"), self._abort())
         if status not in (200, 204, 404):
             raise OriginUnreachable(f"an object of the gateway's own cannot be removed: HTTP {status}")
@@ -114,7 +114,7 @@ class Probe:
         complete = await self._complete()
         delete = await self._found("DELETE", [{"if-match": _NO_ETAG}, None])
         if put is Honoured.YES:
-            if delete is not Honoured.YES:  # else it is gone
+            if delete is not Honoured.YES:  # else the object is gone
                 await self._ask("DELETE")
             put = _meaning_of_holding(*(await self._ask("PUT", headers={"if-none-match": "*"})))
         return Conditions(put, complete, delete, now)
@@ -132,8 +132,8 @@ class Probe:
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
     ) -> Honoured:
-        """What an origin makes of a request under each of these conditions, None: If-Match, as the object is now. It
-        ends with the first that is not honoured: a kind of request honours all of them, or counts as if none."""
+        """Return how the origin treats a request under each of these conditions; None: If-Match with the present ETag.
+        Stop at the first that is not honoured: a kind of request honours all, or counts as if none."""
         for one in conditions:
             condition = {"if-match": self._etag} if one is None else one
             answer = await self._ask(method, query, {**(headers or {}), **condition}, body)
@@ -184,28 +184,31 @@ class Probe:
             raise
         async with response:
             answer = await response.read(ANSWER_SIZE_BYTES_MAX)
-        if response.status >= 500 and response.status != 501:
-            raise _Away(f"HTTP {response.status}")
+        status, code = response.status, error_code_of(answer)
+        made = response.headers.get("etag") if method == "PUT" else text_of(answer, "ETag")
+        is_deleted = status == 204 or (status == 200 and method == "DELETE" and not answer)
+        is_told = code or made or is_deleted or status in (412, 501) or text_of(answer, "UploadId")
+        if not is_told or (status >= 500 and status != 501):
+            raise _Away(f"HTTP {status}")
         version_id = response.headers.get("x-amz-version-id", "null")
         if version_id != "null" and not any(name == "versionId" for name, _ in query):
             self._version_ids.append(version_id)
-        if response.status == 200 and error_code_of(answer) is None:
-            made = response.headers.get("etag") if method == "PUT" and not query else text_of(answer, "ETag")
+        if status == 200 and code is None and not (method == "PUT" and query):  # that would be a part's
             self._etag = made or self._etag
-        return response.status, answer
+        return status, answer
 
 
 async def _both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
-    """Side by side. Where one fails, the other is over before that is raised: what it makes can be removed then."""
+    """Run both side by side. If one fails, wait for the other before raising, so that what it made can be removed."""
     one, other = asyncio.ensure_future(first), asyncio.ensure_future(second)
     await asyncio.gather(one, other, return_exceptions=True)
     if one.exception() is not None:
-        other.exception()  # retrieved: asyncio would complain of it
+        other.exception()  # retrieved, or asyncio would report it
     return one.result(), other.result()
 
 
 def _meaning_of_failing(status: int, answer: bytes) -> Honoured:
-    """What an origin makes of a condition that does not hold. An error may come behind a 200."""
+    """Return the treatment of a condition that does not hold. An error may follow a 200."""
     code = error_code_of(answer)
     if status == 412 or code == "PreconditionFailed":
         return Honoured.YES

@@ -1,5 +1,4 @@
-"""Why an attempt to flush has failed, as one of few names: a label of metrics. What is to be done does not depend on
-it."""
+"""The causes of failed flushes, as a few names for a label of metrics. No handling depends on them."""
 
 from __future__ import annotations
 
@@ -36,21 +35,19 @@ _MAY_PASS = frozenset(
         "XAmzContentSHA256Mismatch",
     ]
 )
-"""Codes that S3 has with such a status, and that are not about the write: the next attempt may be taken."""
+"""Codes that S3 gives such a status, but that are not about the write: the next attempt may succeed."""
 
 
 def is_for_good(status: int, code: str) -> bool:
-    """Whether a refusal stays as it is until a person changes something. An answer without a code (`HTTP 400`) may be
-    of something on the way."""
+    """Return whether a refusal stays until a person changes something. An answer without a code (`HTTP 400`) may come
+    from a proxy on the way."""
     if code == "NoSuchBucket":
         return True
-    if code in _MAY_PASS or code.startswith("KMS.") or (code.startswith("HTTP ") and status not in (405, 501)):
-        return False
-    return status in _FINAL_STATUSES
+    return status in _FINAL_STATUSES and code not in _MAY_PASS and not code.startswith("KMS.")
 
 
 def kind_of_error(error: Exception) -> FailureKind:
-    """Of what kept the origin from answering; an OSError is of this node's own disk."""
+    """Name the error that kept the origin from answering; an OSError is of this node's own disk."""
     match error:
         case CredentialsUnavailable():
             return "credentials"
@@ -62,7 +59,7 @@ def kind_of_error(error: Exception) -> FailureKind:
 
 
 def kind_of_answer(status: int, code: str, document: bytes = b"") -> FailureKind:
-    """Of an answer that is no success. A HEAD has no document: there a key that is refused is any 403."""
+    """Name an answer that is no success. A HEAD has no document, so any 403 to it counts as a refused key."""
     if status in (401, 403):
         if OWN_CLOCK_REFUSED.encode() in document:
             return "clock"

@@ -1,43 +1,30 @@
-"""What becomes of flushes: counted, and written to the log without flooding it."""
+"""Counts the outcomes of flushes, and logs them without flooding the log."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import structlog
 
 from gateway.core.clock import Clock, Moment
+from gateway.telemetry import metrics
 from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.journal.records import Write
 
 _log = structlog.get_logger("forebay.writeback")
 
 LINES_PER_MINUTE = 30
-"""Of failing flushes, of such as go on, and of manifests: with the origin away, all that is pending fails."""
+"""For failing flushes, for those that recover, and for manifests: with the origin away, every flush fails."""
 
 
 FLUSHED_LINES_PER_SECOND = 100
 """Flushed objects that have a line each; those beyond share one."""
 
 
-class FlushCounters(Protocol):
-    """For metrics."""
-
-    def flushed(self, slot: str, size_bytes: int, age_seconds: float) -> None: ...
-
-    def flush_failed(self, slot: str, reason: str) -> None: ...
-
-    def flush_conflict(self, slot: str) -> None: ...
-
-    def flush_damaged(self, slot: str) -> None: ...
-
-
 class FlushLogger:
-    """The methods of `reconciler.FlushObserver`, and `run`."""
+    """Counts and logs the events of pending writes."""
 
-    def __init__(self, counters: FlushCounters, clock: Clock) -> None:
-        self._counters = counters
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._failing = _RateLimitedLogger(LINES_PER_MINUTE, clock.monotonic)
         self._going_on = _RateLimitedLogger(LINES_PER_MINUTE, clock.monotonic)
@@ -48,7 +35,7 @@ class FlushLogger:
         self._bytes = 0
 
     async def run(self) -> None:
-        """For ever: once a second, log the sum of what had no line of its own."""
+        """Log the sum of what had no line of its own, once a second."""
         try:
             while True:
                 await self._clock.sleep(1.0)
@@ -63,8 +50,11 @@ class FlushLogger:
             self._objects = self._deletions = self._bytes = 0
 
     def settled(self, write: Write, etag: str | None, attempt_seconds: float) -> None:
+        """The origin has this version (None: the key is deleted), and nothing of the write is pending any more."""
         age_seconds = max(0.0, Moment.of(self._clock).since(write.acknowledged_then)[0])
-        self._counters.flushed(write.spec.slot, write.size_bytes, age_seconds)
+        metrics.WRITEBACK_FLUSHED_OBJECTS.add(1, write.spec.slot)
+        metrics.WRITEBACK_FLUSHED_BYTES.add(write.size_bytes, write.spec.slot)
+        metrics.WRITEBACK_FLUSH_SECONDS.observe(age_seconds, write.spec.slot)
         if self._lines == FLUSHED_LINES_PER_SECOND:
             self._objects += 1
             self._deletions += write.deleted
@@ -83,7 +73,8 @@ class FlushLogger:
         )
 
     def failing(self, write: Write, failures: int, reason: str, kind: FailureKind) -> None:
-        self._counters.flush_failed(write.spec.slot, kind)
+        """An attempt has failed, and another one follows."""
+        metrics.WRITEBACK_FLUSH_FAILURES.add(1, write.spec.slot, kind)
         if failures & (failures - 1) == 0 and self._failing.may_tell():  # the 1st, 2nd, 4th, 8th, …
             _log.warning(
                 "a write cannot be flushed yet, and stays here",
@@ -95,6 +86,7 @@ class FlushLogger:
             )
 
     def not_looked_after(self, name: str, slot: str, reason: str) -> None:
+        """Something has failed on this node, and is tried again."""
         if self._failing.may_tell():
             _log.error(
                 "a write cannot be processed, and stays here",
@@ -105,6 +97,7 @@ class FlushLogger:
             )
 
     def goes_on(self, write: Write) -> None:
+        """The origin has taken a part of a write that had failed."""
         if self._going_on.may_tell():
             _log.info(
                 "a write that could not be flushed makes progress again",
@@ -114,7 +107,7 @@ class FlushLogger:
             )
 
     def conflict(self, write: Write, reason: str) -> None:
-        self._counters.flush_conflict(write.spec.slot)
+        metrics.WRITEBACK_CONFLICTS.add(1, write.spec.slot)
         _log.error(
             "CONFLICT: others have changed the key; this node keeps its write until a person decides: "
             "forebay writeback resolve",
@@ -124,7 +117,7 @@ class FlushLogger:
         )
 
     def damaged(self, write_id: int, name: str, slot: str, reason: str) -> None:
-        self._counters.flush_damaged(slot)
+        metrics.WRITEBACK_DAMAGED.add(1, slot)
         _log.error(
             "DAMAGED: the bytes of an acknowledged write on this disk have changed; they are kept and not sent",
             object=name,
@@ -133,6 +126,7 @@ class FlushLogger:
         )
 
     def not_understood(self, write: Write, reason: str) -> None:
+        """A manifest that cannot be read is flushed in the order of arrival."""
         if self._manifests.may_tell():
             _log.warning(
                 "a manifest's file names cannot be read: it goes to the origin in the order of arrival",
@@ -153,6 +147,7 @@ class FlushLogger:
             )
 
     def expired(self, write: Write, reason: str) -> None:
+        """An open upload has ended without being completed."""
         _log.warning(
             "an upload that its client has not completed has expired",
             object=str(write.key),
@@ -163,7 +158,7 @@ class FlushLogger:
 
 
 class _RateLimitedLogger:
-    """So many lines a minute, and how many were left out."""
+    """Allows some lines a minute, and counts those left out."""
 
     def __init__(self, lines_per_minute: int, monotonic: Callable[[], float]) -> None:
         self._most = lines_per_minute
@@ -173,7 +168,7 @@ class _RateLimitedLogger:
         self._left_out = 0
 
     def may_tell(self) -> bool:
-        """Whether there is room for a line now; where there is, it is taken."""
+        """Return whether there is room for a line now, and take it."""
         minute = int(self._monotonic() // 60)
         if minute != self._minute:
             self._minute, self._told = minute, 0
@@ -184,6 +179,6 @@ class _RateLimitedLogger:
         return True
 
     def left_out(self) -> dict[str, int]:
-        """`lines_left_out`, for the line that is told now, where there were any."""
+        """Return `lines_left_out` for the present line, if there were any."""
         number, self._left_out = self._left_out, 0
         return {"lines_left_out": number} if number else {}

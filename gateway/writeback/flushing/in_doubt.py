@@ -1,11 +1,11 @@
-"""Uploads that the origin is asked to begin, so that none is ever forgotten, whenever the process dies.
+"""Uploads that the origin is asked to begin, kept in sight whenever the process dies.
 
-    written down → asked → noted: the upload is known of, and the question is over, in one transaction
+    written down → asked → noted: one transaction records the upload and ends the question
 
-Where no such transaction comes, nobody knows what the origin has done. The question is a write in the state ABORTING
-then: a minute later the origin's uploads of the key are listed. What was begun at that time and is nobody's here may be
-ours, or another writer's, who sends parts to it: to ours, whose id nobody was told, none ever came. So it is aborted
-when it has none after half a day (state.py). Where there is more of it than was asked for, that is told.
+Without that transaction, it is unknown what the origin has done. The question stays as a write in the state ABORTING: a
+minute later the gateway lists the origin's uploads of the key. An unknown upload begun at that time may be ours, or
+another writer's who sends parts to it; ours never gets parts, as no client has its id. So the gateway aborts it when it
+has no parts after half a day (state.py). If there are more than were asked for, it logs them.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from gateway.writeback.journal.uploads import CARRIED_OUT_SECONDS
 
 @asynccontextmanager
 async def in_doubt(journal: Journal, key: ObjectKey, slot: str, clock: Clock) -> AsyncIterator[CreateInDoubt]:
-    """Written down when this has begun. BufferUnavailable where that cannot be: then nothing is asked."""
+    """Enter the question before it is asked. BufferUnavailable when that fails: then nothing is asked."""
     asked = CreateAttempt(journal.worker, Moment.of(clock))
     question = CreateInDoubt(await journal.change(lambda tx: tx.uploads.ask(key, slot, asked)))
     try:
         yield question
     finally:
         if not question.is_over:
-            with suppress(BufferUnavailable):  # then it is of a process that is dead, some day
+            with suppress(BufferUnavailable):  # the next start marks it instead
                 await journal.change(lambda tx: question.leave(tx, Moment.of(clock)))
 
 
 class CreateInDoubt:
-    """One upload that the origin is asked for; `id` is that of its row."""
+    """One request for an upload at the origin; `id` is that of its row."""
 
     def __init__(self, row_id: int) -> None:
         self.id = row_id
         self.is_over = False
-        """A transaction has noted what came of it."""
+        """A transaction has noted the outcome."""
         self.is_refused = False
-        """The origin has answered that it has not done it."""
+        """The origin has answered that it has begun none."""
 
     def leave(self, tx: JournalTransaction, now: Moment) -> None:
         if self.is_refused:
@@ -55,10 +55,9 @@ class CreateInDoubt:
 
 
 def settle_in_doubt(tx: JournalTransaction, key: ObjectKey, listed: OpenUploads, now: Moment) -> Sequence[OpenUpload]:
-    """What is open under a key at the origin, listed before this transaction: what may be ours is kept in sight.
+    """Take the open uploads of a key that may be ours, listed before this transaction, among those to abort.
 
-    Where there is more than was asked for, it is returned. Where somebody is just asking for an upload of the key,
-    nothing is decided.
+    Return them if they are more than were asked for. Decide nothing while a process is asking for an upload of the key.
     """
     rows = [(one, one.asked) for one in tx.uploads.asked(key) if one.asked is not None]
     if any(not _is_carried_out(asked, now) for _, asked in rows):

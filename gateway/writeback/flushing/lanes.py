@@ -1,13 +1,13 @@
-"""How many writes of a bucket are on their way at once, and when an origin that does not do its work is left alone.
+"""Bounds the writes of a bucket that are under way at once, and pauses requests to an origin that is not working.
 
     a lane is a bucket in a slot: none waits for another
-    in a lane each priority has places of its own: what is small for what is large, what is new for what has failed
+    in a lane each priority has its own places: small ones do not wait for large ones, nor new ones for failed ones
 
-A priority of which several in a row fail is asked with one write at a time, some seconds apart; all such of a lane
-take turns, so that a bucket that is away is asked no oftener than that. Keys may fail alone, though, while others are
-well (S3 throttles by prefix, and a part of a Ceph cluster may be down): what gets through beside failures says so, and
-then more have to fail in a row, and the pauses are short as long as anything of the lane is answered. What takes long
-gives its place to the next, up to a bound.
+When several writes of a priority fail in a row, it tries one at a time, with pauses of seconds; all such priorities of
+a lane take turns, so that a bucket that is away gets no more requests than that. But keys may fail alone while others
+succeed (S3 throttles by prefix, and a part of a Ceph cluster may be down): once a write has succeeded beside failures,
+more must fail in a row, and pauses stay short while the lane gets any answer. A slow write yields its place to the
+next, up to a bound.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from dataclasses import dataclass
 from gateway.writeback.journal.records import Priority
 
 AWAY_AFTER = 4
-"""So many requests in a row that the origin has not carried out: it is away."""
+"""Failures in a row after which a priority counts as away."""
 
 AWAY_AFTER_AMONG_OTHERS = 32
 AMONG_OTHERS_SECONDS = 60.0
-"""The same where something has got through beside others that failed, in the last minute."""
+"""The failures in a row that it takes when a write has succeeded beside failing ones in the last minute."""
 
 _OTHERS_BEFORE_A_RETRY = 3
-"""Of what is left alone: what has failed before most likely fails again."""
+"""Turns of other priorities before a retry: what has failed before will probably fail again."""
 
 FIRST_AWAY_SECONDS = 0.5
 LONGEST_AWAY_SECONDS = 2.0
 
 BESIDE_ANSWERS_SECONDS = 0.25
-"""The pause at most where the origin has answered something of the lane in the last `ANSWERED_SECONDS`."""
+"""The longest pause if the origin has answered anything of the lane in the last `ANSWERED_SECONDS`."""
 
 ANSWERED_SECONDS = 10.0
 
 SLOW_SECONDS = 5.0
-"""What is on its way for longer than this may hang: others do not wait for it."""
+"""A write under way for longer may hang: others do not wait for it."""
 
 PARTS_PER_LANE = 8
-"""On their way at once, of all objects of a lane."""
+"""Parts under way at once, of all objects of a lane."""
 
 RETRIED_PARTS_PER_LANE = 4
-"""Of those, of objects that have failed."""
+"""Parts under way at once, of objects that have failed."""
 
 HURRIED_PARTS_PER_LANE = 4
-"""Besides, of objects that somebody waits for."""
+"""Additional ones, for objects that a request waits for."""
 
 PLACES = {
     Priority.URGENT: 8,
@@ -60,21 +60,21 @@ PLACES = {
     Priority.ABORT: 2,
     Priority.REFUSED: 2,
 }
-"""How many writes of a lane are on their way at once, slow ones left out."""
+"""Writes of a lane under way at once, without slow ones."""
 
 PLACES_MAX = {Priority.SMALL: 64, Priority.RETRY: 32}
-"""Those whose number grows as long as the origin keeps up."""
+"""The most places of priorities whose number grows while the origin keeps up."""
 
 UNDER_WAY_MAX = {**PLACES, **PLACES_MAX, Priority.URGENT: 64, Priority.ABORT: 16}
-"""How many are, slow ones included."""
+"""The most writes under way, slow ones included."""
 
 
 class _Fare:
-    """How writes of one priority have fared."""
+    """The recent results of writes of one priority."""
 
     def __init__(self, places: int) -> None:
         self.under_way: dict[int, float] = {}
-        """Since when, by id."""
+        """Start times by id."""
 
         self.failures = 0
         self.away_after = AWAY_AFTER
@@ -93,7 +93,7 @@ class _Fare:
 
 
 class Lane:
-    """What of a slot and bucket is on its way. Times are of the monotonic clock."""
+    """The writes of a slot and bucket that are under way. Times are monotonic."""
 
     def __init__(self) -> None:
         self._fares = {one: _Fare(PLACES[one]) for one in Priority}
@@ -101,10 +101,10 @@ class Lane:
         self._retried_parts = PartPlaces(RETRIED_PARTS_PER_LANE, HURRIED_PARTS_PER_LANE)
         self._failures = 0
         self._asked_at = -math.inf
-        """When something of what is left alone was last tried."""
+        """The last attempt of any priority that is away."""
 
         self._answered_at = -math.inf
-        """When the origin has done anything of the lane, or refused it."""
+        """The last time that the origin has carried out or refused a request of the lane."""
 
         self._begun = 0
 
@@ -117,20 +117,20 @@ class Lane:
 
     @asynccontextmanager
     async def part(self, is_hurried: Callable[[], bool], *, has_failed: bool) -> AsyncIterator[None]:
-        """A place for a part, which parts of objects that have failed do not take from all others."""
+        """Wait for a part's place; failed objects have fewer, so that they leave some to others."""
         async with AsyncExitStack() as places:
             if has_failed:
                 await places.enter_async_context(self._retried_parts.place(is_hurried))
             await places.enter_async_context(self._parts.place(is_hurried))
             yield
 
-    def hurry_parts(self) -> None:
-        """Somebody has begun to wait for an object whose parts may wait for their places."""
+    def prioritise_parts(self) -> None:
+        """Give places anew: a request has begun to wait for an object whose parts may be queued."""
         self._retried_parts.give()
         self._parts.give()
 
     def priorities(self) -> Sequence[Priority]:
-        """In their order, where each has places; those that are left alone take turns."""
+        """Return the priorities in order; those that are away take turns."""
         return sorted(Priority, key=lambda one: self._fares[one].asked if self._fares[one].is_away else 0)
 
     def room(self, priority: Priority, now: float) -> int:
@@ -144,12 +144,11 @@ class Lane:
         return min(left, int(fare.places) - fare.active(now))
 
     def is_mixed(self, priority: Priority, now: float) -> bool:
-        """Whether what is first may fail, or hang, and what comes behind it not: that is tried as well."""
+        """Return whether the first writes may fail or hang while later ones would not: then those are tried too."""
         fare = self._fares[priority]
         return fare.failures > 0 or fare.away_after > AWAY_AFTER or fare.active(now) < len(fare.under_way)
 
     def begin(self, priority: Priority, write_id: int, now: float) -> None:
-        """A write is on its way."""
         fare = self._fares[priority]
         fare.under_way[write_id] = now
         if fare.is_away:
@@ -158,29 +157,28 @@ class Lane:
         fare.asked = self._begun + (_OTHERS_BEFORE_A_RETRY - 1 if priority is Priority.RETRY else 0)
 
     def end(self, priority: Priority, write_id: int) -> None:
-        """It is no more."""
         self._fares[priority].under_way.pop(write_id, None)
 
     def answered(self, priority: Priority, now: float, *, is_done: bool) -> None:
-        """The origin does its work."""
+        """Note that the origin works."""
         fare, self._failures, self._answered_at = self._fares[priority], 0, now
         if fare.is_away:
-            self.prioritise()  # the others that are left alone may get through, too
+            self.prioritise()  # other priorities that are away may succeed, too
         if fare.failures:
             fare.failures, fare.away_after, fare.mixed_at = 0, AWAY_AFTER_AMONG_OTHERS, now
         elif now - fare.mixed_at > AMONG_OTHERS_SECONDS:
             fare.away_after = AWAY_AFTER
         most, places = PLACES_MAX.get(priority), int(fare.places)
-        # More are under way where places have just gone: what was sent before that tells nothing of those left.
+        # More are under way right after places were lost: their success tells nothing of the places left.
         if is_done and most is not None and places - 1 <= fare.active(now) <= places:
             fare.places = min(most, fare.places + 0.5)
 
-    def unanswered(self, priority: Priority, write_id: int, now: float, dice: random.Random) -> None:
-        """It does not."""
+    def unanswered(self, priority: Priority, write_id: int, now: float, rng: random.Random) -> None:
+        """Note a request that the origin has not carried out."""
         fare = self._fares[priority]
         self._failures += 1
         if fare.is_away and fare.under_way[write_id] < fare.away_since:
-            return  # what was under way at the time tells nothing more
+            return  # requests from before tell nothing more
         fare.failures += 1
         if priority in PLACES_MAX:
             least = PLACES[priority] / 2 if fare.away_after > AWAY_AFTER else 1.0
@@ -190,12 +188,12 @@ class Lane:
             if not more:
                 fare.away_since = self._asked_at = now
             pause_seconds = min(LONGEST_AWAY_SECONDS, FIRST_AWAY_SECONDS * 2.0 ** min(more, 10))
-            fare.pause_seconds = pause_seconds * dice.uniform(0.5, 1.0)
+            fare.pause_seconds = pause_seconds * rng.uniform(0.5, 1.0)
 
 
 class PartPlaces:
-    """Places for parts, in the order of arrival; but what somebody waits for has the first that is free, and some of
-    its own: others keep theirs for long, where their bytes wait for those of what somebody waits for."""
+    """Places for parts, in order of arrival. Parts that a request waits for get the first free place, and some of their
+    own: other parts may keep theirs for long while their bytes wait for the urgent ones'."""
 
     def __init__(self, places: int, hurried_places: int) -> None:
         self._free = places
@@ -204,14 +202,14 @@ class PartPlaces:
 
     @asynccontextmanager
     async def place(self, is_hurried: Callable[[], bool]) -> AsyncIterator[None]:
-        """One, in one's turn; `is_hurried` says whether somebody waits for the part, whenever it is asked."""
+        """Wait for a place; `is_hurried` returns at any time whether a request waits for the part."""
         waiter = _PartWaiter(is_hurried, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self.give()
         try:
             is_hurried_place = await waiter.told
         except BaseException:
-            if not waiter.told.cancelled():  # it has just been told
+            if not waiter.told.cancelled():  # it was just given a place
                 self._take_back(is_hurried_place=waiter.told.result())
             self._waiting = [one for one in self._waiting if one is not waiter]
             raise
@@ -221,10 +219,10 @@ class PartPlaces:
             self._take_back(is_hurried_place=is_hurried_place)
 
     def give(self) -> None:
-        """Have those go on for whom there is a place: one is free, or somebody waits for a part by now."""
-        waiting = [one for one in self._waiting if not one.told.done()]  # else it is about to leave
+        """Hand out places, after one was freed or a part became hurried."""
+        waiting = [one for one in self._waiting if not one.told.done()]  # others are about to leave
         asked = [(one.is_hurried(), one) for one in waiting]
-        for is_hurried, one in sorted(asked, key=lambda pair: not pair[0]):  # which keeps the order of arrival
+        for is_hurried, one in sorted(asked, key=lambda pair: not pair[0]):  # stable: keeps the order of arrival
             if self._free:
                 self._free -= 1
                 one.told.set_result(False)
@@ -245,4 +243,4 @@ class PartPlaces:
 class _PartWaiter:
     is_hurried: Callable[[], bool]
     told: asyncio.Future[bool]
-    """Whether its place is one of those for what somebody waits for."""
+    """The result is True for one of the hurried places."""

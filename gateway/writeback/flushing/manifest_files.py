@@ -1,10 +1,10 @@
-"""Whether everything that a manifest names is at the origin: what may be shown there, and what waits.
+"""Finds out whether everything that a manifest names is at the origin, so that the manifest may be shown there.
 
-    a manifest's bytes → what it names (checkpoints/manifests.py), once → HEAD of each, some at a time → found, missing
+    a manifest's bytes → its names (checkpoints/manifests.py), once → HEAD of each, some at a time → found, missing
 
-What was found is remembered while the rest is waited for, so that whoever waits asks little: a few of those that were
-missing first, and the others only once these have come. What this node has acknowledged later, and sends behind the
-manifest, is not waited for.
+Findings are remembered while the manifest waits, so that each look asks little: first about a few of the missing files,
+and about the others only once these have come. Files that this node acknowledged later, and sends behind the manifest,
+are not waited for.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginBodyError, OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.core.steps import each, in_steps
-from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
-from gateway.s3.xml import error_code_of, text_of
+from gateway.origin.client import Origin, OriginRequest, Purpose
+from gateway.s3.xml import text_of
 from gateway.writeback.checkpoints.manifests import CONTENT_BYTES_MAX, NamedFiles, NotUnderstood, named_files
-from gateway.writeback.flushing.failures import kind_of_answer, kind_of_error
-from gateway.writeback.flushing.state import LookedFor, Lost, Refused
+from gateway.writeback.flushing.failures import kind_of_error
+from gateway.writeback.flushing.flush_logger import FlushLogger
+from gateway.writeback.flushing.requests import failure_of, head_of
+from gateway.writeback.flushing.state import LookedFor, Lost, WriteRefused
 from gateway.writeback.journal.records import Write
 from gateway.writeback.threads import BufferThreads
 
@@ -37,36 +39,36 @@ PARALLEL = 16
 """Questions about one manifest's files at a time."""
 
 FIRST_LOOK = 16
-"""Of what was missing so many are asked about first: while they all are, nothing else is."""
+"""Missing files that a look asks about first: while all are missing, it asks about no others."""
 
 FOUND_AGAIN_SECONDS = 10.0
-"""What was found longer ago than this is looked for again, once, when all else is there."""
+"""Older findings are confirmed once, when all else is there."""
 
 REMEMBERED_NAMES_MAX = 400_000
-"""Of all manifests that wait: with more, the one that was looked at longest ago is read again."""
+"""The most names of all waiting manifests. With more, the one looked at longest ago is read again later."""
 
 REMEMBERED_MAX = 1000
-"""Manifests."""
+"""The most waiting manifests."""
 
 FIRST_PAUSE_SECONDS = 0.25
 LONGEST_PAUSE_SECONDS = 5.0
 AWAITED_PAUSE_SECONDS = 1.0
-"""From one look to the next: the last where somebody waits."""
+"""Seconds between two looks; the last is for a manifest that a request waits for."""
 
 SMALL_BYTES = 8 * 1024
-"""So much is understood at once, in a millisecond; more on a thread."""
+"""Up to this size a manifest is parsed at once, in a millisecond; a larger one on a thread."""
 
 LONG_BYTES = 1024**2
-"""Of what is longer one is read at a time."""
+"""Manifests beyond this size are read one at a time."""
 
 _ANSWER_BYTES_MAX = 64 * 1024
 
-Answer: TypeAlias = bool | Refused | Lost
-"""Whether it is there, or why nobody knows."""
+Answer: TypeAlias = bool | WriteRefused | Lost
+"""True if a file exists, False if it does not, or why the origin does not say."""
 
 
 class Presence:
-    """What of a manifest's files was found at the origin."""
+    """The files of a manifest, found at the origin or missing."""
 
     def __init__(self, bucket: str, named: NamedFiles) -> None:
         self._bucket = bucket
@@ -83,8 +85,8 @@ class Presence:
         ignored: Callable[[str], bool],
         *,
         is_first: bool,
-    ) -> LookedFor | Refused | Lost:
-        """`ignored` says of a key whether nobody has to wait for it. The first time all others are asked about."""
+    ) -> LookedFor | WriteRefused | Lost:
+        """Look for missing files, without those that `ignored` says to skip; the first time, for all of them."""
         began = clock.monotonic()
         while True:
             are_ignored = await in_steps(each(ignored, list(self._missing)))
@@ -109,8 +111,8 @@ class Presence:
 
     async def _ask(
         self, origin: Origin, asked: Sequence[str], slot: str, purpose: Purpose, clock: Clock, *, at_once: int
-    ) -> Refused | Lost | None:
-        """About what is missing, some at once, until all of some still are. Why nobody knows, if nobody does."""
+    ) -> WriteRefused | Lost | None:
+        """Ask about files, `at_once` a time, until none of a batch is there. Return why the origin does not say."""
         for first in range(0, len(asked), at_once or 1):
             answers = await _asked(origin, self._bucket, asked[first : first + at_once], slot, purpose)
             for one, answer in answers.items():
@@ -126,7 +128,7 @@ class Presence:
 async def _asked(
     origin: Origin, bucket: str, names: Sequence[str], slot: str, purpose: Purpose
 ) -> Mapping[str, Answer]:
-    """Of some names whether they are there; where nobody can tell of one, the others may be left out."""
+    """Return which names exist. If one question fails, the result may lack others."""
     waiting, answers = iter(names), dict[str, Answer]()
 
     async def ask() -> None:
@@ -146,49 +148,32 @@ async def _asked(
 
 
 async def _is_there(origin: Origin, bucket: str, name: str, slot: str, purpose: Purpose) -> Answer:
-    """A name that ends with a slash is a directory's."""
+    """Return whether an object exists, or, for a name that ends with a slash, a directory."""
     try:
         if name.endswith("/"):
             return await _has_any(origin, bucket, name[:-1], slot, purpose)
         request = OriginRequest("HEAD", bucket, name, purpose=purpose, slot=slot)
-        async with await origin.send(request) as response:
-            return response.status == 200 if response.status in (200, 404) else await _failure(response)
+        found = await head_of(origin, request, believes_404=True)
+        return found if isinstance(found, WriteRefused | Lost) else found is not None
     except (OriginUnreachable, OriginBodyError, OSError) as error:
         return Lost(str(error), kind_of_error(error))
 
 
 async def _has_any(origin: Origin, bucket: str, beginning: str, slot: str, purpose: Purpose) -> Answer:
-    """In S3's order `step-1`, `step-1.pt` and `step-1/x` come before `step-10`."""
+    """Look for the name as S3 orders it: `step-1`, `step-1.pt` and `step-1/x` come before `step-10`."""
     query = [("list-type", "2"), ("prefix", beginning), ("max-keys", "1")]
     async with await origin.send(OriginRequest("GET", bucket, None, query, purpose=purpose, slot=slot)) as response:
         if response.status != 200:
-            return await _failure(response)
+            return await failure_of(response)
         listed = text_of(await response.read(_ANSWER_BYTES_MAX), "Key")
     return listed is not None and listed.startswith(beginning) and not listed[len(beginning) :][:1].isalnum()
 
 
-async def _failure(response: OriginResponse) -> Refused | Lost:
-    document = await response.read(_ANSWER_BYTES_MAX)
-    code = error_code_of(document) or f"HTTP {response.status}"
-    kind = kind_of_answer(response.status, code, document)
-    return Lost(code, kind) if response.status >= 500 or response.status == 429 else Refused(code, kind)
-
-
 async def understood(key: ObjectKey, content: bytes, threads: BufferThreads) -> NamedFiles | NotUnderstood:
-    """What a manifest names; of a long one found out on a thread."""
+    """Return the files that a manifest names; parse a large one on a thread."""
     if len(content) <= SMALL_BYTES:
         return named_files(key, content)
     return await threads.run(named_files, key, content)
-
-
-class ManifestObserver(Protocol):
-    """What is told of manifests."""
-
-    def not_understood(self, write: Write, reason: str) -> None:
-        """Nobody knows what it names: it goes in the order of arrival."""
-
-    def awaits_files(self, write: Write, reason: str) -> None:
-        """It waits, the first time."""
 
 
 @dataclass(slots=True)
@@ -203,8 +188,8 @@ class _Known:
 
 
 class ManifestFiles:
-    """Of the manifests that are pending, by the ids of their writes; in the process that flushes them. It forgets
-    nothing that matters: what is not known any more is read, and looked for, again."""
+    """The pending manifests, by the ids of their writes, in the process that flushes them. Forgotten ones are read, and
+    their files looked for, again."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, _Known] = OrderedDict()
@@ -212,14 +197,14 @@ class ManifestFiles:
         self._reading = asyncio.Lock()
 
     async def look(
-        self, write: Write, requests: Requests, journal: Journal, clock: Clock, observer: ManifestObserver
-    ) -> LookedFor | Refused | Lost:
-        """Whether all is there that this manifest names. BufferDamaged."""
+        self, write: Write, requests: Requests, journal: Journal, clock: Clock, log: FlushLogger
+    ) -> LookedFor | WriteRefused | Lost:
+        """Return whether all that this manifest names is there. BufferDamaged."""
         if write.id in self._waived or journal.read(lambda tx: is_to_be_deleted(tx, write)):
             return LookedFor()
         known = self._known.get(write.id)
-        if known is None or known.etag != write.etag:  # of an upload that is completed anew, say
-            known = await self._read(write, requests, observer)
+        if known is None or known.etag != write.etag:  # an upload that was completed anew, for instance
+            known = await self._read(write, requests, log)
         if known.presence is None:
             return LookedFor()
 
@@ -234,19 +219,19 @@ class ManifestFiles:
             known.looks, known.missing = known.looks + 1, found.missing
         return found
 
-    async def _read(self, write: Write, requests: Requests, observer: ManifestObserver) -> _Known:
-        # One of the long at a time: of each, all bytes are in memory, and some times as many while it is understood.
+    async def _read(self, write: Write, requests: Requests, log: FlushLogger) -> _Known:
+        # One large manifest at a time: its bytes are in memory, and several times as many while it is parsed.
         async with self._reading if write.size_bytes > LONG_BYTES else nullcontext():
-            return await self._learned(write, requests, observer)
+            return await self._learned(write, requests, log)
 
-    async def _learned(self, write: Write, requests: Requests, observer: ManifestObserver) -> _Known:
+    async def _learned(self, write: Write, requests: Requests, log: FlushLogger) -> _Known:
         content = await requests.content(write, CONTENT_BYTES_MAX)
         if content is None:
             named: NamedFiles | NotUnderstood = NotUnderstood("it is too long, or its parts are not here")
         else:
             named = await understood(write.key, content, requests.threads)
         if isinstance(named, NotUnderstood):
-            observer.not_understood(write, named.reason)
+            log.not_understood(write, named.reason)
             known = _Known(write.key, write.etag, None)
         else:
             known = _Known(write.key, write.etag, Presence(write.key.bucket, named))
@@ -257,48 +242,46 @@ class ManifestFiles:
             names -= dropped.presence.names_count if dropped.presence is not None else 0
         return known
 
-    def awaits(self, write: Write, reason: str, observer: ManifestObserver) -> float:
+    def awaits(self, write: Write, reason: str, log: FlushLogger) -> float:
         known = self._known.get(write.id)
         looks = known.looks if known is not None else 1
         if looks == 1:
-            observer.awaits_files(write, reason)
+            log.awaits_files(write, reason)
         return float(min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(looks - 1, 10)))
 
     def waiting(self, covers: Callable[[ObjectKey], bool]) -> Mapping[int, int]:
-        """How much is missing of each that waits for files, of the keys that are asked about."""
+        """Return the number of missing files of each waiting manifest whose key is covered."""
         return {one: known.missing for one, known in self._known.items() if known.missing and covers(known.key)}
 
     def is_waiting(self, write_id: int) -> bool:
-        """Whether it is a manifest, and something that it names was missing when it was looked for."""
+        """Return whether it is a manifest with files that were missing at the last look."""
         known = self._known.get(write_id)
         return known is not None and known.missing > 0
 
     def waive(self, write_id: int) -> None:
-        """Somebody has decided that a manifest goes to the origin whatever it names. For as long as this process runs:
-        it is on its way at once."""
+        """Send a manifest whatever it names, as a person has decided. Holds while this process runs: it goes at
+        once."""
         self._waived.add(write_id)
         self.forget([write_id])
 
     def forget(self, write_ids: Iterable[int]) -> None:
-        """They do not wait any more."""
         for one in write_ids:
             self._known.pop(one, None)
 
     def settled(self, write_id: int) -> None:
-        """It is at the origin."""
         self._waived.discard(write_id)
         self.forget([write_id])
 
 
 def is_to_be_deleted(tx: JournalTransaction, manifest: Write) -> bool:
-    """Whether its deletion waits behind it: what it names may be deleted already, and nobody is to wait for that."""
+    """Return whether a deletion waits behind the manifest: the files that it names may be deleted already."""
     latest = tx.writes.latest(manifest.key)
     return latest is not None and latest.deleted and latest.sequence > manifest.sequence
 
 
 def comes_behind(tx: JournalTransaction, manifest: Write, key: ObjectKey) -> bool:
-    """Whether what is pending under a key waits for this manifest: it was acknowledged later, and in this order they
-    go. Nobody could wait for both."""
+    """Return whether the pending write of a key waits for this manifest, as it was acknowledged later: if the manifest
+    waited for it too, neither would end."""
     pending = tx.writes.latest(key)
     if pending is None or pending.sequence < manifest.sequence:
         return False

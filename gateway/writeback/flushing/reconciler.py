@@ -1,10 +1,9 @@
-"""Takes every write to its end: looks at what is due, lets state.py say what to do, and does it.
+"""Takes every write to its end: looks at what is due, asks state.py what to do, and does it.
 
-Only one process of a gateway does this. A write is looked at when it is due (`due_at`), by a task of its own, which
-ends when there is nothing to be done for now: what has failed, or waits, takes no place. Nothing is given up because it
-failed.
+Only one process of a gateway does this. When a write is due (`due_at`), a task of its own looks at it, and ends when
+nothing can be done for now: writes that failed, or wait, take no place. No failure makes it give a write up.
 
-How many are on their way at once, and to an origin that does not do its work, says lanes.py.
+lanes.py decides how many are under way at once, and how often an origin that is not working is tried.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from gateway.core.model import ObjectKey
 from gateway.origin.client import IS_AWAITED
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.headers import unquote
-from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.change_notifier import ChangeNotifier
 from gateway.writeback.checkpoints.manifests import may_be_understood
 from gateway.writeback.flushing.condition_probe import (
@@ -38,6 +36,7 @@ from gateway.writeback.flushing.condition_probe import (
     probe_key,
 )
 from gateway.writeback.flushing.failures import kind_of_error
+from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.flushing.in_doubt import in_doubt, settle_in_doubt
 from gateway.writeback.flushing.lanes import BESIDE_ANSWERS_SECONDS, SLOW_SECONDS, Lane
 from gateway.writeback.flushing.manifest_files import AWAITED_PAUSE_SECONDS, ManifestFiles
@@ -45,7 +44,6 @@ from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.flushing.state import (
     Abort,
     Aborted,
-    Answer,
     AwaitFiles,
     Begin,
     Begun,
@@ -66,10 +64,10 @@ from gateway.writeback.flushing.state import (
     Lost,
     MarkConflict,
     Note,
+    OriginReply,
     PartSent,
     ProbeAgain,
     Progress,
-    Refused,
     Request,
     Rest,
     Seek,
@@ -78,6 +76,7 @@ from gateway.writeback.flushing.state import (
     StartOver,
     Unmark,
     Wait,
+    WriteRefused,
 )
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import (
@@ -101,24 +100,24 @@ FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 60.0
 
 AGAIN_SECONDS = 60.0
-"""So often, and when the clock was set, due times are set right that it has written before."""
+"""Seconds between two corrections of due times. The reconciler also corrects them when the clock is set."""
 
 AHEAD_AGAIN_SECONDS = 1.0
-"""The same where something is due later than it can be: other processes write down what they have read before the clock
-was set, and between two looks it may be set and set back."""
+"""The pause while a due time is later than any can be: other processes write times that they read before the clock was
+set, and between two looks it may be set and set back."""
 
 REFUSED_AGAIN_SECONDS = 600.0
-"""What the origin has refused for good is tried so seldom, unless somebody asks for it. A bucket may be made again."""
+"""Seconds between attempts after a permanent refusal, unless a person asks for one. A bucket may be made again."""
 
 NO_BUCKET_AGAIN_SECONDS = 60.0
 
 UNSENT_AT_ONCE = 32
-"""Parts of an open upload that a task takes up."""
+"""Parts of an open upload that a task takes at once."""
 
 _NEIGHBOURS = 128
-"""Due at about the same time, more than fail in a row (`AWAY_AFTER_AMONG_OTHERS`). What has failed once only is among
-those that have been due for the shortest time, for what has failed often sleeps long: so it is soon found among however
-many that the origin does not serve."""
+"""Writes due at about the same time, more than fail in a row (`AWAY_AFTER_AMONG_OTHERS`). A write that has failed only
+once was due lately, as those that failed often sleep long: so it is soon found among many that the origin does not
+serve."""
 
 _OWN_PRIORITY = (Priority.URGENT, Priority.UPLOAD, Priority.ABORT)
 _UNEXPECTED_PAUSE_SECONDS = 5.0
@@ -127,60 +126,28 @@ _log = structlog.get_logger("forebay.writeback")
 
 
 class Publication(Protocol):
-    """Who must know of an object before it is pending no more."""
+    """Learns of an object before its write stops being pending."""
 
     async def publish(self, write: Write, etag: str | None) -> None:
-        """The origin has it as this version (None: the key is deleted); its files are still there.
+        """Publish the origin's version (None: the key is deleted); the write's files are still there.
 
-        Called at least once: a process that is killed behind it is followed by another, which publishes again.
+        Called at least once: after a kill, the next process publishes again.
         """
 
 
-class FlushObserver(Protocol):
-    """What happens to writes, for metrics and logs."""
-
-    def settled(self, write: Write, etag: str | None, attempt_seconds: float) -> None:
-        """The origin has it as this version (None: the key is deleted), and nothing is pending of it any more. The
-        attempt that succeeded has taken so long."""
-
-    def failing(self, write: Write, failures: int, reason: str, kind: FailureKind) -> None:
-        """It failed, and is tried again."""
-
-    def goes_on(self, write: Write) -> None:
-        """The origin has taken something of it, after it had failed."""
-
-    def conflict(self, write: Write, reason: str) -> None:
-        """It is kept, until somebody decides."""
-
-    def damaged(self, write_id: int, name: str, slot: str, reason: str) -> None:
-        """What lies here is not what was acknowledged: kept, and not sent."""
-
-    def not_looked_after(self, name: str, slot: str, reason: str) -> None:
-        """Something failed on this node, and is tried again."""
-
-    def expired(self, write: Write, reason: str) -> None:
-        """An open upload has ended, which nobody had completed."""
-
-    def not_understood(self, write: Write, reason: str) -> None:
-        """What a manifest names is not known: it goes in the order of arrival."""
-
-    def awaits_files(self, write: Write, reason: str) -> None:
-        """A manifest waits until all that it names is at the origin."""
-
-
 class Superseded(Exception):
-    """The write is over, or another than it was: whoever has changed it has had it be looked at again."""
+    """The write has ended or changed: the process that changed it has made it due again."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotOrder:
-    """What a slot says about its writes. Of `manifests`, by the last part of their key, the files are waited for."""
+    """A slot's rules for its writes. Manifests that match `manifests` wait for the files that they name."""
 
     key_prefix: str = ""
     upload_expiry_seconds: float = 86_400.0
     manifests: tuple[str, ...] = ()
     is_scratch: bool = False
-    """What is written to it stays here."""
+    """Writes to the slot stay here."""
 
 
 def order_of(slot: Slot) -> SlotOrder:
@@ -190,16 +157,16 @@ def order_of(slot: Slot) -> SlotOrder:
 
 @dataclass(frozen=True, slots=True)
 class FlushDependencies:
-    """What all writes share. `slots` are those that are known, by name."""
+    """The dependencies of all writes. `slots` are the known ones, by name."""
 
     journal: Journal
     requests: Requests
     publication: Publication
-    observer: FlushObserver
+    log: FlushLogger
     clock: Clock
     slots: dict[str, SlotOrder] = field(default_factory=dict)
     probed: set[ObjectKey] = field(default_factory=set)
-    """Keys of probes, and of what they have left, that somebody has in hand."""
+    """Keys of probes, or of their remains, that a task is working on."""
     manifests: ManifestFiles = field(default_factory=ManifestFiles)
 
     def slot(self, name: str) -> SlotOrder:
@@ -208,50 +175,49 @@ class FlushDependencies:
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """What is under way to the origin now. `longest_seconds` is the time since the first of it began, None: nothing is;
-    `is_away` says that an origin has not carried out several requests in a row."""
+    """Requests under way to the origin now. `longest_seconds` counts from the start of the first, None: there is none;
+    `is_away`: an origin has failed several requests in a row."""
 
     longest_seconds: float | None = None
     is_away: bool = False
 
 
 class Reconciler:
-    """Of one buffer."""
+    """The reconciler of one buffer."""
 
-    def __init__(self, tools: FlushDependencies, dice: random.Random | None = None) -> None:
-        self._tools = tools
-        self._journal = tools.journal
-        self._clock = tools.clock
-        self._dice = dice or random.Random()
+    def __init__(self, dependencies: FlushDependencies, rng: random.Random | None = None) -> None:
+        self._dependencies = dependencies
+        self._journal = dependencies.journal
+        self._clock = dependencies.clock
+        self._dice = rng or random.Random()
         self._lanes: dict[tuple[str, str], Lane] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._runs: dict[int, _Run] = {}
-        self._notifier = ChangeNotifier(tools.journal.pending_keys.version, tools.clock)
-        self._gc = JournalGC(tools.journal, tools.clock)
+        self._notifier = ChangeNotifier(dependencies.journal.pending_keys.version, dependencies.clock)
+        self._gc = JournalGC(dependencies.journal, dependencies.clock)
         self._probes: dict[str, asyncio.Task[Conditions]] = {}
         self._again_at = 0.0
         self._is_ahead = False
         self._wall_ahead_seconds = 0.0
 
     def prioritise(self, prefix: Prefix) -> None:
-        """Ask origins again that were away. What has failed under a prefix is due (`Turns.try_now`), and
-        what fails at this moment soon."""
+        """Ask origins that were away again. Failed writes under a prefix are due (`Turns.try_now`), and
+        those that fail at this moment will be soon."""
         for (_, bucket), lane in self._lanes.items():
             if not prefix.bucket or prefix.bucket == bucket:
                 lane.prioritise()
         for run in self._runs.values():
             if prefix.covers(*run.write.key):
                 run.is_awaited = True
-                run.hurry_parts()
+                run.prioritise_parts()
         self._notifier.notify()
 
     def scratch_slots(self) -> frozenset[str]:
-        return frozenset(name for name, one in self._tools.slots.items() if one.is_scratch)
+        return frozenset(name for name, one in self._dependencies.slots.items() if one.is_scratch)
 
     @property
     def requests(self) -> Requests:
-        """How it reaches the origin."""
-        return self._tools.requests
+        return self._dependencies.requests
 
     def attempts(self, prefix: Prefix) -> Attempts:
         now = self._clock.monotonic()
@@ -261,37 +227,37 @@ class Reconciler:
         return Attempts(now - min(began) if began else None, is_away)
 
     def awaiting_files(self, covers: Callable[[ObjectKey], bool]) -> Mapping[int, int]:
-        """The manifests that wait for what they name, of the keys that are asked about: by the ids of their writes, how
-        much is missing."""
-        found = self._tools.manifests.waiting(covers)
+        """Return the manifests that wait for files, among the covered keys: ids of their writes → numbers of missing
+        files."""
+        found = self._dependencies.manifests.waiting(covers)
         living = self._journal.read(lambda tx: tx.turns.living(list(found))) if found else set()
-        self._tools.manifests.forget(found.keys() - living)
+        self._dependencies.manifests.forget(found.keys() - living)
         return {one: missing for one, missing in found.items() if one in living}
 
     async def run(self) -> None:
-        """For ever. A journal that cannot be used now is asked again."""
+        """Reconcile until cancelled. While the journal cannot be used, try again."""
         tidying = asyncio.create_task(self._gc.run())
         try:
             with suppress(BufferUnavailable):
                 await self._journal.change(lambda tx: tx.begin_epoch(self._clock.now()))
             async with self._notifier.watching():
                 while True:
-                    with suppress(BufferUnavailable):  # whoever writes to it learns of it
+                    with suppress(BufferUnavailable):  # the journal's writers report it
                         await self._set_right()
-                        if not self._journal.has_failed:  # else nothing can be noted of what the origin is sent
+                        if not self._journal.has_failed:  # else results could not be recorded
                             self._journal.read(self.look)
                     await self._notifier.wait()
         finally:
             await self._stop(tidying)
 
     def look(self, tx: JournalTransaction) -> None:
-        """Begin what is due, and end what is over."""
+        """Start tasks for what is due, and cancel those of writes that have ended."""
         now, monotonic = self._clock.now(), self._clock.monotonic()
         if self._tasks:
             self._cut_off(tx)
             for write_id in tx.turns.urgent(list(self._runs)):
                 self._runs[write_id].is_urgent = True
-                self._runs[write_id].hurry_parts()
+                self._runs[write_id].prioritise_parts()
         lanes = tx.turns.lanes()
         self._is_ahead = any(_is_ahead(first_due_at, now) for first_due_at in lanes.values())
         for name, first_due_at in lanes.items():
@@ -305,7 +271,7 @@ class Reconciler:
                     self._start_due(tx, name, lane, priority, now, room)
 
     async def drain(self) -> None:
-        """Carry out what is under way now, and nothing else."""
+        """Finish the running tasks, and start no others."""
         while self._tasks:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
@@ -321,8 +287,8 @@ class Reconciler:
     def _chosen(
         self, tx: JournalTransaction, name: tuple[str, str], lane: Lane, priority: Priority, now: float, room: int
     ) -> Sequence[Due]:
-        """What has waited longest; where that may be what fails, something from behind it as well, or instead: of its
-        neighbours there what has failed least often."""
+        """Choose what has waited longest. If that may fail, also take, or take instead, a later write: of some
+        neighbours the one with the fewest failures."""
         count_max = room + len(self._tasks) + 1
         found = [one for one in tx.turns.due(name, priority, now, count_max) if one.id not in self._tasks]
         if len(found) <= room or not lane.is_mixed(priority, self._clock.monotonic()):
@@ -362,7 +328,7 @@ class Reconciler:
         except BufferDamaged as error:
             await self._quarantine(slot, due, str(error))
         except Exception as error:  # noqa: BLE001 - it is told, and tried again: nothing may stop a write for good
-            self._tools.observer.not_looked_after(str(due.key), slot, repr(error))
+            self._dependencies.log.not_looked_after(str(due.key), slot, repr(error))
             await self._clock.sleep(_UNEXPECTED_PAUSE_SECONDS)
         finally:
             lane.end(priority, due.id)
@@ -377,25 +343,27 @@ class Reconciler:
             return None
         write, turn = found
         conditions = await self._conditions(write)
-        order = self._tools.slot(slot)
+        order = self._dependencies.slot(slot)
         names_files = is_marker(write.key.key, order.manifests) and may_be_understood(write.key)
         now, expiry_seconds = Moment.of(self._clock), order.upload_expiry_seconds
         is_room_wanted = write.state is State.OPEN and turn.priority is Priority.URGENT
         progress = Progress(write, conditions, now, expiry_seconds, names_files, order.is_scratch, is_room_wanted)
-        run = self._runs[due.id] = _Run(self._tools, lane, self._dice, progress, turn, self._notifier)
+        run = self._runs[due.id] = _Run(self._dependencies, lane, self._dice, progress, turn, self._notifier)
         IS_AWAITED.set(lambda: run.is_hurried)  # this task's own
         return await run.run()
 
     async def _quarantine(self, slot: str, due: Due, reason: str) -> None:
         with suppress(BufferUnavailable):
-            if due.id in self._journal.read(lambda tx: tx.turns.living([due.id])):  # otherwise its files went with it
+            if due.id in self._journal.read(
+                lambda tx: tx.turns.living([due.id])
+            ):  # otherwise its files went with the write
                 await self._journal.change(lambda tx: tx.turns.quarantine(due.id, reason))
-                self._tools.observer.damaged(due.id, str(due.key), slot, reason)
+                self._dependencies.log.damaged(due.id, str(due.key), slot, reason)
 
     # Which conditions a bucket honours
 
     async def _conditions(self, write: Write) -> Conditions:
-        """What is known of the bucket; found out before the first of its writes, and again while others go on."""
+        """Return the known conditions of a bucket; probe it before its first write, and again while others go on."""
         bucket = write.key.bucket
         capabilities = self._journal.read(lambda tx: tx.buckets.capabilities(bucket))
         if capabilities is None or not write.is_acknowledged:
@@ -418,17 +386,17 @@ class Reconciler:
     async def _probe(self, write: Write, capabilities: BucketCapabilities) -> Conditions:
         slot, bucket = write.spec.slot, write.key.bucket
         node, _ = self._journal.read(lambda tx: tx.node())
-        key = probe_key(bucket, self._tools.slot(slot).key_prefix, node)
-        if key in self._tools.probed:
-            return capabilities.conditions  # what one has left is just being cleared away
-        self._tools.probed.add(key)
+        key = probe_key(bucket, self._dependencies.slot(slot).key_prefix, node)
+        if key in self._dependencies.probed:
+            return capabilities.conditions  # the remains of a probe are just being removed
+        self._dependencies.probed.add(key)
         try:
             found = await self._probed(key, slot)
         finally:
-            self._tools.probed.discard(key)
+            self._dependencies.probed.discard(key)
         if found is None:
             return capabilities.conditions
-        found = replace(found, learned_at=self._clock.now())  # the clock may have been set since it began
+        found = replace(found, learned_at=self._clock.now())  # the clock may have been set meanwhile
         await self._journal.change(lambda tx: tx.buckets.amend(bucket, conditions=found))
         _log.info(
             "Forebay has found out which conditions a bucket honours",
@@ -440,18 +408,18 @@ class Reconciler:
         return found
 
     async def _probed(self, key: ObjectKey, slot: str) -> Conditions | None:
-        """Written down before: what a probe leaves that is killed is cleared away. One row for all that fail."""
+        """Enter the probe first, so that the remains of a killed one are removed. All failed ones share a row."""
         rows = self._journal.read(lambda tx: tx.uploads.asked(key))
         asked = CreateAttempt(self._journal.worker, Moment.of(self._clock))
         row_id = rows[0].id if rows else await self._journal.change(lambda tx: tx.uploads.ask(key, slot, asked))
-        found, probe = None, Probe(self._tools.requests.origin, key, slot)
+        found, probe = None, Probe(self._dependencies.requests.origin, key, slot)
         try:
             found = await probe.run(self._clock.now())
         finally:
-            with suppress(BufferUnavailable):  # then it is of a process that is dead, some day
+            with suppress(BufferUnavailable):  # the next start marks it instead
                 if probe.has_left or (found is None and probe.has_asked):
                     await self._journal.change(lambda tx: tx.uploads.mark_in_doubt(row_id, Moment.of(self._clock)))
-                elif not rows:  # else an earlier one may have left something
+                elif not rows:  # else an earlier probe may have left something
                     await self._journal.change(lambda tx: tx.uploads.forget(row_id))
         return found
 
@@ -463,37 +431,37 @@ class Reconciler:
 
 
 class _Run:
-    """One write, from when it was due until there is nothing to be done about it for now."""
+    """One write, from its due time until nothing can be done about it for now."""
 
     def __init__(
         self,
-        tools: FlushDependencies,
+        dependencies: FlushDependencies,
         lane: Lane,
-        dice: random.Random,
+        rng: random.Random,
         progress: Progress,
         turn: Turn,
         notifier: ChangeNotifier,
     ) -> None:
-        self._tools = tools
-        self._journal = tools.journal
-        self._requests = tools.requests
-        self._clock = tools.clock
+        self._dependencies = dependencies
+        self._journal = dependencies.journal
+        self._requests = dependencies.requests
+        self._clock = dependencies.clock
         self._lane = lane
-        self._dice = dice
+        self._dice = rng
         self._progress = progress
         self._id = progress.write.id
-        self.began = tools.clock.monotonic()
+        self.began = dependencies.clock.monotonic()
         self._turn = turn
         self._notifier = notifier
         self._events: asyncio.Queue[asyncio.Task[Event]] = asyncio.Queue()
         self._under_way: set[asyncio.Task[Event]] = set()
         self._is_marked = progress.write.state is State.PUBLISHING
         self.is_ending = False
-        """It may have written down itself that the write is over, and is about to tell."""
+        """It may have recorded the end of the write itself, and is about to report it."""
         self.is_awaited = False
-        """Somebody wants to know now: when this fails, it is tried again after the shortest pause."""
+        """A person waits: after a failure, retry after the shortest pause."""
         self.is_urgent = turn.priority is Priority.URGENT
-        """A request waits for it, by the journal: it takes bandwidth before what nobody waits for."""
+        """A request waits for it, by the journal: it takes bandwidth before other writes."""
 
     @property
     def write(self) -> Write:
@@ -503,16 +471,16 @@ class _Run:
     def is_hurried(self) -> bool:
         return self.is_awaited or self.is_urgent
 
-    def hurry_parts(self) -> None:
-        self._lane.hurry_parts()
+    def prioritise_parts(self) -> None:
+        self._lane.prioritise_parts()
 
     async def run(self) -> End | None:
-        """The last instruction, which was carried out. BufferDamaged, BufferUnavailable, Superseded."""
+        """Carry the write on; return the last instruction. BufferDamaged, BufferUnavailable, Superseded."""
         try:
             end = await self._start(self._progress.begin())
             while self._under_way or not self._events.empty():
                 event = (await self._events.get()).result()
-                if end is None:  # else it is of a part, and written down
+                if end is None:  # else it is an event of a part, and recorded
                     end = await self._start(self._progress.after(event))
             if end is not None:
                 self.is_ending = True
@@ -527,7 +495,7 @@ class _Run:
             match one:
                 case Learn() | ProbeAgain() | Unmark() | StartOver():
                     await self._note(one)
-                case Settle() | MarkConflict() | Completed() | Answer() | Expire() | Forget() | Rest() | Wait():
+                case Settle() | MarkConflict() | Completed() | OriginReply() | Expire() | Forget() | Rest() | Wait():
                     end = one
                 case AwaitFiles():
                     end = one
@@ -541,7 +509,7 @@ class _Run:
         self._under_way.discard(task)
         self._events.put_nowait(task)
         if not task.cancelled():
-            task.exception()  # of several that fail the first is raised, and asyncio would complain of the others
+            task.exception()  # retrieved: of several failures the first is raised, and asyncio would report the others
 
     async def _stop(self) -> None:
         left = list(self._under_way)
@@ -570,8 +538,8 @@ class _Run:
             case Find():
                 return await self._requests.find(write)
             case LookForFiles():
-                manifests = self._tools.manifests
-                return await manifests.look(write, self._requests, self._journal, self._clock, self._tools.observer)
+                manifests = self._dependencies.manifests
+                return await manifests.look(write, self._requests, self._journal, self._clock, self._dependencies.log)
             case Seek():
                 return await self._seek(write)
             case Abort():
@@ -581,7 +549,7 @@ class _Run:
         async with in_doubt(self._journal, write.key, write.spec.slot, self._clock) as question:
             found = await self._requests.begin(write)
             if not isinstance(found, str):
-                question.is_refused = isinstance(found, Refused)
+                question.is_refused = isinstance(found, WriteRefused)
                 return found
             begun = await self._journal.change(lambda tx: tx.uploads.begun(write.id, found, question.id))
             question.is_over = True
@@ -604,13 +572,13 @@ class _Run:
         now = await self._journal.change(lambda tx: tx.uploads.part_sent(write.id, part))
         if now is None or now.origin_upload_id != send.origin_upload_id:
             raise Superseded
-        if self._turn.attempts:
+        if self._turn.attempts and not write.restarts:  # else it is not the first time that the part gets there
             self._turn = replace(self._turn, attempts=0, failing_since=None)
-            self._tools.observer.goes_on(write)
+            self._dependencies.log.goes_on(write)
         return replace(event, state=now.state)
 
     async def _when_marked(self, write: Write, send: Callable[[], Awaitable[Event]]) -> Event:
-        """From here on the origin may have it: it is over before anything that was acknowledged later begins."""
+        """Mark the write as publishing, then send: the origin may have it from here on, so later writes must wait."""
         if not self._is_marked:
             marked = replace(write, state=State.PUBLISHING)
             if not await self._journal.change(lambda tx: tx.writes.change(marked, State.COMMITTED)):
@@ -623,7 +591,7 @@ class _Run:
         if is_probe_key(write.key, node):
             return await self._clear(write)
         listed = await self._requests.open_uploads(write.key)
-        if isinstance(listed, Refused | Lost):
+        if isinstance(listed, WriteRefused | Lost):
             return listed
         now = Moment.of(self._clock)
         unclear = await self._journal.change(lambda tx: settle_in_doubt(tx, write.key, listed, now))
@@ -639,13 +607,13 @@ class _Run:
         raise Superseded
 
     async def _clear(self, write: Write) -> Event:
-        if write.key in self._tools.probed:
+        if write.key in self._dependencies.probed:
             return Lost("the bucket is just being probed")
-        self._tools.probed.add(write.key)
+        self._dependencies.probed.add(write.key)
         try:
             await Probe(self._requests.origin, write.key, write.spec.slot).clear()
             listed = await self._requests.open_uploads(write.key)
-            if isinstance(listed, Refused | Lost):
+            if isinstance(listed, WriteRefused | Lost):
                 return listed
             for one in listed.uploads:
                 aborted = await self._requests.abort(replace(write, origin_upload_id=one.upload_id))
@@ -654,7 +622,7 @@ class _Run:
         except (OriginUnreachable, OriginBodyError) as error:
             return Lost(str(error), kind_of_error(error))
         finally:
-            self._tools.probed.discard(write.key)
+            self._dependencies.probed.discard(write.key)
         return Aborted()
 
     # Notes
@@ -672,6 +640,8 @@ class _Run:
                 self._is_marked = False
                 await self._journal.change(lambda tx: tx.writes.change(unmarked, State.PUBLISHING))
             case StartOver():
+                await self._stop()
+                self._events = asyncio.Queue()  # what has become of its other parts is of no use
                 await self._journal.change(lambda tx: tx.writes.start_over(write.id, now))
 
     # The end, for now
@@ -683,17 +653,17 @@ class _Run:
                 await self._settle(write, end)
             case MarkConflict():
                 if await self._journal.change(lambda tx: tx.writes.keep(self._id, end.reason)):
-                    self._tools.observer.conflict(write, end.reason)
+                    self._dependencies.log.conflict(write, end.reason)
             case Completed():
-                await self._tools.publication.publish(write, end.etag)
+                await self._dependencies.publication.publish(write, end.etag)
                 await self._journal.change(lambda tx: _completed(tx, write, end, Moment.of(self._clock)))
-            case Answer():
+            case OriginReply():
                 await self._journal.change(lambda tx: _answer(tx, write, end))
                 if not end.is_over:
                     await self._rest(5.0)
             case Expire():
                 if await self._journal.change(lambda tx: tx.uploads.abort(write.upload_id or "", now)):
-                    self._tools.observer.expired(write, end.reason)
+                    self._dependencies.log.expired(write, end.reason)
             case Forget():
                 if end.reason is not None:
                     _log.warning("an upload may be left at the origin", object=str(write.key), reason=end.reason)
@@ -706,11 +676,11 @@ class _Run:
                 await self._await_files(write, end)
 
     async def _settle(self, write: Write, settle: Settle) -> None:
-        self._tools.manifests.settled(write.id)
-        await self._tools.publication.publish(write, settle.etag)
+        self._dependencies.manifests.settled(write.id)
+        await self._dependencies.publication.publish(write, settle.etag)
         now = Moment.of(self._clock)
         await self._journal.change(lambda tx: _settle(tx, write, settle, now))
-        self._tools.observer.settled(write, settle.etag, self._clock.monotonic() - self.began)
+        self._dependencies.log.settled(write, settle.etag, self._clock.monotonic() - self.began)
 
     async def _rest(self, seconds: float) -> None:
         write, now = self._progress.write, self._clock.now()
@@ -723,9 +693,9 @@ class _Run:
         self._notifier.notify_at(self._clock.monotonic() + seconds)
 
     async def _await_files(self, write: Write, wait: AwaitFiles) -> None:
-        """It has not failed: `attempts` stays 0, and so it is nothing that an operator is alarmed about."""
+        """Wait without a failure: `attempts` stays 0, so that operators see no alarm."""
         longest = AWAITED_PAUSE_SECONDS if self.is_hurried else math.inf
-        pause_seconds = self._tools.manifests.awaits(write, wait.reason, self._tools.observer)
+        pause_seconds = self._dependencies.manifests.awaits(write, wait.reason, self._dependencies.log)
         pause_seconds = min(longest, pause_seconds) * self._dice.uniform(0.5, 1.0)
         priority = self._turn.priority if self._turn.priority in _OWN_PRIORITY else Priority.RETRY
         turn = Turn(self._clock.now() + pause_seconds, last_error=wait.reason, priority=priority)
@@ -745,7 +715,7 @@ class _Run:
         turn = Turn(now + pause_seconds, failures, since, wait.reason, priority)
         await self._journal.change(lambda tx: _failed(tx, write, wait, self._turn, turn))
         self._notifier.notify_at(self._clock.monotonic() + pause_seconds)
-        self._tools.observer.failing(write, failures, wait.reason, wait.kind)
+        self._dependencies.log.failing(write, failures, wait.reason, wait.kind)
 
 
 def _is_ahead(first_due_at: Mapping[Priority, float], now: float) -> bool:
@@ -759,8 +729,8 @@ def _is_ahead(first_due_at: Mapping[Priority, float], now: float) -> bool:
 
 
 async def _taken_up(journal: Journal, write_id: int) -> tuple[Write, Turn] | None:
-    """A write with the parts that matter: of an open upload, the next ones that the origin lacks. BufferDamaged where
-    parts are missing: the write is over by now, or damaged."""
+    """Return a write with the parts that matter: of an open upload, the next that the origin lacks. BufferDamaged when
+    parts are missing: the write has ended, or is damaged."""
 
     def look(tx: JournalTransaction) -> tuple[Write, Turn] | None:
         write, turn = tx.writes.get(write_id), tx.turns.of(write_id)
@@ -774,7 +744,7 @@ async def _taken_up(journal: Journal, write_id: int) -> tuple[Write, Turn] | Non
         return found
     write, turn = found
     parts = await journal.parts(write_id)
-    if not write.is_acknowledged:  # its client may have sent others
+    if not write.is_acknowledged:  # its client may have sent other parts
         numbers = {number for run in write.runs for number in range(run.first, run.first + run.length)}
         parts = [part for part in parts if part.number in numbers]
     if len(parts) != write.parts_count:
@@ -787,13 +757,13 @@ def _completed(tx: JournalTransaction, write: Write, completed: Completed, now: 
         tx.uploads.completed(write.id, completed.etag, now)
 
 
-def _answer(tx: JournalTransaction, write: Write, answer: Answer) -> None:
+def _answer(tx: JournalTransaction, write: Write, answer: OriginReply) -> None:
     if _is_asked_for(tx, write):
         tx.uploads.answer(write.id, answer.code, is_over=answer.is_over)
 
 
 def _is_asked_for(tx: JournalTransaction, write: Write) -> bool:
-    """Whether its client has not gone on to complete the upload of other parts, of which this says nothing."""
+    """Return whether the client has not yet completed the upload with other parts, which this answer is not about."""
     now = tx.writes.get(write.id)
     return now is not None and now.completed_of == write.completed_of
 
@@ -807,13 +777,12 @@ def _failed(tx: JournalTransaction, write: Write, wait: Wait, seen: Turn, turn: 
 def _learn(tx: JournalTransaction, bucket: str, learn: Learn, now: float) -> None:
     capabilities = tx.buckets.capabilities(bucket)
     if capabilities is not None:
-        tx.buckets.amend(
-            bucket, conditions=replace(capabilities.conditions, **{learn.kind: Honoured.REFUSED}, learned_at=now)
-        )
+        refused = replace(capabilities.conditions, **{learn.kind: Honoured.REFUSED}, learned_at=now)
+        tx.buckets.amend(bucket, conditions=refused)
 
 
 def _probe_again(tx: JournalTransaction, bucket: str, now: float) -> None:
-    """Probed again, but not each time: others may be quick to change a key, and to change it back."""
+    """Make a probe due, but not each time: others may quickly change a key, and change it back."""
     capabilities = tx.buckets.capabilities(bucket)
     if capabilities is not None and now - capabilities.conditions.learned_at >= UNKNOWN_AGAIN_SECONDS:
         due = replace(capabilities.conditions, learned_at=now - LEARNED_AGAIN_SECONDS)
@@ -825,7 +794,7 @@ def _settle(tx: JournalTransaction, write: Write, settle: Settle, now: Moment) -
     capabilities = tx.buckets.capabilities(write.key.bucket)
     is_surprise = settle.etag is not None and unquote(settle.etag) != unquote(write.etag) and not write.is_etag_local
     if is_surprise and capabilities is not None:
-        # Writes go through from now on. What a PutObject finds again says nothing of objects of parts.
+        # Writes go through from now on. A PutObject tells nothing about ETags of objects of parts.
         multipart_etags = capabilities.multipart_etags and not write.multipart
         told = replace(capabilities, md5_etags=False, learned_at=now.at, multipart_etags=multipart_etags)
         tx.buckets.learn(write.key.bucket, told)

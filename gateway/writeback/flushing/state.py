@@ -1,18 +1,18 @@
-"""How a write comes to its end: events in, instructions out. Pure.
+"""The steps by which a write comes to its end: events in, instructions out. Pure.
 
-    OPEN        begin at the origin → parts go ahead → nothing to send: look now and then, until it expires
+    OPEN        begin at the origin → send parts ahead → nothing to send: look now and then, until it expires
     COMMITTED   check → begin → parts → mark "publishing" → finish → done
-    PUBLISHING  check: the origin has ours: done; it has what was there before: go on; anything else: a conflict
-    ABORTING    abort the origin's upload; one of which only key and time are known is looked for
+    PUBLISHING  check: the origin has ours: done; it has the expected version: go on; anything else: a conflict
+    ABORTING    abort the origin's upload; if only key and time are known, seek it first
 
-Before `finish` of a manifest everything that it names is looked for at the origin, and waited for.
+Before it finishes a manifest, it looks for everything that the manifest names at the origin, and waits for it.
 
-What fails is tried again later, from the beginning: the row says what the origin has. Nothing is ever given up because
-it failed. Where the bucket honours conditions, `finish` carries one, and `check` is left out where the condition says
-it all; elsewhere a HEAD comes right before.
+What fails is tried again later, from the beginning: the row says what the origin has. No failure makes it give a write
+up. If the bucket honours conditions, `finish` carries one, and `check` is left out when the condition covers it;
+otherwise a HEAD comes right before.
 
 From the moment before `finish` is sent until its outcome is known a write is `publishing`: whatever becomes visible at
-the origin then may be ours. An origin's refusal says that it has not done it.
+the origin then may be ours. A refusal means that the origin has not done it.
 """
 
 from __future__ import annotations
@@ -39,22 +39,25 @@ from gateway.writeback.journal.records import (
 PARTS_AT_ONCE = 4
 
 CLOCKS_APART_SECONDS = 120.0
-"""How far the origin's clock may be behind ours, where its answer does not tell the time."""
+"""Seconds that the origin's clock may be behind ours, if its answers have no time."""
 
 TOLD_APART_SECONDS = 5.0
-"""The same where it does: dates are in whole seconds."""
+"""The seconds if they have: dates are in whole seconds."""
 
 ANSWER_GIVEN_UP_SECONDS = 3600.0
-"""An origin may work at a large object for minutes, whoever still listens; not so long."""
+"""Seconds after which a Complete is given up: an origin may work on a large object for minutes, but not this long."""
 
 ANSWER_LOOK_SECONDS_MAX = 600.0
-"""Between two looks for what it has made meanwhile."""
+"""The most seconds between two looks for a Complete's result."""
 
 UNUSED_SECONDS = 12 * 3600.0
-"""An upload to which nobody has sent a part for so long is nobody's."""
+"""Seconds without parts after which an upload that may be ours is aborted."""
 
 UNLISTED_GIVEN_UP_SECONDS = 3600.0
-"""So long an upload is looked for in a bucket that does not let its uploads be listed."""
+"""Seconds for which an upload is sought in a bucket that does not let its uploads be listed."""
+
+RESTARTS_MAX = 3
+"""Times that an upload is begun anew soon; a bucket that has no use for it after that has refused it for good."""
 
 Kind = Literal["put", "complete", "delete"]
 
@@ -63,10 +66,10 @@ Kind = Literal["put", "complete", "delete"]
 
 @dataclass(frozen=True, slots=True)
 class Headed:
-    """What the origin has under the key: an ETag, and its length; None is no object.
+    """The origin's version of the key: ETag and length; None: no object.
 
-    `age_seconds` is the time since it was written, by the origin's own clock where `is_age_told`, by ours otherwise;
-    at `moment` it was that old, or older.
+    `age_seconds` is the time since it was written, by the origin's own clock if `is_age_told`, by ours otherwise; at
+    `moment` it was that old, or older.
     """
 
     etag: str | None
@@ -78,14 +81,14 @@ class Headed:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The origin has opened an upload, and the journal knows it; `write` is the row as it is now."""
+    """The origin has opened an upload, and the journal has it; `write` is the row as it is now."""
 
     write: Write
 
 
 @dataclass(frozen=True, slots=True)
 class PartSent:
-    """The origin has taken a part of this upload, and calls it so; `state` is the write's by now."""
+    """The origin has taken a part of this upload, and gave it this ETag; `state` is the write's present one."""
 
     origin_upload_id: str
     number: int
@@ -95,33 +98,33 @@ class PartSent:
 
 @dataclass(frozen=True, slots=True)
 class PartFailed:
-    """A part did not get there, or nobody knows. `code` is S3's, where the origin has answered: with `refusal`."""
+    """A part failed, or its outcome is unknown. `code` is S3's, if the origin has answered, with `refusal`."""
 
     origin_upload_id: str
     number: int
     reason: str
     code: str | None = None
     kind: FailureKind = "other"
-    refusal: Refused | None = field(default=None, compare=False)
+    refusal: WriteRefused | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The origin says that the object is visible, or, of a tombstone, gone. `etag` as it says it, if it does."""
+    """The object is visible, or a tombstone's key gone, by the origin's answer. `etag` is from the answer, if given."""
 
     etag: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Whether the origin's object has our bytes; None: it has yet another by now."""
+    """The result of a comparison: the origin's object has our bytes, or not; None: it has changed again."""
 
     is_same: bool | None
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Whether the origin's upload is open there, and has parts."""
+class FoundObject:
+    """The result of a look for the origin's upload: it is open there, and has parts."""
 
     is_open: bool
     has_parts: bool = False
@@ -129,7 +132,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class LookedFor:
-    """Of `named` objects that a manifest names, `missing` were not found at the origin, among them `example`."""
+    """The result for a manifest: of `named` objects `missing` are not at the origin, such as `example`."""
 
     missing: int = 0
     named: int = 0
@@ -138,12 +141,12 @@ class LookedFor:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """The origin has no such upload any more."""
+    """The origin does not have the upload any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """The origin answered that it has not done what it was asked; `code` is S3's, `words` are its own. `is_final`: it
+class WriteRefused:
+    """The origin answered that it has not carried out the request; `code` is S3's, `words` are its own. `is_final`: it
     will not do so the next time either."""
 
     code: str
@@ -154,14 +157,24 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Whether the origin has done it nobody knows: no answer, or a 5xx."""
+    """The outcome is unknown: no answer, or a 5xx."""
 
     reason: str
     kind: FailureKind = field(default="other", compare=False)
 
 
 Event: TypeAlias = (
-    Headed | Begun | PartSent | PartFailed | Finished | Compared | Found | LookedFor | Aborted | Refused | Lost
+    Headed
+    | Begun
+    | PartSent
+    | PartFailed
+    | Finished
+    | Compared
+    | FoundObject
+    | LookedFor
+    | Aborted
+    | WriteRefused
+    | Lost
 )
 
 # Instructions: requests to the origin, each with one event
@@ -174,12 +187,12 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Open an upload at the origin, and write down its id → Begun."""
+    """Open an upload at the origin, and record its id → Begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendPart:
-    """Send a part of an upload → PartSent or PartFailed. Several may be under way, whatever else happens."""
+    """Send a part of an upload → PartSent or PartFailed. Several may be under way, beside anything else."""
 
     origin_upload_id: str
     part: Part
@@ -187,10 +200,10 @@ class SendPart:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Write down that the object is publishing, then make it visible → Finished.
+    """Record that the object is publishing, then make it visible → Finished.
 
-    `expected` is the ETag that the key must have then; None: it must not exist. Without `is_conditional` the origin is
-    not told so.
+    `expected` is the ETag that the key must have then; None: it must not exist. Without `is_conditional` the request
+    has no condition.
     """
 
     expected: str | None
@@ -199,12 +212,12 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Complete the upload under the conditions of its client, who waits → Finished."""
+    """Complete the upload under the conditions of its client, which waits → Finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Write down that the tombstone is publishing, then delete the key, if it has this version → Finished."""
+    """Record that the tombstone is publishing, then delete the key, if it has this version → Finished."""
 
     expected: str
     is_conditional: bool = True
@@ -212,7 +225,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Read back what the origin has as this version, and compare it with ours, byte for byte → Compared."""
+    """Read the origin's version back, and compare it with ours, byte for byte → Compared."""
 
     etag: str
 
@@ -224,20 +237,20 @@ class Find:
 
 @dataclass(frozen=True, slots=True)
 class LookForFiles:
-    """Look for everything at the origin that this manifest names → LookedFor."""
+    """Look at the origin for everything that this manifest names → LookedFor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seek:
-    """Look for uploads of the key that were begun when this one was asked for, and have ours be aborted → Aborted."""
+    """Look for uploads of the key that were begun when this one was asked for, and abort ours → Aborted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Have the origin forget its upload → Aborted."""
+    """Abort the origin's upload → Aborted."""
 
 
-# Instructions: what is to be written down, without an event
+# Instructions: notes, without an event
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,27 +262,27 @@ class Learn:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAgain:
-    """The bucket refuses what was asked under a condition that holds: what it honours is to be found out anew."""
+    """The bucket refuses a request under a condition that holds: probe it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unmark:
-    """It is certain that the origin has nothing of it that could become visible."""
+    """The origin certainly has nothing of it that could become visible."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartOver:
-    """The origin's upload is gone, or of no use: it is begun anew."""
+    """The origin's upload is gone, or useless: begin it anew."""
 
 
-# The last one: then the write is left alone, or over
+# The last instruction: then the write rests, or has ended
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """The origin has it, as this version (None: the key is deleted): nothing is pending any more.
+    """The origin has the write, as this version (None: the key is deleted): it is no longer pending.
 
-    `upload_may_be_open`: it was found there, and perhaps not by our Complete: somebody may have written the same bytes.
+    `upload_may_be_open`: perhaps it did not come from our Complete: others may have written the same bytes.
     """
 
     etag: str | None
@@ -278,7 +291,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class MarkConflict:
-    """A conflict: it is left as it is until a person has decided. `reason` is for people."""
+    """A conflict: the write stays as it is until a person decides. `reason` is for people."""
 
     reason: str
 
@@ -291,8 +304,8 @@ class Completed:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What the client that waits for a Complete is told; `is_over`: the origin has certainly not carried it out."""
+class OriginReply:
+    """The answer for the client that waits for a Complete; `is_over`: the origin has certainly not carried it out."""
 
     code: str
     is_over: bool
@@ -300,29 +313,29 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """Nobody goes on with an open upload, or the bucket has ended it: it goes. `reason` is for people."""
+    """An open upload ends: its client has left it, or the bucket has ended it. `reason` is for people."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """The origin has no such upload any more; or, with a `reason`, nobody can tell, and it is given up."""
+    """The origin's upload is gone; or, with a `reason`, that cannot be known, and it is given up."""
 
     reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """There is nothing to be done for so long."""
+    """The write rests for this time."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """It failed: it is tried again after a while. `is_away`: the origin does not do its work. `refused_with`: it has
-    refused for good what was acknowledged, with this code."""
+    """A failure: try again after a while. `is_away`: the origin is not working. `refused_with`: the code with which it
+    has refused an acknowledged write for good."""
 
     reason: str
     is_away: bool
@@ -331,25 +344,25 @@ class Wait:
 
     @property
     def waits_for_bucket(self) -> bool:
-        """Whether it ends when the bucket answers again, or is less busy: no person has to do anything."""
+        """Return whether it ends without a person: when the bucket answers again, or is less busy."""
         return self.kind in _PASSING or (self.is_away and self.kind in ("origin-error", "other"))
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitFiles:
-    """A manifest names what is not at the origin yet: it is looked for again soon. That is no failure."""
+    """A manifest waits for files that are not at the origin yet: look again soon. That is no failure."""
 
     reason: str
 
 
 Request: TypeAlias = Head | Begin | SendPart | Finish | Complete | Delete | Compare | Find | LookForFiles | Seek | Abort
 Note: TypeAlias = Learn | ProbeAgain | Unmark | StartOver
-End: TypeAlias = Settle | MarkConflict | Completed | Answer | Expire | Forget | Rest | Wait | AwaitFiles
+End: TypeAlias = Settle | MarkConflict | Completed | OriginReply | Expire | Forget | Rest | Wait | AwaitFiles
 Instruction: TypeAlias = Request | Note | End
 
 
 class _Step(Enum):
-    """What is being waited for."""
+    """The answer that a write waits for."""
 
     CHECK = auto()
     BEGIN = auto()
@@ -370,29 +383,29 @@ _OF_THE_GATEWAY: Mapping[FailureKind, str] = {
     "credentials": "the origin refuses the gateway's own key",
     "clock": "the origin has another time than this machine, and refuses what the gateway signs",
 }
-"""What is wrong where it is neither the write nor the bucket."""
+"""Faults that lie neither in the write nor in the bucket."""
 
 _UPLOAD_OF_NO_USE = frozenset({"NoSuchUpload", "InvalidPart", "InvalidPartOrder", "EntityTooSmall"})
-"""What Complete says of an upload that has lost something: it is begun anew."""
+"""Codes of a Complete whose upload has lost something: begin it anew."""
 
 _DOES_NOT_HOLD = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey"})
-"""What S3 says of a condition."""
+"""S3's codes for a condition that does not hold."""
 
 _NOT_IMPLEMENTED = frozenset({"NotImplemented", "MethodNotAllowed"})
 
 OTHERS = "others have changed the object at the origin"
-LOST = "the origin has answered that it has the object, and has none"
+UNTOLD = "the origin has answered without an ETag, and has what it had before"
 DIFFERENT = "what the origin has is not what was sent"
 
 
 @dataclass(slots=True)
 class Progress:
-    """One write on its way. `begin` gives the first instructions, `after` those that follow from an event.
+    """The progress of one write. `begin` gives the first instructions, `after` those that follow an event.
 
     `conditions` are those that the bucket honours; `expiry_seconds` is for open uploads; `names_files`: it may be a
-    manifest, before which everything that it names is to be there; `is_scratch`: nothing of open uploads goes ahead;
-    `is_room_wanted`: nor do they keep room for long that the bucket has ended.
-    What comes behind an `End` are events of parts only.
+    manifest, and waits for everything that it names; `is_scratch`: no parts of open uploads are sent ahead;
+    `is_room_wanted`: look soon for open uploads that the bucket has ended, to free their room. After an `End` only
+    events of parts may follow.
     """
 
     write: Write
@@ -404,19 +417,19 @@ class Progress:
     is_room_wanted: bool = False
     _step: _Step = _Step.CHECK
     _parts: list[Part] = field(default_factory=list)
-    """Those of `write`, which are changed in place while they are sent: there may be 10,000."""
+    """The parts of `write`, changed in place while they are sent: there may be 10,000."""
     _unsent: list[int] = field(default_factory=list)
-    """Where in `_parts` those are that are neither sent nor under way, the next one last."""
+    """Indexes into `_parts` of those neither sent nor under way, the next one last."""
     _under_way: dict[int, int] = field(default_factory=dict)
-    """The numbers of those that are being sent, and where in `_parts` they are."""
+    """The numbers of the parts under way, and their indexes into `_parts`."""
     _expected: str | None = None
     _found: str | None = None
     _made: str | None = None
     _refused_with: str | None = None
-    """What the origin has said of a condition."""
+    """The origin's code for a condition that does not hold."""
 
-    _refusal: Refused | None = None
-    """What the origin has said the last time that it has refused something."""
+    _refusal: WriteRefused | None = None
+    """The origin's last refusal."""
 
     _has_resent: bool = False
     _has_left_out: bool = False
@@ -425,7 +438,7 @@ class Progress:
     _is_lost: bool = False
 
     def begin(self) -> Sequence[Instruction]:
-        """Also after a restart: what was under way then is found out."""
+        """Return the first instructions; after a restart they find out the outcome of what was under way."""
         write = self.write
         self._in_doubt = write.state is State.PUBLISHING
         match write.state:
@@ -460,13 +473,13 @@ class Progress:
                 return self._finished(event)
             case Compared() if self._step is _Step.COMPARE:
                 return self._compared(event)
-            case Found() if self._step is _Step.FIND:
+            case FoundObject() if self._step is _Step.FIND:
                 return self._upload_found(event)
             case LookedFor() if self._step is _Step.FILES:
                 return self._looked_for(event)
             case Aborted() if self._step is _Step.ABORT:
                 return self._end(Forget())
-            case Refused() if self._step is not _Step.END:
+            case WriteRefused() if self._step is not _Step.END:
                 self._refusal = event
                 return self._refused(event.code, event.kind)
             case Lost() if self._step is not _Step.END:
@@ -491,7 +504,7 @@ class Progress:
 
     def _checked(self, found: Headed) -> Sequence[Instruction]:
         write = self.write
-        expected = self._is_expected(found)  # also of our own bytes, where the same lay there before
+        expected = self._is_expected(found)  # even for our own bytes, if the same were there before
         if write.deleted and found.etag is None:
             return self._end(Settle(None))
         if not expected and self._in_doubt and not write.deleted:
@@ -504,7 +517,7 @@ class Progress:
         return self._begin_or_send()
 
     def _found_unexpected(self, found: Headed) -> Sequence[Instruction]:
-        """It may be ours."""
+        """Decide about an unexpected version, which may be ours."""
         if self._is_ours(found.etag):
             return self._end(Settle(found.etag, upload_may_be_open=self.write.origin_upload_id is not None))
         if found.etag is not None and found.size_bytes == self.write.size_bytes:
@@ -570,13 +583,13 @@ class Progress:
             return []
         at = self._under_way.pop(event.number)
         self._parts[at] = replace(self._parts[at], origin_etag=event.etag)
-        if event.state is not self.write.state:  # its client has completed it, or ended it
+        if event.state is not self.write.state:  # its client has completed or ended it
             return [] if self._under_way else self._end(Rest(0.0))
         return self._send_parts()
 
     def _part_failed(self, event: PartFailed) -> Sequence[Instruction]:
         if event.origin_upload_id != self.write.origin_upload_id or self._step is not _Step.PARTS:
-            return []  # another has failed before
+            return []  # another part has failed before
         del self._under_way[event.number]
         self._refusal = event.refusal
         return self._failed(event.reason, event.code, event.kind)
@@ -602,7 +615,7 @@ class Progress:
         look_seconds = UPLOAD_LOOK_SECONDS - (0.0 if looked_at else idle_seconds)
         return self._end(Rest(max(1.0, min(look_seconds, self.expiry_seconds - idle_seconds))))
 
-    def _upload_found(self, found: Found) -> Sequence[Instruction]:
+    def _upload_found(self, found: FoundObject) -> Sequence[Instruction]:
         write = self.write
         if write.state is State.ABORTING:
             if found.has_parts:
@@ -612,9 +625,9 @@ class Progress:
             return self._rest(self._idle_seconds()) if found.is_open else self._end(Expire("the bucket has ended it"))
         if not found.is_open:
             return self._ask(_Step.VERIFY, Head())
-        asked_seconds = abs(self._idle_seconds())  # the clock may have been set back since
+        asked_seconds = abs(self._idle_seconds())  # the clock may have been set back
         if self._refused_with is not None or asked_seconds > ANSWER_GIVEN_UP_SECONDS:
-            return self._end(Answer(self._refused_with or write.answer or "PreconditionFailed", is_over=True))
+            return self._end(OriginReply(self._refused_with or write.answer or "PreconditionFailed", is_over=True))
         return self._end(Rest(min(ANSWER_LOOK_SECONDS_MAX, max(5.0, asked_seconds))))
 
     def _was_asked(self) -> bool:
@@ -635,7 +648,7 @@ class Progress:
             return self._when_all_sent()
         if self._honours() is Honoured.YES:
             return self._finish(self._expected)
-        return self._ask(_Step.LAST_LOOK, Head())  # it may have taken long
+        return self._ask(_Step.LAST_LOOK, Head())  # the look for files may have taken long
 
     def _finish(self, expected: str | None) -> Sequence[Instruction]:
         self._expected = expected
@@ -648,7 +661,7 @@ class Progress:
         return self._ask(_Step.FINISH, Finish(expected, is_conditional))
 
     def _finished(self, event: Finished) -> Sequence[Instruction]:
-        # Learned now: had it been refused without a condition, too, that would have been about something else.
+        # Learned only now: without this success, the refusal may have had another cause.
         learned = [Learn(self._kind())] if self._has_left_out else []
         return [*learned, *self._made_visible(event)]
 
@@ -661,16 +674,12 @@ class Progress:
         self._in_doubt = True
         if event.etag is None:
             return self._ask(_Step.VERIFY, Head())
-        if write.is_etag_local:  # nothing to compare it with: Content-MD5 has told the origin what it was to get
+        if write.is_etag_local:  # no ETag to compare: Content-MD5 has vouched for the bytes
             return self._end(Settle(event.etag))
-        return self._has_made(event.etag)
-
-    def _has_made(self, etag: str) -> Sequence[Instruction]:
-        """The origin says that it has made it, as this version: where that is not ours, the bytes are looked at."""
-        if unquote(etag) == unquote(self.write.etag):
-            return self._end(Settle(etag))
-        self._made = self._found = etag
-        return self._ask(_Step.COMPARE, Compare(etag))
+        if self._is_ours(event.etag):
+            return self._end(Settle(event.etag))
+        self._made = self._found = event.etag
+        return self._ask(_Step.COMPARE, Compare(event.etag))
 
     def _verified(self, found: Headed) -> Sequence[Instruction]:
         write = self.write
@@ -681,14 +690,14 @@ class Progress:
                 self._found = found.etag
                 return self._ask(_Step.COMPARE, Compare(found.etag))
             return self._not_completed()
-        if found.etag is None:
-            return self._end(MarkConflict(LOST))
-        return self._has_made(found.etag)
+        if self._is_expected(found):
+            return self._end(Wait(UNTOLD, is_away=True, kind="origin-error"))
+        return self._found_unexpected(found)
 
     def _not_completed(self) -> Sequence[Instruction]:
         if self._is_lost:
-            return self._end(Answer("ServiceUnavailable", is_over=False))
-        return [StartOver(), *self._end(Answer("NoSuchUpload", is_over=True))]
+            return self._end(OriginReply("ServiceUnavailable", is_over=False))
+        return [StartOver(), *self._end(OriginReply("NoSuchUpload", is_over=True))]
 
     def _compared(self, event: Compared) -> Sequence[Instruction]:
         if self.write.is_completed_at_origin:
@@ -711,7 +720,7 @@ class Progress:
         if write.is_completed_at_origin and step is _Step.FINISH:
             return self._completion_refused(code)
         if step is _Step.FIND and (code in _NOT_IMPLEMENTED or self._refused_with or write.state is State.OPEN):
-            return self._upload_found(Found(True))  # nothing depends on it that is not known otherwise
+            return self._upload_found(FoundObject(True))  # the result decides nothing that is not known otherwise
         if step is _Step.FINISH and code in _NOT_IMPLEMENTED and self._honours() is not Honoured.REFUSED:
             self.conditions = replace(self.conditions, **{self._kind(): Honoured.REFUSED})
             self._has_left_out = True
@@ -732,11 +741,11 @@ class Progress:
             return self._ask(_Step.VERIFY, Head())
         if code in _DOES_NOT_HOLD:
             self._refused_with = code
-            return self._ask(_Step.FIND, Find())  # where it is open still, it was not carried out before
-        return self._end(Answer(code, is_over=True))
+            return self._ask(_Step.FIND, Find())  # if it is still open, it was not completed before
+        return self._end(OriginReply(code, is_over=True))
 
     def _perhaps_ours(self) -> Sequence[Instruction]:
-        """Found where one of ours may have been begun, whose answer was lost: so nothing was ever sent to ours."""
+        """Decide about an upload from a request whose answer was lost: if it is ours, no part was ever sent to it."""
         asked = self.write.asked
         waited_seconds = self.now.passed_since(asked.begun) if asked is not None else UNUSED_SECONDS
         if waited_seconds < UNUSED_SECONDS:
@@ -760,7 +769,7 @@ class Progress:
                 self._is_lost = True
                 return self._ask(_Step.VERIFY, Head())
         if self._step is _Step.VERIFY and self.write.is_completed_at_origin and not self._was_asked():
-            return self._end(Answer("ServiceUnavailable", is_over=False))
+            return self._end(OriginReply("ServiceUnavailable", is_over=False))
         return self._failed(reason, None, kind)
 
     def _failed(self, reason: str, code: str | None, kind: FailureKind) -> Sequence[Instruction]:
@@ -768,23 +777,27 @@ class Progress:
         if write.is_completed_at_origin and not self._was_asked() and step in (_Step.BEGIN, _Step.PARTS):
             if code == "NoSuchUpload":
                 return self._ask(_Step.VERIFY, Head())
-            return self._end(Answer(code or "ServiceUnavailable", is_over=True))
+            return self._end(OriginReply(code or "ServiceUnavailable", is_over=True))
         notes: list[Instruction] = []
+        refusal = self._refusal if code is not None else None
+        is_final = refusal is not None and refusal.is_final and code not in _UPLOAD_OF_NO_USE
         if step is _Step.FINISH and code == "PreconditionFailed":  # for the second time, and the key is as expected
             notes.append(ProbeAgain())
         if code in _UPLOAD_OF_NO_USE and step in (_Step.PARTS, _Step.FINISH):
             if write.state is State.OPEN and self._is_left_alone():
                 return self._end(Expire("the bucket has ended it"))
             notes.append(StartOver())
+            is_final = write.restarts >= RESTARTS_MAX
+            kind = kind if is_final else "changed"
         elif step is _Step.FINISH and code is not None and not self._in_doubt:
             notes.append(Unmark())
         if code is not None and kind in _OF_THE_GATEWAY:
             reason = f"{code}: {_OF_THE_GATEWAY[kind]}"
-        refusal = self._refusal if code is not None and code not in _UPLOAD_OF_NO_USE else None
-        if refusal is None or not refusal.is_final or not write.is_acknowledged:
+        if not is_final or not write.is_acknowledged:
             return [*notes, *self._end(Wait(reason, is_away=code is None, kind=kind))]
-        reason = f"{refusal.code}: {refusal.words}" if refusal.words else refusal.code
-        return [*notes, *self._end(Wait(reason, is_away=False, kind=kind, refused_with=refusal.code))]
+        if refusal is not None and refusal.words:
+            reason = f"{code}: {refusal.words}"
+        return [*notes, *self._end(Wait(reason, is_away=False, kind=kind, refused_with=code))]
 
     def _ask(self, step: _Step, request: Request) -> Sequence[Instruction]:
         self._step = step

@@ -121,6 +121,7 @@ def pack_write(write: Write) -> bytes:
         "in_order": write.in_order,
         "checkpoint": _member(write.member),
         "etag_local": write.is_etag_local,
+        "restarts": write.restarts,
     }
     record = {
         "bucket": write.key.bucket,
@@ -171,6 +172,7 @@ def unpack_write(write_id: int, packed: bytes) -> Write:
         in_order=record.get("in_order", False),
         member=_as_member(record.get("checkpoint"), record["bucket"], record["key"]),
         is_etag_local=record.get("etag_local", False),
+        restarts=record.get("restarts", 0),
         id=write_id,
         sequence=record["sequence"],
     )

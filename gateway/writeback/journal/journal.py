@@ -30,6 +30,7 @@ import structlog
 from gateway.core.clock import Clock, Moment, SystemClock
 from gateway.core.errors import BufferRefused, BufferUnavailable
 from gateway.s3.requests import PARTS_COUNT_MAX
+from gateway.telemetry import metrics
 from gateway.writeback.journal.records import Part
 from gateway.writeback.journal.schema import connect, prepare
 from gateway.writeback.journal.transaction import JournalTransaction
@@ -100,7 +101,6 @@ class Journal:
         self._mending: asyncio.Task[None] | None = None
         self._pause_seconds = PAUSE_SECONDS
         self._mended_at = -math.inf
-        self._observe: Callable[[bool], None] = lambda _: None
         self.make_room: Callable[[], bool] = lambda: False
         """Makes room on a full disk; returns whether a retry is worthwhile."""
 
@@ -114,10 +114,11 @@ class Journal:
         """Return why it takes no changes, or refused the last one, as on a full disk; None if it takes them."""
         return self._failure or self._refusal
 
-    def observe(self, tell: Callable[[bool], None]) -> None:
-        """Set a callback that learns whether the journal takes no changes: now, and at each change. Event loop only."""
-        self._observe = tell
-        tell(self.has_failed)
+    @staticmethod
+    def tell(*, is_failing: bool) -> None:
+        """Set the metric of this process's journal."""
+        metrics.WRITEBACK_JOURNAL_STATE.set(is_failing, "failing")
+        metrics.WRITEBACK_JOURNAL_STATE.set(not is_failing, "well")
 
     # Reads
 
@@ -192,7 +193,7 @@ class Journal:
         """Forget facts about buckets; no other process may have the journal open. Blocks. BufferUnavailable."""
         self._change_alone(lambda tx: tx.buckets.forget(buckets))
 
-    def take_over(self, now: Moment) -> None:
+    def inherit(self, now: Moment) -> None:
         """Take over a worker slot from a dead process: its requests to the origin are in doubt. Blocks.
 
         Also remove files that any process had no time to remove.
@@ -350,7 +351,7 @@ class Journal:
         if self._failure is None or self._mending is not None or self._is_ending:
             return
         self._mending = asyncio.create_task(self._mend(), name="write-back journal")
-        self._observe(True)
+        self.tell(is_failing=True)
         _log.error(
             "the write-back journal takes no writes: it is damaged, start the gateway again"
             if self._is_damaged
@@ -372,7 +373,7 @@ class Journal:
         finally:
             self._mending = None
         self._mended_at = self._clock.monotonic()
-        self._observe(False)
+        self.tell(is_failing=False)
         self.pending_keys.bump_version()
         _log.info("the write-back journal takes writes again")
 

@@ -231,6 +231,8 @@ class Write:
     """The checkpoint that it belongs to, by its slot's rules when it was acknowledged."""
     is_etag_local: bool = False
     """The bucket's ETag could not be foretold: `etag` is this node's own."""
+    restarts: int = 0
+    """How often its upload at the origin was of no use, and all parts had to be sent again."""
 
     id: int = 0
     sequence: int = 0

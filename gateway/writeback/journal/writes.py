@@ -227,7 +227,7 @@ class Writes(Table):
         write = self.get(write_id)
         if write is not None:
             self.drop_origin_upload(write, now)
-            self.update(replace(write, origin_upload_id=None))
+            self.update(replace(write, origin_upload_id=None, restarts=write.restarts + 1))
             self.parts.send_again(write_id)
 
     def keep(self, write_id: int, reason: str) -> bool:

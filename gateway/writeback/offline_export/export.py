@@ -49,7 +49,7 @@ _SCRATCH = ".journal-"
 _PIECE_BYTES = 1024 * 1024
 
 
-class Progress(Protocol):
+class ExportProgress(Protocol):
     """Takes the progress of an export."""
 
     def begin(self, objects: int, size_bytes: int) -> None:
@@ -68,7 +68,7 @@ def buffer_of(directory: Path) -> Path:
     return inside if inside.is_dir() or not (directory / "journal").exists() else directory
 
 
-def export(buffer: Path, target: Path, progress: Progress, *, running: bool) -> Findings:
+def export(buffer: Path, target: Path, progress: ExportProgress, *, running: bool) -> Findings:
     """Export all of it; `running`: a gateway works with the buffer, and what it flushes meanwhile is left out.
 
     StartupError if this is no buffer of this version, or the target holds another export; BufferUnavailable when the
@@ -93,7 +93,14 @@ class _Export:
     """One run of an export."""
 
     def __init__(
-        self, buffer: Path, target: Path, progress: Progress, copy: JournalCopy, manifest: BinaryIO, *, running: bool
+        self,
+        buffer: Path,
+        target: Path,
+        progress: ExportProgress,
+        copy: JournalCopy,
+        manifest: BinaryIO,
+        *,
+        running: bool,
     ) -> None:
         self._buffer = buffer
         self._staging = Staging(buffer, 0)

@@ -18,16 +18,17 @@ from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.layout import Extent
 from gateway.core.errors import BlockDamaged
 from gateway.core.model import ByteRange, FileSpan, ObjectVersion
+from gateway.telemetry import metrics
 from tests.support.blocks import (
     BLOCK,
     KIB,
     MIB,
-    CountingObserver,
     PacedOrigin,
     TestClock,
     block_files,
     bytes_of,
     content_of,
+    disk_state,
     drop_page_cache,
     make_origin,
     open_cache,
@@ -38,6 +39,7 @@ from tests.support.blocks import (
     take,
     whole,
 )
+from tests.support.counting import counted
 from tests.support.page_cache import page_out
 
 Damage = Callable[[random.Random, list[Path]], None]
@@ -89,9 +91,9 @@ def test_damaged_blocks_give_no_wrong_byte(tmp_path: Path, damage: Damage, cold:
 
     async def scenario() -> None:
         rng = random.Random(f"{damage.__name__} {cold}")
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         versions = [stored(origin, f"k{n}", 3 * BLOCK + 5000 * n, seed=n) for n in range(3)]
-        async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
+        async with open_cache(tmp_path / "c", origin) as cache:
             for version in versions:
                 await read(cache, version)
             await cache.settle()
@@ -113,8 +115,8 @@ def test_damaged_blocks_give_no_wrong_byte(tmp_path: Path, damage: Damage, cold:
                     assert await read(cache, version) == content_of(origin, version)
                 await cache.settle()
                 assert cache.usage().blocks == blocks
-            assert observer.damaged_blocks >= rounds * 3 // 4
-            assert observer.unavailable == 0
+            assert counted(metrics.CACHE_DAMAGED) >= rounds * 3 // 4
+            assert counted(metrics.CACHE_STORE_UNAVAILABLE) == 0
 
     asyncio.run(scenario())
 
@@ -124,16 +126,16 @@ def test_damage_after_a_restart_is_found(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         rng = random.Random(11)
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         version = stored(origin, "k", 6 * BLOCK)
         for damage in DAMAGES:
             async with open_cache(tmp_path / "c", origin) as cache:
                 await read(cache, version)
                 await cache.settle()
             damage(rng, block_files(tmp_path / "c"))
-            async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
+            async with open_cache(tmp_path / "c", origin) as cache:
                 assert await read(cache, version) == content_of(origin, version)
-        assert observer.damaged_blocks >= 4
+        assert counted(metrics.CACHE_DAMAGED) >= 4
 
     asyncio.run(scenario())
 
@@ -142,12 +144,12 @@ def test_damage_in_the_middle_of_a_read_is_mended_where_the_reader_stands(tmp_pa
     """Bytes already given stay given; the rest of the block comes from the origin."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         version = stored(origin, "k", 4 * MIB)
-        async with open_cache(tmp_path / "c", origin, block_size_bytes=4 * MIB, observer=observer) as cache:
+        async with open_cache(tmp_path / "c", origin, block_size_bytes=4 * MIB) as cache:
             await read(cache, version)
             await cache.settle()
-        async with open_cache(tmp_path / "c", origin, block_size_bytes=4 * MIB, observer=observer) as cache:
+        async with open_cache(tmp_path / "c", origin, block_size_bytes=4 * MIB) as cache:
             [path] = block_files(tmp_path / "c")
             reader = await cache.open_range(version, whole(version))
             taken = bytearray()
@@ -157,7 +159,7 @@ def test_damage_in_the_middle_of_a_read_is_mended_where_the_reader_stands(tmp_pa
                         os.truncate(path, 2 * MIB)
                     taken += bytes_of(piece)
             assert (reader.outcome, bytes(taken)) == ("hit", content_of(origin, version))
-            assert observer.damaged_blocks == 1
+            assert counted(metrics.CACHE_DAMAGED) == 1
             await cache.settle()
             assert (await cache.open_range(version, whole(version))).outcome == "hit"
 
@@ -172,7 +174,7 @@ def test_a_disk_that_takes_no_bytes_leaves_the_origin_serving(
     """Full or broken, at once or in mid-block: every byte arrives, nothing is cached, room is given back."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         version = stored(origin, "k", 3 * MIB)
         writes = 0
         pwrite = os.pwrite
@@ -185,17 +187,15 @@ def test_a_disk_that_takes_no_bytes_leaves_the_origin_serving(
             return pwrite(descriptor, content, offset)
 
         clock = TestClock()
-        async with open_cache(
-            tmp_path / "c", origin, block_size_bytes=MIB, readahead_bytes=0, observer=observer, clock=clock
-        ) as cache:
+        async with open_cache(tmp_path / "c", origin, block_size_bytes=MIB, readahead_bytes=0, clock=clock) as cache:
             monkeypatch.setattr(os, "pwrite", failing)
             asked = ByteRange(100 * KIB, 3 * MIB - 1)
             assert await read(cache, version, asked) == content_of(origin, version, asked)
             await cache.settle()
             assert (cache.usage().blocks, cache.usage().reserved_bytes) == (0, 0)
-            assert observer.unavailable == 1
+            assert counted(metrics.CACHE_STORE_UNAVAILABLE) == 1
             monkeypatch.undo()
-            await pass_until(clock, lambda: observer.disk_states[-1] == "well")
+            await pass_until(clock, lambda: disk_state() == "well")
             await read(cache, version)
             await cache.settle()
             assert cache.usage().blocks == 3
@@ -233,9 +233,9 @@ def test_a_disk_that_gives_back_other_bytes_leaves_the_origin_serving(
         raise BlockDamaged("not what was written")
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         version = stored(origin, "a", 3 * MIB)
-        async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
+        async with open_cache(tmp_path / "c", origin) as cache:
             monkeypatch.setattr("gateway.blocks.reading.sources.read_verified", other_bytes)
             monkeypatch.setattr(Residency, "unwritten", lambda *_: False)
             assert await take(await cache.open_range(version, whole(version))) == content_of(origin, version)
@@ -247,9 +247,9 @@ def test_no_descriptors_left_is_no_damage(tmp_path: Path, monkeypatch: pytest.Mo
     """EMFILE says nothing about the block: it stays, and the range comes from the origin."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         version = stored(origin, "k", BLOCK)
-        async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
+        async with open_cache(tmp_path / "c", origin) as cache:
             await read(cache, version)
             await cache.settle()
 
@@ -261,7 +261,11 @@ def test_no_descriptors_left_is_no_damage(tmp_path: Path, monkeypatch: pytest.Mo
                 patched.setattr(os, "open", failing)
                 reader = await cache.open_range(version, whole(version))
             assert await take(reader) == content_of(origin, version)
-            assert (observer.unavailable, observer.damaged_blocks, cache.usage().blocks) == (1, 0, 1)
+            assert (counted(metrics.CACHE_STORE_UNAVAILABLE), counted(metrics.CACHE_DAMAGED), cache.usage().blocks) == (
+                1,
+                0,
+                1,
+            )
 
     asyncio.run(scenario())
 
@@ -320,10 +324,10 @@ def test_a_fill_harmed_in_memory_is_found_when_it_is_over(tmp_path: Path) -> Non
     """1.4 What this process has written is not taken for granted: the file may have changed before it was published."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         version = stored(origin, "k", MIB)
         pace = PacedOrigin(origin, pause_after=512 * KIB)
-        async with open_cache(tmp_path / "c", pace, block_size_bytes=MIB, observer=observer) as cache:
+        async with open_cache(tmp_path / "c", pace, block_size_bytes=MIB) as cache:
             reader = await cache.open_range(version, ByteRange(0, 256 * KIB - 1))
             assert len(await take(reader)) == 256 * KIB
             await pace.paused.wait()
@@ -335,7 +339,7 @@ def test_a_fill_harmed_in_memory_is_found_when_it_is_over(tmp_path: Path) -> Non
             await cache.settle()
             assert block_files(tmp_path / "c")
             assert await read(cache, version) == content_of(origin, version)
-            assert observer.damaged_blocks == 1
+            assert counted(metrics.CACHE_DAMAGED) == 1
 
     asyncio.run(scenario())
 

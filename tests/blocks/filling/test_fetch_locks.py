@@ -103,7 +103,7 @@ class LocksOfThree(RuleBasedStateMachine):
             assert self.of(worker).take(key) == self.held.setdefault(key, worker)
 
     @rule(worker=st.integers(0, WORKERS - 1), key=st.sampled_from(KEYS))
-    def take_over(self, worker: int, key: LockKey) -> None:
+    def inherit(self, worker: int, key: LockKey) -> None:
         """From a holder that is seen dead, and from no other."""
         holder = self.held.get(key)
         if worker in self.dead or holder is None or holder == worker:

@@ -17,10 +17,10 @@ from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.opening import open_directory
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import ByteRange, ObjectVersion
+from gateway.telemetry import metrics
 from tests.support.blocks import (
     BLOCK,
     KIB,
-    CountingObserver,
     block_files,
     content_of,
     drop_page_cache,
@@ -29,6 +29,7 @@ from tests.support.blocks import (
     read,
     stored,
 )
+from tests.support.counting import counted
 from tests.support.memory_origin import MemoryOrigin
 
 
@@ -48,9 +49,9 @@ def test_parts_become_blocks(tmp_path: Path, part_bytes: int) -> None:
     """Every block that lies wholly in a part is served from it, whatever the parts' boundaries; the rest is fetched."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         version = stored(origin, "k", 10 * BLOCK + 100)
-        async with open_cache(tmp_path / "c", origin, observer=observer, readahead_bytes=0) as cache:
+        async with open_cache(tmp_path / "c", origin, readahead_bytes=0) as cache:
             entered = 0
             for first in range(0, version.size_bytes, part_bytes):
                 part = staged(tmp_path / "s", origin, version, first, min(first + part_bytes, version.size_bytes))
@@ -71,7 +72,7 @@ def test_known_checksums_are_used_and_hold_the_file_to_them(tmp_path: Path) -> N
     """Where they are given for the right chunks nothing is read at adoption; a byte that differs later is a miss."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         version = stored(origin, "k", 3 * BLOCK)
         part = staged(tmp_path / "s", origin, version, 0, 3 * BLOCK)
         sums = ChunkChecksums(3 * BLOCK)
@@ -80,10 +81,10 @@ def test_known_checksums_are_used_and_hold_the_file_to_them(tmp_path: Path) -> N
             file.seek(BLOCK + 5)
             file.write(b"!")
         offered = replace(part, checksums=lambda: bytes(sums.packed))
-        async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
+        async with open_cache(tmp_path / "c", origin) as cache:
             assert await cache.adopt(offered) == 3
             assert await read(cache, version) == content_of(origin, version)
-            assert observer.damaged_blocks == 1
+            assert counted(metrics.CACHE_DAMAGED) == 1
 
     asyncio.run(scenario())
 
@@ -92,9 +93,9 @@ def test_bytes_of_an_adopted_file_are_verified(tmp_path: Path) -> None:
     """Harm that comes to it is found like in any other block file."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         version = stored(origin, "k", 4 * BLOCK)
-        async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
+        async with open_cache(tmp_path / "c", origin) as cache:
             assert await cache.adopt(staged(tmp_path / "s", origin, version, 0, 4 * BLOCK)) == 4
             [file] = block_files(tmp_path / "c")
             with file.open("r+b") as opened:
@@ -105,7 +106,7 @@ def test_bytes_of_an_adopted_file_are_verified(tmp_path: Path) -> None:
             drop_page_cache(file)
             assert await read(cache, version) == content_of(origin, version)
             await cache.settle()
-            assert observer.damaged_blocks == 1
+            assert counted(metrics.CACHE_DAMAGED) == 1
             assert cache.usage().blocks == 4
 
     asyncio.run(scenario())
@@ -115,11 +116,9 @@ def test_an_adopted_file_is_counted_and_evicted_as_one(tmp_path: Path) -> None:
     """Its room comes back when the file goes, with all blocks in it; until the last of them it stays."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         version, other = stored(origin, "k", 4 * BLOCK), stored(origin, "other", 2 * BLOCK)
-        async with open_cache(
-            tmp_path / "c", origin, observer=observer, capacity_bytes=5 * BLOCK, readahead_bytes=0
-        ) as cache:
+        async with open_cache(tmp_path / "c", origin, capacity_bytes=5 * BLOCK, readahead_bytes=0) as cache:
             await cache.adopt(staged(tmp_path / "s", origin, version, 0, 4 * BLOCK))
             taken_bytes = 4 * BLOCK + 4096  # what is behind the bytes takes a page
             assert cache.usage().used_bytes == taken_bytes
@@ -128,7 +127,7 @@ def test_an_adopted_file_is_counted_and_evicted_as_one(tmp_path: Path) -> None:
             assert (cache.usage().blocks, cache.usage().used_bytes) == (3, taken_bytes)
             await read(cache, other)
             await cache.settle()
-            assert observer.evicted_blocks == 3
+            assert counted(metrics.CACHE_EVICTED_BLOCKS) == 3
             assert cache.usage().used_bytes == 2 * (BLOCK + 4096)
 
     asyncio.run(scenario())

@@ -33,13 +33,13 @@ class Workers:
         self.origin = origin
         self._stack = stack
 
-    def start(self, slot: int, *, capacity_bytes: int = 64 * 1024 * KIB, packed_bytes_max: int = 0) -> FillWorker:
+    def start(self, slot: int, *, capacity_bytes: int = 64 * 1024 * KIB, small_object_bytes_max: int = 0) -> FillWorker:
         worker = FillWorker(
             self.directory,
             slot,
             self.origin.endpoint_url,
             capacity_bytes=capacity_bytes,
-            packed_bytes_max=packed_bytes_max,
+            small_object_bytes_max=small_object_bytes_max,
         )
         return self._stack.enter_context(worker)
 
@@ -116,18 +116,18 @@ def test_processes_that_begin_at_the_same_moment_agree_on_one_leader(workers: Wo
     assert sorted(asked) == sorted(version.key.key for version in versions)
 
 
-@pytest.mark.parametrize("packed_bytes_max", [0, BLOCK])
-def test_a_reader_in_another_process_lends_a_fetch_his_priority(workers: Workers, packed_bytes_max: int) -> None:
+@pytest.mark.parametrize("small_object_bytes_max", [0, BLOCK])
+def test_a_reader_in_another_process_lends_a_fetch_his_priority(workers: Workers, small_object_bytes_max: int) -> None:
     """A job of the background process fetches a block, here; a worker's reader waits for it, leaves, and comes back."""
     version, released = workers.stored("a", 1), asyncio.Event()
     workers.origin.model.inject(lambda call: True, Hold(released), times=None)
-    size, packed = BLOCK, packed_bytes_max
+    size, packed = BLOCK, small_object_bytes_max
 
     async def scenario() -> None:
         seen = list[tuple[Purpose, Callable[[], bool]]]()
         noting = NotingOrigin(workers.origin.model, seen)
         async with open_cache(
-            workers.directory, noting, worker=7, block_size_bytes=size, packed_bytes_max=packed
+            workers.directory, noting, worker=7, block_size_bytes=size, small_object_bytes_max=packed
         ) as background:
             job = asyncio.create_task(
                 background.fetch(version, ByteRange(0, BLOCK - 1), slot="default", purpose=Purpose.WARM)
@@ -135,7 +135,7 @@ def test_a_reader_in_another_process_lends_a_fetch_his_priority(workers: Workers
             await until(lambda: bool(seen))
             [(purpose, is_awaited)] = seen
             assert purpose is Purpose.WARM
-            worker = await asyncio.to_thread(workers.start, 0, packed_bytes_max=packed)
+            worker = await asyncio.to_thread(workers.start, 0, small_object_bytes_max=packed)
             worker.warm(version)  # a HEAD that warms has come there: nobody waits for that, either
             locks = background._opened.locks
             [cell] = locks._held.values()

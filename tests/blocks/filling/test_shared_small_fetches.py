@@ -29,7 +29,7 @@ class Workers:
         self._stack = stack
 
     def start(self, slot: int) -> FillWorker:
-        worker = FillWorker(self.directory, slot, self.origin.endpoint_url, packed_bytes_max=PACKED)
+        worker = FillWorker(self.directory, slot, self.origin.endpoint_url, small_object_bytes_max=PACKED)
         return self._stack.enter_context(worker)
 
     def asked(self) -> list[str]:

@@ -13,10 +13,10 @@ from gateway.blocks.filling.origin_gets import UnpinnedGets
 from gateway.core.errors import OriginAnswered, OriginBusy, OriginUnreachable
 from gateway.core.model import ByteRange, FileSpan
 from gateway.origin.client import ACCOUNT, IS_AWAITED, OriginRequest, OriginResponse, Purpose
+from gateway.telemetry import metrics
 from tests.support.blocks import (
     BLOCK,
     KIB,
-    CountingObserver,
     NotingOrigin,
     PacedOrigin,
     bytes_of,
@@ -28,6 +28,7 @@ from tests.support.blocks import (
     until,
     whole,
 )
+from tests.support.counting import counted
 from tests.support.memory_origin.faults import Answer, Hold, Unreachable
 
 
@@ -35,13 +36,13 @@ def test_two_hundred_readers_cost_one_request(tmp_path: Path) -> None:
     """However many readers want a cold block at once, the origin is asked for it once."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         version = stored(origin, "a", BLOCK)
-        async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
+        async with open_cache(tmp_path / "c", origin) as cache:
             bodies = await asyncio.gather(*(read(cache, version) for _ in range(200)))
             assert set(bodies) == {content_of(origin, version)}
         assert origin.count() == 1
-        assert observer.coalesced_readers == 199
+        assert counted(metrics.CACHE_COALESCED) == 199
 
     asyncio.run(scenario())
 
@@ -237,8 +238,8 @@ def test_what_is_read_ahead_is_awaited_when_its_reader_comes(tmp_path: Path, mon
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("packed_bytes_max", [0, 2 * BLOCK])
-def test_a_fetch_has_the_priority_of_whoever_waits_for_it(tmp_path: Path, packed_bytes_max: int) -> None:
+@pytest.mark.parametrize("small_object_bytes_max", [0, 2 * BLOCK])
+def test_a_fetch_has_the_priority_of_whoever_waits_for_it(tmp_path: Path, small_object_bytes_max: int) -> None:
     """Of a warm-up until a reader comes, of the reader until he leaves; another warm-up that joins changes nothing."""
 
     async def scenario() -> None:
@@ -247,7 +248,7 @@ def test_a_fetch_has_the_priority_of_whoever_waits_for_it(tmp_path: Path, packed
         seen = list[tuple[Purpose, Callable[[], bool]]]()
         origin.inject(lambda call: True, Hold(released), times=None)
         noting = NotingOrigin(origin, seen)
-        async with open_cache(tmp_path / "c", noting, packed_bytes_max=packed_bytes_max) as cache:
+        async with open_cache(tmp_path / "c", noting, small_object_bytes_max=small_object_bytes_max) as cache:
 
             def warm() -> asyncio.Task[tuple[int, bool]]:
                 return asyncio.create_task(cache.fetch(version, whole(version), slot="default", purpose=Purpose.WARM))
@@ -300,10 +301,10 @@ def test_a_read_that_nobody_waits_for_any_more_does_not_go_first(tmp_path: Path)
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("packed_bytes_max", [0, 2 * BLOCK])
+@pytest.mark.parametrize("small_object_bytes_max", [0, 2 * BLOCK])
 @pytest.mark.parametrize("fails", [False, True])
 def test_readers_that_give_the_same_process_up_share_one_fetch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed_bytes_max: int, fails: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_object_bytes_max: int, fails: bool
 ) -> None:
     """They have waited for who finds out the version, and go on without it in the same moment: all of them are told."""
 
@@ -318,7 +319,9 @@ def test_readers_that_give_the_same_process_up_share_one_fetch(
         version = stored(origin, "a", BLOCK)
         if fails:
             origin.inject(lambda call: True, Unreachable(), times=None)
-        async with open_cache(tmp_path / "c", origin, packed_bytes_max=packed_bytes_max, fill_retries=0) as cache:
+        async with open_cache(
+            tmp_path / "c", origin, small_object_bytes_max=small_object_bytes_max, fill_retries=0
+        ) as cache:
             async with asyncio.timeout(30):
                 found = await asyncio.gather(*(read(cache, version) for _ in range(4)), return_exceptions=True)
         assert found == [content_of(origin, version)] * 4 or fails

@@ -17,11 +17,11 @@ from gateway.blocks.filling.small_block_fetch import HELD_BYTES_MAX
 from gateway.core.model import FileSpan
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.telemetry import metrics
 from tests.support.blocks import (
     BUCKET,
     KIB,
     MIB,
-    CountingObserver,
     PacedOrigin,
     TestClock,
     block_files,
@@ -36,6 +36,7 @@ from tests.support.blocks import (
     until,
     whole,
 )
+from tests.support.counting import counted
 
 SEED = 20261121
 PACKED = MIB
@@ -47,19 +48,23 @@ def test_small_objects_share_a_file(tmp_path: Path) -> None:
     """Hundreds of objects, one file, one request each; the second reading asks nobody and opens nothing twice."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         versions = [stored(origin, f"k{n}", 1 + 97 * n, seed=n) for n in range(250)]
-        settings: dict[str, Any] = {"packed_bytes_max": PACKED, "capacity_bytes": ONE_SEGMENT}
-        async with open_cache(tmp_path / "c", origin, observer=observer, **settings) as cache:
+        settings: dict[str, Any] = {"small_object_bytes_max": PACKED, "capacity_bytes": ONE_SEGMENT}
+        async with open_cache(tmp_path / "c", origin, **settings) as cache:
             got = await asyncio.gather(*(read(cache, version) for version in versions))
             assert got == [content_of(origin, version) for version in versions]
             await cache.settle()
-            assert origin.count() == len(versions) == observer.fills
-            hits = observer.hits
+            assert origin.count() == len(versions) == counted(metrics.CACHE_FILLS, outcome="filled")
+            hits = counted(metrics.CACHE_HIT_BYTES)
             for version in versions:
                 assert await read(cache, version) == content_of(origin, version)
-            assert observer.hits - hits == sum(version.size_bytes for version in versions)
-            assert (origin.count(), observer.failed_fills, observer.damaged_blocks) == (len(versions), 0, 0)
+            assert counted(metrics.CACHE_HIT_BYTES) - hits == sum(version.size_bytes for version in versions)
+            assert (origin.count(), counted(metrics.CACHE_FILLS, outcome="failed"), counted(metrics.CACHE_DAMAGED)) == (
+                len(versions),
+                0,
+                0,
+            )
             assert cache.usage().blocks == len(versions)
             assert len(block_files(tmp_path / "c")) == 1
 
@@ -72,7 +77,9 @@ def test_a_warm_small_object_goes_out_of_its_segment_without_a_copy(tmp_path: Pa
     async def scenario() -> None:
         origin = make_origin()
         versions = [stored(origin, f"k{n}", 100_000, seed=n) for n in range(20)]
-        async with open_cache(tmp_path / "c", origin, packed_bytes_max=PACKED, capacity_bytes=ONE_SEGMENT) as cache:
+        async with open_cache(
+            tmp_path / "c", origin, small_object_bytes_max=PACKED, capacity_bytes=ONE_SEGMENT
+        ) as cache:
             descriptors = set()
             for _ in range(3):
                 for version in versions:
@@ -98,7 +105,7 @@ def test_small_and_short_last_blocks_of_large_objects_are_packed_too(tmp_path: P
         origin = make_origin()
         slots = Slots([Slot("fine", Prefix(BUCKET, "fine/"), block_size_bytes=64 * KIB)])
         fine, coarse = stored(origin, "fine/a", MIB + 5), stored(origin, "coarse", MIB + 5)
-        settings: dict[str, Any] = {"packed_bytes_max": 64 * KIB, "capacity_bytes": ONE_SEGMENT}
+        settings: dict[str, Any] = {"small_object_bytes_max": 64 * KIB, "capacity_bytes": ONE_SEGMENT}
         async with open_cache(tmp_path / "c", origin, slots=slots, **settings) as cache:
             for version, slot in ((fine, "fine"), (coarse, "default")):
                 for piece in cache.pieces(version, slot):
@@ -122,14 +129,14 @@ def test_they_are_there_after_a_restart_and_after_an_unclean_boot(tmp_path: Path
     async def scenario() -> None:
         origin = make_origin()
         versions = [stored(origin, f"k{n}", 3000 + n, seed=n) for n in range(40)]
-        async with open_cache(tmp_path / "c", origin, packed_bytes_max=PACKED) as cache:
+        async with open_cache(tmp_path / "c", origin, small_object_bytes_max=PACKED) as cache:
             for version in versions:
                 await read(cache, version)
         for boot in (False, True):
             if boot:
                 (tmp_path / "c" / "CLEAN").unlink()
                 (tmp_path / "c" / "BOOT").write_text("another boot\n")
-            async with open_cache(tmp_path / "c", origin, packed_bytes_max=PACKED) as cache:
+            async with open_cache(tmp_path / "c", origin, small_object_bytes_max=PACKED) as cache:
                 await cache.rebuild_index()
                 for version in versions:
                     assert await read(cache, version) == content_of(origin, version)
@@ -146,7 +153,7 @@ def test_what_is_not_as_it_was_written_is_a_miss(tmp_path: Path, harm: str, rest
     async def scenario() -> None:
         origin, rng = make_origin(), random.Random(SEED)
         versions = [stored(origin, f"k{n}", 50_000 + n, seed=n) for n in range(30)]
-        settings: dict[str, Any] = {"packed_bytes_max": PACKED, "capacity_bytes": 16 * MIB}
+        settings: dict[str, Any] = {"small_object_bytes_max": PACKED, "capacity_bytes": 16 * MIB}
         async with open_cache(tmp_path / "c", origin, **settings) as cache:
             for version in versions:
                 await read(cache, version)
@@ -201,9 +208,9 @@ def test_a_disk_that_takes_nothing_costs_readers_nothing(tmp_path: Path, monkeyp
     """ENOSPC while a segment is written: the bytes are served, nothing is kept, the accounts stay exact."""
 
     async def scenario() -> None:
-        origin, observer, clock = make_origin(), CountingObserver(), TestClock()
+        origin, clock = make_origin(), TestClock()
         versions = [stored(origin, f"k{n}", 10_000, seed=n) for n in range(10)]
-        async with open_cache(tmp_path / "c", origin, packed_bytes_max=PACKED, observer=observer, clock=clock) as cache:
+        async with open_cache(tmp_path / "c", origin, small_object_bytes_max=PACKED, clock=clock) as cache:
             await read(cache, versions[0])
             await cache.settle()
 
@@ -217,7 +224,7 @@ def test_a_disk_that_takes_nothing_costs_readers_nothing(tmp_path: Path, monkeyp
                 fetched = await cache.fetch(versions[-1], whole(versions[-1]), slot="default", purpose=Purpose.WARM)
                 assert not fetched[1]
                 await cache.settle()
-            assert 1 <= observer.not_kept_blocks == observer.failed_fills <= 9
+            assert 1 <= counted(metrics.CACHE_NOT_KEPT) == counted(metrics.CACHE_FILLS, outcome="failed") <= 9
             usage = cache.usage()
             assert (usage.blocks, usage.reserved_bytes) == (1, 0)
             assert usage.used_bytes == sum(
@@ -239,7 +246,7 @@ def test_a_reader_joins_while_the_bytes_come_and_while_they_are_written(tmp_path
         origin = make_origin()
         version = stored(origin, "k", 900 * KIB)
         paced = PacedOrigin(origin, pause_after=400 * KIB)
-        async with open_cache(tmp_path / "c", paced, packed_bytes_max=PACKED, block_size_bytes=MIB) as cache:
+        async with open_cache(tmp_path / "c", paced, small_object_bytes_max=PACKED, block_size_bytes=MIB) as cache:
             readers = [asyncio.create_task(read(cache, version)) for _ in range(3)]
             await paced.paused.wait()
             early = await cache.open_range(version, whole(version))
@@ -266,7 +273,11 @@ def test_what_waits_for_the_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.
     async def scenario() -> None:
         origin = make_origin()
         versions = [stored(origin, f"k{n}", MIB - n, seed=n) for n in range(90)]
-        settings: dict[str, Any] = {"packed_bytes_max": PACKED, "block_size_bytes": MIB, "capacity_bytes": 256 * MIB}
+        settings: dict[str, Any] = {
+            "small_object_bytes_max": PACKED,
+            "block_size_bytes": MIB,
+            "capacity_bytes": 256 * MIB,
+        }
         async with open_cache(tmp_path / "c", origin, fills_max=32, **settings) as cache:
             monkeypatch.setattr(os, "pwritev", stands_still)
             reading = [asyncio.create_task(read(cache, version)) for version in versions]
@@ -292,7 +303,7 @@ def test_a_segment_that_is_evicted_is_let_go_of(tmp_path: Path) -> None:
     async def scenario() -> None:
         origin = make_origin()
         versions = [stored(origin, f"k{n}", 100_000, seed=n) for n in range(60)]
-        async with open_cache(tmp_path / "c", origin, packed_bytes_max=PACKED, capacity_bytes=2 * MIB) as cache:
+        async with open_cache(tmp_path / "c", origin, small_object_bytes_max=PACKED, capacity_bytes=2 * MIB) as cache:
             await read(cache, versions[0])
             await cache.settle()
             await read(cache, versions[0])

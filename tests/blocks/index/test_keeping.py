@@ -18,11 +18,11 @@ from gateway.blocks.index.policies import Queue
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.telemetry import metrics
 from tests.support.blocks import (
     BLOCK,
     KIB,
     MIB,
-    CountingObserver,
     TestClock,
     content_of,
     make_origin,
@@ -31,6 +31,7 @@ from tests.support.blocks import (
     stored,
     whole,
 )
+from tests.support.counting import by_label, counted
 from tests.support.prepared_process import PreparedProcess
 
 SMALL = 64 * KIB
@@ -60,8 +61,8 @@ async def epoch(cache: BlockCache, versions: Sequence[ObjectVersion], seed: int,
 class Team:
     """Processes that read epochs together."""
 
-    def __init__(self, directory: Path, workers: int, capacity_bytes: int, packed_bytes_max: int) -> None:
-        numbers = [(worker, workers, capacity_bytes, packed_bytes_max) for worker in range(workers)]
+    def __init__(self, directory: Path, workers: int, capacity_bytes: int, small_object_bytes_max: int) -> None:
+        numbers = [(worker, workers, capacity_bytes, small_object_bytes_max) for worker in range(workers)]
         self._processes = [
             PreparedProcess(
                 ["tests.support.epoch_worker", directory, *one], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -87,13 +88,13 @@ class Team:
         return [process.stdout.readline().strip() for process in self._processes if process.stdout is not None]
 
 
-@pytest.mark.parametrize("packed_bytes_max", [0, pytest.param(SMALL, marks=pytest.mark.slow)])
-def test_epochs_that_fit_by_half_hit_by_half_whoever_reads(tmp_path: Path, packed_bytes_max: int) -> None:
+@pytest.mark.parametrize("small_object_bytes_max", [0, pytest.param(SMALL, marks=pytest.mark.slow)])
+def test_epochs_that_fit_by_half_hit_by_half_whoever_reads(tmp_path: Path, small_object_bytes_max: int) -> None:
     """Two processes, one index: from the second epoch on, and by the third for another data set; a restart between."""
     count = 256
     found = []
     for name in ("a", "b"):
-        team = Team(tmp_path / "c", 2, count // 2 * FILE, packed_bytes_max)
+        team = Team(tmp_path / "c", 2, count // 2 * FILE, small_object_bytes_max)
         found += [team.epoch(name, count, seed) for seed in range(3)]
         team.close()
     assert min(found[1], found[2], found[5]) >= 0.48, found
@@ -111,7 +112,7 @@ def test_epochs_hit_by_half_however_seldom_uses_are_flushed(tmp_path: Path) -> N
             capacity_bytes=100 * FILE,
             block_size_bytes=SMALL,
             slots=slots("epoch"),
-            packed_bytes_max=0,
+            small_object_bytes_max=0,
         ) as cache:
             for name in ("a", "b"):
                 versions = [stored(origin, f"{name}{n}", SMALL) for n in range(200)]
@@ -195,49 +196,51 @@ def test_objects_larger_than_the_slot_keeps_are_served_and_not_kept(tmp_path: Pa
     """And counted; smaller ones beside them are kept, and what was kept before goes on being served."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         small, large = stored(origin, "small", BLOCK), stored(origin, "large", 4 * BLOCK + 17)
         async with open_cache(tmp_path / "c", origin) as cache:
             await read(cache, large, ByteRange(BLOCK, 2 * BLOCK - 1))
             await cache.settle()
-        async with open_cache(tmp_path / "c", origin, slots=slots("epoch", BLOCK), observer=observer) as cache:
+        async with open_cache(tmp_path / "c", origin, slots=slots("epoch", BLOCK)) as cache:
             for version in (small, large, small, large):
                 assert await read(cache, version) == content_of(origin, version)
                 await cache.settle()
             assert cache.usage().blocks == 2
-            assert observer.not_kept_for == {"size": 4}
-            assert (observer.hits, observer.failed_fills, observer.unavailable) == (3 * BLOCK, 0, 0)
+            assert by_label(metrics.CACHE_NOT_KEPT, "reason") == {"size": 4}
+            assert (
+                counted(metrics.CACHE_HIT_BYTES),
+                counted(metrics.CACHE_FILLS, outcome="failed"),
+                counted(metrics.CACHE_STORE_UNAVAILABLE),
+            ) == (3 * BLOCK, 0, 0)
 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("packed_bytes_max", [0, SMALL])
+@pytest.mark.parametrize("small_object_bytes_max", [0, SMALL])
 def test_no_more_is_written_in_a_day_than_may_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed_bytes_max: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_object_bytes_max: int
 ) -> None:
     """By all processes together, across a restart; then everything is served and nothing kept, until midnight UTC."""
     monkeypatch.setattr(WrittenBytes, "since", lambda *_: 0)  # test_index_size.py counts what the index takes
 
     async def scenario() -> None:
-        origin, observer, clock = make_origin(), CountingObserver(), TestClock()
+        origin, clock = make_origin(), TestClock()
         clock.time = 1000.0 * DAY + 100
         versions = [stored(origin, f"k{n}", SMALL - 200) for n in range(30)]
         more: dict[str, Any] = {
             "block_size_bytes": SMALL,
             "daily_writes_bytes": 10 * FILE,
-            "packed_bytes_max": packed_bytes_max,
+            "small_object_bytes_max": small_object_bytes_max,
         }
         for worker in range(2):
-            async with open_cache(
-                tmp_path / "c", origin, clock=clock, worker=worker, observer=observer, **more
-            ) as cache:
+            async with open_cache(tmp_path / "c", origin, clock=clock, worker=worker, **more) as cache:
                 for version in versions[: 15 + worker]:
                     assert await read(cache, version) == content_of(origin, version)
                     await cache.settle()
                 assert cache.usage().used_bytes <= 10 * FILE
                 assert cache.usage().blocks >= 10
                 kept = cache.usage().blocks
-        assert observer.not_kept_for == {"write-budget": 15 - kept + 16 - kept}
+        assert by_label(metrics.CACHE_NOT_KEPT, "reason") == {"write-budget": 15 - kept + 16 - kept}
         clock.advance(DAY)
         async with open_cache(tmp_path / "c", origin, clock=clock, **more) as cache:
             for version in versions:
@@ -252,17 +255,18 @@ def test_what_is_kept_is_hit_though_nothing_more_may_be_written(tmp_path: Path) 
     """A read over many blocks takes those that are there from here, and the runs between them from the origin."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         version = stored(origin, "large", 8 * BLOCK)
         async with open_cache(tmp_path / "c", origin, readahead_bytes=0) as cache:
             for number in (2, 5):
                 await read(cache, version, ByteRange(number * BLOCK, (number + 1) * BLOCK - 1))
             await cache.settle()
-        async with open_cache(tmp_path / "c", origin, daily_writes_bytes=1, observer=observer) as cache:
-            before = origin.count()
+        async with open_cache(tmp_path / "c", origin, daily_writes_bytes=1) as cache:
+            before, missed_before = origin.count(), counted(metrics.CACHE_MISS_BYTES)
             assert await read(cache, version) == content_of(origin, version)
             assert origin.count() == before + 3
-            assert (observer.hits, observer.misses) == (2 * BLOCK, 6 * BLOCK)
+            assert counted(metrics.CACHE_HIT_BYTES) == 2 * BLOCK
+            assert counted(metrics.CACHE_MISS_BYTES) - missed_before == 6 * BLOCK
 
     asyncio.run(scenario())
 
@@ -299,7 +303,7 @@ def test_the_books_of_the_queues_are_exact_after_everything(tmp_path: Path) -> N
         sizes = [generator.choice((3000, SMALL, 3 * SMALL + 5)) for _ in range(60)]
         versions = [stored(origin, f"k{n}", size) for n, size in enumerate(sizes)]
         async with open_cache(
-            tmp_path / "c", origin, capacity_bytes=2 * MIB, block_size_bytes=SMALL, packed_bytes_max=8 * KIB
+            tmp_path / "c", origin, capacity_bytes=2 * MIB, block_size_bytes=SMALL, small_object_bytes_max=8 * KIB
         ) as cache:
             for _ in range(300):
                 version = generator.choice(versions)

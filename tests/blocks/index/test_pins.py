@@ -36,15 +36,19 @@ async def read_all(cache: BlockCache, *versions: ObjectVersion, slot: str = "def
 
 
 @pytest.mark.parametrize("eviction", ["epoch", "lru"])
-@pytest.mark.parametrize("packed_bytes_max", [0, 64 * KIB])
-def test_5_5_what_is_pinned_is_never_evicted(tmp_path: Path, eviction: str, packed_bytes_max: int) -> None:
+@pytest.mark.parametrize("small_object_bytes_max", [0, 64 * KIB])
+def test_5_5_what_is_pinned_is_never_evicted(tmp_path: Path, eviction: str, small_object_bytes_max: int) -> None:
     """Neither what was there before the pin nor what came under it later, however much is read beside it."""
 
     async def scenario() -> None:
         origin = make_origin()
         mine = objects(origin, "pinned", 6, 60 * KIB)
         slots = Slots([Slot("default", Prefix(""), eviction=eviction)])  # type: ignore[arg-type]
-        more: dict[str, Any] = {"capacity_bytes": 4 * FILE, "slots": slots, "packed_bytes_max": packed_bytes_max}
+        more: dict[str, Any] = {
+            "capacity_bytes": 4 * FILE,
+            "slots": slots,
+            "small_object_bytes_max": small_object_bytes_max,
+        }
         async with open_cache(tmp_path / "c", origin, **more) as cache:
             await read_all(cache, *mine[:3])
             number = await cache.pin(PINNED)
@@ -218,7 +222,7 @@ def test_what_is_kept_stays_and_is_the_first_to_leave_when_it_is_kept_no_more(tm
         origin = make_origin()
         old, new = objects(origin, "run/step-1", 3, 60 * KIB), objects(origin, "run/step-2", 3, 60 * KIB)
         slots = Slots([Slot("default", Prefix(""), eviction=eviction)])  # type: ignore[arg-type]
-        more: dict[str, Any] = {"capacity_bytes": 4 * FILE, "slots": slots, "packed_bytes_max": 0}
+        more: dict[str, Any] = {"capacity_bytes": 4 * FILE, "slots": slots, "small_object_bytes_max": 0}
         async with open_cache(tmp_path / "c", origin, **more) as cache:
             await read_all(cache, *old, *new)
             numbers, refused = await cache.keep_only([KEPT, KEPT_TOO])

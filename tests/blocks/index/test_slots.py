@@ -13,7 +13,9 @@ from gateway.blocks.maintenance.index_rebuild import rebuild
 from gateway.blocks.maintenance.opening import open_directory
 from gateway.core.model import ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots
-from tests.support.blocks import BLOCK, CountingObserver, block_files, make_origin, open_cache, stored, take, whole
+from gateway.telemetry import metrics
+from tests.support.blocks import BLOCK, block_files, make_origin, open_cache, stored, take, whole
+from tests.support.counting import by_label, counted
 from tests.support.fill_worker import FillWorker
 from tests.support.memory_origin import MemoryOrigin
 
@@ -48,15 +50,13 @@ def test_a_guarantee_survives_any_scan(tmp_path: Path) -> None:
     """What a slot holds within its guarantee is not evicted by others, however much they read."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
-        async with open_cache(
-            tmp_path / "c", origin, capacity_bytes=10 * FILE, slots=slots(), observer=observer
-        ) as cache:
+        origin = make_origin()
+        async with open_cache(tmp_path / "c", origin, capacity_bytes=10 * FILE, slots=slots()) as cache:
             mine = objects(origin, "a", 4)
             await read_in(cache, "a", *mine)
             await read_in(cache, "b", *objects(origin, "b", 30))
             assert blocks_of(cache) == {"a": 4, "b": 6}
-            assert observer.evicted_of == {"b": 24}
+            assert by_label(metrics.CACHE_EVICTED_BLOCKS, "slot") == {"b": 24}
             asked = origin.count()
             await read_in(cache, "a", *mine)
             assert origin.count() == asked
@@ -112,14 +112,15 @@ def test_a_slot_for_which_nothing_is_left_reads_past_the_cache(tmp_path: Path) -
     """With all room guaranteed to others and used by them, a read is still right, and nobody loses a block."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
-        async with open_cache(
-            tmp_path / "c", origin, capacity_bytes=4 * FILE, slots=slots(), observer=observer
-        ) as cache:
+        origin = make_origin()
+        async with open_cache(tmp_path / "c", origin, capacity_bytes=4 * FILE, slots=slots()) as cache:
             await read_in(cache, "a", *objects(origin, "a", 4))
             await read_in(cache, "b", *objects(origin, "b", 2))
             assert blocks_of(cache)["a"] == 4
-            assert (observer.not_kept_for, observer.unavailable) == ({"room": 2}, 0)
+            assert (by_label(metrics.CACHE_NOT_KEPT, "reason"), counted(metrics.CACHE_STORE_UNAVAILABLE)) == (
+                {"room": 2},
+                0,
+            )
 
     asyncio.run(scenario())
 
@@ -177,8 +178,8 @@ def test_slots_change_while_the_cache_is_open(tmp_path: Path) -> None:
         async with open_cache(tmp_path / "c", origin, slots=now) as cache:
 
             async def change(*slots: Slot) -> None:
-                now.follow(slots)
-                await cache.follow(64 * BLOCK)
+                now.apply_settings(slots)
+                await cache.apply_settings(64 * BLOCK)
                 await cache.move_between_slots()
 
             await read_in(cache, "default", *objects(origin, "a", 20))
@@ -202,12 +203,12 @@ def test_no_fill_waits_for_all_that_a_lowered_capacity_evicts(tmp_path: Path) ->
         origin = make_origin()
         async with open_cache(tmp_path / "c", origin, slots=Slots()) as cache:
             await read_in(cache, "default", *objects(origin, "a", 40))
-            await cache.follow(10 * FILE)
+            await cache.apply_settings(10 * FILE)
             await read_in(cache, "default", *objects(origin, "b", 3))
             assert blocks_of(cache) == {"default": 37}, "each that comes lets two go"
             await cache.move_between_slots()
             assert blocks_of(cache) == {"default": 10}
-            await cache.follow(20 * FILE)
+            await cache.apply_settings(20 * FILE)
             await read_in(cache, "default", *objects(origin, "c", 30))
             assert blocks_of(cache) == {"default": 20}
 
@@ -223,8 +224,8 @@ def test_what_is_fetched_while_slots_change_goes_to_the_account_of_now(tmp_path:
             await read_in(cache, "default", *objects(origin, "a", 3))
             late = stored(origin, "a/late", BLOCK)
             reader = await cache.open_range(late, whole(late), slot="default")
-            now.follow([Slot("a", Prefix.parse("s3://train/a/"))])
-            await cache.follow(64 * BLOCK)
+            now.apply_settings([Slot("a", Prefix.parse("s3://train/a/"))])
+            await cache.apply_settings(64 * BLOCK)
             moving = asyncio.create_task(cache.move_between_slots())
             await asyncio.sleep(0)
             await take(reader)

@@ -23,14 +23,15 @@ from gateway.blocks.maintenance.disk_health import FAILURES_MAX, DirectoryProbe
 from gateway.blocks.maintenance.opening import open_directory
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import ByteRange, ObjectVersion
+from gateway.telemetry import metrics
 from tests.support.appending import append_all, small_blocks
 from tests.support.blocks import (
     BLOCK,
     KIB,
     MIB,
-    CountingObserver,
     TestClock,
     content_of,
+    disk_state,
     make_origin,
     open_cache,
     partial_files,
@@ -40,6 +41,7 @@ from tests.support.blocks import (
     take,
     whole,
 )
+from tests.support.counting import counted
 from tests.support.disks import fill_up, kill_disk, mortal_disk, small_disk
 
 
@@ -67,9 +69,9 @@ def test_whatever_call_fails_every_byte_arrives(
     """8.2 Cold and warm, alone and side by side: right bytes; when the disk is back, so is the cache."""
 
     async def scenario() -> None:
-        origin, observer, clock = make_origin(), CountingObserver(), TestClock()
+        origin, clock = make_origin(), TestClock()
         warm, cold = stored(origin, "warm", 3 * BLOCK), [stored(origin, f"k{n}", 5 * BLOCK, seed=n) for n in range(4)]
-        async with open_cache(tmp_path / "c", origin, observer=observer, clock=clock) as cache:
+        async with open_cache(tmp_path / "c", origin, clock=clock) as cache:
             await read(cache, warm)
             await cache.settle()
             with refusing(monkeypatch, number, call):
@@ -78,7 +80,7 @@ def test_whatever_call_fails_every_byte_arrives(
                     bodies = await asyncio.gather(*(read(cache, version, asked) for _ in range(3)))
                     assert bodies == [content_of(origin, version, asked)] * 3
                 await cache.settle()
-            await pass_until(clock, lambda: observer.disk_states[-1] == "well")
+            await pass_until(clock, lambda: disk_state() == "well")
             for version in (*cold, warm):
                 assert await read(cache, version) == content_of(origin, version)
             await cache.settle()
@@ -94,9 +96,9 @@ def test_small_objects_too_arrive_while_the_disk_takes_none(tmp_path: Path, monk
     """8.2 Those that are packed together: served from memory, not kept, and kept again when the disk is back."""
 
     async def scenario() -> None:
-        origin, observer, clock = make_origin(), CountingObserver(), TestClock()
+        origin, clock = make_origin(), TestClock()
         versions = [stored(origin, f"k{n}", 10_000 + n, seed=n) for n in range(40)]
-        async with open_cache(tmp_path / "c", origin, observer=observer, clock=clock, packed_bytes_max=MIB) as cache:
+        async with open_cache(tmp_path / "c", origin, clock=clock, small_object_bytes_max=MIB) as cache:
             for version in versions[:10]:
                 await read(cache, version)
             await cache.settle()
@@ -104,7 +106,7 @@ def test_small_objects_too_arrive_while_the_disk_takes_none(tmp_path: Path, monk
                 for version in versions:
                     assert await read(cache, version) == content_of(origin, version)
                 await cache.settle()
-                assert observer.disk_states == ["well", "full"]
+                assert disk_state() == "full"
                 assert await outcomes(cache, versions[:10]) == ["hit"] * 10
             await pass_until(clock, lambda: cache.isolation.writable)
             for version in versions:
@@ -135,21 +137,21 @@ def test_a_disk_that_gives_nothing_is_left_alone(
     """EIO on every read: after a few of them nothing is tried any more, until a probe succeeds."""
 
     async def scenario() -> None:
-        origin, observer, clock = make_origin(), CountingObserver(), TestClock()
+        origin, clock = make_origin(), TestClock()
         versions = [stored(origin, f"k{n}", BLOCK, seed=n) for n in range(8)]
         async with open_cache(tmp_path / "c", origin) as cache:
             for version in versions:
                 await read(cache, version)
             await cache.settle()
-        async with open_cache(tmp_path / "c", origin, observer=observer, clock=clock) as cache:
+        async with open_cache(tmp_path / "c", origin, clock=clock) as cache:
             with refusing(monkeypatch, errno.EIO, "preadv", "pwrite"):
                 for version in versions:
                     assert await read(cache, version) == content_of(origin, version)
-                assert observer.disk_states == ["well", "failing"]
-                errors = len(observer.disk_errors)
+                assert disk_state() == "failing"
+                errors = counted(metrics.CACHE_DISK_ERRORS)
                 for version in versions:
                     assert await read(cache, version) == content_of(origin, version)
-                assert len(observer.disk_errors) == errors
+                assert counted(metrics.CACHE_DISK_ERRORS) == errors
                 assert await outcomes(cache, versions[7:]) == ["miss"]
                 await pass_until(clock, lambda: len(probes) == 2)
                 assert not cache.isolation.readable
@@ -165,16 +167,16 @@ def test_an_index_that_cannot_commit_leaves_hits_and_the_origin(
     """MDB_MAP_FULL and a failed commit: what is there is served, the rest comes from the origin, nothing is lost."""
 
     async def scenario() -> None:
-        origin, observer, clock = make_origin(), CountingObserver(), TestClock()
+        origin, clock = make_origin(), TestClock()
         warm, cold = stored(origin, "warm", 2 * BLOCK), stored(origin, "cold", 3 * BLOCK, seed=1)
-        async with open_cache(tmp_path / "c", origin, observer=observer, clock=clock) as cache:
+        async with open_cache(tmp_path / "c", origin, clock=clock) as cache:
             await read(cache, warm)
             await cache.settle()
             with monkeypatch.context() as patched:
                 patched.setattr("gateway.blocks.index.transaction.IndexTransaction.reserve", out_of_map)
                 patched.setattr("gateway.blocks.index.transaction.IndexTransaction.touch", out_of_map)
                 assert await read(cache, cold) == content_of(origin, cold)
-                assert observer.disk_states == ["well", "full"]
+                assert disk_state() == "full"
                 reader = await cache.open_range(warm, whole(warm))
                 assert (await take(reader), reader.outcome) == (content_of(origin, warm), "hit")
             await pass_until(clock, lambda: cache.isolation.writable)
@@ -195,9 +197,9 @@ def test_a_disk_that_somebody_else_fills_makes_the_cache_smaller(tmp_path: Path)
     with what is left; when there is room again the whole capacity is used."""
 
     async def scenario(disk: Path) -> None:
-        origin, observer, clock = make_origin(), CountingObserver(), TestClock()
+        origin, clock = make_origin(), TestClock()
         versions = [stored(origin, f"k{n}", BLOCK, seed=n) for n in range(100)]
-        async with open_cache(disk / "c", origin, observer=observer, clock=clock, capacity_bytes=26 * MIB) as cache:
+        async with open_cache(disk / "c", origin, clock=clock, capacity_bytes=26 * MIB) as cache:
             for version in versions[:40]:
                 await read(cache, version)
             await cache.settle()
@@ -205,15 +207,15 @@ def test_a_disk_that_somebody_else_fills_makes_the_cache_smaller(tmp_path: Path)
             for version in versions[40:60]:
                 assert await read(cache, version) == content_of(origin, version)
             await cache.settle()
-            assert observer.disk_states == ["well", "full"]
+            assert disk_state() == "full"
             assert await outcomes(cache, versions[:40]) == ["hit"] * 40
             await pass_until(clock, lambda: cache.isolation.writable)
-            evicted = observer.evicted_blocks
+            evicted = counted(metrics.CACHE_EVICTED_BLOCKS)
             assert 0 < evicted <= 8
             for version in versions[60:]:
                 assert await read(cache, version) == content_of(origin, version)
             await cache.settle()
-            assert observer.disk_states == ["well", "full", "well"]
+            assert disk_state() == "well"
             assert 30 <= cache.usage().blocks < 40
             others.unlink()
             for version in versions * 3:  # it takes half of what is free at a time
@@ -244,9 +246,9 @@ def test_a_disk_that_dies_leaves_the_origin_serving(tmp_path: Path, probes: list
     """8.2 The file system answers everything with EIO, for real: not one wrong or missing byte, and an orderly end."""
 
     async def scenario(disk: Path) -> None:
-        origin, observer, clock = make_origin(), CountingObserver(), TestClock()
+        origin, clock = make_origin(), TestClock()
         versions = [stored(origin, f"k{n}", 2 * BLOCK, seed=n) for n in range(6)]
-        async with open_cache(disk / "c", origin, observer=observer, clock=clock) as cache:
+        async with open_cache(disk / "c", origin, clock=clock) as cache:
             for version in versions[:4]:
                 await read(cache, version)
             await cache.settle()
@@ -254,11 +256,11 @@ def test_a_disk_that_dies_leaves_the_origin_serving(tmp_path: Path, probes: list
             for version in versions * 2:
                 assert await read(cache, version) == content_of(origin, version)
             await cache.settle()
-            assert observer.disk_states == ["well", "failing"]
+            assert disk_state() == "failing"
             await pass_until(clock, lambda: len(probes) == 2)
             for version in versions:
                 assert await read(cache, version) == content_of(origin, version)
-            assert observer.disk_states == ["well", "failing"]
+            assert disk_state() == "failing"
 
     with mortal_disk(tmp_path / "disk", tmp_path / "image") as disk:
         asyncio.run(scenario(disk))
@@ -290,7 +292,7 @@ def test_one_full_disk_costs_the_same_however_many_processes_there_are(
     async def scenario() -> None:
         threads = DiskThreads(1)
         for directory in blocks:
-            probe = DirectoryProbe(directory, threads, CountingObserver(), 64 * KIB)
+            probe = DirectoryProbe(directory, threads, 64 * KIB)
             assert await probe(Trouble.FULL) is None
         threads.shut_down()
 

@@ -20,7 +20,9 @@ from gateway.blocks.maintenance.disk_health import (
     CircuitBreaker,
 )
 from gateway.core.errors import BlockDamaged, StoreUnavailable, is_mistake
-from tests.support.blocks import CountingObserver, TestClock
+from gateway.telemetry import metrics
+from tests.support.blocks import TestClock, disk_state
+from tests.support.counting import by_label
 
 
 def caused(error: Exception, number: int) -> Exception:
@@ -71,10 +73,9 @@ class Patient:
 
     def __init__(self) -> None:
         self.clock = TestClock()
-        self.observer = CountingObserver()
         self.finds: Trouble | None = None
         self.probes = 0
-        self.isolation = CircuitBreaker(Path("/c"), self.probe, self.clock, self.observer)
+        self.isolation = CircuitBreaker(Path("/c"), self.probe, self.clock)
 
     async def probe(self, trouble: Trouble) -> Trouble | None:
         self.probes += 1
@@ -107,7 +108,7 @@ def test_one_bad_sector_isolates_nothing_and_three_failures_do() -> None:
         for _ in range(FAILURES_MAX):
             patient.fails(errno.EIO)
         assert (patient.isolation.readable, patient.isolation.writable) == (False, False)
-        assert patient.observer.disk_states == ["well", "failing"]
+        assert disk_state() == "failing"
         await patient.isolation.close()
 
     asyncio.run(scenario())
@@ -122,7 +123,7 @@ def test_a_full_disk_is_known_at_once_and_goes_on_giving() -> None:
         assert (patient.isolation.readable, patient.isolation.writable) == (True, False)
         patient.fails(errno.EROFS)
         patient.fails(errno.ENOSPC)
-        assert patient.observer.disk_states == ["well", "full", "read-only"]
+        assert disk_state() == "read-only"
         for _ in range(FAILURES_MAX):
             patient.fails(errno.EIO)
         assert patient.isolation.state == "failing"
@@ -171,7 +172,7 @@ def test_the_log_has_a_line_for_each_change_and_not_for_each_error(capsys: pytes
             patient.fails(errno.ENOSPC)
         await patient.wait(PAUSE_SECONDS)
         assert patient.isolation.writable
-        assert patient.observer.disk_errors == ["full"] * 1000
+        assert by_label(metrics.CACHE_DISK_ERRORS, "trouble") == {"full": 1000}
         await patient.isolation.close()
 
     asyncio.run(scenario())

@@ -18,11 +18,11 @@ from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.opening import FORMAT, open_directory
 from gateway.core.errors import ConfigError, StartupError, StoreUnavailable
 from gateway.core.model import ObjectVersion
+from gateway.telemetry import metrics
 from tests.support.blocks import (
     BLOCK,
     KIB,
     MIB,
-    CountingObserver,
     block_files,
     by_last_use,
     content_of,
@@ -32,6 +32,7 @@ from tests.support.blocks import (
     read,
     stored,
 )
+from tests.support.counting import counted
 from tests.support.memory_origin import MemoryOrigin
 
 
@@ -318,14 +319,14 @@ def test_a_lower_capacity_takes_effect_when_the_directory_is_opened(tmp_path: Pa
     """Blocks beyond the new capacity are gone before anything is served; the ones used last stay."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         versions = [stored(origin, f"k{n}", 100 * KIB) for n in range(200)]
         await fill(tmp_path / "c", origin, *versions)
-        async with open_cache(tmp_path / "c", origin, capacity_bytes=MIB, observer=observer) as cache:
+        async with open_cache(tmp_path / "c", origin, capacity_bytes=MIB) as cache:
             usage = cache.usage()
             assert usage.used_bytes <= MIB
             assert usage.blocks == len(block_files(tmp_path / "c")) == 9
-            assert observer.evicted_blocks == 191
+            assert counted(metrics.CACHE_EVICTED_BLOCKS) == 191
             asked = origin.count()
             for version in versions[-9:]:
                 await read(cache, version)

@@ -25,12 +25,12 @@ from gateway.blocks.maintenance.scrubber import (
 )
 from gateway.blocks.maintenance.scrubber import PAUSE_SECONDS as SCRUBBER_PAUSE_SECONDS
 from gateway.core.model import ObjectVersion
+from gateway.telemetry import metrics
 from tests.blocks.files.test_damage import Damage, flip_bit, truncate, zero_the_end
 from tests.support.blocks import (
     BLOCK,
     KIB,
     MIB,
-    CountingObserver,
     TestClock,
     block_files,
     content_of,
@@ -42,6 +42,7 @@ from tests.support.blocks import (
     stored,
     until,
 )
+from tests.support.counting import counted, on_count
 from tests.support.memory_origin import MemoryOrigin
 
 PERIOD_SECONDS = 1000.0
@@ -85,8 +86,8 @@ def test_what_rots_on_the_disk_is_dropped_before_anybody_reads_it(tmp_path: Path
     """1.4 Bad blocks go, good ones stay; readers get every byte."""
 
     async def scenario() -> None:
-        origin, observer, rng = make_origin(), CountingObserver(), random.Random(5)
-        async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
+        origin, rng = make_origin(), random.Random(5)
+        async with open_cache(tmp_path / "c", origin) as cache:
             versions = await filled(cache, origin, 10)
             blocks = cache.usage().blocks
             files = block_files(tmp_path / "c")
@@ -95,15 +96,15 @@ def test_what_rots_on_the_disk_is_dropped_before_anybody_reads_it(tmp_path: Path
                 harm_the_data(damage, rng, victim)
             make_cold(tmp_path / "c")
             async with scrubbing(cache, tmp_path) as scrubber:
-                await until(lambda: observer.scrub_passes == 1)
+                await until(lambda: counted(metrics.SCRUB_PASSES) == 1)
                 assert scrubber.progress is not None
                 assert (scrubber.progress.blocks, scrubber.progress.dropped_blocks) == (blocks, 3)
                 assert scrubber.progress.part_done == 1.0
-            assert (observer.damaged_blocks, cache.usage().blocks) == (3, blocks - 3)
+            assert (counted(metrics.CACHE_DAMAGED), cache.usage().blocks) == (3, blocks - 3)
             assert not any(victim.exists() for victim in victims)
             for version in versions:
                 assert await read(cache, version) == content_of(origin, version)
-            assert observer.damaged_blocks == 3
+            assert counted(metrics.CACHE_DAMAGED) == 3
 
     asyncio.run(scenario())
 
@@ -120,8 +121,8 @@ def test_one_bad_object_of_many_packed_ones_goes_alone(tmp_path: Path) -> None:
     """1.4 The others in its segment stay."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
-        async with open_cache(tmp_path / "c", origin, observer=observer, packed_bytes_max=MIB) as cache:
+        origin = make_origin()
+        async with open_cache(tmp_path / "c", origin, small_object_bytes_max=MIB) as cache:
             versions = [stored(origin, f"k{n}", 50_000 + n, seed=n) for n in range(20)]
             for version in versions:
                 await read(cache, version)
@@ -134,30 +135,32 @@ def test_one_bad_object_of_many_packed_ones_goes_alone(tmp_path: Path) -> None:
                 file.write(bytes([byte ^ 1]))
             make_cold(tmp_path / "c")
             async with scrubbing(cache, tmp_path):
-                await until(lambda: observer.scrub_passes == 1)
-            assert (observer.damaged_blocks, cache.usage().blocks) == (1, 19)
+                await until(lambda: counted(metrics.SCRUB_PASSES) == 1)
+            assert (counted(metrics.CACHE_DAMAGED), cache.usage().blocks) == (1, 19)
             for version in versions:
                 assert await read(cache, version) == content_of(origin, version)
 
     asyncio.run(scenario())
 
 
-def test_memory_is_left_as_it_was(tmp_path: Path) -> None:
+def test_memory_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was cold is cold again, what was in memory still is, and is not read: it tells nothing about the disk."""
+    read_bytes: list[float] = []
+    on_count(monkeypatch, metrics.SCRUB_BYTES, read_bytes.append)
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
-        async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
+        origin = make_origin()
+        async with open_cache(tmp_path / "c", origin) as cache:
             await filled(cache, origin, 6)
             files = make_cold(tmp_path / "c")
             warm = files[::2]
             for path in warm:
                 path.read_bytes()
             async with scrubbing(cache, tmp_path):
-                await until(lambda: observer.scrub_passes == 1)
+                await until(lambda: counted(metrics.SCRUB_PASSES) == 1)
             assert [in_memory(path) for path in files] == [path in warm for path in files]
-            assert sum(observer.scrubbed_blocks) < sum(path.stat().st_size for path in files if path not in warm)
-            assert observer.scrubbed_blocks.count(0) == len(warm)
+            assert counted(metrics.SCRUB_BYTES) < sum(path.stat().st_size for path in files if path not in warm)
+            assert read_bytes.count(0) == len(warm)
 
     asyncio.run(scenario())
 
@@ -166,16 +169,16 @@ def test_it_keeps_its_pace(tmp_path: Path) -> None:
     """No more bytes a second than the setting, over the whole pass."""
 
     async def scenario() -> None:
-        origin, observer, clock = make_origin(), CountingObserver(), TestClock()
-        async with open_cache(tmp_path / "c", origin, observer=observer, clock=clock) as cache:
+        origin, clock = make_origin(), TestClock()
+        async with open_cache(tmp_path / "c", origin, clock=clock) as cache:
             await filled(cache, origin, 8)
             make_cold(tmp_path / "c")
             started = clock.monotonic()
             async with scrubbing(cache, tmp_path, bytes_per_second=1.0 * MIB):
-                await until(lambda: observer.scrub_passes == 1)
+                await until(lambda: counted(metrics.SCRUB_PASSES) == 1)
             seconds = clock.monotonic() - started
-            assert sum(observer.scrubbed_blocks) > 8 * BLOCK
-            assert seconds == pytest.approx(sum(observer.scrubbed_blocks) / MIB, rel=0.1, abs=0.1)
+            assert counted(metrics.SCRUB_BYTES) > 8 * BLOCK
+            assert seconds == pytest.approx(counted(metrics.SCRUB_BYTES) / MIB, rel=0.1, abs=0.1)
             assert PASSED_OVER_BYTES < BLOCK
 
     asyncio.run(scenario())
@@ -192,15 +195,14 @@ def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
         looked_at = 0
         for restart in range(3):
             make_cold(tmp_path / "c")
-            observer = CountingObserver()
-            async with open_cache(tmp_path / "c", origin, observer=observer, clock=clock) as cache:
+            async with open_cache(tmp_path / "c", origin, clock=clock) as cache:
                 async with scrubbing(cache, tmp_path) as scrubber:
-                    wanted = 5 if restart < 2 else total - looked_at
-                    await until(lambda: len(observer.scrubbed_blocks) >= wanted)  # noqa: B023
+                    wanted = looked_at + 5 if restart < 2 else total
+                    await until(lambda: counted(metrics.SCRUB_BLOCKS) >= wanted)  # noqa: B023
                     if restart == 2:
-                        await until(lambda: observer.scrub_passes == 1)  # noqa: B023
+                        await until(lambda: counted(metrics.SCRUB_PASSES) == 1)
                 assert scrubber.progress is not None
-                looked_at += len(observer.scrubbed_blocks)
+                looked_at = int(counted(metrics.SCRUB_BLOCKS))
                 assert scrubber.progress.blocks == looked_at
         assert looked_at == total
 
@@ -211,23 +213,23 @@ def test_one_pass_each_period(tmp_path: Path) -> None:
     """Counted from the start of the last one, over restarts; a clock set back delays by one period at most."""
 
     async def scenario() -> None:
-        origin, observer, clock = make_origin(), CountingObserver(), TestClock()
-        async with open_cache(tmp_path / "c", origin, observer=observer, clock=clock) as cache:
+        origin, clock = make_origin(), TestClock()
+        async with open_cache(tmp_path / "c", origin, clock=clock) as cache:
             await filled(cache, origin, 2)
             async with scrubbing(cache, tmp_path):
-                await until(lambda: observer.scrub_passes == 1)
+                await until(lambda: counted(metrics.SCRUB_PASSES) == 1)
             async with scrubbing(cache, tmp_path):
                 await until(lambda: clock.longest_sleep() > PERIOD_SECONDS / 2)
                 clock.advance(PERIOD_SECONDS / 2)
                 assert 0 < clock.longest_sleep() <= PERIOD_SECONDS / 2
-                assert observer.scrub_passes == 1
+                assert counted(metrics.SCRUB_PASSES) == 1
                 clock.advance(PERIOD_SECONDS / 2)
-                await until(lambda: observer.scrub_passes == 2)
+                await until(lambda: counted(metrics.SCRUB_PASSES) == 2)
             save_pass(tmp_path / "scrub.json", ScrubPass(clock.now() + 1e9, clock.now() + 1e9))
             async with scrubbing(cache, tmp_path):
                 await until(lambda: clock.longest_sleep() > PERIOD_SECONDS / 2)
                 clock.advance(PERIOD_SECONDS)
-                await until(lambda: observer.scrub_passes == 3)
+                await until(lambda: counted(metrics.SCRUB_PASSES) == 3)
 
     asyncio.run(scenario())
 
@@ -245,8 +247,8 @@ def test_it_waits_while_the_disk_fails(tmp_path: Path, monkeypatch: pytest.Monke
     """Blocks that cannot be read are no reason to empty the cache: the disk is left alone, then the pass goes on."""
 
     async def scenario() -> None:
-        origin, observer, clock = make_origin(), CountingObserver(), TestClock()
-        async with open_cache(tmp_path / "c", origin, observer=observer, clock=clock) as cache:
+        origin, clock = make_origin(), TestClock()
+        async with open_cache(tmp_path / "c", origin, clock=clock) as cache:
             await filled(cache, origin, 10)
             blocks = cache.usage().blocks
             make_cold(tmp_path / "c")
@@ -259,13 +261,13 @@ def test_it_waits_while_the_disk_fails(tmp_path: Path, monkeypatch: pytest.Monke
                     patched.setattr(os, "preadv", refuse)
                     await until(lambda: not cache.isolation.readable)
                     await until(lambda: clock.longest_sleep() == SCRUBBER_PAUSE_SECONDS)
-                    seen = len(observer.scrubbed_blocks)
+                    seen = counted(metrics.SCRUB_BLOCKS)
                     assert seen < blocks
                     for _ in range(100):
                         clock.advance(PAUSE_SECONDS)
                         await asyncio.sleep(0)
-                    assert len(observer.scrubbed_blocks) == seen
-                await pass_until(clock, lambda: observer.scrub_passes == 1)
+                    assert counted(metrics.SCRUB_BLOCKS) == seen
+                await pass_until(clock, lambda: counted(metrics.SCRUB_PASSES) == 1)
             assert cache.usage().blocks >= blocks - 3
 
     asyncio.run(scenario())

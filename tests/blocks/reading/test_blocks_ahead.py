@@ -18,9 +18,9 @@ from gateway.blocks.reading import verifying
 from gateway.blocks.reading.reader import REFILLS_MAX
 from gateway.blocks.reading.verifying import PROCESS_AHEAD_BYTES, BlocksAhead
 from gateway.core.model import ByteRange, ObjectVersion
+from gateway.telemetry import metrics
 from tests.support.blocks import (
     BLOCK,
-    CountingObserver,
     block_files,
     bytes_of,
     content_of,
@@ -32,6 +32,7 @@ from tests.support.blocks import (
     until,
     whole,
 )
+from tests.support.counting import counted
 from tests.support.memory_origin import MemoryOrigin
 
 BLOCKS = 6
@@ -147,16 +148,15 @@ def test_a_block_found_damaged_ahead_is_read_again_from_the_origin(tmp_path: Pat
     """1.4 Not one byte of it is sent, and the others are."""
 
     async def scenario() -> None:
-        observer = CountingObserver()
-        async with unverified(tmp_path, observer=observer) as (cache, origin, version):
+        async with unverified(tmp_path) as (cache, origin, version):
             for path in block_files(tmp_path)[:REFILLS_MAX]:
                 with path.open("r+b") as file:
                     file.seek(-7, 2)
                     file.write(b"damaged")
             assert await read(cache, version) == content_of(origin, version)
-            assert observer.damaged_blocks == REFILLS_MAX
+            assert counted(metrics.CACHE_DAMAGED) == REFILLS_MAX
             assert await read(cache, version) == content_of(origin, version)
-            assert observer.damaged_blocks == REFILLS_MAX
+            assert counted(metrics.CACHE_DAMAGED) == REFILLS_MAX
             assert room(cache) == PROCESS_AHEAD_BYTES
 
     run(scenario)

@@ -12,7 +12,9 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.files import block_file, page_cache
 from gateway.core.errors import BlockDamaged
 from gateway.core.model import ByteRange, ObjectVersion, PinnedFileSpan
-from tests.support.blocks import BLOCK, CountingObserver, content_of, make_origin, open_cache, read, stored, whole
+from gateway.telemetry import metrics
+from tests.support.blocks import BLOCK, content_of, make_origin, open_cache, read, stored, whole
+from tests.support.counting import counted
 from tests.support.descriptors import open_descriptors
 
 SLOT = "default"
@@ -50,16 +52,16 @@ def test_nothing_is_given_at_once_where_nobody_tells_what_stays_in_memory(
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("packed_bytes_max", [0, BLOCK])
-def test_bytes_that_were_read_a_moment_ago_are_given_at_once(tmp_path: Path, packed_bytes_max: int) -> None:
+@pytest.mark.parametrize("small_object_bytes_max", [0, BLOCK])
+def test_bytes_that_were_read_a_moment_ago_are_given_at_once(tmp_path: Path, small_object_bytes_max: int) -> None:
     """All of a block and any part of it, counted as hits when they are let go of; the file is closed then."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         version = stored(origin, "k", BLOCK)
-        async with open_cache(tmp_path / "c", origin, packed_bytes_max=packed_bytes_max, observer=observer) as cache:
+        async with open_cache(tmp_path / "c", origin, small_object_bytes_max=small_object_bytes_max) as cache:
             await warm_up(cache, version)
-            open_before, hits = open_descriptors(), observer.hits
+            open_before, hits = open_descriptors(), counted(metrics.CACHE_HIT_BYTES)
             for wanted in (whole(version), ByteRange(5, 9), ByteRange(BLOCK - 1, BLOCK - 1)):
                 held = span_of(cache, version, wanted)
                 assert held is not None
@@ -67,7 +69,7 @@ def test_bytes_that_were_read_a_moment_ago_are_given_at_once(tmp_path: Path, pac
                 held.close()
                 held.close()
                 hits += wanted.length
-                assert observer.hits == hits
+                assert counted(metrics.CACHE_HIT_BYTES) == hits
             assert open_descriptors() == open_before
 
     asyncio.run(scenario())

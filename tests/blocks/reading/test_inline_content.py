@@ -14,13 +14,14 @@ import pytest
 from gateway.blocks.filling import small_block_fetch
 from gateway.core.clock import SystemClock
 from gateway.core.model import ByteRange, ObjectKey
-from gateway.origin.client import Direction
-from gateway.origin.traffic_meter import Attempt, MeteredOrigin, OriginMeter
+from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.policy.bandwidth import Bandwidth, Ceiling
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
+from gateway.telemetry import metrics
 from tests.support.asgi import call
 from tests.support.cache_label import cache_label
+from tests.support.counting import by_label
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterBody, AlterHeaders, on
@@ -29,23 +30,6 @@ from tests.support.whole_answers import WholeAnswers
 GET = Operation.GET_OBJECT
 CONTENT = bytes(range(256)) * 250
 IMMUTABLE = (Slot("i", Prefix.parse("s3://bucket/"), consistency="immutable"),)
-
-
-class Counted:
-    """Where the bytes of the origin are counted."""
-
-    def __init__(self) -> None:
-        self.read_bytes = 0
-
-    def origin_attempt(self, attempt: Attempt) -> None:
-        assert attempt.status is not None
-
-    def origin_bytes(self, direction: Direction, slot: str, purpose: str, count: int) -> None:
-        assert (direction, purpose) == ("read", "live")
-        self.read_bytes += count
-
-    def origin_waited(self, direction: Direction, slot: str, by: str, seconds: float) -> None:
-        assert seconds > 0
 
 
 @asynccontextmanager
@@ -166,11 +150,11 @@ def test_every_byte_is_counted_and_held_to_its_ceiling(tmp_path: Path, rate: flo
     """10.3 Counted once each, and what a ceiling has no room for waits, though it has arrived."""
 
     async def scenario() -> float:
-        origin, counted, loop = MemoryOrigin(SystemClock()), Counted(), asyncio.get_running_loop()
+        origin, loop = MemoryOrigin(SystemClock()), asyncio.get_running_loop()
         origin.create_bucket("bucket")
         ceilings = [] if rate is None else [Ceiling("read", None, rate)]
         bandwidth = Bandwidth(ceilings, SystemClock())
-        front = MeteredOrigin(WholeAnswers(origin), OriginMeter(counted, bandwidth))
+        front = MeteredOrigin(WholeAnswers(origin), OriginMeter(bandwidth))
         async with gateway_app(tmp_path, origin=origin, through=front) as one:
             for number in range(3):
                 origin.put("bucket", f"k{number}", CONTENT)
@@ -178,7 +162,7 @@ def test_every_byte_is_counted_and_held_to_its_ceiling(tmp_path: Path, rate: flo
             for number in range(3):
                 assert (await call(one.app, "GET", f"/bucket/k{number}")).body == CONTENT
             await settled(one)
-            assert counted.read_bytes == 3 * len(CONTENT)
+            assert by_label(metrics.ORIGIN_BYTES, "direction", purpose="live") == {"read": 3 * len(CONTENT)}
             return loop.time() - started
 
     seconds = asyncio.run(scenario())

@@ -79,7 +79,7 @@ def test_what_was_begun_ahead_is_not_done_twice(tmp_path: Path, looked_at: list[
             assert bench.intact(position, PIECE)
             assert not left or not bench.intact(position + PIECE, 1)
             if left:
-                bench.verifier.go_on(position + PIECE, PIECE, reads_on=True)
+                bench.verifier.resume(position + PIECE, PIECE, reads_on=True)
 
     on_bench(Bench(tmp_path / "f"), steps)
     assert looked_at == list(range(0, LENGTH, PIECE))
@@ -89,7 +89,7 @@ def test_a_reader_that_goes_elsewhere_gets_what_it_asks_for(tmp_path: Path, look
     """What was begun for another place does not stand in for it."""
 
     async def steps(bench: Bench) -> None:
-        bench.verifier.go_on(PIECE, PIECE, reads_on=False)
+        bench.verifier.resume(PIECE, PIECE, reads_on=False)
         await bench.verifier.verify(2 * PIECE, PIECE, reads_on=False)
         assert bench.intact(2 * PIECE, PIECE)
 
@@ -103,7 +103,7 @@ def test_what_is_verified_and_in_memory_is_not_begun(tmp_path: Path, looked_at: 
     async def steps(bench: Bench) -> None:
         bench.file.file.verify(bench.extent, 0, LENGTH)
         looked_at.clear()
-        bench.verifier.go_on(PIECE, PIECE, reads_on=False)
+        bench.verifier.resume(PIECE, PIECE, reads_on=False)
 
     on_bench(Bench(tmp_path / "f"), steps)
     assert looked_at == []
@@ -114,7 +114,7 @@ def test_damage_found_ahead_is_raised_where_the_reader_comes_to_it(tmp_path: Pat
 
     async def steps(bench: Bench) -> None:
         await bench.verifier.verify(0, PIECE, reads_on=True)
-        bench.verifier.go_on(PIECE, PIECE, reads_on=False)
+        bench.verifier.resume(PIECE, PIECE, reads_on=False)
         with pytest.raises(BlockDamaged):
             await bench.verifier.verify(PIECE, PIECE, reads_on=False)
         assert bench.intact(0, PIECE)
@@ -129,7 +129,7 @@ def test_damage_that_nobody_comes_to_is_no_failure(tmp_path: Path) -> None:
 
     async def steps(bench: Bench) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        bench.verifier.go_on(PIECE, PIECE, reads_on=False)
+        bench.verifier.resume(PIECE, PIECE, reads_on=False)
         bench.verifier.stop()
         bench.threads.shut_down()
         for _ in range(3):
@@ -146,7 +146,7 @@ def test_it_is_known_whether_anything_had_to_be_verified(tmp_path: Path, is_veri
     async def steps(bench: Bench) -> None:
         if is_verified:
             bench.file.file.verify(bench.extent, 0, LENGTH)
-        bench.verifier.go_on(PIECE, PIECE, reads_on=True)
+        bench.verifier.resume(PIECE, PIECE, reads_on=True)
         assert bench.verifier.has_worked != is_verified
 
     on_bench(Bench(tmp_path / "f"), steps)
@@ -156,8 +156,8 @@ def test_a_piece_that_was_begun_is_not_begun_again(tmp_path: Path, looked_at: li
     """A reader that is told of the next piece twice has it verified once."""
 
     async def steps(bench: Bench) -> None:
-        bench.verifier.go_on(PIECE, PIECE, reads_on=True)
-        bench.verifier.go_on(PIECE, PIECE, reads_on=True)
+        bench.verifier.resume(PIECE, PIECE, reads_on=True)
+        bench.verifier.resume(PIECE, PIECE, reads_on=True)
         await bench.verifier.verify(PIECE, PIECE, reads_on=True)
 
     on_bench(Bench(tmp_path / "f"), steps)
@@ -169,7 +169,7 @@ def test_a_reader_that_leaves_at_once_takes_no_file_from_others(tmp_path: Path) 
 
     async def steps(bench: Bench) -> None:
         number = bench.file.descriptor
-        bench.verifier.go_on(PIECE, PIECE, reads_on=False)
+        bench.verifier.resume(PIECE, PIECE, reads_on=False)
         bench.verifier.stop()
         bench.file.close()  # the client has left before the work ahead came to run
         others = [leased_file(tmp_path / f"tenant-{name}") for name in "bcdefgh"]

@@ -15,12 +15,12 @@ from gateway.core.errors import OriginAnswered, OriginUnreachable
 from gateway.core.model import ByteRange, FileSpan, ObjectKey, ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.requests import Operation
+from gateway.telemetry import metrics
 from tests.support.blocks import (
     BLOCK,
     BUCKET,
     KIB,
     MIB,
-    CountingObserver,
     TestClock,
     block_files,
     by_last_use,
@@ -34,6 +34,7 @@ from tests.support.blocks import (
     until,
     whole,
 )
+from tests.support.counting import counted
 from tests.support.descriptors import open_descriptors
 from tests.support.memory_origin.faults import Unreachable, on
 
@@ -44,9 +45,9 @@ def test_a_second_read_comes_from_disk(tmp_path: Path) -> None:
     """What was read once is not asked of the origin again, and the reader is told so."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         version = stored(origin, "a", 1_000_000)
-        async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
+        async with open_cache(tmp_path / "c", origin) as cache:
             first = await cache.open_range(version, whole(version))
             assert (first.outcome, await take(first)) == ("miss", content_of(origin, version))
             await cache.settle()
@@ -54,7 +55,11 @@ def test_a_second_read_comes_from_disk(tmp_path: Path) -> None:
             second = await cache.open_range(version, whole(version))
             assert (second.outcome, await take(second)) == ("hit", content_of(origin, version))
             assert origin.count() == asked == 4
-        assert (observer.misses, observer.hits, observer.fills) == (1_000_000, 1_000_000, 4)
+        assert (
+            counted(metrics.CACHE_MISS_BYTES),
+            counted(metrics.CACHE_HIT_BYTES),
+            counted(metrics.CACHE_FILLS, outcome="filled"),
+        ) == (1_000_000, 1_000_000, 4)
 
     asyncio.run(scenario())
 
@@ -260,12 +265,12 @@ def test_a_block_that_has_arrived_is_a_hit_before_it_is_published(tmp_path: Path
     """A reader that comes right behind the first one is told the truth: its bytes come from this node."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         version = stored(origin, "a", 100_000)
-        async with open_cache(tmp_path / "c", origin, observer=observer) as cache:
+        async with open_cache(tmp_path / "c", origin) as cache:
             await take(await cache.open_range(version, whole(version)))
             second = await cache.open_range(version, whole(version))
             assert (second.outcome, await take(second)) == ("hit", content_of(origin, version))
-        assert (observer.misses, observer.hits) == (100_000, 100_000)
+        assert (counted(metrics.CACHE_MISS_BYTES), counted(metrics.CACHE_HIT_BYTES)) == (100_000, 100_000)
 
     asyncio.run(scenario())

@@ -18,11 +18,11 @@ from gateway.blocks.filling.small_block_fetch import MAPPED_BYTES_MIN
 from gateway.blocks.reading.reader import RangeReader
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import BodyStream, BorrowedBuffer, FileSpan, ObjectKey, ObjectVersion
+from gateway.telemetry import metrics
 from tests.support.blocks import (
     BUCKET,
     KIB,
     MIB,
-    CountingObserver,
     block_files,
     bytes_of,
     content_of,
@@ -33,9 +33,10 @@ from tests.support.blocks import (
     until,
     whole,
 )
+from tests.support.counting import counted
 from tests.support.memory_origin import MemoryOrigin
 
-SMALL: dict[str, Any] = {"packed_bytes_max": MIB, "block_size_bytes": MIB, "capacity_bytes": 4096 * MIB}
+SMALL: dict[str, Any] = {"small_object_bytes_max": MIB, "block_size_bytes": MIB, "capacity_bytes": 4096 * MIB}
 TAKEN = 90 * KIB
 """What a client takes before it stands still; not a whole number of chunks."""
 
@@ -59,7 +60,7 @@ class Standing:
         piece.content.release()
         return cls(reader, body, begin)
 
-    async def go_on(self) -> bytes:
+    async def resume(self) -> bytes:
         """The client takes the rest; all that it got."""
         async with aclosing(self._body) as body:
             rest = []
@@ -97,7 +98,7 @@ def test_they_hold_no_memory(tmp_path: Path) -> None:
             finally:
                 tracemalloc.stop()
             for one, version in zip(standing, versions, strict=True):
-                assert await one.go_on() == content_of(origin, version)
+                assert await one.resume() == content_of(origin, version)
 
     asyncio.run(scenario())
 
@@ -106,13 +107,17 @@ def test_they_go_on_where_the_block_lies_as_if_nothing_had_happened(tmp_path: Pa
     """Bytes of the file, all of them misses, one request to the origin, and no further use of the block counted."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
-        async with open_cache(tmp_path / "c", origin, observer=observer, **SMALL) as cache:
+        origin = make_origin()
+        async with open_cache(tmp_path / "c", origin, **SMALL) as cache:
             [(one, expected)] = await landed(cache, origin, 1)
             noted = cache._tools.accesses.take(10)
-            assert await one.go_on() == expected
+            assert await one.resume() == expected
             assert one.spans
-            assert (observer.hits, observer.misses, origin.count()) == (0, len(expected), 1)
+            assert (counted(metrics.CACHE_HIT_BYTES), counted(metrics.CACHE_MISS_BYTES), origin.count()) == (
+                0,
+                len(expected),
+                1,
+            )
             assert [*noted, *cache._tools.accesses.take(10)] == []
 
     asyncio.run(scenario())
@@ -133,7 +138,7 @@ def test_whatever_becomes_of_the_block_they_end_it(tmp_path: Path, fate: str) ->
             else:
                 for path in block_files(tmp_path / "c"):
                     path.unlink()
-            assert await one.go_on() == expected
+            assert await one.resume() == expected
             assert origin.count() == 1
 
     asyncio.run(scenario())
@@ -143,16 +148,16 @@ def test_what_the_disk_made_of_it_is_not_believed(tmp_path: Path) -> None:
     """The file's bytes are verified before they go out, like those of any block: damage is healed by the origin."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
-        async with open_cache(tmp_path / "c", origin, observer=observer, **SMALL) as cache:
+        origin = make_origin()
+        async with open_cache(tmp_path / "c", origin, **SMALL) as cache:
             [(one, expected)] = await landed(cache, origin, 1)
             [path] = block_files(tmp_path / "c")
             with path.open("r+b") as file:
                 file.seek(700 * KIB)
                 file.write(b"\0" * 64)
             drop_page_cache(path)
-            assert await one.go_on() == expected
-            assert (observer.damaged_blocks, origin.count()) == (1, 2)
+            assert await one.resume() == expected
+            assert (counted(metrics.CACHE_DAMAGED), origin.count()) == (1, 2)
 
     asyncio.run(scenario())
 
@@ -164,12 +169,12 @@ def test_they_stay_in_memory_where_the_disk_takes_nothing(tmp_path: Path, monkey
         raise OSError(errno.ENOSPC, "no room")
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
-        async with open_cache(tmp_path / "c", origin, observer=observer, **SMALL) as cache:
+        origin = make_origin()
+        async with open_cache(tmp_path / "c", origin, **SMALL) as cache:
             monkeypatch.setattr(os, "pwritev", full)
             [(one, expected)] = await landed(cache, origin, 1)
-            assert observer.not_kept_blocks == 1
-            assert await one.go_on() == expected
+            assert counted(metrics.CACHE_NOT_KEPT) == 1
+            assert await one.resume() == expected
             assert (one.spans, origin.count()) == (0, 1)
 
     asyncio.run(scenario())
@@ -179,8 +184,8 @@ def test_they_stay_in_memory_where_the_file_cannot_be_opened(tmp_path: Path, mon
     """Too many files are open, say: the block is kept, and this reader ends it from memory."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
-        async with open_cache(tmp_path / "c", origin, observer=observer, **SMALL) as cache:
+        origin = make_origin()
+        async with open_cache(tmp_path / "c", origin, **SMALL) as cache:
 
             def refuse(*_: object) -> None:
                 raise StoreUnavailable("too many open files")
@@ -188,8 +193,8 @@ def test_they_stay_in_memory_where_the_file_cannot_be_opened(tmp_path: Path, mon
             with monkeypatch.context() as patch:
                 patch.setattr(cache._tools.directory.store, "open_published", refuse)
                 [(one, expected)] = await landed(cache, origin, 1)
-            assert (observer.fills, cache.usage().blocks) == (1, 1)
-            assert await one.go_on() == expected
+            assert (counted(metrics.CACHE_FILLS, outcome="filled"), cache.usage().blocks) == (1, 1)
+            assert await one.resume() == expected
             assert (one.spans, origin.count()) == (0, 1)
 
     asyncio.run(scenario())
@@ -205,7 +210,7 @@ def test_whoever_comes_while_the_block_lands_gets_it_too(tmp_path: Path) -> None
             early = await Standing.of(cache, version)
             late = await cache.open_range(version, whole(version))
             await cache.settle()
-            assert await early.go_on() == content_of(origin, version)
+            assert await early.resume() == content_of(origin, version)
             async with aclosing(late.body()) as body:
                 assert b"".join([bytes_of(piece) async for piece in body]) == content_of(origin, version)
             assert origin.count() == 1

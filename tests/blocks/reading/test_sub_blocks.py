@@ -11,10 +11,10 @@ import pytest
 from gateway.blocks.reading.reader import SUB_BLOCK_BYTES, first_fetched
 from gateway.core.model import ByteRange
 from gateway.origin.client import Purpose
+from gateway.telemetry import metrics
 from tests.support.blocks import (
     KIB,
     MIB,
-    CountingObserver,
     content_of,
     make_origin,
     open_cache,
@@ -23,6 +23,7 @@ from tests.support.blocks import (
     take,
     until,
 )
+from tests.support.counting import counted
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Hold
 
@@ -69,16 +70,16 @@ def test_a_read_over_several_patches_is_fetched_at_once(tmp_path: Path) -> None:
     """Its sub-blocks are all on their way when the first one is; together they are what was asked for."""
 
     async def scenario() -> None:
-        origin, observer = make_origin(), CountingObserver()
+        origin = make_origin()
         version = stored(origin, "a", 4 * BLOCK)
         wanted = span(BLOCK + 7 * SUB_BLOCK_BYTES - 5, 2 * SUB_BLOCK_BYTES)
-        async with open_cache(tmp_path / "c", origin, block_size_bytes=BLOCK, observer=observer) as cache:
+        async with open_cache(tmp_path / "c", origin, block_size_bytes=BLOCK) as cache:
             reader = await cache.open_range(version, wanted)
             assert reader.outcome == "miss"
             assert await take(reader) == content_of(origin, version, wanted)
             await cache.settle()
             assert fetched_bytes(origin) == 3 * SUB_BLOCK_BYTES
-            assert observer.hits == 0
+            assert counted(metrics.CACHE_HIT_BYTES) == 0
             longer = span(wanted.first, wanted.length + SUB_BLOCK_BYTES)
             reader = await cache.open_range(version, longer)
             assert reader.outcome == "partial"

@@ -127,7 +127,7 @@ class Client:
         upload.may_be_open = False
         upload.completing = None
 
-    def take_over(self, upload_id: str, key: str) -> None:
+    def inherit(self, upload_id: str, key: str) -> None:
         """Somebody has begun an upload, and has not heard of it."""
         self.ledger.uploads.setdefault(upload_id, Upload(key))
 

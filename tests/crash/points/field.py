@@ -215,7 +215,7 @@ class Field:
             known = self.client.ledger.uploads.get(upload_id)
             if known is not None and not known.may_be_open:
                 raise Difference(f"an upload of {key} that is over is open in the journal")
-            self.client.take_over(upload_id, key)
+            self.client.inherit(upload_id, key)
             self.client.abort(upload_id)
 
     def _check_worker(self) -> None:

@@ -57,7 +57,8 @@ async def _find(field: Field) -> None:
 
 async def _reconcile(field: Field, journal: Journal, ahead_seconds: float, is_left: Callable[[Write], bool]) -> None:
     """So much later, until nothing is left that is to be aborted at the origin. Difference when it stays."""
-    threads, observer, clock = BufferThreads(1), Observer(), _LaterClock(ahead_seconds)
+    threads, clock = BufferThreads(1), _LaterClock(ahead_seconds)
+    observer = Observer(clock)
     requests = Requests(
         cast(Origin, field.origin.model), Staging(field.gateway.directory / "writeback", 0), threads, clock
     )

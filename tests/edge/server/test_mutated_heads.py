@@ -36,7 +36,6 @@ from gateway.policy.slots import Grant, Prefix, Slots
 from gateway.s3.prepared_head import Conditions, HeadValues, PreparedHead
 from gateway.s3.requests import S3Request, encode_path, parse_request, strip_signature_parameters
 from gateway.s3.signature_v4 import canonical_path, canonical_query, format_timestamp, sign, signing_key, string_to_sign
-from gateway.telemetry.metric_observers import RequestMetrics
 from tests.s3.test_prepared_head import NAMES, Client
 from tests.support.client_heads import CLIENT_HEADS, REGION, Signing
 from tests.support.head_mutations import first_head, mutated
@@ -149,7 +148,7 @@ class Ways:
         self.authenticator = NotingAuthenticator(ConfiguredKeyring(self.keys), self.clock)
         services = cast(AppContext, SimpleNamespace(slots=SLOTS))
         self.asking = self.authenticator.asking = Asking(
-            services, self.authenticator, BASE_DOMAINS, RequestMetrics(), structlog.get_logger().bind()
+            services, self.authenticator, BASE_DOMAINS, structlog.get_logger().bind()
         )
         self.reconnect()
 

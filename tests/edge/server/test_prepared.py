@@ -39,7 +39,7 @@ from gateway.core.model import ObjectKey
 from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.edge.server import prepared
 from gateway.edge.server.connection import S3Protocol, _send_now
-from gateway.edge.server.prepared import Client, ConnectionHeads, PreparedRequests, Question
+from gateway.edge.server.prepared import Client, ConnectionHeads, PreparedKey, PreparedRequests
 from gateway.edge.server.request_head import RequestHead
 from gateway.edge.server.s3_server import TlsFiles
 from gateway.metadata.entries import object_head
@@ -52,7 +52,6 @@ from gateway.s3.requests import encode_path
 from gateway.s3.signature_v4 import sign_headers
 from gateway.shared.recent_requests import FinishedRequest, RecentRequests, recent_requests
 from gateway.telemetry.access_log import AccessLog
-from gateway.telemetry.metric_observers import RequestMetrics
 from gateway.telemetry.metrics import CACHE_HIT_BYTES, CATALOG_LOOKUPS, PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
 from gateway.telemetry.tracing import TRACE, RequestSpan, Tracer
 from gateway.writeback.checkpoints.reads import CheckpointReads, checkpoint_id, file_id, reads_by_checkpoint
@@ -268,7 +267,7 @@ async def both_ports(
 ) -> AsyncIterator[Pair]:
     app = gateway.app
     log = structlog.get_logger("forebay.requests").bind()
-    requests = PreparedRequests(app.services, app.authenticator, app.base_domains, RequestMetrics(), log)
+    requests = PreparedRequests(app.services, app.authenticator, app.base_domains, log)
     tls = certificate.files if certificate is not None else None
     options = {"ssl": certificate.trusting, "server_hostname": "localhost"} if certificate is not None else {}
     async with serving(app, prepared=requests, tls=tls) as fast, serving(app, tls=tls) as slow:
@@ -795,11 +794,11 @@ def test_a_long_head_is_not_learned(tmp_path: Path) -> None:
 def test_what_is_prepared_in_vain_is_tried_ever_more_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system does not tell what stays in memory, bytes are read for the whole way, and not twice."""
     monkeypatch.setattr(page_cache, "is_supported", lambda _directory: False)
-    asked: list[Question] = []
+    asked: list[PreparedKey] = []
     ask = PreparedRequests.ask
 
     async def counted(
-        kept: PreparedRequests, question: Question, began: float, client: Client | None
+        kept: PreparedRequests, question: PreparedKey, began: float, client: Client | None
     ) -> PreparedAnswer | Told:
         asked.append(question)
         return await ask(kept, question, began, client)
@@ -914,7 +913,7 @@ def test_what_is_kept_is_little_to_the_collector_of_cycles(tmp_path: Path, key: 
                 *SLOTS,
             ]
             found = [type(one).__name__ for one in looked_at(known, shared)]
-            assert {"_Known", "PreparedRead"} <= set(found)
+            assert {"_KnownReads", "PreparedRead"} <= set(found)
             assert len(found) <= 8, found
 
     asyncio.run(scenario())
@@ -1018,7 +1017,7 @@ def test_what_the_origin_is_asked_belongs_to_no_trace_of_before(
     ask, found = PreparedRequests.ask, []
 
     async def asked_later(
-        kept: PreparedRequests, question: Question, began: float, client: Client | None
+        kept: PreparedRequests, question: PreparedKey, began: float, client: Client | None
     ) -> PreparedAnswer | Told:
         TRACE.set(cast(RequestSpan, "of a request before"))
         return await ask(kept, question, began, client)

@@ -16,13 +16,15 @@ from gateway.blocks.cache import BlockCache
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.jobs.indexing.crawl import LISTERS_WHILE_BUSY
 from gateway.jobs.indexing.indexes import IndexPlan
-from gateway.metadata.listing.ranges import Bound
+from gateway.metadata.listing.ranges import KeyBound
 from gateway.metadata.observed_habits import HABITS_REREAD_SECONDS
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.list_result import EMPTY_PAGES_MAX
 from gateway.s3.requests import Operation
+from gateway.telemetry import metrics
 from tests.support.blocks import BUCKET, make_origin, read
+from tests.support.counting import by_label, counted
 from tests.support.indexing import (
     IMMUTABLE,
     TTL,
@@ -40,7 +42,7 @@ from tests.support.memory_origin.faults import AlterBody, Answer, Hold, Unreacha
 Scenario = Callable[[IndexBench, MemoryOrigin], Awaitable[None]]
 ONCE = IndexPlan("data", None, listers=4)
 EVERY_50_SECONDS = IndexPlan("data", 50.0, listers=4)
-FRESH = Bound(100.0, 100.0)
+FRESH = KeyBound(100.0, 100.0)
 LIST = on(Operation.LIST_OBJECTS_V2)
 
 
@@ -75,7 +77,7 @@ def test_a_crawl_ends_though_the_origins_pages_do_not(tmp_path: Path, keys: int)
 
     async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
         origin.inject(LIST, Answer(200, body=pages_without_end(keys)), times=None)
-        await kept.until(lambda: kept.observer.outcomes[:1] == ["failed"])
+        await kept.until(lambda: counted(metrics.INDEX_CRAWLS, outcome="failed") > 0)
         assert lists(origin) <= 2 * EMPTY_PAGES_MAX
 
     play(tmp_path, scenario)
@@ -93,7 +95,7 @@ def test_a_crawl_makes_the_index_complete(keys: set[str], page: int) -> None:
         assert len(origin.calls) == asked
         assert {call.purpose for call in origin.calls} == {Purpose.REFRESH}
         document = kept.indexes.documents()[0]
-        assert (document["complete"], document["keys"], document["keys_before"]) == (True, len(keys), len(keys))
+        assert (document.complete, document.keys, document.keys_before) == (True, len(keys), len(keys))
 
     with tempfile.TemporaryDirectory() as directory:
         play(Path(directory), scenario, keys=keys, page=page)
@@ -118,7 +120,7 @@ def test_what_others_change_is_found_and_dropped(tmp_path: Path) -> None:
         assert catalog.remembered(ObjectKey(BUCKET, "k002"), IMMUTABLE, headers={}) is None
         assert catalog.remembered(ObjectKey(BUCKET, "k003"), IMMUTABLE, headers={}) is not None
         assert cache.usage().blocks == 1
-        assert (kept.observer.changed_keys, kept.indexes.documents()[0]["changed"]) == (2, 2)
+        assert (counted(metrics.INDEX_CHANGED_KEYS), kept.indexes.documents()[0].changed) == (2, 2)
 
     play(tmp_path, scenario, IMMUTABLE)
 
@@ -157,7 +159,7 @@ def test_an_own_write_that_was_looked_at_keeps_its_blocks(tmp_path: Path) -> Non
         await catalog.settle()
         await kept.crawled(2)
         assert cache.usage().blocks == 1
-        assert kept.observer.changed_keys == 0
+        assert counted(metrics.INDEX_CHANGED_KEYS) == 0
 
     play(tmp_path, scenario)
 
@@ -173,7 +175,7 @@ def test_an_immutable_slot_is_crawled_once(tmp_path: Path) -> None:
             await asyncio.sleep(0.002)
             kept.clock.advance(10.0)
         assert lists(origin) == asked
-        assert kept.indexes.documents()[0]["next_at"] is None
+        assert kept.indexes.documents()[0].next_at is None
 
     play(tmp_path, scenario, IMMUTABLE, plan=ONCE)
 
@@ -195,8 +197,8 @@ def test_the_index_is_never_too_old_while_it_is_kept(tmp_path: Path) -> None:
 
     async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
         await kept.crawled()
-        while kept.indexes.documents()[0]["crawls"] < 4:
-            assert kept.listed(Bound(60.0, 60.0)) is not None
+        while kept.indexes.documents()[0].crawls < 4:
+            assert kept.listed(KeyBound(60.0, 60.0)) is not None
             await asyncio.sleep(0.002)
             kept.clock.advance(0.5)
 
@@ -234,7 +236,7 @@ def test_a_crawl_that_is_voided_under_way_is_made_good(tmp_path: Path) -> None:
     async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
         await kept.until(lambda: lists(origin) >= 5)
         kept.bench.catalog.forget_bucket(BUCKET)
-        await kept.until(lambda: kept.indexes.documents()[0]["complete"])
+        await kept.until(lambda: kept.indexes.documents()[0].complete)
         assert kept.listed() == there(origin)
 
     play(tmp_path, scenario, IMMUTABLE, plan=IndexPlan("data", None, listers=1))
@@ -246,13 +248,13 @@ def test_an_origin_that_is_down_is_waited_for(tmp_path: Path, effect: Answer | U
 
     async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
         fault = origin.inject(LIST, effect, times=None)
-        await kept.until(lambda: kept.indexes.documents()[0]["state"] == "failing")
-        assert kept.indexes.documents()[0]["error"]
-        assert kept.observer.outcomes == ["failed"]
+        await kept.until(lambda: kept.indexes.documents()[0].state == "failing")
+        assert kept.indexes.documents()[0].error
+        assert by_label(metrics.INDEX_CRAWLS, "outcome") == {"failed": 1}
         fault.times = 0
         await kept.crawled()
         assert kept.listed() == there(origin)
-        assert (kept.observer.outcomes[-1], kept.indexes.documents()[0]["error"]) == ("done", None)
+        assert (counted(metrics.INDEX_CRAWLS, outcome="done"), kept.indexes.documents()[0].error) == (1, None)
 
     play(tmp_path, scenario)
 
@@ -262,9 +264,9 @@ def test_a_refusal_is_not_repeated_at_once(tmp_path: Path) -> None:
 
     async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
         origin.inject(LIST, Answer(403, "AccessDenied"), times=None)
-        await kept.until(lambda: len(kept.observer.outcomes) >= 4)
-        assert lists(origin) == len(kept.observer.outcomes)
-        assert kept.indexes.documents()[0]["error"] == "the origin answered 403 AccessDenied to LIST"
+        await kept.until(lambda: counted(metrics.INDEX_CRAWLS) >= 4)
+        assert lists(origin) == counted(metrics.INDEX_CRAWLS)
+        assert kept.indexes.documents()[0].error == "the origin answered 403 AccessDenied to LIST"
 
     play(tmp_path, scenario)
 
@@ -311,7 +313,7 @@ def test_what_a_killed_crawl_had_listed_is_not_listed_again(tmp_path: Path) -> N
 def shown(kept: IndexBench) -> dict[str, object]:
     """What people are told of the one index that there is."""
     [document] = kept.indexes.documents()
-    return {name: document[name] for name in ("complete", "state", "keys", "keys_before")}
+    return {name: getattr(document, name) for name in ("complete", "state", "keys", "keys_before")}
 
 
 ALL_SHOWN = {"complete": True, "state": "waiting", "keys": 100, "keys_before": 100}
@@ -327,7 +329,7 @@ def test_a_crawl_that_goes_on_where_another_broke_off_tells_of_all_keys(tmp_path
         async with index_bench(tmp_path, origin, through=through, plans=plans) as kept:
             await kept.until(lambda: lists(origin) >= 7)
             origin.inject(LIST, Answer(403), times=1)
-            await kept.until(lambda: kept.indexes.documents()[0]["state"] == "failing")
+            await kept.until(lambda: kept.indexes.documents()[0].state == "failing")
             stuck = asyncio.Event()
             await kept.until(lambda: lists(origin) >= 14)
             origin.inject(LIST, Hold(asyncio.Event(), stuck), times=None)
@@ -335,10 +337,11 @@ def test_a_crawl_that_goes_on_where_another_broke_off_tells_of_all_keys(tmp_path
             clock, landed = kept.clock, shown(kept)
         origin.faults.clear()
         assert landed["keys"] == 5 * (lists(origin) - 2)
+        crawled_before = counted(metrics.INDEX_CRAWLED_KEYS)
         async with index_bench(tmp_path, origin, through=through, plans=plans, clock=clock) as kept:
             await kept.crawled()
             assert shown(kept) == ALL_SHOWN
-            assert kept.observer.crawled_keys < 50
+            assert counted(metrics.INDEX_CRAWLED_KEYS) - crawled_before < 50
 
     asyncio.run(scenario())
 
@@ -352,20 +355,20 @@ def test_slots_that_change_elsewhere_do_not_break_off_a_crawl(tmp_path: Path) ->
         fill(origin, {f"k{number:03}" for number in range(100)})
         through, plan = SmallPages(origin, 5), IndexPlan("data", 50.0, listers=1)
         async with index_bench(tmp_path, origin, through=through, plans=[plan]) as kept:
-            stuck, go_on = asyncio.Event(), asyncio.Event()
+            stuck, resume = asyncio.Event(), asyncio.Event()
             await kept.until(lambda: lists(origin) >= 10)
-            origin.inject(LIST, Hold(go_on, stuck), times=1)
+            origin.inject(LIST, Hold(resume, stuck), times=1)
             await kept.until(stuck.is_set)
             asked, before = lists(origin), shown(kept)
-            kept.slots.follow([TTL, Slot("other", Prefix.parse("s3://other/"), "read-only", "strict")])
-            await kept.indexes.follow([plan])
+            kept.slots.apply_settings([TTL, Slot("other", Prefix.parse("s3://other/"), "read-only", "strict")])
+            await kept.indexes.apply_settings([plan])
             assert shown(kept) == before
             assert lists(origin) == asked
-            await kept.indexes.follow([IndexPlan("data", 60.0, listers=1)])
+            await kept.indexes.apply_settings([IndexPlan("data", 60.0, listers=1)])
             await kept.crawled()
             assert shown(kept) == ALL_SHOWN
             assert lists(origin) - asked <= 11
-            await kept.indexes.follow([])
+            await kept.indexes.apply_settings([])
             assert kept.indexes.documents() == []
 
     asyncio.run(scenario())
@@ -376,7 +379,7 @@ def test_strict_slots_within_are_not_crawled(tmp_path: Path) -> None:
 
     async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
         await kept.crawled()
-        assert kept.indexes.documents()[0]["complete"]
+        assert kept.indexes.documents()[0].complete
         assert kept.listed(prefix="a/") == ["a/1"]
         assert kept.listed(prefix="c/") == ["c/1"]
         assert kept.listed(prefix="b/") is None
@@ -450,7 +453,7 @@ def test_no_crawl_takes_back_an_own_write(keys: set[str], steps: list[tuple[str,
                     await asyncio.sleep(0.002)
                 else:
                     await write(kept, origin, *step)
-            while not kept.indexes.documents()[0]["crawls"]:
+            while not kept.indexes.documents()[0].crawls:
                 late.let_go(5)
                 await asyncio.sleep(0.002)
                 kept.clock.advance(0.05)
@@ -478,7 +481,7 @@ def test_a_crawl_makes_way_for_readers(tmp_path: Path, monkeypatch: pytest.Monke
         plans = [IndexPlan("data", 50.0, listers=16)]
         async with index_bench(tmp_path, origin, through=late, plans=plans) as kept:
             most = 0
-            while not kept.indexes.documents()[0]["crawls"]:
+            while not kept.indexes.documents()[0].crawls:
                 most = max(most, len(late.held))
                 late.let_go(1)
                 await asyncio.sleep(0.001)

@@ -31,7 +31,9 @@ from gateway.metadata.snapshots.object_table import ObjectTable
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.s3.requests import Operation
+from gateway.telemetry import metrics
 from tests.support.blocks import BUCKET, make_origin
+from tests.support.counting import counted
 from tests.support.indexing import TTL, IndexBench, SmallPages, fill, index_bench, lists
 from tests.support.jobs import job_bench
 from tests.support.listing_model import KEY
@@ -266,7 +268,7 @@ def play(
             origin.inject(on(Operation.LIST_OBJECTS_V2), Hold(until), times=None)
         plans = [IndexPlan("data", refresh, 4, MANIFEST, directory / "scratch")]
         async with index_bench(directory, origin, [slot], through=SmallPages(origin, 5), plans=plans) as kept:
-            await kept.until(lambda: kept.indexes.documents()[0]["state"] in ("crawling", "waiting"))
+            await kept.until(lambda: kept.indexes.documents()[0].state in ("crawling", "waiting"))
             await check(kept)
             until.set()
             await kept.crawled()
@@ -295,7 +297,7 @@ def test_a_read_only_immutable_slot_is_listed_from_it_at_once(tmp_path: Path) ->
 
     async def check(kept: IndexBench) -> None:
         assert kept.listed() == sorted(set(KEYS_LISTED), key=str.encode)
-        assert kept.indexes.documents()[0]["known_since"] is None
+        assert kept.indexes.documents()[0].known_since is None
 
     play(tmp_path, READ_ONLY, origin, check)
 
@@ -328,7 +330,7 @@ def test_keys_of_a_prefix_only(tmp_path: Path) -> None:
         held = asyncio.Event()
         origin.inject(on(Operation.LIST_OBJECTS_V2), Hold(held), times=None)
         async with index_bench(tmp_path, origin, [slot], plans=plans) as kept:
-            await kept.until(lambda: kept.indexes.documents()[0]["state"] == "crawling")
+            await kept.until(lambda: kept.indexes.documents()[0].state == "crawling")
             assert kept.listed(prefix="b/") == ["b/1", "b/2"]
             assert kept.listed(prefix="a/") is None
 
@@ -346,12 +348,12 @@ def test_no_own_write_is_taken_back(tmp_path: Path) -> None:
         held = asyncio.Event()
         origin.inject(on(Operation.LIST_OBJECTS_V2), Hold(held), times=None)
         async with index_bench(tmp_path, origin, [READ_ONLY], plans=plans) as kept:
-            await kept.until(lambda: kept.indexes.documents()[0]["state"] == "inventory")
+            await kept.until(lambda: kept.indexes.documents()[0].state == "inventory")
             own = await kept.listing.begin_write(BUCKET, ["k1"])
             origin.buckets[BUCKET].remove("k1")
             await kept.listing.end_write(own)
             body.set()
-            await kept.until(lambda: kept.indexes.documents()[0]["state"] == "crawling")
+            await kept.until(lambda: kept.indexes.documents()[0].state == "crawling")
             assert kept.listed() is None
             held.set()
             await kept.crawled()
@@ -374,7 +376,7 @@ def test_the_crawl_behind_it_drops_nothing(tmp_path: Path) -> None:
         async with index_bench(tmp_path, origin, [READ_ONLY], plans=plans) as kept:
             await check(kept)
             await kept.crawled()
-            assert kept.observer.changed_keys == 0
+            assert counted(metrics.INDEX_CHANGED_KEYS) == 0
             assert kept.bench.catalog.remembered(ObjectKey(BUCKET, "k001"), READ_ONLY, headers={}) is not None
 
     asyncio.run(scenario())
@@ -403,7 +405,7 @@ def test_one_that_cannot_be_used_is_said_and_done_without(tmp_path: Path, harm: 
         origin.put(lists_of, "daily/manifest.json", manifest({}, "Bucket, Key, Size"))
 
     async def check(kept: IndexBench) -> None:
-        assert why in kept.indexes.documents()[0]["inventory_error"]
+        assert why in (kept.indexes.documents()[0].inventory_error or "")
 
     play(tmp_path, READ_ONLY, origin, check, hold=False)
     assert lists(origin) > 0

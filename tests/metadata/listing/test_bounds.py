@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.metadata.entries import ObservedAt
-from gateway.metadata.listing.ranges import Bound, answerable, bound_of
+from gateway.metadata.listing.ranges import KeyBound, answerable, bound_of
 from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slot, Slots
 
 TEXT = st.text("ab/é", max_size=4)
@@ -55,8 +55,8 @@ def test_the_strictest_of_several_decides() -> None:
     short = Slot("a", Prefix("b"), "read-only", "ttl", 10.0, stale_if_unreachable_seconds=100.0)
     long = Slot("b", Prefix("b", "x"), "read-only", "ttl", 50.0)
     for_ever = Slot("c", Prefix("b", "y"), "read-only", "immutable")
-    assert bound_of([short, long, for_ever]) == Bound(10.0, 50.0)
-    assert bound_of([for_ever]) == Bound(math.inf, math.inf)
+    assert bound_of([short, long, for_ever]) == KeyBound(10.0, 50.0)
+    assert bound_of([for_ever]) == KeyBound(math.inf, math.inf)
     assert bound_of([for_ever, DEFAULT_SLOT]) is None
 
 
@@ -77,7 +77,7 @@ NOW = ObservedAt(7, 100.0, 1)
 )
 def test_what_was_learned_is_allowed_by_its_age(learned: ObservedAt, fresh: bool, stale: bool, for_ever: bool) -> None:
     """Of another boot its age is unknown, of the future too; of another write epoch it is void."""
-    bound = Bound(10.0, 50.0)
+    bound = KeyBound(10.0, 50.0)
     assert bound.allows(learned, NOW) is fresh
     assert bound.allows(learned, NOW, stale=True) is stale
-    assert Bound(math.inf, math.inf).allows(learned, NOW) is for_ever
+    assert KeyBound(math.inf, math.inf).allows(learned, NOW) is for_ever

@@ -29,14 +29,13 @@ from gateway.metadata.environment import NEW_ENGINE, OLD_ENGINE
 from gateway.metadata.listing import dirty_keys, store
 from gateway.metadata.listing import index as index_module
 from gateway.metadata.listing.dirty_keys import OwnWrite
-from gateway.metadata.listing.index import AuthoritativeEntry, Found, ListingIndex, NeedsLookup, found_of
+from gateway.metadata.listing.index import AuthoritativeEntry, FoundPage, ListingIndex, NeedsLookup, found_of
 from gateway.metadata.listing.pages import END, ListRequest, key_successor, prefix_end
-from gateway.metadata.listing.ranges import Batch, Bound, QueryStamp
+from gateway.metadata.listing.ranges import Batch, KeyBound, QueryStamp
 from gateway.metadata.listing.records import numbered, pack, template_of, unpack
 from gateway.metadata.opening import OpenCatalog, open_directory
 from gateway.policy.slots import Slots
 from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
-from gateway.telemetry.metric_observers import CatalogMetrics
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.origin import MemoryOrigin
 from tests.support.prepared_process import PreparedProcess
@@ -45,7 +44,7 @@ from tests.support.stopped_process import stopped_writer
 ROOT = Path(__file__).resolve().parents[3]
 STANDARD = EntryTemplate("", None, "<StorageClass>STANDARD</StorageClass>")
 GLACIER = EntryTemplate("", None, "<StorageClass>GLACIER</StorageClass>")
-FOR_EVER = Bound(math.inf, math.inf)
+FOR_EVER = KeyBound(math.inf, math.inf)
 
 
 def entry(key: bytes, size_bytes: int = 1, template: EntryTemplate = STANDARD) -> ListedEntry:
@@ -74,9 +73,9 @@ class Bench:
     def keys(self, wanted: ListRequest | None = None, **truths: ListedEntry | None) -> list[bytes] | NeedsLookup | None:
         """What is listed; `truths` by key."""
         found = self.find(wanted, **truths)
-        return [key for key, _ in found.page.keys] if isinstance(found, Found) else found
+        return [key for key, _ in found.page.keys] if isinstance(found, FoundPage) else found
 
-    def find(self, wanted: ListRequest | None = None, **truths: ListedEntry | None) -> Found | NeedsLookup | None:
+    def find(self, wanted: ListRequest | None = None, **truths: ListedEntry | None) -> FoundPage | NeedsLookup | None:
         told = {key.encode(): AuthoritativeEntry(one) for key, one in truths.items()}
         return self.index.find("b", wanted or ListRequest(), FOR_EVER, with_owner=False, truths=told)
 
@@ -86,7 +85,7 @@ async def bench(directory: Path, *, size_bytes_max: int = store.SIZE_BYTES_MAX) 
     opened = open_directory(directory, Homes("origin"))
     opened.listing._size_bytes_max = size_bytes_max
     clock = ManualClock()
-    index = ListingIndex(opened, opened.epochs, clock, CatalogMetrics())
+    index = ListingIndex(opened, opened.epochs, clock)
     try:
         yield Bench(opened, index, clock)
     finally:
@@ -125,8 +124,8 @@ def test_what_is_listed_of_a_bucket_that_moves_is_forgotten(tmp_path: Path) -> N
     def is_known(homes: Homes) -> bool:
         opened = open_directory(tmp_path / "c", homes)
         try:
-            index = ListingIndex(opened, opened.epochs, ManualClock(), CatalogMetrics())
-            return isinstance(index.find("b", ListRequest(), FOR_EVER, with_owner=False, truths={}), Found)
+            index = ListingIndex(opened, opened.epochs, ManualClock())
+            return isinstance(index.find("b", ListRequest(), FOR_EVER, with_owner=False, truths={}), FoundPage)
         finally:
             opened.close()
 
@@ -211,7 +210,7 @@ def test_a_truth_that_comes_late_says_nothing_of_what_is_known_since(tmp_path: P
         one.index.learn_truth("b", b"a", AuthoritativeEntry(None), asked)
         await one.index.settle()
         found = one.find()
-        assert isinstance(found, Found)
+        assert isinstance(found, FoundPage)
         assert found.page.keys == [(b"a", pack(entry(b"a", 3), 0))]
 
     play(tmp_path / "c", scenario)
@@ -291,7 +290,7 @@ def test_the_truth_may_be_of_a_kind_that_is_not_known_yet(tmp_path: Path) -> Non
     async def merge(one: Bench) -> None:
         other = EntryTemplate("", None, "<StorageClass>OTHER</StorageClass>")
         found = one.find(c=entry(b"c", template=other))
-        assert isinstance(found, Found)
+        assert isinstance(found, FoundPage)
         templates = [found.templates[int.from_bytes(record[6:8], "little")] for _, record in found.page.keys]
         assert templates == [STANDARD, GLACIER, other]
 
@@ -306,7 +305,7 @@ def test_owners_are_asked_for_when_they_are_not_known(tmp_path: Path) -> None:
         await one.learn(entry(b"a"))
         assert one.index.find("b", ListRequest(), FOR_EVER, with_owner=True) is None
         await one.learn(entry(b"a", template=EntryTemplate("", "<Owner/>", "")))
-        assert isinstance(one.index.find("b", ListRequest(), FOR_EVER, with_owner=True), Found)
+        assert isinstance(one.index.find("b", ListRequest(), FOR_EVER, with_owner=True), FoundPage)
 
     play(tmp_path / "c", scenario)
 
@@ -517,9 +516,7 @@ def test_a_start_does_not_wait_for_ever_for_a_stopped_process(
 
     async def start() -> None:
         origin, clock = MemoryOrigin(ManualClock()), ManualClock()
-        catalog = await Catalog.open(
-            tmp_path / "c", origin, homes=Homes("origin"), clock=clock, observer=CatalogMetrics(), slots=slots
-        )
+        catalog = await Catalog.open(tmp_path / "c", origin, homes=Homes("origin"), clock=clock, slots=slots)
         await catalog.close()
 
     asyncio.run(start())
@@ -676,7 +673,7 @@ def test_a_page_of_a_thousand_common_prefixes_is_learned_at_once(tmp_path: Path)
         for prefix in prefixes:
             await one.learn(entry(prefix + b"x"), wanted=ListRequest(prefix))
         found = one.find(wanted)
-        assert isinstance(found, Found)
+        assert isinstance(found, FoundPage)
         assert (len(found.page.prefixes), found.page.is_truncated) == (1000, True)
 
     play(tmp_path / "c", scenario)
@@ -733,7 +730,7 @@ def test_a_form_that_has_changed_is_no_change_of_the_object(tmp_path: Path) -> N
         changed = await one.index.land(Batch("b", b"", END, listed, [GLACIER], one.index.asked("b"), 0.0))
         assert changed == []
         found = one.find()
-        assert isinstance(found, Found)
+        assert isinstance(found, FoundPage)
         assert {found.templates[int.from_bytes(record[6:8], "little")] for _, record in found.page.keys} == {GLACIER}
 
     play(tmp_path, scenario)
@@ -763,7 +760,7 @@ def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
         listed, after = list[ListedEntry](), b""
         while True:
             found = one.find(ListRequest(after=after))
-            assert isinstance(found, Found)
+            assert isinstance(found, FoundPage)
             listed += [unpack(key, record, found.templates) for key, record in found.page.keys]
             if not found.page.is_truncated:
                 break
@@ -774,7 +771,7 @@ def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
         own = await one.index.begin_write("b", ["000000"])
         await one.index.end_write(own)
         found = one.find(ListRequest(b"00000"), **{"000000": entry(b"000000", 1, restored_until(count))})
-        assert isinstance(found, Found)
+        assert isinstance(found, FoundPage)
         assert found.templates[template_of(found.page.keys[0][1])] == restored_until(count)
 
     async def odd(one: Bench) -> None:

@@ -15,12 +15,12 @@ from gateway.metadata.snapshots.ndjson import (
     header_line,
     object_lines,
 )
-from gateway.metadata.snapshots.object_file import Extent, Layout
+from gateway.metadata.snapshots.object_file import Layout, ObjectFileExtent
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from tests.support import listing_model as model
 from tests.support.snapshots import DATE, TEMPLATE, entry
 
-LAYOUT = Layout(0, Extent(0, 0, 0), Extent(0, 0, 0))
+LAYOUT = Layout(0, ObjectFileExtent(0, 0, 0), ObjectFileExtent(0, 0, 0))
 MANIFEST = Manifest("1" * 32, "v1", "s3://bucket/", "https://origin", 1.5, 2.5, 0, 0, "d" * 64, LAYOUT)
 OWNED = EntryTemplate(
     "<ChecksumAlgorithm>CRC32</ChecksumAlgorithm>",

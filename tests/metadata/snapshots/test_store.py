@@ -12,7 +12,7 @@ import pytest
 
 from gateway.core.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError, SnapshotUnusable
 from gateway.metadata.snapshots import staging as staging_module
-from gateway.metadata.snapshots.staging import Origins, Staging
+from gateway.metadata.snapshots.staging import Origins, SnapshotStaging
 from gateway.metadata.snapshots.store import SnapshotStore
 from tests.support.snapshots import entry, files_of, keys_of, make
 
@@ -66,15 +66,15 @@ def test_a_name_never_becomes_a_path_unchecked(store: SnapshotStore, name: str) 
         with pytest.raises(ValueError, match="no name of a snapshot"):
             use(name)
     with pytest.raises(ValueError, match="no name of a snapshot"):
-        Staging.begin(store, "m", Origins(name, "s3://bucket/", "memory", 1.0))
+        SnapshotStaging.begin(store, "m", Origins(name, "s3://bucket/", "memory", 1.0))
 
 
 def test_a_name_is_taken_once(store: SnapshotStore) -> None:
     """Whether it is there before the making begins, or comes first."""
-    late = Staging.begin(store, "late", ORIGINS)
+    late = SnapshotStaging.begin(store, "late", ORIGINS)
     make(store, "v1", OBJECTS)
     with pytest.raises(SnapshotConflict, match="already"):
-        Staging.begin(store, "m", ORIGINS)
+        SnapshotStaging.begin(store, "m", ORIGINS)
     with pytest.raises(SnapshotConflict, match="already"):
         late.publish(2.0)
     late.discard()
@@ -84,7 +84,7 @@ def test_a_name_is_taken_once(store: SnapshotStore) -> None:
 
 def test_objects_out_of_order_are_refused(store: SnapshotStore) -> None:
     """An origin that does not list in order gives no snapshot, rather than a wrong one."""
-    staging = Staging.begin(store, "m", ORIGINS)
+    staging = SnapshotStaging.begin(store, "m", ORIGINS)
     staging.append([entry("b")])
     for keys in (["a"], ["b"], ["d", "c"]):
         with pytest.raises(SnapshotError, match="order"):
@@ -181,17 +181,17 @@ def test_what_is_damaged_or_newer_is_refused_and_left_as_it_is(tmp_path: Path, h
 def test_what_a_killed_process_has_begun_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind the last key, with the moment of its beginning; under another boot it begins anew."""
     store = SnapshotStore(tmp_path / "snapshots")
-    begun = Staging.begin(store, "m", ORIGINS)
+    begun = SnapshotStaging.begin(store, "m", ORIGINS)
     begun.append([entry("a", b"1")])
     begun.leave()
     store.sweep(["m"])
-    again = Staging.begin(store, "m", Origins("v1", "s3://bucket/", "memory", 5.0))
+    again = SnapshotStaging.begin(store, "m", Origins("v1", "s3://bucket/", "memory", 5.0))
     assert (again.last_key(), again.totals(), again.origins.started_at) == (b"a", (1, 1), 1.0)
     again.leave()
     boot = tmp_path / "boot"
     boot.write_text("another")
     monkeypatch.setattr(staging_module, "BOOT_ID", boot)
-    anew = Staging.begin(store, "m", Origins("v1", "s3://bucket/", "memory", 5.0))
+    anew = SnapshotStaging.begin(store, "m", Origins("v1", "s3://bucket/", "memory", 5.0))
     assert (anew.last_key(), anew.origins.started_at) == (None, 5.0)
     anew.leave()
     store.sweep([])

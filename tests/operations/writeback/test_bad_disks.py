@@ -93,7 +93,7 @@ def test_where_somebody_else_fills_the_disk_writes_go_through(disk: Path) -> Non
 
 @pytest.mark.root
 def test_or_are_slowed_down(disk: Path) -> None:
-    """With `buffer_full = "slow-down"`: the message says what is the matter."""
+    """With `when_buffer_full = "slow-down"`: the message says what is the matter."""
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -104,7 +104,7 @@ def test_or_are_slowed_down(disk: Path) -> None:
         (disk / "of somebody else").unlink()
         assert await put(client, "k", bytes(MIB)) == "absorbed"
 
-    with_client(disk, scenario, slots(buffer_full="slow-down"))
+    with_client(disk, scenario, slots(when_buffer_full="slow-down"))
 
 
 @pytest.mark.root
@@ -191,21 +191,21 @@ def test_a_journal_without_room_acknowledges_nothing(disk: Path, monkeypatch: py
 @pytest.mark.root
 def test_the_flush_goes_on_when_a_full_disk_has_room_again(disk: Path) -> None:
     """What was acknowledged waits as long as the journal cannot say that it is done."""
-    _flush_on_a_full_disk(disk, ballast=False)
+    _flush_on_a_full_disk(disk, reserve=False)
 
 
 @pytest.mark.root
 def test_the_flush_goes_on_while_the_disk_is_full(disk: Path) -> None:
     """Room was set aside for saying so; it is set aside again when there is some."""
-    _flush_on_a_full_disk(disk, ballast=True)
+    _flush_on_a_full_disk(disk, reserve=True)
 
 
-def _flush_on_a_full_disk(disk: Path, *, ballast: bool) -> None:
+def _flush_on_a_full_disk(disk: Path, *, reserve: bool) -> None:
     """With ballast it must be over before there is room again."""
 
     async def scenario(client: Client) -> None:
         await client.learn()
-        if ballast:
+        if reserve:
             await client.buffer.keep_reserve()
         bodies = {f"k{n}": os.urandom(20_000) for n in range(8)}
         for name, body in bodies.items():
@@ -214,12 +214,12 @@ def _flush_on_a_full_disk(disk: Path, *, ballast: bool) -> None:
         async with client.flushing():
             for name, body in bodies.items():
                 assert await read(client, name) == body
-            if ballast:
+            if reserve:
                 await eventually(lambda: client.buffer.look(lambda tx: tx.counts()[0]) == 0)
                 assert not (disk / "writeback" / "ballast").exists()
             (disk / "of somebody else").unlink()
             await client.flush_objects()
-            if ballast:
+            if reserve:
                 await client.buffer.keep_reserve()
                 assert (disk / "writeback" / "ballast").stat().st_size > 0
         for name, body in bodies.items():

@@ -13,10 +13,12 @@ import pytest
 from gateway.operations import payload
 from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
+from gateway.telemetry import metrics
 from gateway.writeback.bounds import backpressure
 from gateway.writeback.bounds.bounds import Bound
 from gateway.writeback.journal.files import Usage
 from tests.support.asgi import call, signed_headers
+from tests.support.counting import by_label, counted
 from tests.support.memory_origin.faults import Unreachable
 from tests.support.serving import until
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, with_client
@@ -24,28 +26,11 @@ from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, with_cli
 KIB = 1024
 
 
-class Counts:
-    """Writes down what it is told, but for the first write to the bucket, which makes it known."""
-
-    def __init__(self) -> None:
-        self.through: list[str] = []
-        self.slowed = 0
-        self.paced_seconds = 0.0
-
-    def went_through(self, slot: str, reason: str) -> None:
-        if reason != "bucket-unknown":
-            self.through.append(reason)
-
-    def slowed_down(self, slot: str) -> None:
-        self.slowed += 1
-
-    def paced(self, slot: str, seconds: float) -> None:
-        self.paced_seconds += seconds
-
-
-@pytest.fixture
-def counts() -> Counts:
-    return Counts()
+def through() -> dict[str, float]:
+    """The writes that went through, by reason, without the first write to the bucket, which makes it known."""
+    found = by_label(metrics.WRITEBACK_THROUGH, "reason")
+    found.pop("bucket-unknown", None)
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -73,23 +58,23 @@ def used(client: Client) -> int:
     return bounds.used_bytes()
 
 
-def test_what_does_not_fit_goes_through(tmp_path: Path, counts: Counts) -> None:
-    """`buffer_full = "through"`: absorbed while there is room, then acknowledged by the origin, then absorbed again."""
+def test_what_does_not_fit_goes_through(tmp_path: Path) -> None:
+    """`when_buffer_full = "through"`: absorbed while there is room, else by the origin, then absorbed again."""
 
     async def scenario(client: Client) -> None:
         await client.learn()
         assert [await put(client, f"k{n}", 40 * KIB) for n in range(3)] == ["absorbed", "absorbed", "forwarded"]
-        assert counts.through == ["full"]
+        assert through() == {"full": 1}
         assert len(client.origin.data("bucket", "back/k2")) == 40 * KIB
         assert used(client) == 80 * KIB
         await client.flush()
         assert used(client) == 0
         assert await put(client, "k3", 40 * KIB) == "absorbed"
 
-    with_client(tmp_path, scenario, slot(), bounds=counts)
+    with_client(tmp_path, scenario, slot())
 
 
-def test_a_key_that_is_pending_is_flushed_before_its_next_write_goes_through(tmp_path: Path, counts: Counts) -> None:
+def test_a_key_that_is_pending_is_flushed_before_its_next_write_goes_through(tmp_path: Path) -> None:
     """So the origin has them in the order in which they were acknowledged."""
 
     async def scenario(client: Client) -> None:
@@ -99,13 +84,13 @@ def test_a_key_that_is_pending_is_flushed_before_its_next_write_goes_through(tmp
             assert await put(client, "k", 120 * KIB) == "forwarded"
         assert len(client.origin.data("bucket", "back/k")) == 120 * KIB
         assert client.pending("back/k") is None
-        assert counts.through == ["size"]
+        assert through() == {"size": 1}
 
-    with_client(tmp_path, scenario, slot(), bounds=counts)
+    with_client(tmp_path, scenario, slot())
 
 
-def test_what_does_not_fit_is_slowed_down(tmp_path: Path, counts: Counts) -> None:
-    """`buffer_full = "slow-down"`: 503 SlowDown, with the time after which to try again; nothing was read or stored."""
+def test_what_does_not_fit_is_slowed_down(tmp_path: Path) -> None:
+    """`when_buffer_full = "slow-down"`: 503 SlowDown, with the time to try again; nothing was read or stored."""
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -115,28 +100,26 @@ def test_what_does_not_fit_is_slowed_down(tmp_path: Path, counts: Counts) -> Non
         assert 1 <= int(refused.headers["retry-after"]) <= backpressure.RETRY_SECONDS_MAX
         assert client.pending("back/k2") is None
         assert client.origin.count(Operation.PUT_OBJECT) == 1
-        assert counts.slowed == 1
+        assert metrics.WRITEBACK_SLOWED_DOWN.value("back") == 1
         await client.flush()
         assert await put(client, "k2", 40 * KIB) == "absorbed"
-        assert counts.through == []
+        assert through() == {}
 
-    with_client(tmp_path, scenario, slot(buffer_full="slow-down"), bounds=counts)
+    with_client(tmp_path, scenario, slot(when_buffer_full="slow-down"))
 
 
-def test_what_can_never_fit_goes_through_where_others_are_slowed_down(tmp_path: Path, counts: Counts) -> None:
+def test_what_can_never_fit_goes_through_where_others_are_slowed_down(tmp_path: Path) -> None:
     """A client that is told to try again must have a chance."""
 
     async def scenario(client: Client) -> None:
         await client.learn()
         assert await put(client, "k", 101 * KIB) == "forwarded"
-        assert counts.through == ["size"]
+        assert through() == {"size": 1}
 
-    with_client(tmp_path, scenario, slot(buffer_full="slow-down"), bounds=counts)
+    with_client(tmp_path, scenario, slot(when_buffer_full="slow-down"))
 
 
-def test_who_waits_gets_the_room_that_the_flush_makes(
-    tmp_path: Path, counts: Counts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_gets_the_room_that_the_flush_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With slow-down nobody is refused where the flush keeps up within the patience."""
     monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_SECONDS", 20.0)
 
@@ -145,14 +128,12 @@ def test_who_waits_gets_the_room_that_the_flush_makes(
         async with client.flushing():
             answers = await asyncio.gather(*(put(client, f"k{n}", 30 * KIB) for n in range(12)))
         assert answers == ["absorbed"] * 12
-        assert counts.slowed == 0
+        assert metrics.WRITEBACK_SLOWED_DOWN.value("back") == 0
 
-    with_client(tmp_path, scenario, slot(buffer_full="slow-down"), bounds=counts)
+    with_client(tmp_path, scenario, slot(when_buffer_full="slow-down"))
 
 
-def test_a_slow_body_loses_its_room_to_those_who_wait(
-    tmp_path: Path, counts: Counts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_body_loses_its_room_to_those_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And to nobody else: where there is room for all, a body may be slow."""
     monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_SECONDS", 20.0)
 
@@ -175,10 +156,10 @@ def test_a_slow_body_loses_its_room_to_those_who_wait(
         monkeypatch.undo()
         assert await waiting[0] == "absorbed"
 
-    with_client(tmp_path, scenario, slot(buffer_full="slow-down"), bounds=counts)
+    with_client(tmp_path, scenario, slot(when_buffer_full="slow-down"))
 
 
-def test_many_bodies_at_once_never_exceed_the_size(tmp_path: Path, counts: Counts) -> None:
+def test_many_bodies_at_once_never_exceed_the_size(tmp_path: Path) -> None:
     """Room is taken before bytes are: twenty bodies that begin together get what three can have."""
 
     async def scenario(client: Client) -> None:
@@ -187,7 +168,7 @@ def test_many_bodies_at_once_never_exceed_the_size(tmp_path: Path, counts: Count
         assert sorted(answers) == ["absorbed"] * 3 + ["forwarded"] * 17
         assert client.buffer.look(lambda tx: tx.files.usage("back")) == Usage(90 * KIB, 3)
 
-    with_client(tmp_path, scenario, slot(), bounds=counts)
+    with_client(tmp_path, scenario, slot())
 
 
 def test_no_byte_is_asked_for_before_there_is_room(tmp_path: Path) -> None:
@@ -225,7 +206,7 @@ def test_no_byte_is_asked_for_before_there_is_room(tmp_path: Path) -> None:
         await client.gateway.app(scope, receive, send)
         assert statuses[0] == 503
 
-    with_client(tmp_path, scenario, slot(buffer_full="slow-down"))
+    with_client(tmp_path, scenario, slot(when_buffer_full="slow-down"))
 
 
 @pytest.mark.parametrize("refusal", [{"Content-MD5": "MTIzNDU2Nzg5MDEyMzQ1Ng=="}, {"x-amz-checksum-crc32": "AAAAAA=="}])
@@ -241,32 +222,30 @@ def test_a_body_that_is_refused_gives_its_room_back(tmp_path: Path, refusal: dic
     with_client(tmp_path, scenario, slot())
 
 
-def test_acknowledgements_slow_down_before_the_buffer_is_full(
-    tmp_path: Path, counts: Counts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_acknowledgements_slow_down_before_the_buffer_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From three quarters on, and no earlier; for no longer than a client bears."""
     monkeypatch.setattr(backpressure, "DELAY_SECONDS_MAX", 0.2)
 
     async def scenario(client: Client) -> None:
         await client.learn()
         await put(client, "k1", 70 * KIB)
-        assert counts.paced_seconds == 0
+        assert counted(metrics.WRITEBACK_PACED_SECONDS) == 0
         await asyncio.sleep(0.05)
         await put(client, "k2", 20 * KIB)
-        assert 0 < counts.paced_seconds <= 0.2
+        assert 0 < counted(metrics.WRITEBACK_PACED_SECONDS) <= 0.2
 
-    with_client(tmp_path, scenario, slot(), bounds=counts)
+    with_client(tmp_path, scenario, slot())
 
 
-def test_beyond_the_exposure_writes_go_through(tmp_path: Path, counts: Counts) -> None:
-    """What only this node has stays below `exposure`, also with slow-down; nobody waits for it."""
+def test_beyond_the_exposure_writes_go_through(tmp_path: Path) -> None:
+    """What only this node has stays below `max_unflushed_bytes`, also with slow-down; nobody waits for it."""
 
     async def scenario(client: Client) -> None:
         await client.learn()
         assert await put(client, "k1", 30 * KIB) == "absorbed"
         assert await put(client, "k2", 30 * KIB) == "forwarded"
         assert await put(client, "k3", 10 * KIB) == "absorbed"
-        assert counts.through == ["exposure-bytes"]
+        assert through() == {"exposure-bytes": 1}
         upload_id = await client.create("back/m")
         assert upload_id not in client.origin.buckets["bucket"].uploads
         etag = await client.part("back/m", upload_id, 1, bytes(20 * KIB))
@@ -274,11 +253,11 @@ def test_beyond_the_exposure_writes_go_through(tmp_path: Path, counts: Counts) -
         await client.complete("back/m", upload_id, {1: etag})
         assert client.origin.data("bucket", "back/m") == bytes(20 * KIB)
 
-    with_client(tmp_path, scenario, slot(exposure_bytes_max=50 * KIB, buffer_full="slow-down"), bounds=counts)
+    with_client(tmp_path, scenario, slot(unflushed_bytes_max=50 * KIB, when_buffer_full="slow-down"))
 
 
-def test_while_something_old_is_only_here_writes_go_through(tmp_path: Path, counts: Counts) -> None:
-    """`exposure_age`: until the flush has caught up. Uploads are begun at the origin alone then, copies too."""
+def test_while_something_old_is_only_here_writes_go_through(tmp_path: Path) -> None:
+    """`max_unflushed_age`: until the flush has caught up. Uploads are begun at the origin alone then, copies too."""
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -291,9 +270,9 @@ def test_while_something_old_is_only_here_writes_go_through(tmp_path: Path, coun
             copied = await client.ask("PUT", "back/copy", headers={"x-amz-copy-source": "bucket/back/k1"})
         assert copied.headers["x-forebay-cache"] == "forwarded"
         assert await put(client, "k3", 10) == "absorbed"
-        assert set(counts.through) == {"exposure-age"}
+        assert set(through()) == {"exposure-age"}
 
-    with_client(tmp_path, scenario, slot(exposure_age_seconds_max=0.25), bounds=counts)
+    with_client(tmp_path, scenario, slot(unflushed_age_seconds_max=0.25))
 
 
 async def upload(client: Client, name: str, sizes: list[int]) -> tuple[str, dict[int, str], dict[int, bytes]]:
@@ -303,12 +282,12 @@ async def upload(client: Client, name: str, sizes: list[int]) -> tuple[str, dict
     return upload_id, etags, bodies
 
 
-def test_an_upload_larger_than_the_buffer_succeeds(tmp_path: Path, counts: Counts) -> None:
+def test_an_upload_larger_than_the_buffer_succeeds(tmp_path: Path) -> None:
     """Its parts go where there is room: here, or to the origin's upload. The 200 of Complete is the origin's then."""
 
     async def scenario(client: Client) -> None:
         upload_id, etags, bodies = await upload(client, "back/m", [PART_BYTES] * 3 + [17])
-        assert counts.through == ["full", "full"]
+        assert through() == {"full": 2}
         assert client.origin.count(Operation.UPLOAD_PART) == 2
         listed = await client.ask("GET", f"back/m?uploadId={upload_id}")
         assert listed.body.count(b"<Part>") == 4
@@ -325,7 +304,7 @@ def test_an_upload_larger_than_the_buffer_succeeds(tmp_path: Path, counts: Count
         assert list(client.buffer.staging.names()) == []
         assert not client.origin.buckets["bucket"].uploads
 
-    with_client(tmp_path, scenario, slot(PART_BYTES + 100), bounds=counts)
+    with_client(tmp_path, scenario, slot(PART_BYTES + 100))
 
 
 def test_complete_checks_parts_at_the_origin_as_others(tmp_path: Path) -> None:
@@ -389,7 +368,7 @@ def test_an_aborted_upload_leaves_nothing_at_the_origin(tmp_path: Path) -> None:
     with_client(tmp_path, scenario, slot())
 
 
-def test_with_the_origin_away_a_full_buffer_slows_down(tmp_path: Path, counts: Counts) -> None:
+def test_with_the_origin_away_a_full_buffer_slows_down(tmp_path: Path) -> None:
     """Nothing could go through: parts, with an upload at the origin or none, are told to come again."""
 
     async def scenario(client: Client) -> None:
@@ -400,13 +379,13 @@ def test_with_the_origin_away_a_full_buffer_slows_down(tmp_path: Path, counts: C
         for name, one in (("back/begun", upload_id), ("back/here", here)):
             target = f"{name}?partNumber=2&uploadId={one}"
             assert b"SlowDown" in (await client.ask("PUT", target, bytes(80 * KIB), status=503)).body
-        assert counts.slowed == 2
+        assert metrics.WRITEBACK_SLOWED_DOWN.value("back") == 2
         away.times = 0
         etag = await client.part("back/begun", upload_id, 2, bytes(80 * KIB))
         await client.complete("back/begun", upload_id, {2: etag})
         assert client.origin.data("bucket", "back/begun") == bytes(80 * KIB)
 
-    with_client(tmp_path, scenario, slot(), bounds=counts)
+    with_client(tmp_path, scenario, slot())
 
 
 def test_checksums_of_parts_at_the_origin_are_known(tmp_path: Path) -> None:
@@ -451,9 +430,7 @@ def test_parts_at_the_origin_are_remembered_by_the_next_process(tmp_path: Path) 
     with_client(tmp_path, second, slot(PART_BYTES + 5), origin=found[0])
 
 
-def test_a_disk_that_has_just_failed_is_left_alone(
-    tmp_path: Path, counts: Counts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_has_just_failed_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """503 for the write that met it, nothing of it acknowledged; those after it go through; then it is tried again."""
     monkeypatch.setattr("gateway.writeback.bounds.bounds.TROUBLE_SECONDS", 0.5)
 
@@ -469,8 +446,8 @@ def test_a_disk_that_has_just_failed_is_left_alone(
         assert client.pending("back/k1") is None
         assert list(client.buffer.staging.names()) == []
         assert await put(client, "k2", 10) == "forwarded"
-        assert counts.through == ["disk"]
+        assert through() == {"disk": 1}
         await asyncio.sleep(0.5)
         assert await put(client, "k3", 10) == "absorbed"
 
-    with_client(tmp_path, scenario, slot(), bounds=counts)
+    with_client(tmp_path, scenario, slot())

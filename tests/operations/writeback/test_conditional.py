@@ -121,8 +121,8 @@ def test_the_parts_are_those_that_complete_names(tmp_path: Path) -> None:
 
     async def scenario(client: Client) -> None:
         upload_id, etags, content = await uploaded(client)
-        reached, go_on = asyncio.Event(), asyncio.Event()
-        client.origin.inject(on(Operation.UPLOAD_PART), Hold(go_on, reached))
+        reached, resume = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(Operation.UPLOAD_PART), Hold(resume, reached))
         under_way = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
         await reached.wait()
         again = f"back/m?partNumber=1&uploadId={upload_id}"
@@ -132,7 +132,7 @@ def test_the_parts_are_those_that_complete_names(tmp_path: Path) -> None:
         await client.ask("PUT", "there", b"source")
         await client.ask("PUT", again, headers=copied, status=503)
         await client.part("back/m", upload_id, 99, b"another")
-        go_on.set()
+        resume.set()
         answer = await under_way
         assert client.origin.data("bucket", "back/m") == content
         assert etag_of_result(answer.body) == client.origin.buckets["bucket"].object("back/m").etag
@@ -146,12 +146,12 @@ def test_what_the_origin_may_have_done_is_written_down(tmp_path: Path) -> None:
     async def scenario(client: Client) -> None:
         upload_id, etags, _ = await uploaded(client)
         assert not is_asked_for(client, upload_id)
-        reached, go_on = asyncio.Event(), asyncio.Event()
-        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(go_on, reached))
+        reached, resume = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(resume, reached))
         under_way = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
         await reached.wait()
         assert is_asked_for(client, upload_id)
-        go_on.set()
+        resume.set()
         await under_way
         assert not is_asked_for(client, upload_id)
 
@@ -201,14 +201,14 @@ def test_an_abort_waits_for_a_complete_that_is_under_way(tmp_path: Path, *, hold
         if not holds:
             client.origin.put("bucket", "back/m", b"theirs")
         upload_id, etags, content = await uploaded(client)
-        reached, go_on = asyncio.Event(), asyncio.Event()
-        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(go_on, reached))
+        reached, resume = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(resume, reached))
         under_way = asyncio.create_task(completed(client, upload_id, etags))
         await reached.wait()
         aborting = asyncio.create_task(call(client.gateway.app, "DELETE", f"/bucket/back/m?uploadId={upload_id}"))
         await asyncio.wait([aborting], timeout=0.2)
         assert is_asked_for(client, upload_id)
-        go_on.set()
+        resume.set()
         assert (await aborting).status == (404 if holds else 204)
         assert (await under_way).status in ({200} if holds else {404, 412})  # whoever hears of it first
         await client.flush()
@@ -224,12 +224,12 @@ def test_an_abort_of_what_takes_too_long_is_to_be_tried_again(tmp_path: Path, mo
 
     async def scenario(client: Client) -> None:
         upload_id, etags, _ = await uploaded(client)
-        reached, go_on = asyncio.Event(), asyncio.Event()
-        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(go_on, reached))
+        reached, resume = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(resume, reached))
         under_way = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
         await reached.wait()
         await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=503)
-        go_on.set()
+        resume.set()
         await under_way
 
     with_client(tmp_path, scenario)
@@ -276,9 +276,9 @@ def test_what_it_has_done_while_nobody_listened_is_found_out(tmp_path: Path) -> 
     async def before(client: Client) -> None:
         nonlocal upload_id, etags, content
         upload_id, etags, content = await uploaded(client)
-        reached, go_on = asyncio.Event(), asyncio.Event()
+        reached, resume = asyncio.Event(), asyncio.Event()
         client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable(late=True))
-        client.origin.inject(on(Operation.HEAD_OBJECT), Hold(go_on, reached))
+        client.origin.inject(on(Operation.HEAD_OBJECT), Hold(resume, reached))
         under_way = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
         await reached.wait()
         under_way.cancel()
@@ -334,15 +334,15 @@ def test_a_complete_is_answered_with_what_the_origin_has_made(tmp_path: Path, *,
 
     async def scenario(client: Client) -> None:
         upload_id, etags, _ = await uploaded(client)
-        reached, go_on = asyncio.Event(), asyncio.Event()
-        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(go_on, reached))
+        reached, resume = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(resume, reached))
         if late:
             client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable(late=True))
         first = asyncio.create_task(completed(client, upload_id, {1: etags[1]}))
         await reached.wait()
         second = asyncio.create_task(completed(client, upload_id, etags))
         await asyncio.wait([first], timeout=5.0)  # it is told that another has asked, or waits
-        go_on.set()
+        resume.set()
         answers = await asyncio.gather(first, second)
         stored = client.origin.buckets["bucket"].object("back/m").etag
         assert {etag_of_result(answer.body) for answer in answers if etag_of_result(answer.body)} <= {stored}

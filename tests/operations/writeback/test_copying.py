@@ -43,12 +43,12 @@ def test_a_copy_whose_source_reaches_the_origin_meanwhile_is_made_there(tmp_path
     async def scenario(client: Client) -> None:
         await client.learn()
         await client.ask("PUT", "back/a", b"content", METADATA)
-        go_on, reached = asyncio.Event(), asyncio.Event()
-        client.origin.inject(on(Operation.HEAD_OBJECT, key="back/b"), Hold(go_on, reached))
+        resume, reached = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(Operation.HEAD_OBJECT, key="back/b"), Hold(resume, reached))
         copying = asyncio.create_task(client.ask("PUT", "back/b", headers=SOURCE))
         await reached.wait()
         await client.flush()
-        go_on.set()
+        resume.set()
         assert (await copying).headers["x-forebay-cache"] == "forwarded"
         assert client.origin.data("bucket", "back/b") == b"content"
         assert (await client.ask("GET", "back/b")).body == b"content"

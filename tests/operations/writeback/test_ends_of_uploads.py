@@ -46,15 +46,15 @@ def test_a_late_complete_brings_back_nothing(tmp_path: Path, monkeypatch: pytest
         second = asyncio.create_task(client.complete("back/m", upload_id, etags))
         await late.reached.wait()
         first = await client.complete("back/m", upload_id, etags)
-        sending, go_on = asyncio.Event(), asyncio.Event()
-        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(go_on, sending))
+        sending, resume = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(resume, sending))
         async with client.flushing():
             await sending.wait()  # so its files are still there
             await client.ask("PUT", "back/m", b"new")
             late.go.set()
             assert (await second).body == first.body
             assert (await client.ask("GET", "back/m")).body == b"new"
-            go_on.set()
+            resume.set()
             await eventually(lambda: client.pending("back/m") is None)
         assert client.origin.data("bucket", "back/m") == b"new"
 
@@ -67,15 +67,15 @@ def test_what_is_completed_has_an_objects_turn(tmp_path: Path, effect: Answer | 
 
     async def scenario(client: Client) -> None:
         upload_id, etags = await uploaded(client, "back/m", b"body")
-        sending, go_on = asyncio.Event(), asyncio.Event()
-        client.origin.inject(on(Operation.UPLOAD_PART, key="back/m"), Hold(go_on, sending))
+        sending, resume = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(Operation.UPLOAD_PART, key="back/m"), Hold(resume, sending))
         if effect is not None:
             client.origin.inject(on(Operation.UPLOAD_PART, key="back/m"), effect)
         async with client.flushing():
             await sending.wait()
             await client.complete("back/m", upload_id, etags)
             client.reconciler.flushes = False
-            go_on.set()
+            resume.set()
             await client.reconciler.drain()
         write = client.pending("back/m")
         assert write is not None

@@ -361,9 +361,9 @@ BOUNDS = st.sampled_from(
         SLOTS,
         bounded(12),
         bounded(PART_BYTES + 4),
-        bounded(PART_BYTES + 4, buffer_full="slow-down"),
-        bounded(2 * PART_BYTES, exposure_bytes_max=PART_BYTES + 2),
-        bounded(2 * PART_BYTES, exposure_age_seconds_max=1.0),
+        bounded(PART_BYTES + 4, when_buffer_full="slow-down"),
+        bounded(2 * PART_BYTES, unflushed_bytes_max=PART_BYTES + 2),
+        bounded(2 * PART_BYTES, unflushed_age_seconds_max=1.0),
     ]
 )
 

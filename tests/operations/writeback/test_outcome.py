@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.core.errors import OriginBodyError
 from gateway.core.model import BodyStream
 from gateway.operations.context import Response
-from gateway.operations.writeback.write_through import QUIET_SECONDS, told_by_document
+from gateway.operations.writeback.write_through import QUIET_SECONDS, retried_until_final_document
 from gateway.s3.results import RESULT_SIZE_BYTES_MAX
 from tests.support.manual_clock import ManualClock
 
@@ -42,7 +42,7 @@ class Told:
 
     async def answer(self) -> Response:
         reply = Response(200, [("x-amz-version-id", "7"), ("content-length", "9")], self._body())
-        telling = asyncio.create_task(told_by_document(reply, self.note, self.clock))
+        telling = asyncio.create_task(retried_until_final_document(reply, self.note, self.clock))
         while not telling.done():
             await self.clock.advance(QUIET_SECONDS / 2)
         return await telling

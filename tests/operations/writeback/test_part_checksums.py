@@ -116,6 +116,29 @@ def test_a_checksum_of_the_whole_is_verified_by_somebody(
     with_client(tmp_path, scenario)
 
 
+@pytest.mark.parametrize(
+    ("create", "said"),
+    [({}, "COMPOSITE"), (FULL, "COMPOSITE"), (COMPOSITE, "FULL_OBJECT"), (COMPOSITE, "full_object"), (FULL, "BOTH")],
+    ids=str,
+)
+@pytest.mark.parametrize("condition", [{}, {"If-None-Match": "*"}], ids=str)
+def test_another_type_of_checksum_than_creates_is_refused_here(
+    tmp_path: Path, create: dict[str, str], said: str, condition: dict[str, str]
+) -> None:
+    """As S3 refuses it: not every origin does, so none is asked."""
+
+    async def scenario(client: Client) -> None:
+        upload_id = await client.create("back/m", create)
+        checksum = {"x_amz_checksum_crc32": crc32_of(b"x")} if create else {}
+        etags = {1: await client.part("back/m", upload_id, 1, b"x", **checksum)}
+        answer = await client.complete("back/m", upload_id, etags, 400, {"x-amz-checksum-type": said, **condition})
+        assert b"<Code>InvalidRequest</Code>" in answer.body
+        assert client.origin.count(Operation.COMPLETE_MULTIPART_UPLOAD) == 0
+        await client.complete("back/m", upload_id, etags)
+
+    with_client(tmp_path, scenario)
+
+
 @pytest.mark.parametrize("in_trailer", [False, True])
 def test_a_part_past_a_full_buffer_carries_no_checksum_that_was_not_announced(
     tmp_path: Path, *, in_trailer: bool

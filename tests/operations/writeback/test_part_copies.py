@@ -15,10 +15,11 @@ import pytest
 from gateway.s3.headers import format_http_date
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
-from gateway.writeback.bounds.bounds import SilentBoundsObserver
+from gateway.telemetry import metrics
 from gateway.writeback.journal.records import Part
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
+from tests.support.counting import on_count
 from tests.support.memory_origin.faults import Answer, CutBody, Effect, Fault, Hold, Unreachable, on
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client
 
@@ -222,12 +223,12 @@ def test_a_part_is_of_one_version_of_its_source(tmp_path: Path) -> None:
         outage = away(client)
         upload_id = await client.create("back/m")
         outage.times = 0
-        reached, go_on = asyncio.Event(), asyncio.Event()
-        client.origin.inject(on(Operation.GET_OBJECT), Hold(go_on, reached))
+        reached, resume = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(Operation.GET_OBJECT), Hold(resume, reached))
         copying = asyncio.create_task(copied(client, upload_id, 1, "source", 503))
         await reached.wait()
         client.origin.put("bucket", "source", b"another")
-        go_on.set()
+        resume.set()
         await copying
         assert list(client.buffer.staging.names()) == []
         etag, _ = await copied(client, upload_id, 1, "source")
@@ -258,22 +259,12 @@ def test_a_source_that_breaks_off_leaves_nothing(tmp_path: Path, effect: Effect)
     with_client(tmp_path, scenario)
 
 
-class Told(SilentBoundsObserver):
-    """Says when a write has met a full buffer."""
-
-    def __init__(self) -> None:
-        self.full = asyncio.Event()
-
-    def went_through(self, slot: str, reason: str) -> None:
-        if reason == "full":
-            self.full.set()
-
-
 def test_without_room_the_origin_copies_what_is_pending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once it has it. Into an upload that it does not have it cannot: SlowDown, with the time to wait."""
     monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
     slots = [replace(SLOTS[0], buffer_bytes=100_000)]
-    told = Told()
+    full = asyncio.Event()
+    on_count(monkeypatch, metrics.WRITEBACK_THROUGH, lambda _, __, reason: full.set() if reason == "full" else None)
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -286,14 +277,14 @@ def test_without_room_the_origin_copies_what_is_pending(tmp_path: Path, monkeypa
         assert b"<Code>SlowDown</Code>" in refused.body
         assert int(refused.headers["retry-after"]) >= 1
         outage.times = 0
-        client.origin.inject(on(Operation.PUT_OBJECT, key="back/source"), Hold(told.full))
+        client.origin.inject(on(Operation.PUT_OBJECT, key="back/source"), Hold(full))
         async with client.flushing():
             etag, answer = await copied(client, upload_id, 1, "back/source")
         assert (answer.headers["x-forebay-cache"], answer.headers["x-forebay-not-absorbed"]) == ("forwarded", "full")
         await client.complete("back/m", upload_id, {1: etag})
         assert client.origin.data("bucket", "back/m") == content
 
-    with_client(tmp_path, scenario, slots, bounds=told)
+    with_client(tmp_path, scenario, slots)
 
 
 def test_errors_of_the_copy_are_the_origins(tmp_path: Path) -> None:

@@ -228,12 +228,12 @@ def test_what_a_complete_makes_is_of_the_time_when_it_is_made(tmp_path: Path) ->
         await client.learn()
         first = await client.create(AT.key)
         etags = {1: await client.part(AT.key, first, 1, b"x" * PART_BYTES)}
-        reached, go_on = asyncio.Event(), asyncio.Event()
-        client.origin.inject(on(COMPLETE), Hold(go_on, reached))
+        reached, resume = asyncio.Event(), asyncio.Event()
+        client.origin.inject(on(COMPLETE), Hold(resume, reached))
         completing = asyncio.create_task(client.complete(AT.key, first, etags, headers={"If-None-Match": "*"}))
         await reached.wait()
         second = await client.create(AT.key)
-        go_on.set()
+        resume.set()
         await completing
         await client.complete(AT.key, second, {1: await client.part(AT.key, second, 1, b"last")})
         await client.flush()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.core.errors import OriginBusy
-from gateway.origin.http1_client.client import Claim, FairShares
+from gateway.origin.http1_client.client import Claim, ConnectionShares
 
 
 async def _settled() -> None:
@@ -17,7 +17,7 @@ async def _settled() -> None:
         await asyncio.sleep(0)
 
 
-def _waiting(shares: FairShares, claims: Sequence[Claim], order: list[Claim]) -> list[asyncio.Task[None]]:
+def _waiting(shares: ConnectionShares, claims: Sequence[Claim], order: list[Claim]) -> list[asyncio.Task[None]]:
     async def take(claim: Claim) -> None:
         await shares.take(claim)
         order.append(claim)
@@ -30,7 +30,7 @@ def test_a_quarter_is_left_to_others(total: int) -> None:
     """However much one account asks for, brief or lasting; another one is served at once."""
 
     async def scenario() -> None:
-        shares, order = FairShares(total, 5.0), list[Claim]()
+        shares, order = ConnectionShares(total, 5.0), list[Claim]()
         greedy = [Claim("a", is_lasting=bool(number % 2)) for number in range(3 * total)]
         tasks = _waiting(shares, greedy, order)
         await _settled()
@@ -48,7 +48,7 @@ def test_lasting_claims_of_many_accounts_leave_a_quarter_too() -> None:
     """Uploads last as long as their clients like: readers do not wait for them."""
 
     async def scenario() -> None:
-        shares, order = FairShares(8, 5.0), list[Claim]()
+        shares, order = ConnectionShares(8, 5.0), list[Claim]()
         tasks = _waiting(shares, [Claim(str(number), is_lasting=True) for number in range(20)], order)
         await _settled()
         assert len(order) == 6
@@ -64,14 +64,14 @@ def test_accounts_take_turns_and_within_one_who_came_first_is_first() -> None:
     """A thousand requests of one do not come before one of another."""
 
     async def scenario() -> None:
-        shares, order = FairShares(1, 5.0), list[Claim]()
+        shares, order = ConnectionShares(1, 5.0), list[Claim]()
         await shares.take(Claim("held"))
         tasks = _waiting(shares, [Claim("a")] * 4 + [Claim("b")] * 2 + [Claim("c")], order)
         await _settled()
-        shares.give_back(Claim("held"))
+        shares.release(Claim("held"))
         for _ in range(7):
             await _settled()
-            shares.give_back(order[-1])
+            shares.release(order[-1])
         await asyncio.gather(*tasks)
         assert [claim.account for claim in order] == ["a", "b", "c", "a", "b", "a", "a"]
 
@@ -82,11 +82,11 @@ def test_the_wait_is_bounded() -> None:
     """Then it is SlowDown; nothing was taken."""
 
     async def scenario() -> None:
-        shares = FairShares(1, 0.05)
+        shares = ConnectionShares(1, 0.05)
         await shares.take(Claim("a"))
         with pytest.raises(OriginBusy):
             await shares.take(Claim("b"))
-        shares.give_back(Claim("a"))
+        shares.release(Claim("a"))
         assert shares.granted == 0
         await shares.take(Claim("b"))
 
@@ -99,7 +99,7 @@ def test_nothing_is_lost_whoever_leaves_when(seed: int) -> None:
     rng = random.Random(seed)
 
     async def scenario() -> None:
-        shares = FairShares(4, 5.0)
+        shares = ConnectionShares(4, 5.0)
 
         async def work(claim: Claim) -> None:
             await shares.take(claim)
@@ -107,7 +107,7 @@ def test_nothing_is_lost_whoever_leaves_when(seed: int) -> None:
                 for _ in range(rng.randrange(3)):
                     await asyncio.sleep(0)
             finally:
-                shares.give_back(claim)
+                shares.release(claim)
 
         tasks = set[asyncio.Task[None]]()
         for _ in range(500):

@@ -49,11 +49,11 @@ def test_a_name_is_a_checkpoint_and_no_beginning_of_others(tmp_path: Path) -> No
     async def scenario(harness: AdminHarness) -> None:
         await put(harness, "step-1/a", "step-1/b/c", "step-1", "step-10/a", "step-1.pt", "step-1-optim/a")
         begun = await harness.admin.flush(asked("step-1"))
-        assert (begun["objects"], begun["is_name"]) == (3, True)
-        assert (await harness.admin.progress(asked("step-1"), begun["through"], is_name=True))["objects"] == 3
-        assert (await harness.admin.flush(asked("step-1/")))["objects"] == 2
-        assert (await harness.admin.flush(asked("step-")))["objects"] == 6
-        assert (await harness.admin.flush(asked("step-1.pt")))["objects"] == 1
+        assert (begun.objects, begun.is_name) == (3, True)
+        assert (await harness.admin.progress(asked("step-1"), begun.through, is_name=True)).objects == 3
+        assert (await harness.admin.flush(asked("step-1/"))).objects == 2
+        assert (await harness.admin.flush(asked("step-"))).objects == 6
+        assert (await harness.admin.flush(asked("step-1.pt"))).objects == 1
 
     with_harness(tmp_path, scenario)
 
@@ -71,10 +71,10 @@ def test_what_is_at_the_origin_already_is_a_name_too(tmp_path: Path) -> None:
         await put(harness, "step-10/a", "step-20/a", "latest-one", "step-30/a")
         for name in ("step-1", "step-2", "latest"):
             begun = await harness.admin.flush(asked(name))
-            assert (begun["objects"], begun["is_name"]) == (0, True), name
-        assert (await harness.admin.flush(asked("step-3")))["objects"] == 1
+            assert (begun.objects, begun.is_name) == (0, True), name
+        assert (await harness.admin.flush(asked("step-3"))).objects == 1
         harness.buffer.origin.inject(on(), Unreachable(), times=None)
-        assert (await harness.admin.flush(asked("step-2")))["objects"] == 1  # nobody knows: more is waited for
+        assert (await harness.admin.flush(asked("step-2"))).objects == 1  # nobody knows: more is waited for
 
     with_harness(tmp_path, scenario)
 
@@ -110,14 +110,14 @@ def test_a_flush_says_what_manifests_wait_for(tmp_path: Path) -> None:
     async def scenario(harness: AdminHarness) -> None:
         await until_it_waits(harness)
         left = await harness.admin.flush(asked("step-1"))
-        assert (left["objects"], left["awaiting_files"], left["files_missing"], left["failing"]) == (1, 1, 1, 0)
+        assert (left.objects, left.awaiting_files, left.files_missing, left.failing) == (1, 1, 1, 0)
         page = await harness.admin.objects(Prefix("bucket"), "", 10)
         reason = "waits for 1 file of 2 that it names, such as s3://bucket/step-1/b.safetensors"
-        assert [one["reason"] for one in page["objects"]] == [reason]
+        assert [one.reason for one in page.objects] == [reason]
         harness.buffer.origin.put("bucket", "step-1/b.safetensors", b"theirs")
         await harness.admin.flush(asked("step-1"))
         await harness.buffer.flushed()
-        assert (await harness.progress())["awaiting_files"] == 0
+        assert (await harness.progress()).awaiting_files == 0
         assert harness.buffer.observer.failures == []
 
     with_harness(tmp_path, scenario)

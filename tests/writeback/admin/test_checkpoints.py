@@ -13,14 +13,16 @@ import pytest
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
+from gateway.telemetry import metrics
 from gateway.writeback.admin import checkpoints as report
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow
 from gateway.writeback.admin.checkpoints import LOOK_SECONDS, STATES, CheckpointsReport
 from gateway.writeback.admin.writeback_admin import NoWriteback
-from gateway.writeback.checkpoints.reads import Pass, checkpoint_id, file_id
+from gateway.writeback.checkpoints.reads import ReadPass, checkpoint_id, file_id
 from gateway.writeback.checkpoints.state import STALLED_SECONDS
 from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
 from gateway.writeback.order import with_order
+from tests.support.counting import counted
 from tests.support.flushing import HEADERS, PART_BYTES
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.faults import Answer, on
@@ -69,8 +71,7 @@ async def shown(
     harness: AdminHarness, prefix: Prefix = EVERYTHING, states: tuple[str, ...] = ()
 ) -> list[dict[str, Any]]:
     page = await harness.admin.checkpoints(prefix, "", 100, states)
-    found: list[dict[str, Any]] = page["checkpoints"]
-    return found
+    return [one.document() for one in page.checkpoints]
 
 
 async def state(harness: AdminHarness, prefix: str) -> str:
@@ -141,8 +142,7 @@ def test_where_there_is_no_checkpoint_it_is_told_what_there_is(tmp_path: Path) -
     async def scenario(harness: AdminHarness) -> None:
         async def ungrouped(prefix: str, after: str = "", states: tuple[str, ...] = ()) -> dict[str, Any] | None:
             page = await harness.admin.checkpoints(Prefix("bucket", prefix), after, 100, states)
-            found: dict[str, Any] | None = page["ungrouped"]
-            return found
+            return None if page.ungrouped is None else page.ungrouped.document()
 
         await harness.buffer.learn()
         assert await ungrouped("") is None
@@ -153,7 +153,8 @@ def test_where_there_is_no_checkpoint_it_is_told_what_there_is(tmp_path: Path) -
         assert await ungrouped("x/", states=("failed",)) is None
         assert await ungrouped("z/") is None
         everything = await harness.admin.checkpoints(EVERYTHING, "", 100, ())
-        assert everything["ungrouped"]["objects"] == 3
+        assert everything.ungrouped is not None
+        assert everything.ungrouped.objects == 3
         await save(harness, 1)
         assert await ungrouped("run/") is None
         assert await ungrouped("") is None, "there is a checkpoint"
@@ -246,10 +247,10 @@ def test_checkpoints_come_in_pages(tmp_path: Path) -> None:
             found, after = [], ""
             while True:
                 page = await harness.admin.checkpoints(Prefix.parse("s3://"), after, count, ["writing"])
-                found += [(one["bucket"], one["prefix"]) for one in page["checkpoints"]]
-                if page["next"] is None:
+                found += [(one.bucket, one.prefix) for one in page.checkpoints]
+                if page.next is None:
                     break
-                after = page["next"]
+                after = page.next
             assert found == sorted(
                 [*((one.bucket, one.key.removesuffix("x")) for one in names), ("bucket", "z/ckpt-7.pt")]
             )
@@ -302,21 +303,17 @@ def test_the_same_name_saved_again_is_shown_as_that_save(tmp_path: Path) -> None
 
 def test_checkpoints_are_counted_by_slot_and_state(tmp_path: Path) -> None:
     """Every state, also where there is none; again and again."""
-    told: dict[tuple[str, str], int] = {}
-
-    class Observer:
-        def checkpoints(self, slot: str, state: str, count: int) -> None:
-            told[slot, state] = count
+    told = metrics.CHECKPOINTS.kept
 
     async def scenario(harness: AdminHarness) -> None:
-        watching = asyncio.create_task(harness.admin.report.watch(["slot", "idle"], Observer()))
+        watching = asyncio.create_task(harness.admin.report.watch(["slot", "idle"]))
         await save(harness, 1)
-        await harness.buffer.until(lambda: told.get(("slot", "acknowledged")) == 1)
-        assert set(told) == {(slot, state) for slot in ("slot", "idle") for state in STATES}
-        assert sum(told.values()) == 1
+        await harness.buffer.until(lambda: metrics.CHECKPOINTS.value("slot", "acknowledged") == 1)
+        assert set(told()) == {(slot, state) for slot in ("slot", "idle") for state in STATES}
+        assert counted(metrics.CHECKPOINTS) == 1
         await harness.buffer.delete(key("run/step-1/.metadata"))
         await harness.buffer.clock.advance(LOOK_SECONDS)
-        await harness.buffer.until(lambda: told["slot", "acknowledged"] == 0)
+        await harness.buffer.until(lambda: metrics.CHECKPOINTS.value("slot", "acknowledged") == 0)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
 
@@ -325,11 +322,7 @@ def test_checkpoints_are_counted_by_slot_and_state(tmp_path: Path) -> None:
 
 def test_without_a_buffer_there_are_none() -> None:
     """And nobody is refused."""
-    assert asyncio.run(NoWriteback().checkpoints(EVERYTHING, "", 1, [])) == {
-        "checkpoints": [],
-        "next": None,
-        "ungrouped": None,
-    }
+    assert asyncio.run(NoWriteback().checkpoints(EVERYTHING, "", 1, [])).checkpoints == []
 
 
 class SlowQueries(CheckpointQueries):
@@ -377,7 +370,7 @@ def test_a_stalled_restore_is_shown(tmp_path: Path) -> None:
         await save(harness, 2)
         of_checkpoint, now = checkpoint_id("bucket", "run/step-1/"), harness.buffer.clock.now()
         first = file_id(of_checkpoint, "run/step-1/__0_0.distcp")
-        harness.admin.report.reads = lambda: {of_checkpoint: {first: [Pass(1, now, now)]}}
+        harness.admin.report.reads = lambda: {of_checkpoint: {first: [ReadPass(1, now, now)]}}
         reading, other = await shown(harness)
         assert (reading["restore"]["state"], other["restore"]) == ("reading", None)
         await harness.buffer.clock.advance(60.0)
@@ -432,8 +425,8 @@ def test_a_page_has_a_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         after: Any = ""
         for _ in range(3):
             page = await harness.admin.checkpoints(EVERYTHING, after, 100, ())
-            [one], after = page["checkpoints"], page["next"]
-            found.append(one["prefix"])
+            [one], after = page.checkpoints, page.next
+            found.append(one.prefix)
         assert (found, after) == ([f"run/step-{step}/" for step in range(3)], None)
 
     with_harness(tmp_path, scenario)

@@ -75,7 +75,7 @@ class World:
         """Let time pass until nothing is left but conflicts and what waits behind them."""
         for _ in range(10_000):
             left = await self.harness.progress()
-            if left["objects"] == left["stuck"]:
+            if left.objects == left.stuck:
                 return
             await self.harness.buffer.clock.advance(0.3)
             await asyncio.sleep(0.001)
@@ -87,7 +87,7 @@ class World:
         except (NothingPending, NotToBeDecided):
             return
         if decision == "keep-ours":
-            self.agreed.add((name, decided["etag_at_origin"]))
+            self.agreed.add((name, decided.etag_at_origin))
 
     def check(self) -> None:
         """Every write of the node that the origin has taken was of something that might be overwritten, or our own."""

@@ -11,7 +11,6 @@ import pytest
 
 from gateway.core.clock import Moment
 from gateway.telemetry import metrics
-from gateway.telemetry.metric_observers import WritebackMetrics
 from gateway.writeback.admin.monitor import LOOK_SECONDS, STATES, PendingMonitor
 from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.flushing.state import OTHERS
@@ -42,28 +41,37 @@ class Monitored:
 
     def __init__(self, path: Path) -> None:
         self.harness = AdminHarness(path)
-        self.problems: dict[tuple[str, str], int] = {}
-        self.conflict_ages: dict[str, float] = {}
-        self.uploads: dict[str, tuple[int, int, float]] = {}
-        self.journal: tuple[int, int, int] | None = None
         self._overview = PendingQueries(path / "seen")
         self._path = path
         self._clock = LookingClock(self.harness.buffer.clock)
-        monitor = PendingMonitor(self._overview, ["slot"], self._clock, self)
+        monitor = PendingMonitor(self._overview, ["slot"], self._clock)
         self._running = asyncio.create_task(monitor.run())
 
-    def not_flushed(self, slot: str, state: str, objects: int) -> None:
-        self.problems[slot, state] = objects
+    @property
+    def problems(self) -> dict[tuple[str, str], float]:
+        kept = metrics.WRITEBACK_NOT_FLUSHED.kept()
+        return {(slot, state): number.get() for (slot, state), number in kept.items()}
 
-    def oldest_conflict(self, slot: str, age_seconds: float) -> None:
-        self.conflict_ages[slot] = age_seconds
+    @property
+    def conflict_age_seconds(self) -> float:
+        return metrics.WRITEBACK_OLDEST_CONFLICT_SECONDS.value("slot")
 
-    def uploads_open(self, slot: str, uploads: int, size_bytes: int, idle_seconds: float) -> None:
-        self.told_at = self.harness.buffer.clock.now()
-        self.uploads[slot] = uploads, size_bytes, idle_seconds
+    @property
+    def uploads(self) -> tuple[float, float, float]:
+        """Of slot `slot`: their number, their bytes, and the longest time without a part."""
+        counted = (
+            metrics.WRITEBACK_OPEN_UPLOADS,
+            metrics.WRITEBACK_OPEN_UPLOAD_BYTES,
+            metrics.WRITEBACK_OPEN_UPLOAD_IDLE,
+        )
+        uploads, size_bytes, idle_seconds = (metric.value("slot") for metric in counted)
+        return uploads, size_bytes, idle_seconds
 
-    def journal_holds(self, ended_uploads: int, own_writes: int, size_bytes: int) -> None:
-        self.journal = ended_uploads, own_writes, size_bytes
+    @property
+    def remembered(self) -> tuple[float, float]:
+        """Uploads that have ended, and own writes."""
+        remembered = metrics.WRITEBACK_REMEMBERED
+        return remembered.value("ended-upload"), remembered.value("own-write")
 
     def let_see(self) -> None:
         """From now on the journal can be read."""
@@ -73,10 +81,11 @@ class Monitored:
         """It has looked once more. No time passes while it looks."""
         async with asyncio.timeout(60):
             await self._clock.asleep.wait()
-            self.journal = None
+            metrics.WRITEBACK_JOURNAL_BYTES.set(0)
             await self.harness.buffer.clock.advance(self._clock.sleeps_seconds)
+            self.looked_at = self.harness.buffer.clock.now()
             await self._clock.asleep.wait()
-        assert self.journal is not None
+        assert metrics.WRITEBACK_JOURNAL_BYTES.value() > 0
 
     async def close(self) -> None:
         self._running.cancel()
@@ -105,13 +114,13 @@ def test_what_does_not_get_to_the_origin_is_counted_by_state(tmp_path: Path) -> 
             await one.looked()
             for write in stored:
                 await journal.change(lambda tx, write=write: tx.writes.settle(write.id, write.etag, Moment(1.0)))  # type: ignore[misc]
-            before, age_seconds = dict(one.problems), one.conflict_ages["slot"]
+            before, age_seconds = dict(one.problems), one.conflict_age_seconds
             assert age_seconds == pytest.approx(
                 one.harness.buffer.clock.now() - stored[0].acknowledged_at, abs=2 * LOOK_SECONDS
             )
             assert age_seconds >= LOOK_SECONDS
             await one.looked()
-            assert one.conflict_ages["slot"] == 0.0
+            assert one.conflict_age_seconds == 0.0
             assert one.problems == {("slot", state): 0 for state in STATES}
             assert before == {("slot", state): count for state, count in zip(STATES, (4, 1, 2, 1), strict=True)}
             assert STATES == ("conflict", "damaged", "failing", "waiting for the bucket")
@@ -147,7 +156,7 @@ def test_open_uploads_are_told_with_what_they_take_and_how_long_nobody_has_gone_
         try:
             one.let_see()
             await one.looked()
-            assert one.uploads == {"slot": (0, 0, 0.0)}
+            assert one.uploads == (0, 0, 0.0)
             began_at = buffer.clock.now()
             for upload_id in ("u1", "u2", "u3"):
                 await one.harness.open_upload("k", upload_id)
@@ -159,36 +168,21 @@ def test_open_uploads_are_told_with_what_they_take_and_how_long_nobody_has_gone_
             now = buffer.clock.now()
             await buffer.journal.change(lambda tx: tx.uploads.put_part("u2", stored, Moment(now)))
             await one.looked()
-            uploads, size_bytes, idle_seconds = one.uploads["slot"]
+            uploads, size_bytes, idle_seconds = one.uploads
             assert (uploads, size_bytes) == (3, 5)
-            assert idle_seconds == pytest.approx(one.told_at - began_at)
-            assert one.told_at - began_at >= 100.0
+            assert idle_seconds == pytest.approx(one.looked_at - began_at)
+            assert one.looked_at - began_at >= 100.0
             await one.harness.admin.abort(["u1", "u2", "u3"])
             await one.looked()
-            assert one.uploads == {"slot": (0, 0, 0.0)}
-            assert one.journal is not None
-            ended, own_writes, journal_bytes = one.journal
-            assert (ended, own_writes) == (2, 0)  # of the damaged one nothing is left to remember
-            assert journal_bytes >= (tmp_path / "journal").stat().st_size > 0
+            assert one.uploads == (0, 0, 0.0)
+            assert one.remembered == (2, 0)  # of the damaged one nothing is left to remember
+            assert metrics.WRITEBACK_JOURNAL_BYTES.value() >= (tmp_path / "journal").stat().st_size > 0
             await buffer.put(key("k"), b"x")
             one.harness.start()
             await buffer.flushed()
             await one.looked()
-            assert one.journal[:2] == (2, 1)
+            assert one.remembered == (2, 1)
         finally:
             await one.close()
 
     asyncio.run(run())
-
-
-def test_what_is_told_is_a_metric() -> None:
-    """By slot; what is remembered by its kind."""
-    told = WritebackMetrics()
-    told.uploads_open("a", 2, 3000, 7.5)
-    told.journal_holds(4, 5, 6000)
-    assert metrics.WRITEBACK_OPEN_UPLOADS.value("a") == 2
-    assert metrics.WRITEBACK_OPEN_UPLOAD_BYTES.value("a") == 3000
-    assert metrics.WRITEBACK_OPEN_UPLOAD_IDLE.value("a") == 7.5
-    assert metrics.WRITEBACK_REMEMBERED.value("ended-upload") == 4
-    assert metrics.WRITEBACK_REMEMBERED.value("own-write") == 5
-    assert metrics.WRITEBACK_JOURNAL_BYTES.value() == 6000

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.api.documents import Aborted, Document, PendingObjects
 from gateway.core.clock import Moment
 from gateway.core.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
 from gateway.core.model import ObjectKey
@@ -43,17 +44,17 @@ def with_harness(path: Path, scenario: Callable[[AdminHarness], Coroutine[Any, A
     asyncio.run(run())
 
 
-def names(page: dict[str, Any]) -> list[str]:
-    return [one["key"] for one in page["objects"]]
+def names(page: PendingObjects) -> list[str]:
+    return [one.key for one in page.objects]
 
 
 async def all_pages(
-    ask: Callable[[Prefix, str, int], Coroutine[Any, Any, dict[str, Any]]], prefix: Prefix, count: int, what: str
+    ask: Callable[[Prefix, str, int], Coroutine[Any, Any, Document]], prefix: Prefix, count: int, what: str
 ) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     after: str | None = ""
     while after is not None:
-        page = await ask(prefix, after, count)
+        page = (await ask(prefix, after, count)).document()
         assert len(page[what]) <= count
         found += page[what]
         after = page["next"]
@@ -86,9 +87,8 @@ def test_what_is_pending_comes_in_pages_in_the_order_of_keys(tmp_path: Path) -> 
     with_harness(tmp_path, scenario)
 
 
-def found_all(page: dict[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = page["objects"]
-    return found
+def found_all(page: PendingObjects) -> list[dict[str, Any]]:
+    return [one.document() for one in page.objects]
 
 
 def test_a_page_is_found_by_index(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_an_upload_is_shown_with_what_the_origin_has_of_it(tmp_path: Path) -> No
             1,
             PART_BYTES,
         )
-        assert (await harness.progress())["bytes_sent"] == PART_BYTES
+        assert (await harness.progress()).bytes_sent == PART_BYTES
         began_at = harness.buffer.clock.now()
         for upload_id in ("u2", "u1", "u3"):
             await harness.open_upload("open", upload_id)
@@ -153,15 +153,15 @@ def test_an_upload_is_shown_with_what_the_origin_has_of_it(tmp_path: Path) -> No
         ]
         assert {one["initiated_at"] for one in found} == {began_at}
         left = await harness.progress(Prefix("bucket", "o"))
-        assert (left["open_uploads"], left["open_upload_bytes"]) == (3, 1)
-        assert (await harness.progress(Prefix("bucket", "model")))["open_uploads"] == 0
+        assert (left.open_uploads, left.open_upload_bytes) == (3, 1)
+        assert (await harness.progress(Prefix("bucket", "model"))).open_uploads == 0
         summary = await harness.admin.summary()
-        assert (summary["objects"], summary["bytes"], summary["open_uploads"]) == (1, PART_BYTES + 1003, 3)
-        [slot] = summary["slots"]
-        assert (slot["staged_bytes"], slot["buffer_bytes"]) == (PART_BYTES + 1004, 1000)
-        assert summary["open_upload_bytes"] == slot["open_upload_bytes"] == 1
-        assert slot["oldest_upload_touched_at"] == 9.0
-        assert summary["slots"][0]["oldest_acknowledged_at"] == summary["oldest_acknowledged_at"] == 1.0
+        assert (summary.objects, summary.bytes, summary.open_uploads) == (1, PART_BYTES + 1003, 3)
+        [slot] = summary.slots
+        assert (slot.staged_bytes, slot.buffer_bytes) == (PART_BYTES + 1004, 1000)
+        assert summary.open_upload_bytes == slot.open_upload_bytes == 1
+        assert slot.oldest_upload_touched_at == 9.0
+        assert summary.slots[0].oldest_acknowledged_at == summary.oldest_acknowledged_at == 1.0
 
     with_harness(tmp_path, scenario)
 
@@ -187,18 +187,18 @@ def test_a_flush_that_waits_is_tried_at_once(tmp_path: Path, effect: Answer | Un
         assert found_all(await harness.admin.problems(EVERYTHING, "", 10)) == ([] if is_away else shown)
         assert all(one["failures"] > 9 for one in shown)
         assert not isinstance(effect, Answer) or {one["reason"].partition(":")[0] for one in shown} == {effect.code}
-        slot = (await harness.admin.summary())["slots"][0]
-        held_up = (slot["failing"], slot["waiting_for_bucket"])
-        assert (held_up, slot["reason"]) == ((0, 2) if is_away else (2, 0), shown[-1]["reason"])
+        slot = (await harness.admin.summary()).slots[0]
+        held_up = (slot.failing, slot.waiting_for_bucket)
+        assert (held_up, slot.reason) == ((0, 2) if is_away else (2, 0), shown[-1]["reason"])
         harness.buffer.origin.faults.remove(fault)
         left = await harness.admin.flush(Prefix("bucket", "a/"))
-        assert (left["objects"], left["stuck"], left["held_up"]) == (1, 0, 1)
-        assert (left["failing"], left["waiting_for_bucket"]) == ((0, 1) if is_away else (1, 0))
-        assert [one["state"] for one in left["problems"]] == [state]
-        assert left["origin_away"] is isinstance(effect, Unreachable)
+        assert (left.objects, left.stuck, left.held_up) == (1, 0, 1)
+        assert (left.failing, left.waiting_for_bucket) == ((0, 1) if is_away else (1, 0))
+        assert [one.state for one in left.problems] == [state]
+        assert left.origin_away is isinstance(effect, Unreachable)
         await settled_without_time(harness, "a/1")
         assert [one.key.key for one in harness.buffer.left()] == ["b/1"]
-        assert (await harness.progress(Prefix("bucket", "a/")))["objects"] == 0
+        assert (await harness.progress(Prefix("bucket", "a/"))).objects == 0
         await harness.buffer.clock.advance(LONGEST_PAUSE_SECONDS)
         await harness.buffer.until(lambda: harness.buffer.left() == [])
 
@@ -228,9 +228,9 @@ def test_a_flush_is_about_what_was_acknowledged_by_then(tmp_path: Path) -> None:
         await harness.buffer.put(key("a"), b"x")
         begun = await harness.admin.flush(Prefix("bucket"))
         await harness.buffer.put(key("b"), b"x")
-        assert (begun["through"], begun["objects"], begun["prefix"]) == (1, 1, "s3://bucket/")
-        assert (await harness.progress(Prefix("bucket"), begun["through"]))["objects"] == 1
-        assert (await harness.progress(Prefix("bucket")))["objects"] == 2
+        assert (begun.through, begun.objects, begun.prefix) == (1, 1, "s3://bucket/")
+        assert (await harness.progress(Prefix("bucket"), begun.through)).objects == 1
+        assert (await harness.progress(Prefix("bucket"))).objects == 2
 
     with_harness(tmp_path, scenario)
 
@@ -241,7 +241,7 @@ def test_ours_takes_the_place_of_exactly_what_is_there_now(tmp_path: Path) -> No
     async def scenario(harness: AdminHarness) -> None:
         await harness.conflict("k")
         found = await harness.admin.resolve(key("k"), "keep-ours", None)
-        assert found["etag_at_origin"] == harness.buffer.bucket.object("k").etag
+        assert found.etag_at_origin == harness.buffer.bucket.object("k").etag
         harness.buffer.origin.put("bucket", "k", b"a third")
         await harness.buffer.until(lambda: len(harness.buffer.observer.conflicts) == 2)
         assert harness.buffer.origin.data("bucket", "k") == b"a third"
@@ -262,7 +262,7 @@ def test_ours_comes_back_where_others_have_deleted_it(tmp_path: Path) -> None:
         harness.start()
         await harness.buffer.until(lambda: bool(harness.buffer.observer.conflicts))
         harness.buffer.bucket.objects.clear()
-        assert (await harness.admin.resolve(key("k"), "keep-ours", 1))["etag_at_origin"] is None
+        assert (await harness.admin.resolve(key("k"), "keep-ours", 1)).etag_at_origin is None
         await harness.buffer.flushed()
         assert len(harness.buffer.origin.data("bucket", "k")) == PART_BYTES + 3
 
@@ -313,7 +313,8 @@ def test_an_origin_that_does_not_answer_leaves_the_conflict(tmp_path: Path) -> N
     async def scenario(harness: AdminHarness) -> None:
         await harness.conflict("k")
         for effect in (Unreachable(), Answer(403, "AccessDenied")):
-            harness.buffer.origin.inject(on(Operation.HEAD_OBJECT), effect)
+            for operation in (Operation.HEAD_OBJECT, Operation.GET_OBJECT):  # a refused HEAD is asked again by GET
+                harness.buffer.origin.inject(on(operation), effect)
             with pytest.raises(OriginUnreachable, match="does not say"):
                 await harness.admin.resolve(key("k"), "keep-ours", None)
         assert [one.state for one in harness.buffer.left()] == [State.CONFLICT]
@@ -335,8 +336,8 @@ def test_what_is_damaged_can_be_given_up_and_holds_nobody_up(tmp_path: Path) -> 
         harness.start()
         await harness.buffer.until(lambda: len(harness.buffer.left()) == 2 and bool(harness.buffer.observer.damages))
         left = await harness.progress()
-        assert (left["objects"], left["stuck"], left["damaged"], left["failing"]) == (2, 2, 1, 0)
-        assert (left["problems"][0]["state"], "damaged in its chunk" in left["problems"][0]["reason"]) == (
+        assert (left.objects, left.stuck, left.damaged, left.failing) == (2, 2, 1, 0)
+        assert (left.problems[0].state, "damaged in its chunk" in (left.problems[0].reason or "")) == (
             "damaged",
             True,
         )
@@ -345,7 +346,7 @@ def test_what_is_damaged_can_be_given_up_and_holds_nobody_up(tmp_path: Path) -> 
         await harness.admin.resolve(key("k"), "discard", stored.sequence)
         await harness.buffer.flushed()
         assert harness.buffer.origin.data("bucket", "k") == b"behind"
-        assert (await harness.progress())["stuck"] == 0
+        assert (await harness.progress()).stuck == 0
 
     with_harness(tmp_path, scenario)
 
@@ -385,11 +386,11 @@ def test_what_waits_behind_a_conflict_is_stuck_with_it(tmp_path: Path) -> None:
         harness.start()
         await harness.buffer.until(lambda: len(harness.buffer.observer.conflicts) == 1)
         left = await harness.progress()
-        assert (left["objects"], left["conflicts"], left["stuck"]) == (2, 1, 2)
+        assert (left.objects, left.conflicts, left.stuck) == (2, 1, 2)
         await harness.admin.resolve(key("k"), "keep-theirs", None)
         await harness.buffer.until(lambda: len(harness.buffer.observer.conflicts) == 2)
         left = await harness.progress()
-        assert (left["objects"], left["conflicts"], left["stuck"]) == (1, 1, 1)
+        assert (left.objects, left.conflicts, left.stuck) == (1, 1, 1)
 
     with_harness(tmp_path, scenario)
 
@@ -436,7 +437,7 @@ def test_a_journal_that_cannot_be_read_ends_nothing(tmp_path: Path) -> None:
             with pytest.raises(BufferUnavailable, match="cannot be read"):
                 await admin.summary()
             (tmp_path / "later").symlink_to(tmp_path)
-            assert (await admin.summary())["objects"] == 0
+            assert (await admin.summary()).objects == 0
         finally:
             queries.close()
 
@@ -454,17 +455,17 @@ def test_a_damaged_row_is_shown_and_can_be_given_up(tmp_path: Path) -> None:
         [shown] = found_all(await harness.admin.objects(EVERYTHING, "", 10))
         assert (shown["key"], shown["state"], shown["etag"], shown["bytes"]) == ("k", "damaged", None, 1)
         assert "is damaged" in shown["reason"]
-        assert (await harness.admin.summary())["objects"] == 1
+        assert (await harness.admin.summary()).objects == 1
         await harness.buffer.put(key("other"), b"other")
         harness.start()
         journal = harness.buffer.journal
         await harness.buffer.until(lambda: journal.read(lambda tx: tx.writes.latest(key("other"))) is None)
         await harness.buffer.until(lambda: harness.buffer.observer.damages == ["k"])
         left = await harness.progress()
-        assert (left["objects"], left["damaged"], left["stuck"]) == (1, 1, 1)
+        assert (left.objects, left.damaged, left.stuck) == (1, 1, 1)
         await harness.admin.resolve(key("k"), "discard", stored.sequence)
         assert list(harness.buffer.staging.names()) == []
-        assert (await harness.admin.objects(EVERYTHING, "", 10))["objects"] == []
+        assert (await harness.admin.objects(EVERYTHING, "", 10)).objects == []
 
     with_harness(tmp_path, scenario)
 
@@ -473,8 +474,8 @@ def test_what_is_fixed_is_of_no_matter_to_the_figures(tmp_path: Path) -> None:
     """Slots in which nothing is pending are there with zeros; others as soon as they have something."""
 
     async def scenario(harness: AdminHarness) -> None:
-        [slot] = (await harness.admin.summary())["slots"]
-        assert (slot["slot"], slot["objects"], slot["oldest_acknowledged_at"], slot["reason"]) == (
+        [slot] = (await harness.admin.summary()).slots
+        assert (slot.slot, slot.objects, slot.oldest_acknowledged_at, slot.reason) == (
             "slot",
             0,
             None,
@@ -482,9 +483,9 @@ def test_what_is_fixed_is_of_no_matter_to_the_figures(tmp_path: Path) -> None:
         )
         await harness.buffer.put(key("k"), b"xyz", spec=WriteSpec(key("k"), HEADERS, "gone"))
         await harness.buffer.clock.advance(5)
-        slots = (await harness.admin.summary())["slots"]
-        assert [(one["slot"], one["objects"], one["bytes"]) for one in slots] == [("gone", 1, 3), ("slot", 0, 0)]
-        assert (await NoWriteback().summary())["slots"] == []
+        slots = (await harness.admin.summary()).slots
+        assert [(one.slot, one.objects, one.bytes) for one in slots] == [("gone", 1, 3), ("slot", 0, 0)]
+        assert (await NoWriteback().summary()).slots == []
 
     with_harness(tmp_path, scenario)
 
@@ -498,7 +499,7 @@ def test_no_desk_says_that_nothing_is_pending(tmp_path: Path) -> None:
         assert await none.objects(EVERYTHING, "", 1) == await admin.objects(EVERYTHING, "", 1)
         assert await none.problems(EVERYTHING, "", 1) == await admin.problems(EVERYTHING, "", 1)
         assert await none.uploads(EVERYTHING, "", 1) == await admin.uploads(EVERYTHING, "", 1)
-        assert (await none.summary()).keys() == (await admin.summary()).keys()
+        assert (await none.summary()).document().keys() == (await admin.summary()).document().keys()
 
     with_harness(tmp_path, scenario)
 
@@ -521,8 +522,8 @@ def test_how_a_write_fares_is_shown_and_outlives_the_process(tmp_path: Path) -> 
         assert marker["waits_for"] == failing["sequence"]
         assert (marker["failures"], marker["reason"]) == (0, None)
         assert (conflict["state"], conflict["reason"]) == ("conflict", OTHERS)
-        [slot] = (await harness.admin.summary())["slots"]
-        assert (slot["failing"], slot["conflicts"], slot["reason"]) == (1, 1, "AccessDenied")
+        [slot] = (await harness.admin.summary()).slots
+        assert (slot.failing, slot.conflicts, slot.reason) == (1, 1, "AccessDenied")
 
     with_harness(tmp_path, before)
     with_harness(tmp_path, after)
@@ -532,10 +533,10 @@ def test_what_is_known_of_buckets_is_shown(tmp_path: Path) -> None:
     """Whether their ETags are MD5s, and what they make of conditions."""
 
     async def scenario(harness: AdminHarness) -> None:
-        assert (await harness.admin.summary())["buckets"] == []
+        assert (await harness.admin.summary()).buckets == []
         await harness.buffer.learn(Honoured.IGNORED)
         await harness.buffer.clock.advance(5)
-        [shown] = (await harness.admin.summary())["buckets"]
+        [shown] = (await harness.admin.summary()).document()["buckets"]
         expected = {"put": "ignored", "complete": "ignored", "delete": "ignored"}
         assert shown == {"bucket": "bucket", "md5_etags": True, "conditions": expected}
 
@@ -555,18 +556,18 @@ def test_open_uploads_are_aborted_with_their_bytes(tmp_path: Path) -> None:
         await harness.buffer.until(lambda: len(harness.buffer.bucket.uploads) == 3)
         with capture_logs() as logs:
             ended = await harness.admin.abort(["u", "no such", "v"])
-        assert ended == {"aborted": ["u", "v"], "not_open": ["no such"]}
+        assert ended == Aborted(aborted=["u", "v"], not_open=["no such"])
         assert [(one["object"], one["upload_id"], one["bytes"]) for one in logs if "operator" in one["event"]] == [
             ("s3://bucket/k", "u", 5),
             ("s3://bucket/k", "v", 0),
         ]
-        assert [one["upload_id"] for one in (await harness.admin.uploads(EVERYTHING, "", 10))["uploads"]] == ["stays"]
+        assert [one.upload_id for one in (await harness.admin.uploads(EVERYTHING, "", 10)).uploads] == ["stays"]
         assert journal.read(lambda tx: tx.files.usage("slot").staged_bytes) == 0
         assert not await journal.change(lambda tx: tx.uploads.put_part("u", stored, Moment(now)))
         await harness.buffer.until(lambda: len(harness.buffer.bucket.uploads) == 1)
         assert list(harness.buffer.staging.names()) == []
         for admin in (harness.admin, NoWriteback()):
-            assert await admin.abort(["u"]) == {"aborted": [], "not_open": ["u"]}
+            assert await admin.abort(["u"]) == Aborted(aborted=[], not_open=["u"])
 
     with_harness(tmp_path, scenario)
 
@@ -581,8 +582,8 @@ def test_a_damaged_upload_can_be_aborted(tmp_path: Path) -> None:
         with sqlite3.connect(tmp_path / "journal") as other:
             other.execute("UPDATE writes SET record = zeroblob(60)")
         other.close()
-        assert (await harness.admin.abort(["u"]))["aborted"] == ["u"]
-        assert (await harness.admin.uploads(EVERYTHING, "", 10))["uploads"] == []
+        assert (await harness.admin.abort(["u"])).aborted == ["u"]
+        assert (await harness.admin.uploads(EVERYTHING, "", 10)).uploads == []
         assert list(harness.buffer.staging.names()) == []
 
     with_harness(tmp_path, scenario)
@@ -596,7 +597,7 @@ def test_what_a_marker_waits_for_that_is_stuck_makes_it_stuck(tmp_path: Path) ->
         await harness.buffer.put(key("step/manifest.json"), b"{}", behind="step/")
         await harness.buffer.journal.change(lambda tx: tx.writes.keep(shard.id, OTHERS))
         left = await harness.progress()
-        assert (left["objects"], left["conflicts"], left["stuck"]) == (2, 1, 2)
+        assert (left.objects, left.conflicts, left.stuck) == (2, 1, 2)
 
     with_harness(tmp_path, scenario)
 
@@ -610,7 +611,7 @@ def test_what_waits_for_what_fails_is_held_up_with_it(tmp_path: Path) -> None:
         await harness.buffer.put(key("other"), b"x")
         await fail(harness, shard)
         left = await harness.progress()
-        assert (left["objects"], left["failing"], left["held_up"], left["stuck"]) == (3, 1, 2, 0)
+        assert (left.objects, left.failing, left.held_up, left.stuck) == (3, 1, 2, 0)
 
     with_harness(tmp_path, scenario)
 
@@ -620,21 +621,22 @@ def test_how_long_an_attempt_takes_is_told(tmp_path: Path) -> None:
 
     async def scenario(harness: AdminHarness) -> None:
         await harness.buffer.learn()
-        reached, go_on, never = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        reached, resume, never = asyncio.Event(), asyncio.Event(), asyncio.Event()
         harness.buffer.origin.inject(on(Operation.CREATE_MULTIPART_UPLOAD), Hold(never))
-        harness.buffer.origin.inject(on(Operation.PUT_OBJECT), Hold(go_on, reached))
+        harness.buffer.origin.inject(on(Operation.PUT_OBJECT), Hold(resume, reached))
         await harness.open_upload("a/open", "u")
         await harness.buffer.put(key("a/1"), b"x")
         harness.start()
         await harness.buffer.until(reached.is_set)
         for prefix, expected in ((EVERYTHING, 7.0), (Prefix("bucket", "b"), None)):
-            before = (await harness.progress(prefix))["longest_attempt_seconds"]
+            before = (await harness.progress(prefix)).longest_attempt_seconds
             await harness.buffer.clock.advance(7.0)
-            after = (await harness.progress(prefix))["longest_attempt_seconds"]
-            assert (after if expected is None else after - before) == pytest.approx(expected)
-        go_on.set()
+            after = (await harness.progress(prefix)).longest_attempt_seconds
+            elapsed = after if after is None or before is None else after - before
+            assert elapsed == pytest.approx(expected)
+        resume.set()
         await harness.buffer.flushed()
         await harness.buffer.at_once(lambda: harness.reconciler.attempts(EVERYTHING).longest_seconds is None)
-        assert (await harness.progress())["longest_attempt_seconds"] is None
+        assert (await harness.progress()).longest_attempt_seconds is None
 
     with_harness(tmp_path, scenario)

@@ -332,7 +332,7 @@ def test_exposure_is_bytes_and_age(tmp_path: Path) -> None:
         await buffer.journal.change(lambda tx: tx.writes.settle(stored.sequence, '"e"', Moment(1.0)))
         assert await bounds.take("key", 1, 20.0) is None
 
-    with_bounds(tmp_path, scenario, slot(exposure_bytes_max=500, exposure_age_seconds_max=60.0))
+    with_bounds(tmp_path, scenario, slot(unflushed_bytes_max=500, unflushed_age_seconds_max=60.0))
 
 
 @pytest.mark.parametrize("set_by_seconds", [3600.0, -7200.0])
@@ -341,7 +341,7 @@ def test_what_is_too_old_the_wall_clock_does_not_say(tmp_path: Path, set_by_seco
 
     async def scenario() -> None:
         clock = ManualClock()
-        bounded = slot(exposure_age_seconds_max=60.0)
+        bounded = slot(unflushed_age_seconds_max=60.0)
         async with opened(tmp_path, clock, bounded) as buffer:
             await buffer.acknowledge(_acknowledged(pending(key("k"), parts=[written("x")]), clock.now()))
             clock.set_wall(set_by_seconds)
@@ -419,7 +419,7 @@ def test_closing_lets_go_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "r"
     reservations = Reservations(path, 256, ["a"])
     row = reservations.row("a")
-    reservations.follow(["a", "b"])
+    reservations.apply_settings(["a", "b"])
     reservations.add(row, 5)
     reservations.close()
     reservations.add(row, -5)

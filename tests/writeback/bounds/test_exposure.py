@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from gateway.core.errors import BufferUnavailable
 from gateway.policy.slots import Prefix, Slot
+from gateway.telemetry import metrics
 from gateway.writeback.bounds import room
 from gateway.writeback.bounds.bounds import EXPOSURE_SECONDS, SlotExposure
 from gateway.writeback.bounds.room import MARGIN_BYTES
@@ -21,17 +22,18 @@ from tests.support.writeback import key, part, pending, upload
 SLOT = Slot("slot", Prefix.parse("s3://bucket/"), write="back", buffer_bytes=1000)
 
 
-class Told:
-    def __init__(self) -> None:
-        self.last: SlotExposure | None = None
-        self.is_full: bool | None = None
-
-    def exposed(self, slot: str, exposure: SlotExposure) -> None:
-        assert slot == "slot"
-        self.last = exposure
-
-    def disk_full(self, is_full: bool) -> None:
-        self.is_full = is_full
+def told() -> SlotExposure:
+    """What the metrics say."""
+    return SlotExposure(
+        int(metrics.WRITEBACK_BUFFER_BYTES.value("slot")),
+        int(metrics.WRITEBACK_USED_BYTES.value("slot")),
+        int(metrics.WRITEBACK_PENDING_BYTES.value("slot")),
+        int(metrics.WRITEBACK_PENDING_OBJECTS.value("slot")),
+        metrics.WRITEBACK_OLDEST_SECONDS.value("slot"),
+        int(metrics.WRITEBACK_LOCAL_BYTES.value("slot")),
+        int(metrics.WRITEBACK_LOCAL_OBJECTS.value("slot")),
+        int(metrics.WRITEBACK_EXPOSURE_BYTES.value("slot")),
+    )
 
 
 def test_pending_and_arriving_writes_are_told_with_the_age_of_the_oldest(
@@ -40,13 +42,13 @@ def test_pending_and_arriving_writes_are_told_with_the_age_of_the_oldest(
     """Objects, parts of open uploads, deletions; a conflict counts as bytes, but has no age; errors pass."""
 
     async def scenario() -> None:
-        clock, told = ManualClock(), Told()
+        clock = ManualClock()
         buffer = await WritebackBuffer.open(tmp_path, 0, [SLOT], clock=clock)
-        running = asyncio.create_task(buffer.bounds.tell_exposure(told))
+        running = asyncio.create_task(buffer.bounds.tell_exposure())
         bounds = buffer.bounds.of("slot")
         assert bounds is not None
         await clock.advance(EXPOSURE_SECONDS)
-        assert told.last == SlotExposure(1000, 0, 0, 0, 0.0)
+        assert told() == SlotExposure(1000, 0, 0, 0, 0.0)
         first = await buffer.acknowledge(replace(pending(key("a"), "x" * 10), acknowledged_at=clock.now()))
         await buffer.journal.change(lambda tx: tx.uploads.begin(upload("u", key("b"))))
         await buffer.put_part("u", part(1, "y" * 7))
@@ -54,16 +56,15 @@ def test_pending_and_arriving_writes_are_told_with_the_age_of_the_oldest(
         await buffer.acknowledge(replace(pending(key("c"), deleted=True), acknowledged_at=clock.now()))
         assert await bounds.take("key", 100, 0) is None
         await clock.advance(25.0)
-        assert told.last is not None
-        assert replace(told.last, oldest_seconds=0.0) == SlotExposure(1000, 117, 17, 2, 0.0)
-        assert told.last.oldest_seconds == pytest.approx(30.0, abs=EXPOSURE_SECONDS)
+        assert replace(told(), oldest_seconds=0.0) == SlotExposure(1000, 117, 17, 2, 0.0)
+        assert told().oldest_seconds == pytest.approx(30.0, abs=EXPOSURE_SECONDS)
         with monkeypatch.context() as patch:
             patch.setattr(buffer.journal, "read", _fail)
             await clock.advance(EXPOSURE_SECONDS)
         await buffer.journal.change(lambda tx: tx.writes.keep(first.id, "others"))
         await clock.advance(EXPOSURE_SECONDS)
-        assert told.last.pending_objects == 2
-        assert told.last.oldest_seconds == pytest.approx(27.0, abs=3 * EXPOSURE_SECONDS)
+        assert told().pending_objects == 2
+        assert told().oldest_seconds == pytest.approx(27.0, abs=3 * EXPOSURE_SECONDS)
         assert not running.done()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -78,15 +79,15 @@ def test_a_disk_without_room_is_told_once_and_so_is_its_room(tmp_path: Path, mon
 
     async def scenario() -> list[str]:
         nonlocal free_bytes
-        clock, told = ManualClock(), Told()
+        clock = ManualClock()
         monkeypatch.setattr(room, "_free_bytes", lambda _: free_bytes)
         buffer = await WritebackBuffer.open(tmp_path, 0, [SLOT], clock=clock)
-        running = asyncio.create_task(buffer.bounds.tell_exposure(told))
+        running = asyncio.create_task(buffer.bounds.tell_exposure())
         with capture_logs() as logs:
             for now_free_bytes, is_full in ((MARGIN_BYTES, False), (MARGIN_BYTES - 1, True), (0, True), (2**30, False)):
                 free_bytes = now_free_bytes
                 await clock.advance(EXPOSURE_SECONDS)
-                assert told.is_full is is_full
+                assert metrics.WRITEBACK_DISK_FULL.value() == is_full
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await buffer.close()

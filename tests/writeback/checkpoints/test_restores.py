@@ -10,7 +10,7 @@ from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.checkpoints import reads as counting
 from gateway.writeback.checkpoints.reads import (
     CheckpointReads,
-    Pass,
+    ReadPass,
     checkpoint_id,
     counted_file,
     file_id,
@@ -24,9 +24,9 @@ RANKS = [CheckpointFile(f"s-1/__{rank}_0.distcp", 1000, rank) for rank in range(
 FILES = [*RANKS, CheckpointFile("s-1/.metadata", 10), CheckpointFile("s-1/README.md", 10)]
 
 
-def restored(now: float, *read: tuple[int, Pass]) -> RestoreFacts | None:
+def restored(now: float, *read: tuple[int, ReadPass]) -> RestoreFacts | None:
     """Of FILES, by their numbers."""
-    passes: dict[str, list[Pass]] = {}
+    passes: dict[str, list[ReadPass]] = {}
     for number, one in read:
         passes.setdefault(FILES[number].key, []).append(one)
     return restore_of(FILES, passes, now)
@@ -39,8 +39,8 @@ def behind(facts: RestoreFacts | None) -> Sequence[int | None]:
 
 def test_a_restore_in_which_one_rank_lags_is_stalled() -> None:
     """Once nothing has come for a minute; what nobody reads of its kind is not waited for."""
-    read = [(rank, Pass(1000, 0.0, 9.0)) for rank in range(3)]
-    going = restored(50.0, *read, (3, Pass(100, 1.0, 5.0)))
+    read = [(rank, ReadPass(1000, 0.0, 9.0)) for rank in range(3)]
+    going = restored(50.0, *read, (3, ReadPass(100, 1.0, 5.0)))
     assert going is not None
     assert (going.state, going.files, going.files_begun, going.read_bytes, going.size_bytes) == (
         "reading",
@@ -49,47 +49,47 @@ def test_a_restore_in_which_one_rank_lags_is_stalled() -> None:
         3100,
         4000,
     )
-    stalled = restored(70.0, *read, (3, Pass(100, 1.0, 5.0)))
+    stalled = restored(70.0, *read, (3, ReadPass(100, 1.0, 5.0)))
     assert stalled is not None
     assert (stalled.state, behind(stalled), stalled.behind[0].read_bytes) == ("stalled", [3], 100)
     never = restored(70.0, *read)
     assert never is not None
     assert (never.state, behind(never), never.behind[0].last_at) == ("stalled", [3], None)
-    whole = restored(70.0, *read, (3, Pass(950, 1.0, 5.0)), (4, Pass(10, 0.0, 0.1)))
+    whole = restored(70.0, *read, (3, ReadPass(950, 1.0, 5.0)), (4, ReadPass(10, 0.0, 0.1)))
     assert whole is not None
     assert (whole.state, behind(whole)) == ("over", [])
 
 
 def test_what_is_being_sent_is_no_stall() -> None:
     """An answer that takes long is counted when it ends."""
-    facts = restored(500.0, (0, Pass(1000, 0.0, 9.0)), (1, Pass(0, 0.0, 0.0, open=1)))
+    facts = restored(500.0, (0, ReadPass(1000, 0.0, 9.0)), (1, ReadPass(0, 0.0, 0.0, open=1)))
     assert facts is not None
     assert facts.state == "reading"
 
 
 def test_who_reads_half_of_every_file_is_done_with_it() -> None:
     """A model without its optimizer."""
-    facts = restored(100.0, *((rank, Pass(500 + rank, 0.0, 9.0)) for rank in range(4)))
+    facts = restored(100.0, *((rank, ReadPass(500 + rank, 0.0, 9.0)) for rank in range(4)))
     assert facts is not None
     assert (facts.state, facts.read_bytes) == ("over", 2006)
 
 
 def test_the_restore_before_does_not_count() -> None:
     """A job that reads again what it had read shows how far it is now; one that pauses goes on."""
-    before = [(rank, Pass(1000, 0.0, 9.0)) for rank in range(4)]
-    again = restored(300.0, *before, *((rank, Pass(1000, 200.0, 209.0)) for rank in range(3)))
+    before = [(rank, ReadPass(1000, 0.0, 9.0)) for rank in range(4)]
+    again = restored(300.0, *before, *((rank, ReadPass(1000, 200.0, 209.0)) for rank in range(3)))
     assert again is not None
     assert (again.state, again.began_at, behind(again)) == ("stalled", 200.0, [3])
-    went_on = restored(300.0, *before[:3], (3, Pass(400, 0.0, 5.0)), (3, Pass(600, 100.0, 109.0)))
+    went_on = restored(300.0, *before[:3], (3, ReadPass(400, 0.0, 5.0)), (3, ReadPass(600, 100.0, 109.0)))
     assert went_on is not None
     assert (went_on.state, went_on.began_at, went_on.last_at) == ("over", 0.0, 109.0)
-    assert behind(restored(2000.0, *before[:3], (3, Pass(400, 1900.0, 1905.0)))) == [0, 1, 2]
+    assert behind(restored(2000.0, *before[:3], (3, ReadPass(400, 1900.0, 1905.0)))) == [0, 1, 2]
 
 
 def test_it_is_forgotten_after_an_hour() -> None:
     """Shown as over before; nothing read is no restore."""
-    assert restored(3600.0, (0, Pass(1000, 0.0, 9.0))) is not None
-    assert restored(3610.0, (0, Pass(1000, 0.0, 9.0))) is None
+    assert restored(3600.0, (0, ReadPass(1000, 0.0, 9.0))) is not None
+    assert restored(3610.0, (0, ReadPass(1000, 0.0, 9.0))) is None
     assert restored(0.0) is None
 
 
@@ -106,7 +106,7 @@ def test_workers_count_in_memory_that_others_read(tmp_path: Path) -> None:
     began = clock.now()
     first.begin(file)
     [shown] = reads_by_checkpoint(tmp_path)[of_checkpoint][file]
-    assert shown == Pass(0, began, began, 1)
+    assert shown == ReadPass(0, began, began, 1)
     first.end(file, 10)
     second.begin(file)
     second.end(file, 5)

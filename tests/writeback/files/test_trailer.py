@@ -18,8 +18,8 @@ from gateway.writeback.files.staged_file import StagedFile, Staging, read_verifi
 from gateway.writeback.files.trailer import (
     CHUNK_BYTES,
     FOOTER_BYTES,
-    ChunkChecksums,
     Footer,
+    TrailerChecksums,
     pack_trailer,
     trailer_bytes,
     unpack_footer,
@@ -59,7 +59,7 @@ def overwrite(path: Path, offset: int, content: bytes) -> None:
 def test_checksums_do_not_depend_on_the_pieces(sizes: list[int], seed: int) -> None:
     """However the bytes come, they are those of each 64 KiB."""
     content = random.Random(seed).randbytes(sum(sizes))
-    whole, pieces, position = ChunkChecksums(), ChunkChecksums(), 0
+    whole, pieces, position = TrailerChecksums(), TrailerChecksums(), 0
     whole.update(memoryview(content))
     for size in sizes:
         pieces.update(memoryview(content)[position : position + size])
@@ -71,7 +71,7 @@ def test_checksums_do_not_depend_on_the_pieces(sizes: list[int], seed: int) -> N
 
 def test_the_format_is_the_documented_one() -> None:
     """To the byte (docs/on-disk-format.md): files outlive the program that wrote them."""
-    content, checksums = b"123456789", ChunkChecksums()
+    content, checksums = b"123456789", TrailerChecksums()
     checksums.update(memoryview(content))
     trailer = pack_trailer(len(content), md5(content), checksums.digest())
     assert trailer[:4].hex() == "839206e3"  # the CRC32C of "123456789", known to everybody
@@ -91,7 +91,7 @@ def test_a_file_is_checked_without_the_journal(staging: Staging, size_bytes: int
     assert footer is not None
     assert len(whole) == footer.size_bytes + trailer_bytes(footer.size_bytes)
     found, checksums = whole[: footer.size_bytes], whole[footer.size_bytes : -FOOTER_BYTES]
-    again = ChunkChecksums()
+    again = TrailerChecksums()
     again.update(memoryview(found))
     assert (found, footer.md5) == (content, hashlib.md5(content).digest())
     assert again.digest() == checksums

@@ -9,42 +9,21 @@ from dataclasses import replace
 from structlog.testing import capture_logs
 
 from gateway.core.clock import Moment
+from gateway.telemetry import metrics
 from gateway.writeback.flushing.flush_logger import FLUSHED_LINES_PER_SECOND, LINES_PER_MINUTE, FlushLogger
 from gateway.writeback.flushing.state import OTHERS
+from tests.support.counting import by_label, counted
 from tests.support.manual_clock import ManualClock
 from tests.support.writeback import key, pending, upload
 
 MANY = 10 * LINES_PER_MINUTE
 
 
-class Counts:
-    """`FlushCounters`."""
-
-    def __init__(self) -> None:
-        self.seen = Counter[str]()
-        self.reasons = Counter[str]()
-        self.ages_seconds = list[float]()
-
-    def flushed(self, slot: str, size_bytes: int, age_seconds: float) -> None:
-        self.seen["flushed"] += 1
-        self.ages_seconds.append(age_seconds)
-
-    def flush_failed(self, slot: str, reason: str) -> None:
-        self.seen["failed"] += 1
-        self.reasons[reason] += 1
-
-    def flush_conflict(self, slot: str) -> None:
-        self.seen["conflict"] += 1
-
-    def flush_damaged(self, slot: str) -> None:
-        self.seen["damaged"] += 1
-
-
 def test_an_origin_that_is_away_does_not_flood_the_log() -> None:
     """Of many objects that fail some have lines, and the next line says how many had none. All are counted."""
-    counts, clock = Counts(), ManualClock()
+    clock = ManualClock()
     asyncio.run(clock.advance(59.0))
-    logger = FlushLogger(counts, clock)
+    logger = FlushLogger(clock)
     with capture_logs() as logs:
         for number in range(MANY):
             logger.failing(pending(key(str(number)), "x"), 1, "away", "unreachable")
@@ -54,13 +33,13 @@ def test_an_origin_that_is_away_does_not_flood_the_log() -> None:
         logger.failing(pending(key("late"), "x"), 2, "away", "unreachable")
         logger.failing(pending(key("later"), "x"), 2, "away", "unreachable")
     assert [one.get("lines_left_out") for one in later] == [MANY - LINES_PER_MINUTE, None]
-    assert counts.seen["failed"] == MANY + 2
+    assert counted(metrics.WRITEBACK_FLUSH_FAILURES) == MANY + 2
 
 
 def test_a_journal_that_takes_nothing_does_not_either() -> None:
     """Each write is tried again every few seconds, and fails on this node."""
     clock = ManualClock()
-    logger = FlushLogger(Counts(), clock)
+    logger = FlushLogger(clock)
     with capture_logs() as logs:
         for number in range(MANY):
             logger.not_looked_after(f"s3://bucket/{number}", "slot", "disk I/O error")
@@ -72,7 +51,7 @@ def test_a_journal_that_takes_nothing_does_not_either() -> None:
 
 def test_what_goes_on_does_not_either() -> None:
     """All of it goes on at once when the origin is back; failures have room of their own."""
-    logger = FlushLogger(Counts(), ManualClock())
+    logger = FlushLogger(ManualClock())
     with capture_logs() as logs:
         for number in range(MANY):
             logger.goes_on(pending(key(str(number)), "x"))
@@ -82,7 +61,7 @@ def test_what_goes_on_does_not_either() -> None:
 
 def test_manifests_do_not_either() -> None:
     """Those that wait and those that nobody understands share their lines."""
-    logger = FlushLogger(Counts(), ManualClock())
+    logger = FlushLogger(ManualClock())
     with capture_logs() as logs:
         for number in range(MANY):
             logger.not_understood(pending(key(str(number)), "x"), "it is no JSON")
@@ -95,14 +74,13 @@ def test_failures_of_one_object_are_told_ever_less_often() -> None:
     """The first, the second, the fourth, …"""
     with capture_logs() as logs:
         for failures in range(1, 100):
-            FlushLogger(Counts(), ManualClock()).failing(pending(key("k"), "x"), failures, "AccessDenied", "refused")
+            FlushLogger(ManualClock()).failing(pending(key("k"), "x"), failures, "AccessDenied", "refused")
     assert [one["failures"] for one in logs] == [1, 2, 4, 8, 16, 32, 64]
 
 
 def test_every_conflict_and_damage_is_told() -> None:
     """Somebody has to do something about each."""
-    counts = Counts()
-    logger = FlushLogger(counts, ManualClock())
+    logger = FlushLogger(ManualClock())
     with capture_logs() as logs:
         for number in range(MANY):
             logger.conflict(pending(key(str(number)), "x"), OTHERS)
@@ -111,13 +89,13 @@ def test_every_conflict_and_damage_is_told() -> None:
     assert "forebay writeback resolve" in logs[0]["event"]
     assert logs[0]["reason"] == OTHERS
     assert (logs[1]["object"], logs[1]["slot"], logs[1]["reason"]) == ("s3://bucket/0", "slot", "checksum")
-    assert counts.seen == {"conflict": MANY, "damaged": MANY}
+    assert metrics.WRITEBACK_CONFLICTS.value("slot") == metrics.WRITEBACK_DAMAGED.value("slot") == MANY
 
 
 def test_an_upload_that_is_ended_is_told() -> None:
     """With its id, so that its client's owner finds it, and why."""
     with capture_logs() as logs:
-        FlushLogger(Counts(), ManualClock()).expired(upload("u", key("k")), "the bucket has ended it")
+        FlushLogger(ManualClock()).expired(upload("u", key("k")), "the bucket has ended it")
     [told] = logs
     assert (told["upload_id"], told["object"], told["reason"]) == ("u", "s3://bucket/k", "the bucket has ended it")
 
@@ -125,7 +103,7 @@ def test_an_upload_that_is_ended_is_told() -> None:
 def test_every_flushed_object_has_a_line() -> None:
     """An audit trail: what the origin has, which version, how long it was on this node only; deletions too."""
     clock = ManualClock()
-    logger = FlushLogger(Counts(), clock)
+    logger = FlushLogger(clock)
     acknowledged_at = clock.now() - 12.5
     put = replace(pending(key("k"), "xyz"), sequence=7, acknowledged_at=acknowledged_at)
     deleted = replace(pending(key("gone"), deleted=True), sequence=8, acknowledged_at=clock.now() + 60.0)
@@ -161,8 +139,8 @@ def test_many_flushed_objects_share_a_line() -> None:
     """So many a second have their own, the others are summed; nothing is left out, not at the end either."""
 
     async def run() -> None:
-        clock, counts = ManualClock(), Counts()
-        logger = FlushLogger(counts, clock)
+        clock = ManualClock()
+        logger = FlushLogger(clock)
         running = asyncio.create_task(logger.run())
         await asyncio.sleep(0)
         for _ in range(FLUSHED_LINES_PER_SECOND + 5):
@@ -179,7 +157,7 @@ def test_many_flushed_objects_share_a_line() -> None:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         assert (logs[-1]["event"], logs[-1]["objects"]) == ("objects were flushed", 1)
-        assert counts.seen["flushed"] == 2 * FLUSHED_LINES_PER_SECOND + 7
+        assert metrics.WRITEBACK_FLUSHED_OBJECTS.value("slot") == 2 * FLUSHED_LINES_PER_SECOND + 7
 
     with capture_logs() as logs:
         asyncio.run(run())
@@ -187,12 +165,13 @@ def test_many_flushed_objects_share_a_line() -> None:
 
 def test_why_flushes_fail_and_how_long_they_take_is_counted() -> None:
     """By a name of few; the time runs from the acknowledgement, whenever the last attempt began."""
-    counts, clock = Counts(), ManualClock()
-    logger = FlushLogger(counts, clock)
+    clock = ManualClock()
+    logger = FlushLogger(clock)
     write = replace(pending(key("k"), "x"), acknowledged_at=clock.now(), acknowledged=Moment.of(clock))
     logger.failing(write, 1, "no answer", "unreachable")
     logger.failing(write, 2, "AccessDenied", "credentials")
     asyncio.run(clock.advance(7200.0))
     logger.settled(write, '"x"', 0.5)
-    assert counts.reasons == {"unreachable": 1, "credentials": 1}
-    assert counts.ages_seconds == [7200.0]
+    assert by_label(metrics.WRITEBACK_FLUSH_FAILURES, "reason") == {"unreachable": 1, "credentials": 1}
+    total, _ = metrics.WRITEBACK_FLUSH_SECONDS.kept()["slot",]
+    assert (total.get(), counted(metrics.WRITEBACK_FLUSH_SECONDS)) == (7200.0, 1)

@@ -95,12 +95,12 @@ def test_an_upload_is_found_however_long_the_list_takes(tmp_path: Path) -> None:
         await node.intend()
         await node.ask()
         await node.die()
-        go_on, reached = asyncio.Event(), asyncio.Event()
-        node.origin.inject(on(LIST), Hold(go_on, reached))
+        resume, reached = asyncio.Event(), asyncio.Event()
+        node.origin.inject(on(LIST), Hold(resume, reached))
         node.start()
         assert await node.passes(2 * CARRIED_OUT_SECONDS, reached.is_set, step=1.0)
         await node.clock.advance(20.0)
-        go_on.set()
+        resume.set()
         await node.found_out()
         assert not node.bucket.uploads
 
@@ -304,7 +304,8 @@ def test_what_is_known_of_is_left_alone(tmp_path: Path) -> None:
         opened = Write(spec(AT), ExpectedVersion(), now, upload_id="open", origin_upload_id=ids[0])
         await node.journal.change(lambda tx: tx.uploads.begin(opened))
         pending = await node.upload(AT, [PART_BYTES, 3], origin_upload_id=ids[1])
-        node.origin.inject(on(Operation.HEAD_OBJECT), Answer(403, "AccessDenied"), times=None)
+        for operation in (Operation.HEAD_OBJECT, Operation.GET_OBJECT):
+            node.origin.inject(on(operation), Answer(403, "AccessDenied"), times=None)
         await node.intend()
         await node.die()
         node.start()
@@ -476,8 +477,8 @@ def test_a_flush_that_is_cut_off_while_it_asks_leaves_a_suspect(tmp_path: Path) 
 
     async def scenario(node: Node) -> None:
         await node.upload(AT, [PART_BYTES, 3])
-        reached, go_on = asyncio.Event(), asyncio.Event()
-        node.origin.inject(on(CREATE), Hold(go_on, reached))
+        reached, resume = asyncio.Event(), asyncio.Event()
+        node.origin.inject(on(CREATE), Hold(resume, reached))
         node.start()
         await node.until(reached.is_set)
         await node.kill()
@@ -517,7 +518,7 @@ def test_the_next_process_of_a_worker_slot_takes_over_what_the_last_has_left(tmp
         asyncio.run(journal.change(lambda tx: tx.uploads.ask(AT, "slot", asked)))  # noqa: B023
         journal.close()
     journal = Journal(tmp_path, lambda _: None, 1)
-    journal.take_over(Moment(7.0))
+    journal.inherit(Moment(7.0))
     assert _suspects(journal) == {1: 7.0, 2: None}
     journal.recover(Moment(9.0))
     assert _suspects(journal) == {1: 7.0, 2: 9.0}

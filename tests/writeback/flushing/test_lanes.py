@@ -172,7 +172,7 @@ def test_parts_that_somebody_waits_for_wait_for_none_that_nobody_waits_for(has_f
         await settle()
         assert sent == [f"other{number}" for number in range(places)]
         hurried |= {f"mine{number}" for number in range(2 * HURRIED_PARTS_PER_LANE)}
-        lane.hurry_parts()
+        lane.prioritise_parts()
         await settle()
         assert sent[places:] == [f"mine{number}" for number in range(HURRIED_PARTS_PER_LANE)]
         tasks[0].cancel()  # the place of another is free: for those that somebody waits for

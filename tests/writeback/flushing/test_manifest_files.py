@@ -15,6 +15,7 @@ from gateway.core.errors import OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.writeback.checkpoints.manifests import NamedFiles
+from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.flushing.manifest_files import (
     FIRST_LOOK,
     FOUND_AGAIN_SECONDS,
@@ -23,7 +24,7 @@ from gateway.writeback.flushing.manifest_files import (
     Presence,
 )
 from gateway.writeback.flushing.requests import Requests
-from gateway.writeback.flushing.state import LookedFor, Lost, Refused
+from gateway.writeback.flushing.state import LookedFor, Lost, WriteRefused
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Write
 from tests.support.manual_clock import ManualClock
@@ -50,7 +51,7 @@ class World:
 
     def look(
         self, ignored: Callable[[str], bool] = lambda _: False, *, is_first: bool = False
-    ) -> tuple[LookedFor | Refused | Lost, int]:
+    ) -> tuple[LookedFor | WriteRefused | Lost, int]:
         """What was found, and how many questions that took."""
         before = len(self.origin.calls)
         looking = self._presence.look(
@@ -123,8 +124,8 @@ def test_an_answer_that_says_nothing_is_none() -> None:
     """Of one file it is of all; what was found until then is remembered."""
     world = World(NamedFiles(NAMES))
     world.put(NAMES)
-    denied = world.origin.inject(on(key=NAMES[-1]), Answer(403, "AccessDenied"), times=1)
-    assert isinstance(world.look(is_first=True)[0], Refused)
+    denied = world.origin.inject(on(key=NAMES[-1]), Answer(403, "AccessDenied"), times=2)  # HEAD, GET
+    assert isinstance(world.look(is_first=True)[0], WriteRefused)
     away = world.origin.inject(on(key=NAMES[-1]), Answer(503, "SlowDown"), times=1)
     assert isinstance(world.look()[0], Lost)
     assert (denied.times, away.times) == (0, 0)
@@ -177,14 +178,11 @@ class NothingPending:
         """Nothing is pending under any key."""
 
 
-class Silent:
-    """Nobody watches."""
+class Silent(FlushLogger):
+    """Refuses a manifest that is not understood."""
 
     def not_understood(self, write: Write, reason: str) -> None:
         raise AssertionError(reason)
-
-    def awaits_files(self, write: Write, reason: str) -> None:
-        """As it should be."""
 
 
 def manifest(number: int, size_bytes: int) -> Write:
@@ -193,7 +191,7 @@ def manifest(number: int, size_bytes: int) -> Write:
 
 async def look(files: ManifestFiles, requests: CountedRequests, write: Write) -> Any:
     journal = cast(Journal, NothingPending())
-    return await files.look(write, cast(Requests, requests), journal, SystemClock(), Silent())
+    return await files.look(write, cast(Requests, requests), journal, SystemClock(), Silent(SystemClock()))
 
 
 def test_of_long_manifests_one_is_in_memory_at_a_time() -> None:

@@ -13,15 +13,16 @@ import pytest
 
 from gateway.core.clock import Moment
 from gateway.core.model import ObjectKey
-from gateway.origin.client import Direction, OriginRequest, Purpose
+from gateway.origin.client import Direction, OriginRequest
 from gateway.origin.link_traffic import AnswerKind
-from gateway.origin.traffic_meter import Attempt, MeteredOrigin, OriginMeter
+from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.s3.headers import multipart_etag
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
+from gateway.telemetry import metrics
 from gateway.writeback.flushing.lanes import PARTS_PER_LANE, PLACES
 from gateway.writeback.flushing.reconciler import SlotOrder
-from gateway.writeback.flushing.state import ANSWER_GIVEN_UP_SECONDS, PARTS_AT_ONCE
+from gateway.writeback.flushing.state import ANSWER_GIVEN_UP_SECONDS, PARTS_AT_ONCE, RESTARTS_MAX
 from gateway.writeback.journal.records import (
     UPLOAD_LOOK_SECONDS,
     ExpectedVersion,
@@ -33,9 +34,10 @@ from gateway.writeback.journal.records import (
     WriteSpec,
 )
 from gateway.writeback.journal.transaction import JournalTransaction
+from tests.support.counting import counted
 from tests.support.flushing import HEADERS, PART_BYTES, Buffer, with_buffer
 from tests.support.journal_steps import steps_of_reads
-from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
+from tests.support.memory_origin.faults import Answer, Call, Hold, Unreachable, on
 from tests.support.memory_origin.store import StoredPart
 from tests.support.writeback import key, staged
 
@@ -311,27 +313,19 @@ class _Limiter:
 
 
 class _Meter:
-    """Ceilings and observer of a meter."""
+    """Ceilings of a meter."""
 
     def __init__(self) -> None:
         self.limiters: dict[tuple[Direction, str], _Limiter] = {}
-        self.purposes: set[tuple[str, str]] = set()
 
     def limiter(self, direction: Direction, slot: str) -> _Limiter:
         return self.limiters.setdefault((direction, slot), _Limiter())
 
-    def let_go(self) -> None: ...
+    def release(self) -> None: ...
 
     def answered(self, kind: AnswerKind, seconds: float) -> None: ...
 
     def slowed(self, direction: Direction) -> None: ...
-
-    def origin_attempt(self, attempt: Attempt) -> None: ...
-
-    def origin_bytes(self, direction: Direction, slot: str, purpose: str, count: int) -> None:
-        self.purposes.add((slot, purpose))
-
-    def origin_waited(self, direction: Direction, slot: str, by: str, seconds: float) -> None: ...
 
 
 def test_parts_take_the_bandwidth_of_their_slot(tmp_path: Path) -> None:
@@ -342,10 +336,10 @@ def test_parts_take_the_bandwidth_of_their_slot(tmp_path: Path) -> None:
         upload = await OpenUpload.begin(buffer, slot="mine", at_origin=True)
         await upload.store(1, os.urandom(PART_BYTES))
         await upload.store(2, b"x" * 1000)
-        buffer.start(MeteredOrigin(buffer.origin, OriginMeter(meter, meter)))
+        buffer.start(MeteredOrigin(buffer.origin, OriginMeter(meter)))
         await buffer.until(lambda: upload.sent() == {1, 2})
         assert meter.limiters["write", "mine"].passed_bytes == PART_BYTES + 1000
-        assert meter.purposes == {("mine", Purpose.FLUSH.value)}
+        assert counted(metrics.ORIGIN_BYTES, slot="mine", purpose="flush") == counted(metrics.ORIGIN_BYTES) > 0
 
     with_buffer(tmp_path, scenario)
 
@@ -772,5 +766,84 @@ def test_an_upload_with_which_the_client_goes_on_stays(tmp_path: Path) -> None:
         await buffer.passes(600.0, step=5.0)
         assert upload.is_open
         assert 3 in {part.number for part in upload.parts()}
+
+    with_buffer(tmp_path, scenario)
+
+
+USELESS = ("NoSuchUpload", "InvalidPart", "InvalidPartOrder", "EntityTooSmall")
+STEPS = (Operation.UPLOAD_PART, Operation.COMPLETE_MULTIPART_UPLOAD)
+
+
+def of_last_part_or_complete(call: Call) -> bool:
+    return call.operation in STEPS and dict(call.query).get("partNumber") in (None, "6")
+
+
+@pytest.mark.parametrize("code", USELESS)
+@pytest.mark.parametrize("operation", STEPS)
+def test_an_upload_of_which_the_bucket_never_makes_an_object_is_sent_seldom(
+    tmp_path: Path, code: str, operation: Operation
+) -> None:
+    """After some attempts it has failed, in the origin's words. It gets there when the bucket takes it."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        refusal = Answer(404 if code == "NoSuchUpload" else 400, code)
+        fault = buffer.origin.inject(
+            lambda call: call.operation is operation and of_last_part_or_complete(call), refusal, times=None
+        )
+        write = await buffer.upload(AT, [PART_BYTES, PART_BYTES, 3])
+
+        def refusals() -> int:
+            return len(buffer.observer.failures)
+
+        buffer.start()
+        assert await buffer.passes(60.0, lambda: refusals() == RESTARTS_MAX + 1, step=1.0)
+        turn = buffer.journal.read(lambda tx: tx.turns.of(write.id))
+        assert turn is not None
+        assert (turn.priority, turn.last_error) == (Priority.REFUSED, f"{code}: injected")
+        assert turn.failing_since is not None
+        assert buffer.observer.kinds == ["changed"] * RESTARTS_MAX + ["other"]
+        await buffer.passes(3600.0, step=60.0)
+        assert 5 <= refusals() - RESTARTS_MAX - 1 <= 12
+        fault.times = 0
+        assert await buffer.passes(700.0, lambda: not buffer.left(), step=30.0)
+        assert buffer.bucket.object(AT.key).etag == write.etag
+        assert await buffer.passes(60.0, lambda: not buffer.bucket.uploads, step=5.0)
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_failures_count_whatever_parts_get_there_between(tmp_path: Path) -> None:
+    """A bucket that loses uploads: the parts of an open one are sent again less and less often."""
+
+    async def scenario(buffer: Buffer) -> None:
+        upload = await OpenUpload.begin(buffer)
+        fault = buffer.origin.inject(of_last_part_or_complete, Answer(404, "NoSuchUpload"), times=None)
+        for number in (1, 2, 6):
+            await upload.store(number, b"x")
+        buffer.start()
+        await buffer.passes(150.0, step=0.5)
+        assert upload.is_open
+        assert buffer.origin.count(Operation.UPLOAD_PART) < 40
+        fault.times = 0
+        assert await buffer.passes(100.0, lambda: upload.sent() == {1, 2, 6}, step=5.0)
+
+    with_buffer(tmp_path, scenario)
+
+
+def test_an_upload_that_was_lost_once_is_sent_again_at_once(tmp_path: Path) -> None:
+    """However often the bucket was away before: that has nothing to do with it."""
+
+    async def scenario(buffer: Buffer) -> None:
+        await buffer.learn()
+        away = buffer.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable(), times=None)
+        write = await buffer.upload(AT, [PART_BYTES, 3])
+        buffer.start()
+        assert await buffer.passes(600.0, lambda: len(buffer.observer.failures) > RESTARTS_MAX + 2, step=5.0)
+        buffer.bucket.uploads.clear()
+        away.times = 0
+        assert await buffer.passes(130.0, lambda: not buffer.left(), step=5.0)
+        assert buffer.observer.kinds.count("changed") == 1
+        assert buffer.bucket.object(AT.key).etag == write.etag
 
     with_buffer(tmp_path, scenario)

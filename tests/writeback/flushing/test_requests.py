@@ -14,7 +14,16 @@ import pytest
 from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
 from gateway.writeback.flushing.requests import Requests
-from gateway.writeback.flushing.state import DIFFERENT, Aborted, Compared, Event, Found, Headed, Lost, Refused
+from gateway.writeback.flushing.state import (
+    DIFFERENT,
+    Aborted,
+    Compared,
+    Event,
+    FoundObject,
+    Headed,
+    Lost,
+    WriteRefused,
+)
 from gateway.writeback.journal.records import ExpectedVersion, Honoured, Part
 from tests.support.flushing import PART_BYTES, Buffer, with_buffer
 from tests.support.manual_clock import ManualClock
@@ -23,6 +32,10 @@ from tests.support.memory_origin.faults import AlterHeaders, Answer, Call, CutBo
 from tests.support.memory_origin.response import MemoryResponse
 from tests.support.memory_origin.store import StoredObject
 from tests.support.writeback import key, pending
+
+
+def untold(status: int, missing: str = "an S3 error document") -> Lost:
+    return Lost(f"HTTP {status} without {missing}")
 
 
 def requests_of(buffer: Buffer) -> Requests:
@@ -50,8 +63,8 @@ def test_what_else_an_origin_does_not_know_takes_no_condition_from_others(tmp_pa
     ("answer", "is_gone", "expected"),
     [
         (Answer(404, "NoSuchUpload"), False, Aborted()),
-        (Answer(404, body=b"<html>not here</html>"), False, Refused("HTTP 404")),
-        (Answer(404, "NoSuchBucket"), False, Refused("NoSuchBucket")),
+        (Answer(404, body=b"<html>not here</html>"), False, untold(404)),
+        (Answer(404, "NoSuchBucket"), False, WriteRefused("NoSuchBucket")),
         (Answer(404, "NoSuchBucket"), True, Aborted()),
     ],
     ids=str,
@@ -69,7 +82,7 @@ def test_an_upload_is_gone_where_the_origin_says_so_itself(
             del buffer.origin.buckets["bucket"]
         assert await requests_of(buffer).abort(write) == expected
         listed = await requests_of(buffer).open_uploads(write.key)
-        assert isinstance(listed, Refused) == (not is_gone)
+        assert isinstance(listed, WriteRefused | Lost) == (not is_gone)
 
     with_buffer(tmp_path, scenario)
 
@@ -173,13 +186,13 @@ def test_what_others_wrote_is_theirs_however_long_the_look_takes(tmp_path: Path)
         expected = ExpectedVersion.unknown(buffer.clock)
         await buffer.clock.advance(3.0)
         buffer.origin.put("bucket", "k", b"theirs")
-        go_on, reached = asyncio.Event(), asyncio.Event()
-        buffer.origin.inject(on(Operation.HEAD_OBJECT), Hold(go_on, reached))
+        resume, reached = asyncio.Event(), asyncio.Event()
+        buffer.origin.inject(on(Operation.HEAD_OBJECT), Hold(resume, reached))
         await buffer.put(key("k"), b"ours", expected=expected)
         buffer.start()
         await buffer.until(reached.is_set)
         await buffer.clock.advance(20.0)
-        go_on.set()
+        resume.set()
         await buffer.at_once(lambda: bool(buffer.observer.conflicts) or not buffer.left())
         assert buffer.origin.data("bucket", "k") == b"theirs"
 
@@ -351,7 +364,7 @@ def test_a_bucket_that_is_gone_is_no_object_that_is_gone(tmp_path: Path) -> None
         assert isinstance(found, Headed)
         assert found.etag is None
         del buffer.origin.buckets["bucket"]
-        assert await requests.head(write) == Refused("NoSuchBucket")
+        assert await requests.head(write) == WriteRefused("NoSuchBucket")
 
     with_buffer(tmp_path, scenario)
 
@@ -359,17 +372,17 @@ def test_a_bucket_that_is_gone_is_no_object_that_is_gone(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("effect", "expected"),
     [
-        (Answer(501, "NotImplemented"), Refused("NotImplemented")),
-        (Answer(403, "AccessDenied"), Refused("AccessDenied")),
-        (Answer(400, body=b""), Refused("HTTP 400")),
+        (Answer(501, "NotImplemented"), WriteRefused("NotImplemented")),
+        (Answer(403, "AccessDenied"), WriteRefused("AccessDenied")),
+        (Answer(400, body=b""), untold(400)),
         (Answer(503, "SlowDown"), Lost("SlowDown")),
-        (Answer(502, body=b"<html>"), Lost("HTTP 502")),
+        (Answer(502, body=b"<html>"), untold(502)),
         (Answer(200, body=b"<Error><Code>SlowDown</Code></Error>"), Lost("SlowDown")),
-        (Answer(200, body=b"<Error><Code>PreconditionFailed</Code></Error>"), Refused("PreconditionFailed")),
+        (Answer(200, body=b"<Error><Code>PreconditionFailed</Code></Error>"), WriteRefused("PreconditionFailed")),
     ],
     ids=str,
 )
-def test_a_5xx_leaves_open_what_has_been_done(tmp_path: Path, effect: Answer, expected: Refused | Lost) -> None:
+def test_a_5xx_leaves_open_what_has_been_done(tmp_path: Path, effect: Answer, expected: WriteRefused | Lost) -> None:
     """And what an origin has not implemented it has not done."""
 
     async def scenario(buffer: Buffer) -> None:
@@ -385,14 +398,14 @@ def test_an_upload_that_the_origin_does_not_know_is_not_open(tmp_path: Path) -> 
 
     async def scenario(buffer: Buffer) -> None:
         write, requests = await buffer.upload(key("k"), [3], "gone"), requests_of(buffer)
-        assert await requests.find(write) == Found(False)
+        assert await requests.find(write) == FoundObject(False)
         for effect in (Answer(403, "AccessDenied"), Answer(404, "NoSuchBucket")):
             buffer.origin.inject(on(Operation.LIST_PARTS), effect)
-            assert await requests.find(write) == Refused(effect.code)
+            assert await requests.find(write) == WriteRefused(effect.code)
         buffer.origin.inject(on(Operation.LIST_PARTS), Unreachable())
         assert isinstance(await requests.find(write), Lost)
         begun = await requests.begin(write)
         assert isinstance(begun, str)
-        assert await requests.find(replace(write, origin_upload_id=begun)) == Found(True)
+        assert await requests.find(replace(write, origin_upload_id=begun)) == FoundObject(True)
 
     with_buffer(tmp_path, scenario)

@@ -17,13 +17,13 @@ from gateway.writeback.flushing.requests import _refusal
 from gateway.writeback.flushing.state import (
     CLOCKS_APART_SECONDS,
     DIFFERENT,
-    LOST,
     OTHERS,
     PARTS_AT_ONCE,
+    RESTARTS_MAX,
+    UNTOLD,
     UNUSED_SECONDS,
     Abort,
     Aborted,
-    Answer,
     AwaitFiles,
     Begin,
     Begun,
@@ -39,7 +39,7 @@ from gateway.writeback.flushing.state import (
     Finish,
     Finished,
     Forget,
-    Found,
+    FoundObject,
     Head,
     Headed,
     Instruction,
@@ -49,10 +49,10 @@ from gateway.writeback.flushing.state import (
     LookForFiles,
     Lost,
     MarkConflict,
+    OriginReply,
     PartFailed,
     PartSent,
     Progress,
-    Refused,
     Rest,
     Seek,
     SendPart,
@@ -60,6 +60,7 @@ from gateway.writeback.flushing.state import (
     StartOver,
     Unmark,
     Wait,
+    WriteRefused,
 )
 from gateway.writeback.journal.records import (
     DATED_EARLIER_SECONDS_MAX,
@@ -208,7 +209,7 @@ def test_that_a_bucket_refuses_conditions_is_learned_when_it_takes_a_request_wit
     cases: Sequence[tuple[Write, Kind]] = ((single(), "put"), (tombstone(), "delete"))
     for write, kind in cases:
         progress = Progress(write, ALL)
-        assert play(progress, Refused("NotImplemented")) == [Head()]
+        assert play(progress, WriteRefused("NotImplemented")) == [Head()]
         expected = next(iter(write.expected.etags), None)
         [again] = progress.after(Headed(expected))
         assert isinstance(again, Finish | Delete)
@@ -216,7 +217,7 @@ def test_that_a_bucket_refuses_conditions_is_learned_when_it_takes_a_request_wit
         etag = None if write.deleted else write.etag
         assert progress.after(Finished(etag)) == [Learn(kind), Settle(etag)]
     other = Progress(single(), ALL)
-    assert play(other, Refused("NotImplemented"), Headed(None), Refused("NotImplemented")) == [
+    assert play(other, WriteRefused("NotImplemented"), Headed(None), WriteRefused("NotImplemented")) == [
         Unmark(),
         Wait("NotImplemented", is_away=False),
     ]
@@ -279,11 +280,11 @@ def test_somebody_elses_write_is_a_conflict(expected: ExpectedVersion) -> None:
 def test_a_condition_that_fails_says_that_it_is_looked_at(code: str) -> None:
     """What lies there decides; where it is as expected after all, it is sent again, once, and then later."""
     progress = Progress(single(), ALL)
-    assert play(progress, Refused(code)) == [Head()]
+    assert play(progress, WriteRefused(code)) == [Head()]
     assert progress.after(Headed('"theirs"')) == [MarkConflict(OTHERS)]
     progress = Progress(single(), ALL)
-    assert play(progress, Refused(code), Headed(None)) == [Finish(None)]
-    assert progress.after(Refused(code))[-1] == Wait(code, is_away=False)
+    assert play(progress, WriteRefused(code), Headed(None)) == [Finish(None)]
+    assert progress.after(WriteRefused(code))[-1] == Wait(code, is_away=False)
 
 
 def test_a_lost_answer_is_decided_by_what_lies_there() -> None:
@@ -321,7 +322,14 @@ def test_an_upload_that_the_origin_has_forgotten_is_begun_anew() -> None:
     """All parts are sent again, and the old upload is cleared away."""
     gone = sent(multipart(1, origin_upload_id="gone"), 1)
     for code in ("NoSuchUpload", "InvalidPart", "InvalidPartOrder", "EntityTooSmall"):
-        assert play(Progress(gone, ALL), Refused(code)) == [StartOver(), Wait(code, is_away=False)]
+        assert play(Progress(gone, ALL), WriteRefused(code)) == [StartOver(), Wait(code, is_away=False)]
+        often = Progress(replace(gone, restarts=RESTARTS_MAX), ALL)
+        told = [StartOver(), Wait(f"{code}: its words", is_away=False)]
+        assert play(often, WriteRefused(code, words="its words")) == told
+        [_, wait] = play(Progress(replace(gone, restarts=RESTARTS_MAX), ALL), WriteRefused(code))
+        assert isinstance(wait, Wait)
+        assert wait.refused_with == code
+        assert not wait.waits_for_bucket
     progress = Progress(multipart(1), ALL)
     assert play(progress, Headed(None)) == [Begin()]
     assert [type(one) for one in progress.after(begun(progress.write, "new"))] == [SendPart]
@@ -332,7 +340,7 @@ def test_an_upload_that_the_origin_has_forgotten_is_begun_anew() -> None:
 def test_an_upload_that_is_gone_because_it_is_complete_is_done() -> None:
     """NoSuchUpload after a Complete whose answer was lost: the ETag decides."""
     doubtful = sent(multipart(1, origin_upload_id="o", state=State.PUBLISHING), 1)
-    assert play(Progress(doubtful, ALL), Headed(None), Refused("NoSuchUpload"))[-1] == Wait(
+    assert play(Progress(doubtful, ALL), Headed(None), WriteRefused("NoSuchUpload"))[-1] == Wait(
         "NoSuchUpload", is_away=False
     )
     [over] = play(Progress(doubtful, ALL), Headed(doubtful.etag))
@@ -341,15 +349,20 @@ def test_an_upload_that_is_gone_because_it_is_complete_is_done() -> None:
 
 def test_a_plain_refusal_leaves_nothing_in_doubt() -> None:
     """Unless an earlier request is: then it stays so."""
-    assert play(Progress(single(), ALL), Refused("AccessDenied")) == [Unmark(), Wait("AccessDenied", is_away=False)]
+    assert play(Progress(single(), ALL), WriteRefused("AccessDenied")) == [
+        Unmark(),
+        Wait("AccessDenied", is_away=False),
+    ]
     assert play(Progress(single(), ALL), Lost("reset")) == [Wait("reset", is_away=True)]
     doubtful = single(state=State.PUBLISHING)
-    assert play(Progress(doubtful, ALL), Headed(None), Refused("AccessDenied")) == [Wait("AccessDenied", is_away=False)]
+    assert play(Progress(doubtful, ALL), Headed(None), WriteRefused("AccessDenied")) == [
+        Wait("AccessDenied", is_away=False)
+    ]
 
 
 def test_failures_are_waited_out() -> None:
     """Whatever they are, at any step: nothing is given up."""
-    for failure, is_away in ((Refused("AccessDenied"), False), (Lost("AccessDenied"), True)):
+    for failure, is_away in ((WriteRefused("AccessDenied"), False), (Lost("AccessDenied"), True)):
         for write in (single(), multipart(2), tombstone()):
             assert play(Progress(write), failure) == [Wait("AccessDenied", is_away)]
         assert play(Progress(multipart(2)), Headed(None), failure) == [Wait("AccessDenied", is_away)]
@@ -414,7 +427,7 @@ def test_the_parts_of_a_manifest_go_ahead() -> None:
 def test_files_that_cannot_be_looked_for_hold_a_manifest_up() -> None:
     """That is a failure like any other; a manifest that may be there already is looked at first, and not taken back."""
     assert play(Progress(single(), ALL, names_files=True), Lost("reset")) == [Wait("reset", is_away=True)]
-    refused = Refused("AccessDenied")
+    refused = WriteRefused("AccessDenied")
     assert play(Progress(single(), ALL, names_files=True), refused) == [Wait("AccessDenied", is_away=False)]
     doubtful = single(state=State.PUBLISHING)
     assert play(Progress(doubtful, ALL, names_files=True), Headed(doubtful.etag)) == [Settle(doubtful.etag)]
@@ -427,7 +440,7 @@ def test_an_etag_that_is_not_told_is_asked_for() -> None:
     progress = Progress(single(), ALL)
     assert play(progress, Finished(None)) == [Head()]
     assert progress.after(Headed(progress.write.etag)) == [Settle(progress.write.etag)]
-    assert play(Progress(single(), ALL), Finished(None), Headed(None)) == [MarkConflict(LOST)]
+    assert play(Progress(single(), ALL), Finished(None), Headed(None)) == [Wait(UNTOLD, is_away=True)]
 
 
 def test_an_origin_that_could_not_be_asked_may_have_what_is_older() -> None:
@@ -526,12 +539,12 @@ def test_an_idle_upload_is_asked_for_now_and_then_and_expires() -> None:
     there = opened(origin_upload_id="o")
     assert play(Progress(there, now=Moment(10.0))) == [Rest(UPLOAD_LOOK_SECONDS - 10.0)]
     assert play(Progress(there, now=Moment(UPLOAD_LOOK_SECONDS))) == [Find()]
-    assert play(Progress(there, now=Moment(UPLOAD_LOOK_SECONDS)), Found(True)) == [Rest(UPLOAD_LOOK_SECONDS)]
-    [gone] = play(Progress(there, now=Moment(UPLOAD_LOOK_SECONDS)), Found(False))
+    assert play(Progress(there, now=Moment(UPLOAD_LOOK_SECONDS)), FoundObject(True)) == [Rest(UPLOAD_LOOK_SECONDS)]
+    [gone] = play(Progress(there, now=Moment(UPLOAD_LOOK_SECONDS)), FoundObject(False))
     assert isinstance(gone, Expire)
     [over] = play(Progress(there, now=Moment(1000.0), expiry_seconds=1000.0))
     assert isinstance(over, Expire)
-    assert play(Progress(there, now=Moment(900.0), expiry_seconds=1000.0), Found(True)) == [Rest(100.0)]
+    assert play(Progress(there, now=Moment(900.0), expiry_seconds=1000.0), FoundObject(True)) == [Rest(100.0)]
 
 
 def test_a_clock_that_is_set_forward_ends_no_upload() -> None:
@@ -571,16 +584,16 @@ def test_its_refusal_is_the_clients_answer() -> None:
     """The upload is open still. A condition that fails is believed where the upload is there: else it was carried out
     before."""
     whole = sent(waiting(), 1, 2)
-    assert play(Progress(whole), Refused("AccessDenied")) == [Answer("AccessDenied", is_over=True)]
+    assert play(Progress(whole), WriteRefused("AccessDenied")) == [OriginReply("AccessDenied", is_over=True)]
     for said in ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey"):
         progress = Progress(whole)
-        assert play(progress, Refused(said)) == [Find()]
-        assert progress.after(Found(True)) == [Answer(said, is_over=True)]
+        assert play(progress, WriteRefused(said)) == [Find()]
+        assert progress.after(FoundObject(True)) == [OriginReply(said, is_over=True)]
     for code in ("NotImplemented", "AccessDenied"):  # nobody may look whether it is there
-        refused = [Refused("PreconditionFailed"), Refused(code)]
-        assert play(Progress(whole), *refused) == [Answer("PreconditionFailed", is_over=True)]
+        refused = [WriteRefused("PreconditionFailed"), WriteRefused(code)]
+        assert play(Progress(whole), *refused) == [OriginReply("PreconditionFailed", is_over=True)]
     progress = Progress(whole)
-    play(progress, Refused("PreconditionFailed"), Found(False))
+    play(progress, WriteRefused("PreconditionFailed"), FoundObject(False))
     assert progress.after(Headed('"made-2"')) == [Completed('"made-2"')]
 
 
@@ -588,27 +601,29 @@ def test_a_lost_answer_is_told_as_such_and_found_out() -> None:
     """Nobody is told that it has failed who does not know."""
     whole = sent(waiting(), 1, 2)
     assert play(Progress(whole), Lost("reset"), Headed('"made-2"')) == [Completed('"made-2"')]
-    assert play(Progress(whole), Lost("reset"), Headed('"x"')) == [Answer("ServiceUnavailable", is_over=False)]
+    assert play(Progress(whole), Lost("reset"), Headed('"x"')) == [OriginReply("ServiceUnavailable", is_over=False)]
     asked = replace(whole, answer="ServiceUnavailable")
     assert play(Progress(asked)) == [Find()]
-    assert play(Progress(asked), Found(False), Headed('"made-2"')) == [Completed('"made-2"')]
-    assert play(Progress(asked), Found(False), Headed('"theirs"')) == [
+    assert play(Progress(asked), FoundObject(False), Headed('"made-2"')) == [Completed('"made-2"')]
+    assert play(Progress(asked), FoundObject(False), Headed('"theirs"')) == [
         StartOver(),
-        Answer("NoSuchUpload", is_over=True),
+        OriginReply("NoSuchUpload", is_over=True),
     ]
-    [rest] = play(Progress(asked, now=Moment(1.0)), Found(True))
+    [rest] = play(Progress(asked, now=Moment(1.0)), FoundObject(True))
     assert isinstance(rest, Rest)
-    assert play(Progress(asked, now=Moment(1e6)), Found(True)) == [Answer("ServiceUnavailable", is_over=True)]
+    assert play(Progress(asked, now=Moment(1e6)), FoundObject(True)) == [
+        OriginReply("ServiceUnavailable", is_over=True)
+    ]
 
 
 def test_a_part_that_an_older_one_has_overtaken_is_sent_again() -> None:
     """Once."""
     whole = sent(waiting(), 1, 2)
     progress = Progress(whole)
-    assert [type(one) for one in play(progress, Refused("InvalidPart"))] == [SendPart, SendPart]
+    assert [type(one) for one in play(progress, WriteRefused("InvalidPart"))] == [SendPart, SendPart]
     progress.after(PartSent("o", 1, "e", State.PUBLISHING))
     assert progress.after(PartSent("o", 2, "e", State.PUBLISHING)) == [Complete()]
-    assert progress.after(Refused("InvalidPart")) == [Answer("InvalidPart", is_over=True)]
+    assert progress.after(WriteRefused("InvalidPart")) == [OriginReply("InvalidPart", is_over=True)]
 
 
 # Uploads to be aborted
@@ -619,14 +634,16 @@ def test_what_is_to_be_aborted_is() -> None:
     there = replace(opened(origin_upload_id="o"), state=State.ABORTING)
     assert play(Progress(there)) == [Abort()]
     assert play(Progress(there), Aborted()) == [Forget()]
-    assert play(Progress(there), Refused("AccessDenied")) == [Wait("AccessDenied", is_away=False)]
+    assert play(Progress(there), WriteRefused("AccessDenied")) == [Wait("AccessDenied", is_away=False)]
     suspect = replace(opened(), state=State.ABORTING, asked=CreateAttempt(0, Moment(0.0), Moment(0.0)), began_at=0.0)
     assert play(Progress(suspect)) == [Seek()]
-    [forgotten] = play(Progress(suspect, now=Moment(1.0)), Refused("NotImplemented"))
+    [forgotten] = play(Progress(suspect, now=Moment(1.0)), WriteRefused("NotImplemented"))
     assert isinstance(forgotten, Forget)
     assert forgotten.reason is not None
-    assert play(Progress(suspect, now=Moment(1.0)), Refused("AccessDenied")) == [Wait("AccessDenied", is_away=False)]
-    [late] = play(Progress(suspect, now=Moment(1e6)), Refused("AccessDenied"))
+    assert play(Progress(suspect, now=Moment(1.0)), WriteRefused("AccessDenied")) == [
+        Wait("AccessDenied", is_away=False)
+    ]
+    [late] = play(Progress(suspect, now=Moment(1e6)), WriteRefused("AccessDenied"))
     assert isinstance(late, Forget)
 
 
@@ -648,15 +665,15 @@ class _Origin:
     bytes_of: dict[str, str] = field(default_factory=dict)
     damaged: bool = False
 
-    def fails(self, kind: str, condition: bool, expected: str | None) -> Refused | None:
+    def fails(self, kind: str, condition: bool, expected: str | None) -> WriteRefused | None:
         """What becomes of a request under a condition."""
         if not condition or self.does[kind] == "ignored":
             return None
         if self.does[kind] == "refused":
-            return Refused("NotImplemented")
+            return WriteRefused("NotImplemented")
         if self.etag == expected:
             return None
-        return Refused("NoSuchKey" if self.etag is None and expected is not None else "PreconditionFailed")
+        return WriteRefused("NoSuchKey" if self.etag is None and expected is not None else "PreconditionFailed")
 
     def take(self, write: Write, *, damaging: bool) -> str:
         """It has ours now, or what has become of it."""
@@ -720,7 +737,7 @@ class _World:
         if isinstance(instruction, Learn | Unmark | StartOver):
             return None
         if isinstance(
-            instruction, Settle | MarkConflict | Wait | Rest | Completed | Answer | Expire | Forget | AwaitFiles
+            instruction, Settle | MarkConflict | Wait | Rest | Completed | OriginReply | Expire | Forget | AwaitFiles
         ):
             self.outcome = instruction
             return None
@@ -728,7 +745,7 @@ class _World:
         if fate == "lost before":
             return _failed(instruction, Lost("before"))
         if fate == "refused":
-            return _failed(instruction, Refused("AccessDenied"))
+            return _failed(instruction, WriteRefused("AccessDenied"))
         done = self._at_the_origin(instruction)
         return _failed(instruction, Lost("after")) if fate == "lost after" else done
 
@@ -767,7 +784,7 @@ class _World:
     def _send_part(self, send: SendPart) -> Event:
         upload = self.origin.uploads.get(send.origin_upload_id)
         if upload is None:
-            return _failed(send, Refused("NoSuchUpload"))
+            return _failed(send, WriteRefused("NoSuchUpload"))
         upload.add(send.part.number)
         event = PartSent(send.origin_upload_id, send.part.number, "e", self.journal.state)
         if send.origin_upload_id == self.journal.origin_upload_id:
@@ -778,7 +795,7 @@ class _World:
         write, kind = self.journal, "complete" if self.journal.multipart else "put"
         name = write.origin_upload_id or ""
         if write.multipart and self.origin.uploads.get(name) != {one.number for one in write.parts}:
-            return Refused("NoSuchUpload")
+            return WriteRefused("NoSuchUpload")
         failed = self.origin.fails(kind, finish.is_conditional, finish.expected)
         if failed is not None:
             return failed
@@ -809,7 +826,7 @@ class _World:
             self.wrongs.append(f"what others have done is undone: {there}")
 
 
-def _failed(instruction: Instruction, failure: Lost | Refused) -> Event:
+def _failed(instruction: Instruction, failure: Lost | WriteRefused) -> Event:
     if not isinstance(instruction, SendPart):
         return failure
     reason, code = (failure.reason, None) if isinstance(failure, Lost) else (failure.code, failure.code)
@@ -898,7 +915,7 @@ def _check(world: _World) -> None:
         assert write.deleted or origin.ours or are_our_bytes
     elif isinstance(world.outcome, MarkConflict):
         assert world.others or origin.damaged
-        assert world.outcome.reason in (OTHERS, LOST, DIFFERENT)
+        assert world.outcome.reason in (OTHERS, DIFFERENT)
         # Where the origin does not tell its ETag, others' object may be taken for what it has made of ours.
         assert world.outcome.reason != DIFFERENT or origin.damaged or world.others
     else:

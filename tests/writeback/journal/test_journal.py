@@ -242,7 +242,7 @@ def test_a_journal_that_has_failed_takes_changes_again_when_the_disk_does(
 
     async def scenario(journal: Journal, freed: list[str]) -> None:
         told: list[bool] = []
-        journal.observe(told.append)
+        monkeypatch.setattr(journal, "tell", lambda *, is_failing: told.append(is_failing))
         await journal.change(lambda tx: tx.writes.acknowledge(pending(key("a"), "kept")))
 
         def tried(path: str) -> sqlite3.Connection:
@@ -259,7 +259,7 @@ def test_a_journal_that_has_failed_takes_changes_again_when_the_disk_does(
                 version = journal.pending_keys.version()
                 await let_pass(journal, clock, 1.0)
         assert tries == [1.0, 3.0, 7.0, 15.0, 31.0, 63.0, 123.0, 183.0, 243.0]
-        assert (told, [line["log_level"] for line in lines]) == ([False, True, False], ["error", "info"])
+        assert (told, [line["log_level"] for line in lines]) == ([True, False], ["error", "info"])
         assert freed == ["lost"]
         assert journal.pending_keys.version() != version
         await journal.change(lambda tx: tx.writes.acknowledge(pending(key("b"), "taken")))
@@ -373,7 +373,7 @@ def test_a_journal_of_another_version_is_refused_and_left_alone(tmp_path: Path) 
 
 
 def test_a_look_changes_nothing(tmp_path: Path) -> None:
-    """The connection of readers refuses it, whatever is asked of it."""
+    """The connection of readers refuses each change."""
 
     async def scenario(journal: Journal, _: list[str]) -> None:
         stored = await journal.change(lambda tx: tx.writes.acknowledge(pending(key("a"), "one")))
@@ -460,7 +460,7 @@ def test_files_that_a_process_had_no_time_to_remove_are_removed_by_the_next(tmp_
         assert journal.read(lambda tx: tx.files.left_behind()) == ["first"]
         removed: list[str] = []
         other = Journal(tmp_path, removed.extend, worker=1)
-        other.take_over(Moment(60.0))
+        other.inherit(Moment(60.0))
         other.close()
         assert removed == ["first"]
         assert journal.read(lambda tx: tx.files.left_behind()) == []

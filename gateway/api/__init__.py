@@ -1,4 +1,4 @@
-"""What bodies of the admin port are called, for it and for the commands that send them."""
+"""The documents of the admin API, and the media types of what is no JSON."""
 
 MANIFEST_TYPE = "application/vnd.forebay.manifest"
 """One s3://bucket/key a line."""
