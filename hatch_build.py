@@ -1,6 +1,6 @@
-"""Builds the library of `gateway/md5_lanes/` with the wheel where there is a C compiler; else the wheel is pure. And
-puts the documentation's pages into the wheel.
+"""Builds the library of `gateway/md5_lanes/`, where there is a C compiler, and puts the documentation into the wheel.
 
+Without a compiler the wheel is pure.
 An editable installation gets it into the source tree, where nothing else is written.
 """
 

@@ -42,7 +42,7 @@ def make_bucket(s3: Any, bucket: str) -> None:
 
 
 def read(s3: Any, bucket: str, key: str, expected: bytes) -> str:
-    """What the gateway says of where the bytes came from. ValueError when they are others than `expected`."""
+    """Return where the bytes came from, as the gateway says. ValueError when they are others than `expected`."""
     answer = s3.get_object(Bucket=bucket, Key=key)
     body = answer["Body"].read()
     if hashlib.sha256(body).digest() != hashlib.sha256(expected).digest():

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Changes(Protocol):
-    """Who applies events (`operations.origin_events.OriginEvents`)."""
+    """`operations.origin_events.OriginEvents`, which applies events."""
 
     async def apply(self, events: Sequence[ObjectEvent]) -> list[str | None]:
         """Return why each was left alone, None where it was applied."""

@@ -246,7 +246,7 @@ class AdminClient:
 
 
 class LiveAdminClient:
-    """The same on an event loop, over one connection, for a caller that looks again and again. Must be closed."""
+    """A client on an event loop, over one connection, for a caller that looks again and again. Must be closed."""
 
     def __init__(self, base_url: str, token: str | None, directory: str | None, timeout_seconds: float) -> None:
         self.base_url = base_url.rstrip("/")

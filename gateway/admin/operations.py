@@ -131,7 +131,7 @@ _STATUSES: dict[type[Exception], int] = {
     BufferUnavailable: 503,
     StoreUnavailable: 503,
 }
-"""What errors mean to a client; the first class that fits counts."""
+"""The status of each error; the first class that fits counts."""
 
 _ALWAYS = (409, 503)
 """Any operation may answer so; with 400 or 502 only one that says so."""

@@ -1,4 +1,4 @@
-"""What requests to the admin port bring, and its answers in JSON."""
+"""Bodies and parameters of requests to the admin port, and its answers in JSON."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from gateway.telemetry import metric_reading, metrics
 from gateway.telemetry.metric_reading import MetricReading
 
 LIMIT, LIMIT_MAX = 20, 1000
-"""Of each list of requests."""
+"""The usual and the greatest length of each list of requests."""
 
 _NOT_ASKED = OriginFinding("unreachable", "not asked")
 _NOT_READY = {503: "Not ready."}

@@ -826,7 +826,7 @@ Latencies: TypeAlias = Annotated[
 
 
 class Counts(Document):
-    """sums since the gateway started, but for in_flight"""
+    """sums since the gateway started, except for in_flight"""
 
     at: Time
     requests: int

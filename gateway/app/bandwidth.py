@@ -1,5 +1,4 @@
-"""Makes ceilings and shares of bandwidth, request rates, and limits of callers from the settings, with the memory in
-which processes keep them together."""
+"""Makes the limits of bandwidth, request rates and callers from the settings, in memory that processes share."""
 
 from __future__ import annotations
 

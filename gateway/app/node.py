@@ -156,8 +156,7 @@ def silence_board(shared_directory: Path | None) -> OriginHealth:
 
 @asynccontextmanager
 async def origin_for_checks(live: LiveSettings, instance_id: str) -> AsyncIterator[tuple[Origin, OriginKeys]]:
-    """Yield the origins, with their refusals of the gateway's keys, each asked once and for a short time; and the
-    keys."""
+    """Yield the origins, which tell their refusals of the keys, each asked once and for a short time; and the keys."""
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         keys = OriginKeys(live.now, clock)

@@ -80,8 +80,7 @@ class OriginKeys:
         self.of(request).renew()
 
     def problem(self, name: str) -> str | None:
-        """Return why one of `[[origin_credentials]]` is not renewed, though it may still be good; None without a known
-        problem."""
+        """Return why one of `[[origin_credentials]]`, perhaps still good, is not renewed; None without a problem."""
         found = self._named.get(name)
         return found.credentials.problem if found is not None else None
 
@@ -163,8 +162,7 @@ def _signers(settings: Settings) -> Iterator[tuple[Prefix, str]]:
 
 
 def routed_origin(settings: Settings, connect: Callable[[OriginSettings], Origin]) -> Origin:
-    """Return all origins as one; `connect` makes each. Buckets that are reached in the same way share connections, and
-    the facts known of their home."""
+    """Return all origins as one; `connect` makes each. Buckets reached in the same way share connections and facts."""
     main = _origin_settings(settings)
     found: dict[OriginSettings, Origin] = {main: connect(main)}
     by_bucket: dict[str, Origin] = {}

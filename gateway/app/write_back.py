@@ -76,7 +76,7 @@ async def follow_slots(buffer: WritebackBuffer, slots: Slots, blocks: Blocks) ->
 
 @dataclass(frozen=True, slots=True)
 class FlushServices:
-    """What a flush reads from and updates."""
+    """The services that a flush reads from and updates."""
 
     origin: Origin
     catalog: Catalog
@@ -137,8 +137,7 @@ class Flushing:
 async def flushing(
     settings: Settings, buffer: WritebackBuffer | None, services: FlushServices, shared_directory: Path | None = None
 ) -> AsyncIterator[Flushing | None]:
-    """Yield the flushing of a buffer, to run; None without a buffer. In `shared_directory` workers count the bytes that
-    they send of checkpoints."""
+    """Yield a buffer's flushing, to run; None without one. `shared_directory` has the workers' counts of sent bytes."""
     if buffer is None:
         await services.blocks.keep_only([])  # what `keep_last` kept while a slot wrote back
         yield None

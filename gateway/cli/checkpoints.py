@@ -72,7 +72,7 @@ def checkpoints(
 
 
 def _why_none(client: AdminClient, prefix: str) -> str:
-    """What was looked for, what there is instead, and what to do about it."""
+    """Return why no checkpoint was found, and what to do about it."""
     from gateway.api.documents import Checkpoints
     from gateway.writeback.checkpoints.layouts import LAYOUTS
 
@@ -103,7 +103,7 @@ _LEAVE_FIRST = ("ranks", "save", "files", "exposed", "left", "size")
 
 
 def _shown(width: int | None) -> list[str]:
-    """The columns that a terminal has room for."""
+    """Return the columns that a terminal has room for."""
     shown = list(_WIDTHS)
     for name in _LEAVE_FIRST:
         if width is None or len(_line({}, shown)) <= width:
@@ -120,7 +120,7 @@ def _line(cells: dict[str, str], shown: Sequence[str]) -> str:
 
 
 def _lines(one: to.Checkpoint, shown: Sequence[str]) -> Iterator[str]:
-    """The name has a line of its own, so that what is said of it is within 80 columns."""
+    """Give the name a line of its own, so that the rest fits into 80 columns."""
     yield fitted(printable(one.url))
     whole_bytes = one.bytes or int(one.state != "durable")
     cells = {
@@ -185,7 +185,7 @@ def share_text(part: int, whole: int) -> str:
 
 
 def _some(names: Sequence[str], hidden: int = 0) -> str:
-    """The first of them; `hidden` are not named at all."""
+    """Return the first of them; `hidden` are not named at all."""
     more_count = max(0, len(names) - _RANKS_SHOWN_MAX) + hidden
     more = f" and {more_count} more" if more_count else ""
     return ", ".join(names[:_RANKS_SHOWN_MAX]) + more

@@ -71,7 +71,7 @@ def in_help(panel: str, summary: str, *lines: str) -> dict[str, Any]:
 
 
 def as_a_client(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without AWS's endpoint variables: in a job's shell they name the gateway, not its origin."""
+    """Return the variables without AWS's endpoints, which in a job's shell name the gateway, not its origin."""
     return {name: value for name, value in environment.items() if not name.startswith("AWS_ENDPOINT_URL")}
 
 
@@ -130,7 +130,7 @@ def admin_address(admin_url: str | None, config: Path | None) -> tuple[str, str 
 
 
 def _settings_of_admin(config: Path | None) -> Settings:
-    """A mistake elsewhere in the file does not matter: the gateway runs with the settings it has, and can be asked."""
+    """Return settings in spite of mistakes elsewhere in the file: the running gateway can still be asked."""
     environment = as_a_client(os.environ)
     try:
         return load_settings(config, environment).settings

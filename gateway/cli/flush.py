@@ -227,6 +227,6 @@ def _show_problems(left: to.FlushProgress) -> None:
 
 
 def _amount(pending: to.FlushProgress) -> str:
-    """`3 objects, 1.0 MiB, are`"""
+    """Say `3 objects, 1.0 MiB, are`."""
     objects = pending.objects
     return f"{counted(objects, 'object')}, {size_text(pending.bytes)}, {are(objects)}"

@@ -41,7 +41,7 @@ def put_in_order() -> None:
 
 
 def _begin_anew_without_variables() -> None:
-    """The interpreter has looked at them already: the process stays the same, and begins once more."""
+    """Restart the process, as the interpreter has looked at the variables already; its id stays the same."""
     set_ones = _ABOUT_THE_INTERPRETER & os.environ.keys()
     if not set_ones or not sys.executable:
         return

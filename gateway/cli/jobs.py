@@ -157,7 +157,7 @@ def _run(
 
 
 def pieces_of(path: Path) -> Iterator[bytes]:
-    """A file's content, of standard input for `-`; ends the command when it cannot be read."""
+    """Yield a file's content, of standard input for `-`; end the command when it cannot be read."""
     try:
         with open(0, "rb", closefd=False) if str(path) == "-" else path.open("rb") as file:
             while piece := file.read(_READ_BYTES):

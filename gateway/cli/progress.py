@@ -15,8 +15,7 @@ _WINDOW_SECONDS = 60.0
 
 
 class RateColumn(ProgressColumn):
-    """Bytes per second, in the units that everything else here has: as the task's field `bytes_per_second` says, where
-    it has one."""
+    """Bytes per second, in the units of all else here: the task's field `bytes_per_second`, if it has one."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.fields.get("bytes_per_second", task.speed)

@@ -157,7 +157,7 @@ def import_(
 
 @contextmanager
 def _output(file: Path | None) -> Iterator[BinaryIO]:
-    """Standard output, or a file that is there as a whole or not at all."""
+    """Open standard output, or a file that is there as a whole or not at all."""
     if file is None:
         yield sys.stdout.buffer
         return

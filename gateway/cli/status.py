@@ -79,7 +79,7 @@ _PROCESSES: Columns[to.Process] = (
 
 
 def _show_writeback(pending: to.Writeback) -> None:
-    """`not at the origin yet, checkpoints: 12 objects, 3.1 GiB, the oldest for 0:00:12`"""
+    """Print `not at the origin yet, checkpoints: 12 objects, 3.1 GiB, the oldest for 0:00:12`."""
     for slot in pending.slots:
         amount = f"{counted(slot.objects, 'object')}, {size_text(slot.bytes)}" if slot.objects else "nothing"
         is_local = slot.local_objects and not slot.objects
@@ -108,7 +108,7 @@ def _show_writeback(pending: to.Writeback) -> None:
 
 
 def _index(index: to.Index) -> str:
-    """`index of imagenet: complete, 0:00:38 old; 1,281,167 keys`"""
+    """Say `index of imagenet: complete, 0:00:38 old; 1,281,167 keys`."""
     stands = "complete" if index.complete else "not complete"
     if index.complete and index.age_seconds is not None:
         stands += f", {timedelta(seconds=round(index.age_seconds))} old"

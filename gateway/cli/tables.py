@@ -39,8 +39,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[T]):
-    """`cell` gives the text of an entry; a `shortened` one may be cut in the middle. Columns of the greatest `rank`
-    leave first, those of 0 never."""
+    """`cell` gives the text of an entry; a `shortened` one may be cut in the middle.
+
+    Columns of the greatest `rank` leave first, those of 0 never.
+    """
 
     title: str
     cell: Callable[[T], str] = str
@@ -95,8 +97,10 @@ def duration_text(seconds: float | None) -> str:
 def table_lines(
     columns: Columns[Any], rows: Iterable[Row], width: int | None, *, fold: bool = True, comfortable: int = _COMFORTABLE
 ) -> Iterator[tuple[str, str]]:
-    """Lines and their styles, the head first; `width` None: nothing is cut. Without `fold` columns that have left are
-    not told of; names are `comfortable` wide before they leave."""
+    """Yield lines and their styles, the head first; `width` None: nothing is cut.
+
+    Without `fold` removed columns are not mentioned; names are `comfortable` wide before they leave.
+    """
     left = iter(rows)
     first = list(islice(left, _MEASURED_ROWS))
     if not first:
@@ -124,7 +128,7 @@ def _common(cells: Sequence[str]) -> int:
 
 
 def _layout(columns: Columns[Any], widths: Sequence[int], width: int | None, comfortable: int) -> dict[int, int]:
-    """The columns that stay on the line, and how wide they are."""
+    """Return the columns that stay on the line, and their widths."""
     shown = dict(enumerate(widths))
     if width is None:
         return shown
@@ -142,7 +146,7 @@ def _total(widths: dict[int, int]) -> int:
 
 
 def _shrunk(columns: Columns[Any], widths: dict[int, int], width: int, least: int) -> dict[int, int]:
-    """The widest of those that may be shortened give room first."""
+    """Shorten the widest of those that may be shortened first."""
     found = dict(widths)
     while _total(found) > width:
         wide = [i for i in found if columns[i].shortened and found[i] > least]
@@ -172,8 +176,10 @@ def cut(line: str, width: int) -> str:
 
 
 def shortened(text: str, width: int, common: int = 0) -> str:
-    """Return the text without its middle if it is too long: beginning and end tell names apart. If its first `common`
-    characters are those of its neighbours, leave those out."""
+    """Return a text that is too long without its middle: beginning and end tell names apart.
+
+    If its first `common` characters are those of its neighbours, leave those out.
+    """
     if cell_len(text) <= width:
         return text
     first = common - (len(text) - width + 1)
@@ -202,14 +208,14 @@ def folded(told: Sequence[str], width: int, lines_max: int = LINES_MAX - 1) -> l
 
 
 def print_text(text: str, style: str = "", *, indent: int = 2) -> None:
-    """A sentence: on a terminal in lines that fit, the later ones indented; elsewhere one line."""
+    """Print a sentence: on a terminal in lines that fit, the later ones indented; elsewhere one line."""
     console = Console(highlight=False, markup=False, emoji=False)
     for line in wrapped(text, indent):
         console.print(Text(line, style), soft_wrap=True)
 
 
 def wrapped(text: str, indent: int) -> list[str]:
-    """The lines of a sentence, as `print_text` prints it."""
+    """Return the lines of a sentence, as `print_text` prints it."""
     width = terminal_width()
     if width is None:
         return [text]
@@ -218,6 +224,6 @@ def wrapped(text: str, indent: int) -> list[str]:
 
 
 def fitted(text: str, *, stderr: bool = False) -> str:
-    """A name that stands on a line of its own: shortened on a terminal, whole elsewhere."""
+    """Return a name that stands on a line of its own: shortened on a terminal, whole elsewhere."""
     width = terminal_width(stderr=stderr)
     return text if width is None else shortened(text, width)

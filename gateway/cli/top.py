@@ -67,8 +67,7 @@ def top(
     admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show a running gateway live: throughput, hits, slots, what is not flushed, checkpoints, jobs,
-    the slowest requests, health.
+    """Show a running gateway live: throughput, hits, slots, unflushed data, checkpoints, jobs, slow requests, health.
 
     Ctrl-C ends it. In a pipe it prints plain text, with --json a document a line.
     """
@@ -156,7 +155,7 @@ async def _on_terminal(client: LiveAdminClient, seconds: float, count: int | Non
 
 
 def screen(figures: Figures, history: Sequence[float], width: int, height: int, now: float | None = None) -> list[Line]:
-    """The lines, no more than `height`, none wider than `width`."""
+    """Return the lines, no more than `height`, none wider than `width`."""
     lines = [(cut(text, width), style) for text, style in _head(figures, history, now or figures.at)]
     slowest, requests = figures.requests.slowest if figures.requests is not None else [], _requests_at(figures.at)
     jobs = rows_of(_JOBS, _newest(figures.jobs), lambda one: "red" if one.state == "failed" else "")
@@ -268,7 +267,7 @@ def _requests(rates: Rates) -> str:
 
 
 def curve(history: Sequence[float]) -> str:
-    """The last takings as blocks, the greatest of them as a full one; and how much that is."""
+    """Return the last rates as blocks, the greatest of them as a full one; and its number."""
     most = max(history)
     return "".join(_BARS[round(one / most * (len(_BARS) - 1))] for one in history) + f"  up to {size_text(most)}/s"
 

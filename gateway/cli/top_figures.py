@@ -36,7 +36,7 @@ _COUNTED: dict[str, tuple[str, dict[str, str]]] = {
 
 
 def counters(exposition: str) -> dict[str, float]:
-    """The sums of what is counted, over all labels and processes, of the text of /metrics."""
+    """Return the sums of all counters, over labels and processes, in the text of /metrics."""
     from gateway.admin.client import samples
 
     found = dict.fromkeys(_COUNTED, 0.0)
@@ -49,8 +49,7 @@ def counters(exposition: str) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Per second, between two takings. `request_seconds` and `hit_ratio` are those of that time: None where there was
-    no request, or no read."""
+    """Per second, between two samples. `request_seconds`, `hit_ratio`: None without a request, or a read, meanwhile."""
 
     served_bytes: float
     received_bytes: float
@@ -151,7 +150,7 @@ _LISTS = ("slots", "jobs", "checkpoints", "slowest_requests")
 
 
 def _latest(found: list[to.Checkpoint]) -> list[to.Checkpoint]:
-    """What is not durable first, then the latest."""
+    """Return checkpoints that are not durable first, then the latest."""
     return sorted(found, key=lambda one: (one.state == "durable", -(one.last_at or 0.0)))[:CHECKPOINTS_MAX]
 
 
@@ -168,7 +167,7 @@ class Watch:
         self._following: asyncio.Task[None] | None = None
 
     async def take(self, *, whole: bool = False) -> Figures:
-        """The figures of now, or why there are none; with `whole`, once those of slots have come, too."""
+        """Return the present figures, or why there are none; with `whole`, wait for those of slots."""
         from gateway.api import documents as to
 
         if self._following is None:

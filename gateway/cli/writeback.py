@@ -218,7 +218,7 @@ app.command(**explained("forebay writeback export /mnt/rescue --directory /var/l
 
 
 def _open_uploads(client: AdminClient, name: str, upload_id: str | None, *, under: bool) -> list[to.OpenUpload]:
-    """The open uploads that are meant, those of one key or of all under a prefix."""
+    """Return the open uploads of one key, or of all under a prefix."""
     return [
         one for one in client.open_uploads(name) if (under or one.url == name) and upload_id in (None, one.upload_id)
     ]

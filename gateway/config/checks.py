@@ -130,7 +130,7 @@ def _unusable_pair(certificate: PemFile, key: PemFile) -> Iterator[ConfigError]:
 
 
 def _origin_endpoint(settings: Settings) -> Iterator[ConfigError]:
-    """The file's value was checked when it was read; this one may come from an AWS variable."""
+    """Check the endpoint, which may come from an AWS variable; the file's value was checked when it was read."""
     try:
         valid_endpoint_url(settings.origin.endpoint_url)
     except ValueError as error:
@@ -451,8 +451,7 @@ def _indexes(settings: Settings) -> Iterator[ConfigError]:
 
 
 def not_in_force(settings: Settings) -> list[str]:
-    """Return one loud warning per key that is set and does nothing, in this version or without another key, or that
-    cannot be guaranteed."""
+    """Return one loud warning per key that does nothing, in this version or without another, or is not guaranteed."""
     origin = settings.origin
     link = (origin.read_bandwidth_bytes_per_second, origin.write_bandwidth_bytes_per_second)
     is_link_known = any(one is not None for one in link)

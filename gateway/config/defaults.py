@@ -49,8 +49,7 @@ def complete(settings: Settings, environment: Mapping[str, str], running: Settin
 
 
 def _with_buffers(slots: Sequence[SlotSettings], cache: CacheSettings) -> list[SlotSettings]:
-    """Give each slot that writes back a part, with or without a size of its own: one's setting changes no other's, as
-    long as all fit on the disk."""
+    """Give each slot that writes back a part, sized or not: one's setting changes no other's, as long as all fit."""
     of_back = [slot.buffer_bytes for slot in slots if slot.is_buffered]
     if None not in of_back:
         return list(slots)
@@ -134,8 +133,7 @@ def _expanded(directory: Path) -> Path:
 
 
 def disk_usage(directory: Path) -> DiskUsage | None:
-    """Return the usage of a directory's file system, even before the directory exists; None if it cannot be read: the
-    code that opens it reports the fault."""
+    """Return the usage of a directory's file system, even before it exists; None: unreadable, as its opener reports."""
     try:
         existing = next(path for path in (directory, *directory.parents) if path.exists())
         return DiskUsage(*shutil.disk_usage(existing))

@@ -1,5 +1,4 @@
-"""The tables that may repeat: `[[credentials]]`, `[[caller_classes]]`, `[[origin_credentials]]`, `[[buckets]]` and
-`[[slots]]`."""
+"""The tables that may repeat: caller classes, buckets, slots, and credentials of callers and origins."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def _flush_rule(value: str) -> str:
 
 
 class CallerLimitSettings(Section):
-    """What callers may take of this node, over all its workers."""
+    """The limits of callers on this node, over all its workers."""
 
     max_concurrent_requests: int | None = setting(
         None,

@@ -25,8 +25,7 @@ _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
 class CommandEnvironment(dict[str, str]):
-    """Environment variables with a command's options laid over them, so that options win over variables and the file
-    wherever these settings are read, also when they are read again.
+    """Environment variables with a command's options laid over them, so that options win, also on a reload.
 
     `options` are variable -> (option, value); values of None are options that were not given.
     """
@@ -41,10 +40,10 @@ _PLACE = re.compile("[0-9]{1,6}")
 
 
 def merge_environment(document: dict[str, object], environment: Mapping[str, str]) -> tuple[list[str], Sources]:
-    """Lay the variables over `document`, in place. Returns warnings about variables that mean nothing, and where the
-    values of the others went.
+    """Lay the variables over `document`, in place.
 
-    Raises SettingsError for variables that are meant as settings and cannot be.
+    Return warnings about variables that mean nothing, and where the values of the others went. Raises SettingsError for
+    variables that are meant as settings and cannot be.
     """
     warnings: list[str] = []
     sources: Sources = {}

@@ -13,8 +13,7 @@ Step = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryName:
-    """Memory that all processes of a gateway share: a path to open it, and its number. A path may later name another
-    memory; a number never does."""
+    """Memory of all processes: a path, which may later name another memory, and a number, which never does."""
 
     path: str
     number: int

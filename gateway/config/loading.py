@@ -115,7 +115,7 @@ def _loaded(
 
 
 def read_document(path: Path) -> dict[str, object]:
-    """The tables of a TOML file."""
+    """Return the tables of a TOML file."""
     try:
         return tomllib.loads(content_of(path, CONFIGURATION_BYTES_MAX).decode())
     except OSError as error:
@@ -128,7 +128,7 @@ def read_document(path: Path) -> dict[str, object]:
 
 
 def validated(document: dict[str, object]) -> Settings:
-    """Return the settings that a document says, of which nothing was read or completed yet. SettingsError."""
+    """Return a document's settings, not completed yet and without their files' content. SettingsError."""
     try:
         return Settings.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
@@ -136,8 +136,10 @@ def validated(document: dict[str, object]) -> Settings:
 
 
 def _with_files(settings: Settings, running: Settings | None) -> Settings:
-    """Read the files named by settings, so that later code need not know the source, and all processes have the same
-    content, even if the files change. The gateway keeps trusting what it trusted at the start."""
+    """Read the files named by settings, so that all processes have the same content, even if the files change.
+
+    The gateway keeps trusting what it trusted at the start.
+    """
     problems: list[ConfigError] = []
     origin, server, admin = settings.origin, settings.server, settings.admin
     known = dict[Path, PemFile]()
@@ -187,7 +189,7 @@ def _content(file: PemFile | None, known: Mapping[Path, PemFile] | None = None) 
 
 
 def _secret(table: str, section: Section, name: str, problems: list[ConfigError]) -> dict[str, SecretStr | None]:
-    """A secret of a table, by its name: what was given, or what its file holds, which keeps to the same rule."""
+    """Return a table's secret by its name: as given, or its file's content, which keeps to the same rule."""
     given: SecretStr | None = getattr(section, name)
     file: Path | None = getattr(section, f"{name}_file")
     if file is None:

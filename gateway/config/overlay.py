@@ -147,15 +147,14 @@ def _checksum(slots: Any) -> str:
 
 
 def changed_keys(before: Settings, after: Settings) -> list[str]:
-    """Return the keys of changed settings, `KEYS_TOLD_MAX` at most, without values: some are secret. Entries of lists
-    are named."""
+    """Return the keys of changed settings, at most `KEYS_TOLD_MAX`, entries by name, no values: some are secret."""
     keys = [key for _, key in _changed(before, after)]
     more = len(keys) - KEYS_TOLD_MAX
     return keys if more <= 0 else [*keys[:KEYS_TOLD_MAX], f"{more} more"]
 
 
 def _changed(before: Settings, after: Settings) -> Iterator[tuple[str | tuple[str, str], str]]:
-    """The table, for a list, or table and field, with the key as people know it."""
+    """Yield the table, for a list, or table and field, with the key as people know it."""
     for table in type(before).model_fields:
         old, new = getattr(before, table), getattr(after, table)
         if isinstance(old, list):

@@ -72,7 +72,7 @@ def _harmless_url(leaf: str, value: str) -> bool:
 
 
 def problems_of(error: ValidationError) -> list[ConfigError]:
-    """pydantic's errors in the words of the configuration."""
+    """Return the errors of pydantic in the words of the configuration."""
     return [_problem(detail) for detail in error.errors(include_url=False, include_context=True)]
 
 
@@ -145,7 +145,7 @@ def allowed_of(model: type[BaseModel], name: str) -> str:
 
 
 def _model_at(location: Sequence[int | str]) -> type[BaseModel] | None:
-    """The table that `location` names; None when it names a plain value."""
+    """Return the table that `location` names; None when it names a plain value."""
     model: type[BaseModel] = Settings
     for part in location:
         if isinstance(part, int):
@@ -159,7 +159,7 @@ def _model_at(location: Sequence[int | str]) -> type[BaseModel] | None:
 
 
 def table_of(annotation: object) -> type[BaseModel] | None:
-    """The model within an annotation such as `list[SlotSettings]`."""
+    """Return the model within an annotation such as `list[SlotSettings]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) in (list, Union, Annotated, types.UnionType):

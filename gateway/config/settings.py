@@ -424,7 +424,7 @@ def settings_to_json(settings: Settings) -> bytes:
 
 
 def settings_from_json(document: bytes) -> Settings:
-    """The inverse of `settings_to_json`."""
+    """Return the settings that `settings_to_json` wrote."""
     return Settings.model_validate(orjson.loads(document), by_alias=True)
 
 

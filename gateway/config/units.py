@@ -34,8 +34,7 @@ class TooLarge(ValueError):
 
 
 class UnknownUnit(ValueError):
-    """A quantity in a unit that is not known, or without one that it needs: `why` says which; the message says the
-    form as well."""
+    """A quantity whose unit is unknown or missing: `why` says which; the message says the form as well."""
 
     def __init__(self, form: str, why: str) -> None:
         super().__init__(f"{form}; {why}")
@@ -99,7 +98,7 @@ def _quantity(value: object, units: dict[str, int] | dict[str, float], form: str
 
 
 def format_size(size_bytes: int) -> str:
-    """The shortest exact spelling in binary units, else bytes: 8388608 -> `8MiB`."""
+    """Return the shortest exact spelling in binary units, else bytes: 8388608 -> `8MiB`."""
     for unit in ("PiB", "TiB", "GiB", "MiB", "KiB"):
         if size_bytes >= SIZE_UNITS[unit] and size_bytes % SIZE_UNITS[unit] == 0:
             return f"{size_bytes // SIZE_UNITS[unit]}{unit}"

@@ -47,8 +47,10 @@ def register_request(*, anywhere: bool) -> None:
 
 
 def register_shared(is_abandoned: Callable[[], bool], on_end: Callable[[], None], *, anywhere: bool = False) -> None:
-    """Let the current task end when `is_abandoned`: `anywhere`, or inside `turn` only. `on_end` is called first, so
-    that no other caller joins it."""
+    """Let the current task end when `is_abandoned`: `anywhere`, or inside `turn` only.
+
+    `on_end` is called first, so that no other caller joins it.
+    """
     _works[_current()] = _Work(is_abandoned, on_end, anywhere)
 
 
@@ -115,7 +117,7 @@ def _nobody_waits() -> ClientDisconnected:
 
 
 async def to_its_end(work: Future[R], stop: Callable[[], None]) -> R:
-    """The outcome of work on a thread. A cancelled caller learns of it only when no thread is at the work any more."""
+    """Return the outcome of a thread's work. A cancelled caller learns of it only after the thread's end."""
     outcome = asyncio.wrap_future(work)
     try:
         return await asyncio.shield(outcome)

@@ -153,7 +153,7 @@ def _places(patterns: Sequence[PartPattern | None], parts: Sequence[str]) -> Ite
 
 @lru_cache(1024)
 def _sought(patterns: tuple[PartPattern, ...]) -> re.Pattern[str]:
-    """Finds what patterns of parts match one behind another, and what has more digits than they take."""
+    """Compile a search for parts one behind another, also for ones with more digits than the parts take."""
     parts = ["".join([*map(_expression, one.before), *_behind(one)]) for one in patterns]
     return re.compile(rf"(?<![^/]){'/'.join(parts)}(?![^/])")
 

@@ -21,8 +21,10 @@ def boot_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A time that can be compared later, also by another process and after the wall clock was set: seconds since 1970,
-    and by the monotonic clock of one boot of the machine."""
+    """A time to compare later, also by another process and after the wall clock was set.
+
+    Seconds since 1970, and by the monotonic clock of one boot of the machine.
+    """
 
     at: float
     monotonic: float = 0.0

@@ -72,7 +72,7 @@ class AdminPortError(ForebayError):
 
 
 class NoAdminPort(AdminPortError):
-    """Nothing listens at the address of the admin port."""
+    """The address of the admin port refuses connections."""
 
 
 class S3Error(ForebayError):
@@ -183,9 +183,7 @@ class BufferRefused(BufferUnavailable):
 
 
 class BufferDamaged(WritebackError):
-    """Bytes in the buffer are not those that were acknowledged: they stay where they are, and are neither served nor
-    sent to the origin.
-    """
+    """Bytes in the buffer are not those that were acknowledged: they stay, neither served nor sent to the origin."""
 
 
 class BlockError(ForebayError):
@@ -259,7 +257,7 @@ def is_no_room(error: BaseException) -> bool:
 
 
 def _number_of(error: BaseException) -> int | None:
-    """The system's number for it, as the error itself or the first of its causes that knows it says."""
+    """Return the system's number of an error: its own or that of the first of its causes that has one."""
     cause: BaseException | None = error
     while cause is not None:
         number: int | None = cause.errno if isinstance(cause, OSError) else getattr(cause, "code", None)  # lmdb.Error

@@ -75,19 +75,19 @@ class Homes:
     by_bucket: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, bucket: str) -> str:
-        """The endpoint URL of a bucket's home."""
+        """Return the endpoint URL of a bucket's home."""
         return self.by_bucket.get(bucket, self.main)
 
     def are_one(self, bucket: str, other: str) -> bool:
         return self.of(bucket) == self.of(other)
 
     def to_text(self) -> str:
-        """The main home, then a line `bucket endpoint` for each bucket that has another."""
+        """Return the main home, then a line `bucket endpoint` for each bucket that has another."""
         return "\n".join([self.main, *(f"{bucket} {home}" for bucket, home in sorted(self.by_bucket.items()))])
 
     @classmethod
     def from_text(cls, text: str) -> Homes:
-        """The inverse of `to_text`."""
+        """Return the homes that `to_text` wrote."""
         main, *lines = text.split("\n")
         pairs = (line.partition(" ") for line in lines)
         return cls(main, {bucket: home for bucket, _, home in pairs})
@@ -139,8 +139,7 @@ class SpanFile(Protocol):
         """
 
     async def restore(self, offset: int, count: int) -> memoryview | None:
-        """Check bytes again that are not intact any more: None, they are intact again; else the first of them, in
-        memory.
+        """Check changed bytes again; return the first of them, in memory, or None: they are intact again.
 
         BlockDamaged when they are not what was written, StoreUnavailable when they cannot be read.
         """
@@ -195,7 +194,7 @@ class PinnedFileSpan:
     span: FileSpan
 
     def failed(self, error: Exception) -> None:
-        """The span could not be sent to its end, and not because the client left."""
+        """Note that the span could not be sent to its end, and not because the client left."""
         raise NotImplementedError
 
     def close(self) -> None:

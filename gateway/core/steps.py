@@ -17,7 +17,7 @@ ENTRIES = 100
 
 
 def at_once(steps: Steps[T]) -> T:
-    """The outcome, without waiting."""
+    """Return the outcome, without waiting."""
     while True:
         try:
             next(steps)
@@ -27,7 +27,7 @@ def at_once(steps: Steps[T]) -> T:
 
 
 async def in_steps(steps: Steps[T]) -> T:
-    """The outcome; others have their turn on the event loop between the steps."""
+    """Return the outcome; others have their turn on the event loop between the steps."""
     while True:
         try:
             next(steps)

@@ -37,13 +37,13 @@ class CacheTally:
 
 
 def hit_ratio(counts: Mapping[str, int]) -> float:
-    """The share of GETs answered from this node's disk alone; 0 when there were none."""
+    """Return the share of GETs answered from this node's disk alone; 0 when there were none."""
     total = sum(counts.values())
     return counts.get("hit", 0) / total if total else 0.0
 
 
 def s3_client(url: str, keys: AccessKey, connections: int) -> Any:
-    """A boto3 client with nothing set but the endpoint: path style, SigV4, boto3's own checksums."""
+    """Return a boto3 client with nothing set but the endpoint: path style, SigV4, boto3's own checksums."""
     import boto3
     from botocore.config import Config
 
@@ -62,7 +62,7 @@ def s3_client(url: str, keys: AccessKey, connections: int) -> Any:
 
 @contextmanager
 def without_aws_settings() -> Iterator[None]:
-    """The user's own AWS profile, endpoint and CA bundle have no say while the demo runs."""
+    """Hide the user's own AWS profile, endpoint and CA bundle while the demo runs."""
     taken = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(_AWS_PREFIX)}
     os.environ.update(AWS_CONFIG_FILE=os.devnull, AWS_SHARED_CREDENTIALS_FILE=os.devnull)
     try:

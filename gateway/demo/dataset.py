@@ -62,7 +62,7 @@ def image_bytes(workload: Workload, index: int) -> bytes:
 
 
 def shard_bytes(workload: Workload, shard: int) -> bytes:
-    """A tar of (image, class) pairs that share a base name, as WebDataset expects them."""
+    """Return a tar of (image, class) pairs that share a base name, as WebDataset expects them."""
     first = shard * workload.images_per_shard
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
@@ -73,7 +73,7 @@ def shard_bytes(workload: Workload, shard: int) -> bytes:
 
 
 def checkpoint_bytes(workload: Workload, step: int) -> bytes:
-    """The state after `step`: bytes of its own for every step."""
+    """Return the state after `step`: bytes of its own for every step."""
     return random.Random(f"{workload.seed}/checkpoint/{step}").randbytes(workload.checkpoint_bytes)
 
 

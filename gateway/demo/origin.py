@@ -1,7 +1,4 @@
-"""The demo's bucket: moto's S3, in a process of its own.
-
-Run as `python -m gateway.demo.origin`; prints `listening on PORT`.
-"""
+"""The demo's bucket: moto's S3, in its own process (`python -m gateway.demo.origin`); prints `listening on PORT`."""
 
 from __future__ import annotations
 

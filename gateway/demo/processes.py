@@ -48,7 +48,7 @@ class DemoProcess:
         self._pump.start()
 
     def wait_until_ready(self) -> re.Match[str]:
-        """The match of the readiness line."""
+        """Return the match of the readiness line."""
         self._answered.wait(_READY_SECONDS)
         if self._match is None:
             state = f"ended with code {self._process.poll()}" if self._answered.is_set() else "did not become ready"
@@ -66,7 +66,6 @@ class DemoProcess:
         self._pump.join()
 
     def log_excerpt(self) -> str:
-        """The last lines of the log."""
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-_EXCERPT_LINES:])
 

@@ -44,7 +44,7 @@ def _digits(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The same work in rounds: straight to the bucket, through Forebay, and through Forebay's strict slots.
+    """Rounds of one job: straight to the bucket, through Forebay, and through Forebay's strict slots.
 
     `first` is the time before the rounds, with nothing cached. `rereads`: the rounds through Forebay read the same
     objects again, so that all of them can come from the cache. `strict` is empty where strictness changes nothing.

@@ -46,7 +46,7 @@ class Stack:
     processes: tuple[DemoProcess, ...]
 
     def logs(self) -> str:
-        """The ends of all logs, for a failure whose place is not known."""
+        """Return the ends of all logs, for a failure whose place is not known."""
         return "\n".join(f"--- {process.name}\n{process.log_excerpt()}" for process in self.processes)
 
 
@@ -122,7 +122,7 @@ def _require_room(directory: Path) -> None:
 
 
 def _child_environment(directory: Path, keys: AccessKey) -> dict[str, str]:
-    """The user's environment without what would lead S3 clients elsewhere or configure Forebay otherwise."""
+    """Return the user's environment less what leads S3 clients elsewhere or configures Forebay otherwise."""
     kept = {name: value for name, value in os.environ.items() if not name.upper().startswith(("AWS_", "FOREBAY_"))}
     return kept | {
         "AWS_ACCESS_KEY_ID": keys.access_key_id,

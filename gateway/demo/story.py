@@ -122,7 +122,7 @@ class _Job:
         ]
 
     def restores(self) -> Comparison:
-        """The newest checkpoint that was saved through Forebay. Its gateway has it; the strict one reads it first."""
+        """Restore the newest checkpoint saved through Forebay. Its gateway has it; the strict one reads it first."""
         size = self.workload.checkpoint_bytes
         last = self.workload.rounds
         state = checkpoint_bytes(self.workload, last)
@@ -139,7 +139,7 @@ class _Job:
         return f"{CHECKPOINT_PREFIX}{writer}/step-{number}"
 
     def _compare(self, what: str, once: _Work, *, rereads: bool = False) -> Comparison:
-        """The first time through Forebay, then rounds in which the routes take turns: all meet the same machine."""
+        """Time a first run through Forebay, then rounds in which the routes take turns: all meet the same machine."""
         first = once(self.forebay, 0)
         once(self.strict, 0)
         rounds = [[once(route, n) for route in self._routes()] for n in range(1, self.workload.rounds + 1)]

@@ -72,7 +72,7 @@ def check_room(directory: Path, size_bytes: int) -> None:
 
 
 def map_shared(path: Path, size_bytes: int) -> mmap.mmap:
-    """A file mapped into memory, made where it does not exist. OSError.
+    """Map a file into memory; make it where it does not exist. OSError.
 
     It is whole on its file system: a page that could not be backed would kill the process that touches it.
     """

@@ -115,7 +115,7 @@ def close_opened(opening: Future[L] | Future[L | None]) -> None:
 
 
 def with_lease(lease: L, function: Callable[Concatenate[L, P], R]) -> Callable[P, R]:
-    """A function for another thread that is given a lease of its own, which ends when the function does."""
+    """Return a function for another thread with a lease of its own, which ends when the function does."""
 
     def run(*arguments: P.args, **keywords: P.kwargs) -> R:
         with lease:

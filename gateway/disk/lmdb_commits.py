@@ -28,7 +28,7 @@ class LastCommit:
     __slots__ = ("_map", "_others", "_words")
 
     def __init__(self, directory: Path) -> None:
-        """Raises OSError."""
+        """Open the file; OSError."""
         set_aside_lock_file(directory)
         with (directory / "lock.mdb").open("rb") as file:
             self._map = mmap.mmap(file.fileno(), mmap.PAGESIZE, prot=mmap.PROT_READ)

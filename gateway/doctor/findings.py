@@ -44,5 +44,4 @@ def warning(area: str, found: str, advice: str) -> Finding:
 
 
 def error(area: str, found: str, advice: str) -> Finding:
-    """Does not work."""
     return Finding(area, Level.ERROR, found, advice)

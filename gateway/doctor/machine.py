@@ -195,7 +195,7 @@ def _quota(text: str) -> float | None:
 
 
 def _group_limit(name: str, parse: Callable[[str], float | None]) -> float | None:
-    """The tightest of this process's control group and of all above it (version 2); None: there is none."""
+    """Return the tightest limit of this process's control group and all above it (version 2); None: there is none."""
     found: list[float] = []
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()

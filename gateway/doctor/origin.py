@@ -137,7 +137,7 @@ _DO = {
 
 
 async def _latency(probe: OriginProbe, settings: Settings, named: list[Place]) -> Finding:
-    """The first question opens the connection, and does not count."""
+    """Time questions to the origin, less the first, which opens the connection."""
     bucket = next((place.prefix.bucket for place in named), None)
     seconds: list[float] = []
     for number in range(_HEADS + 1):

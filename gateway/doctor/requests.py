@@ -60,7 +60,7 @@ class OriginProbe:
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
     ) -> Answered:
-        """The answer, of any status; OriginError where there is none in time."""
+        """Return the answer, of any status; OriginError where there is none in time."""
         request = OriginRequest(method, bucket, key, query=list(query), headers=dict(headers or {}), body=body)
         try:
             async with asyncio.timeout(SECONDS_MAX), await self._origin.send(request) as response:

@@ -72,7 +72,7 @@ class Keyring(Protocol):
     """Finds the key pair that a request claims to be signed with."""
 
     def find(self, access_key_id: str, session_token: str | None) -> Key:
-        """The key pair; raises S3Error InvalidAccessKeyId or InvalidToken."""
+        """Return the key pair; S3Error InvalidAccessKeyId or InvalidToken."""
 
 
 class ConfiguredKeyring:
@@ -169,8 +169,10 @@ def _same(left: str | None, right: str | None) -> bool:
 
 @dataclass(slots=True)
 class Caller:
-    """The sender of a request. Signed chunks of its body build on `seed`; `authorization` belongs to a request that is
-    signed in its header. `pair` is as of `Key`."""
+    """The sender of a request. `pair` is as of `Key`.
+
+    Signed chunks of its body build on `seed`; `authorization` belongs to a request that is signed in its header.
+    """
 
     access_key_id: str
     grant: Grant
@@ -204,8 +206,7 @@ class Authenticator:
         return OWN if self._has_own_keys and access_key_id != UNSIGNED else access_key_id
 
     def authenticate(self, request: S3Request) -> Caller:
-        """Return the caller of a request whose signature holds; raise S3Error otherwise. Preflights are anonymous, even
-        if their address is presigned."""
+        """Return the caller of a request with a valid signature, else S3Error. Preflights are always anonymous."""
         if is_preflight(request):
             return ANONYMOUS
         header = request.headers.get("authorization")
@@ -229,7 +230,7 @@ class Authenticator:
         return Caller(key.access_key_id, key.grant, seed, authorization=authorization, pair=key.pair)
 
     def key_of(self, head: PreparedHead, values: HeadValues) -> Key | None:
-        """The key that has signed a request with such a head; None: the whole way says what is wrong."""
+        """Return the key that signed a request with such a head; None: the full check says what is wrong."""
         authorization = head.authorization
         try:
             if authorization is None:

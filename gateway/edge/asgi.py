@@ -298,7 +298,7 @@ def _start(reply: Response, record: RequestRecord) -> dict[str, Any]:
 
 
 def ready_lines(reply: Response, request_id: str) -> bytes:
-    """The fields of an answer's head that a server need not look at, as lines."""
+    """Return the fields of an answer's head that a server need not look at, as lines."""
     encoded_id = request_id.encode()
     cache = b"x-forebay-cache: %b\r\n" % _CACHE[reply.cache, reply.reason] if reply.cache is not None else b""
     return b"".join((reply.encoded.lines, IDENTITY % (encoded_id, encoded_id), cache))
@@ -318,7 +318,7 @@ def _ready_pairs(reply: Response, request_id: str) -> list[tuple[bytes, bytes]]:
 
 
 def own_fields(reply: Response) -> list[tuple[bytes, bytes]]:
-    """The fields that belong to this answer alone, as its handler gave them."""
+    """Return the fields that belong to this answer alone, as its handler gave them."""
     headers = reply.headers  # most often there are none, and even an empty comprehension costs something
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers] if headers else []
 
@@ -586,7 +586,7 @@ class S3App:
         return True
 
     def _broken_off(self, record: RequestRecord, reply: Response, error: Exception) -> None:
-        """The head is out: all that can still be said is a body that ends early, so the connection is closed."""
+        """Close the connection: the head is out, so only a body that ends early can tell the client of the error."""
         record.status = BROKEN_OFF
         reply.failed(error)
         self.log.warning("answer broken off", request_id=record.request_id, exc_info=error)

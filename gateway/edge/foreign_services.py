@@ -18,7 +18,7 @@ _CODE = "InvalidRequest"
 
 
 def foreign_service_reply(request: S3Request, service: str) -> Response:
-    """The refusal of a request for `service`, in the form of the protocol that the request speaks."""
+    """Return the refusal of a request for `service`, in the form of the protocol that the request speaks."""
     message = (
         f"This request is meant for {service}, and this is an S3 gateway (Forebay). AWS_ENDPOINT_URL moves every AWS "
         "service here: set AWS_ENDPOINT_URL_S3 instead."

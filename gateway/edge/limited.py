@@ -40,8 +40,10 @@ async def enter(
     send_continue: Callable[[], None] | None,
     waited_seconds: float = 0.0,
 ) -> Admission:
-    """Wait for room; S3Error SlowDown where there is none in time, LimitsReplaced. `send_continue` is there where the
-    client expects a 100; `waited_seconds` were waited under other limits."""
+    """Wait for room; S3Error SlowDown if there is none in time, LimitsReplaced.
+
+    `send_continue` is set if the client expects a 100; `waited_seconds` were waited under other limits.
+    """
     if send_continue is not None:
         send_continue()
     try:

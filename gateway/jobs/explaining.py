@@ -20,8 +20,10 @@ class Explainer:
         self._dependencies = dependencies
 
     async def explain(self, key: ObjectKey) -> to.Explanation:
-        """Explain a key, except for its pending writes. SnapshotError or S3Error where the snapshot cannot be used,
-        StoreUnavailable."""
+        """Explain a key, except for its pending writes.
+
+        SnapshotError or S3Error if the snapshot cannot be used, StoreUnavailable.
+        """
         dependencies = self._dependencies
         slot = dependencies.slots.find(*key)
         known = dependencies.catalog.explain(key, slot)

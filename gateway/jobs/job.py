@@ -78,7 +78,7 @@ def pack(job: Job) -> bytes:
 
 
 def unpack(content: bytes) -> Job | None:
-    """The job; None for anything that this version has not written."""
+    """Return the job; None for anything that this version has not written."""
     try:
         document = orjson.loads(content)
         if document["format"] != FORMAT_VERSION:

@@ -26,7 +26,7 @@ async def fetch_page(
     token: str | None = None,
     with_owner: bool = False,
 ) -> bytes:
-    """The document of one page: behind a continuation token, or behind the key `start_after`.
+    """Return the document of one page: behind a continuation token, or behind the key `start_after`.
 
     Raises OriginAnswered when the origin refuses, OriginUnreachable, and OriginBodyError for a page that is too long.
     """

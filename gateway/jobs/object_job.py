@@ -175,13 +175,13 @@ class ObjectJob:
             await self._fetch(again, slot)
 
     async def _warm_snapshot(self, key: ObjectKey, slot: Slot) -> None:
-        """The frozen version, and its head; what is not in the slot's snapshot needs no warming."""
+        """Warm the frozen version, and its head; an object outside the slot's snapshot needs no warming."""
         version = await asyncio.to_thread(_snapshot_version, self._dependencies, key, slot)
         if version is not None:
             await self._fetch(await _learn_version(self._dependencies, version, slot, _HEADERS), slot)
 
     async def _version(self, entry: WorkItem, slot: Slot) -> ObjectVersion:
-        """The listed one, if its ETag is written as in HEAD; where the slot remembers, its metadata is learned, too."""
+        """Return the listed one, if its ETag is as in HEAD; if the slot remembers, its metadata is learned, too."""
         if entry.etag and entry.etag == strong_etag(entry.etag) and not is_remembered(slot, {}):
             return ObjectVersion(entry.key, entry.etag, entry.size_bytes)
         return await self._ask(entry, slot)
@@ -195,8 +195,7 @@ class ObjectJob:
         return await with_retries(self._dependencies.clock, ask)
 
     async def _fetch(self, version: ObjectVersion, slot: Slot) -> None:
-        """Every block of a version, as far as there is room; none where the slot keeps no object so large, or the
-        origin has it kept out."""
+        """Fetch a version's blocks while there is room; none if too large for the slot, or kept out by the origin."""
         if self._dependencies.catalog.habits(version.key.bucket).reasons(version):
             return
         if slot.kept_object_bytes_max is not None and version.size_bytes > slot.kept_object_bytes_max:
@@ -296,7 +295,7 @@ def failure_text(error: ForebayError) -> str:
 
 
 def _snapshot_version(dependencies: JobDependencies, key: ObjectKey, slot: Slot) -> ObjectVersion | None:
-    """The frozen version; None where there was no such object. SnapshotError, StoreUnavailable. Blocks."""
+    """Return the frozen version; None without such an object. SnapshotError, StoreUnavailable. Blocks."""
     if dependencies.snapshots is None:
         raise NoSuchSnapshot(f"there is no snapshot {slot.snapshot!r}")
     with dependencies.snapshots.opened(slot.snapshot) as snapshot:
@@ -310,7 +309,7 @@ def _snapshot_version(dependencies: JobDependencies, key: ObjectKey, slot: Slot)
 async def _learn_version(
     dependencies: JobDependencies, version: ObjectVersion, slot: Slot, headers: Mapping[str, str]
 ) -> ObjectVersion:
-    """The version as the origin names it, which learns its head on the way, where it is not known.
+    """Return the version as the origin names it, and learn its head on the way, where it is not known.
 
     SnapshotError when the origin has another version now.
     """

@@ -18,7 +18,7 @@ _RETRYABLE = frozenset({429, 500, 502, 503, 504})
 
 
 async def with_retries(clock: Clock, ask: Callable[[], Awaitable[T]]) -> T:
-    """The answer, after at most ATTEMPTS_MAX tries; raises what the last one did, and at once what is no "later"."""
+    """Return the answer within ATTEMPTS_MAX tries; raise as the last did, at once if it is no "later"."""
     pause_seconds = _FIRST_PAUSE_SECONDS
     for _ in range(ATTEMPTS_MAX - 1):
         try:

@@ -133,8 +133,7 @@ class Jobs:
         return run.pace() if run is not None and job_id not in self._ended else UNKNOWN_PACE
 
     async def start(self, kind: JobKind, prefix: str, *, allow_empty: bool = False) -> Job:
-        """Begin a job about all keys under `prefix`, or return the one that pins it; TooManyJobs, StoreUnavailable,
-        PinRefused."""
+        """Begin a job about all keys under `prefix`, or return its pin. TooManyJobs, StoreUnavailable, PinRefused."""
         if kind is not JobKind.PIN:
             return await self._start(self._new(kind, prefix))
         for job in self._running():
@@ -158,7 +157,7 @@ class Jobs:
         return await self._start(replace(self._new(JobKind.SNAPSHOT, prefix), name=name, allow_empty=allow_empty))
 
     def pins(self) -> list[str]:
-        """The prefixes that are pinned; StoreUnavailable."""
+        """Return the prefixes that are pinned; StoreUnavailable."""
         return sorted(self._dependencies.blocks.pins())
 
     async def unpin(self, prefix: str) -> bool:
@@ -253,7 +252,7 @@ class Jobs:
         del self._runs[run.work.job.id]
 
     def _outcome(self, run: _JobRun) -> tuple[JobState | None, str | None]:
-        """The state in which a job ends, and why it failed as a whole; no state: the process ends, the job does not."""
+        """Return the state in which a job ends, and why all of it failed. No state: only the process ends."""
         if run.doing.cancelled():
             if run.is_cancelled:
                 return JobState.CANCELLED, None

@@ -60,8 +60,10 @@ class SnapshotService:
         return found[0]
 
     async def slots(self, *, whole: bool = False) -> list[to.FrozenSlot]:
-        """Return the slots that are frozen, and the problems of their snapshots. With `whole`, read all of each to know
-        them, and the beginning otherwise."""
+        """Return the slots that are frozen, and the problems of their snapshots.
+
+        With `whole`, read all of each snapshot to know them, and the beginning otherwise.
+        """
         return [
             to.FrozenSlot(
                 slot=slot.name,
@@ -157,7 +159,7 @@ class SnapshotService:
         return await self.one(manifest.name)
 
     async def _check(self, name: str) -> Prefix:
-        """The prefix of a snapshot that can be read."""
+        """Return the prefix of a snapshot that can be read."""
         return (await asyncio.to_thread(self._store.check, valid_name(name))).scope
 
     async def _entries(self, name: str) -> AsyncGenerator[list[ListedEntry], None]:

@@ -45,10 +45,7 @@ class JobStore:
         return sorted(found, key=lambda job: (job.created_at, job.id))
 
     def sweep(self, running: Collection[str]) -> None:
-        """Remove what ended jobs and killed processes have left: scratch, and lists but those of the jobs `running`.
-
-        Before anything is sorted.
-        """
+        """Before anything is sorted, remove what ended jobs and killed processes left, but the lists of `running`."""
         with _store_errors("what nobody needs any more cannot be removed"):
             if self.scratch.exists():
                 shutil.rmtree(self.scratch)

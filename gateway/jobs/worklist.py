@@ -111,7 +111,7 @@ class Worklist:
         self.grown()
 
     async def entries(self, offset: int) -> AsyncGenerator[WorkItem, None]:
-        """The entries from `offset` on, waiting for those that are not written yet."""
+        """Yield the entries from `offset` on, waiting for those that are not written yet."""
         while True:
             complete, grown = self.complete, self._grown
             batch = await asyncio.to_thread(self._read, offset)
@@ -134,7 +134,7 @@ class Worklist:
 
 
 def _lines(file: BinaryIO, offset: int, bytes_max: int | None = None) -> Iterator[WorkItem]:
-    """The whole lines from `offset` on, until more than `bytes_max` are read."""
+    """Yield the whole lines from `offset` on, until more than `bytes_max` are read."""
     begun = offset
     file.seek(offset)
     for line in file:
@@ -163,7 +163,7 @@ class ManifestLines:
         self._number = 0
 
     def feed(self, piece: bytes) -> Iterator[tuple[str, str]]:
-        """The objects of the lines that end in this piece; BadManifest names the line that is none."""
+        """Yield the objects of the lines that end in this piece; BadManifest names the line that is none."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > LINE_BYTES_MAX:
             raise BadManifest(f"line {self._number + len(lines) + 1} is longer than {LINE_BYTES_MAX} bytes")
@@ -171,7 +171,7 @@ class ManifestLines:
             yield from self._object(line)
 
     def end(self) -> Iterator[tuple[str, str]]:
-        """The last line, where it has no line feed."""
+        """Yield the last line, where it has no line feed."""
         rest, self._rest = self._rest, b""
         yield from self._object(rest)
 

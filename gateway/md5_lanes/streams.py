@@ -109,7 +109,7 @@ Implementation = Md5Library | Hashlib
 
 
 def found_at(path: Path) -> Implementation:
-    """The library at a path, or, where there is none that works here, hashlib."""
+    """Return the library at a path, or, where there is none that works here, hashlib."""
     try:
         return Md5Library(path)
     except OSError:

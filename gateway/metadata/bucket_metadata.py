@@ -204,7 +204,7 @@ class BucketMetadataFile:
         self._inode: int | None = None
 
     def get(self, key: bytes) -> bytes | StoreTrouble | None:
-        """The record that was put there last; None when there is none."""
+        """Return the record that was put there last; None when there is none."""
         return self._attempt(lambda cache: cast("bytes | None", cache.get(key)))
 
     def put(self, key: bytes, record: bytes) -> StoreTrouble | None:
@@ -229,7 +229,7 @@ class BucketMetadataFile:
             return StoreTrouble.UNAVAILABLE if is_passing else StoreTrouble.DAMAGED
 
     def _opened(self) -> _Cache:
-        """The connection, made anew where another process has made the file anew."""
+        """Return the connection, opened again where another process has replaced the file."""
         if self._cache is not None and _inode(self._database) == self._inode:
             return self._cache
         self.close()
@@ -305,7 +305,7 @@ class RawDisk(diskcache.Disk):  # type: ignore[misc]  # it has no types
 
 
 def pack(key: bytes, observed: ObservedAt, answer: BucketAnswer) -> bytes:
-    """The record. Its checksum covers the key, too: one that is damaged, or lies elsewhere, is none."""
+    """Pack a record. Its checksum covers the key, too: one that is damaged, or lies elsewhere, is none."""
     headers = "\n".join(f"{name}:{value}" for name, value in answer.headers).encode("latin-1")
     fixed = _FIXED.pack(0, _FORMAT, observed.boot, observed.epoch, observed.seconds, answer.status, len(headers))
     record = fixed[_CHECKSUM_BYTES:] + headers + answer.body

@@ -207,17 +207,13 @@ class Catalog:
             return head
 
     def shown(self, key: ObjectKey, etag: str | None) -> None:
-        """Forget what is remembered of another version: an answer that is not learned tells a reader that the object
-        has this ETag now, or None, that there is none. No reader is then led back to the other version."""
+        """Forget all versions but this ETag (None: no object): no reader of an unlearned answer goes back to one."""
         entry = self._lookup(key)
         if entry is not None and etag != (entry.head.version.etag if entry.head is not None else None):
             self.forget(key)
 
     def listed(self, bucket: str, entries: Sequence[ListedEntry]) -> None:
-        """Void what all workers remember otherwise than the origin has just listed it, in order.
-
-        Call this before any client learns of it.
-        """
+        """Void what all workers remember otherwise than just listed, in order. Call before any client learns of it."""
         self._listed(bucket, [(entry.key, (entry.etag, entry.size_bytes)) for entry in entries])
 
     def listed_records(self, bucket: str, listed: Sequence[Listed]) -> None:
@@ -250,7 +246,7 @@ class Catalog:
         return known[0]
 
     def learn_habits(self, bucket: str, found: OriginHabits) -> None:
-        """The origin's answers have shown this of a bucket. Told once, and to all processes."""
+        """Record what the origin's answers have shown of a bucket: once, and for all processes."""
         before = self.habits(bucket)
         now = before.joined(found)
         if now == before:
@@ -296,7 +292,7 @@ class Catalog:
         look: bool = False,
         purpose: Purpose = Purpose.LIVE,
     ) -> ObjectHead:
-        """The version of `key` that is current within the bound of `slot`; with `look` the origin is asked anyway.
+        """Return the version current within the bound of `slot`; with `look` the origin is asked anyway.
 
         Raises as `ask` does. `slot.consistency` strict, and headers that the origin must judge each time, always ask.
         An absence that is remembered comes as OriginAnswered 404 too, or as S3Error NoSuchKey where it is known that
@@ -334,8 +330,7 @@ class Catalog:
         return _answer(key, entry, headers)
 
     def hold(self, key: ObjectKey, slot: Slot, *, with_checksums: bool) -> HeldVersion | None:
-        """Return a fresh version as `remembered` does, with a check for callers that answer by it repeatedly; None:
-        call `remembered`."""
+        """Return a fresh version as `remembered` does, checkable for repeated answers; None: call `remembered`."""
         if self._store is None or slot.consistency not in ("immutable", "ttl"):
             return None
         held = self._store.hold(key)
@@ -429,7 +424,7 @@ class Catalog:
             self._epochs.change_bucket(bucket)
 
     def begin_write(self, bucket: str | None, keys: Sequence[ObjectKey] | None) -> Sequence[int]:
-        """A write is about to be sent, of all keys of the bucket, or all buckets, where it names none.
+        """Note a write about to be sent: of these keys, of all keys of the bucket, or of all buckets if it names none.
 
         If this process is killed before `end_write`, nothing is believed that was asked about them before the next one
         in its place starts, or soon after.
@@ -437,8 +432,7 @@ class Catalog:
         return self._epochs.begin_write(bucket, keys)
 
     def end_write(self, places: Sequence[int]) -> None:
-        """End a write that was answered or never will be: what it changes is forgotten. `places`: from
-        `begin_write`."""
+        """End a write, answered or not: forget what it changes. `places`: from `begin_write`."""
         self._epochs.end_write(places)
 
     async def settle(self) -> None:

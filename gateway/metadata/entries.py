@@ -129,7 +129,7 @@ def object_head_of_get(key: ObjectKey, status: int, headers: Mapping[str, str]) 
 
 
 def object_head(key: ObjectKey, headers: Mapping[str, str], *, is_part: bool = False) -> ObjectHead:
-    """The answer's meaning; OriginBodyError when it gives no length."""
+    """Return the answer's meaning; OriginBodyError when it gives no length."""
     length = headers.get("content-length", "")
     if not length.isdecimal():
         raise OriginBodyError(f"the origin's HEAD of {key} has no usable Content-Length")
@@ -223,7 +223,7 @@ class CatalogEntry:
 
 
 def pack(key: bytes, entry: CatalogEntry) -> tuple[bytes, bytes]:
-    """The record, and the extra record, empty where the object has nothing out of the ordinary.
+    """Return the record, and the extra record, empty where the object has nothing out of the ordinary.
 
     The checksum covers the key and both: a record that is damaged, or lies under another key, is none.
     """
@@ -272,7 +272,7 @@ def is_listed_so(record: bytes, etag: str, size_bytes: int) -> bool:
 
 
 def unpack(record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> CatalogEntry | None:
-    """The entry of `key`, whose catalog key is `record_key`; None when these bytes are not what was packed for it."""
+    """Return the entry of `key`; None when these bytes were not packed for `record_key`, its catalog key."""
     if len(record) < _FIXED.size:
         return None
     checksum, flags, boot, epoch, first, second, seconds, size_bytes, modified = _FIXED.unpack_from(record)
@@ -434,7 +434,7 @@ FILE_BYTES = (_FIRST_WRITE + PROCESSES_MAX * _WRITES_MAX) * _CELL_BYTES
 
 
 def create(path: Path) -> None:
-    """A file of zeros, whole on disk: a page that could not be backed would kill the process that touches it."""
+    """Write a file of zeros, whole on disk: a page that could not be backed would kill the process that touches it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, FILE_BYTES)
@@ -474,11 +474,11 @@ class InvalidationEpochs:
             self._count_beyond = 1
 
     def of_bucket(self, bucket: str) -> int:
-        """The epoch of the bucket itself: of what is said of it and of its listings."""
+        """Return the epoch of the bucket itself: of its metadata and listings."""
         return self._cells[_bucket_cell(bucket)]
 
     def of_key(self, record_key: bytes) -> tuple[int, int]:
-        """The key's own two numbers; `record_key` is its catalog key."""
+        """Return the key's own two numbers; `record_key` is its catalog key."""
         digest = crc64nvme(record_key)
         cells = self._cells
         return cells[_FIRST_KEY + (digest & _ROW_MASK)], cells[_SECOND_KEY + (digest >> _ROW_BITS & _ROW_MASK)]
@@ -505,7 +505,7 @@ class InvalidationEpochs:
         return bool(cells[bucket_cell] == epoch and (cells[one] == first or cells[other] == second))
 
     def change_key(self, key: ObjectKey) -> None:
-        """The key is being written, or was."""
+        """Note that the key is being written, or was."""
         self._change(crc64nvme(catalog_key(key)))
 
     def _change(self, digest: int) -> None:
@@ -524,9 +524,9 @@ class InvalidationEpochs:
             self._cells[cell] = number
 
     def begin_write(self, bucket: str | None, keys: Sequence[ObjectKey] | None) -> list[int]:
-        """A write of these keys of a bucket is about to be sent; None: of all keys, of all buckets.
+        """Note a write about to be sent, of these keys or, with None, all keys or all buckets.
 
-        Gives the places where it is written down, for `void` and `end_write`.
+        Return the places where it is written down, for `void` and `end_write`.
         """
         if keys is not None and len(keys) <= _KEYS_MAX:
             written = [_OF_KEY | crc64nvme(catalog_key(key)) & _DIGEST_MASK for key in keys]

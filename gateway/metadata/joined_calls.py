@@ -36,9 +36,11 @@ _LOOK_SECONDS = 1.0
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """`task` is None until the call's turn has come; until its first step, questions may join. Each that waits has a
-    future of its own, so that none can take another's along. `earlier` are those that wait for calls before it, and may
-    have its answer, too."""
+    """A call; `task` is None until its turn has come. Until its first step, questions may join.
+
+    Each that waits has a future of its own, so that none can take another's along. `earlier` are those that wait for
+    calls before it, and may have its answer, too.
+    """
 
     send: Callable[[], Coroutine[Any, Any, Any]]
     context: Context

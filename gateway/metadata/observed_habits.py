@@ -56,7 +56,7 @@ _WEAK, _RANGES, _SHARED, _WITHHELD = "weak-etags", "no-ranges", "shared-etags", 
 
 
 def habits_version(bucket: str) -> ObjectVersion:
-    """The place of a bucket's habits in the catalog: no object has such a key."""
+    """Return the place of a bucket's habits in the catalog: no object has such a key."""
     return ObjectVersion(ObjectKey(bucket, ""), "habits", 0)
 
 

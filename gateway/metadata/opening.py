@@ -87,7 +87,7 @@ class OpenCatalog:
         self._users = users
 
     def close(self) -> None:
-        """The last process to close makes everything durable and says so. Blocks."""
+        """Close. The last process to close makes everything durable and says so. Blocks."""
         with _opening(self._path, CLOSING_SECONDS_MAX):
             alone = try_lock(self._users)
             self._files.close(sync=alone)

@@ -248,7 +248,7 @@ class CatalogStore:
                 self._land(transaction, update)
 
     def listed(self, key: ObjectKey, record: bytes | None) -> None:
-        """A listing has `key` otherwise than the one before: so (listing/records.py), or not at all.
+        """Note that a listing has `key` otherwise than before: so (listing/records.py), or, with None, not at all.
 
         Knowledge of another version is void from then on, on every worker. Called in the listing's thread.
         """

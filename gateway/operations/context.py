@@ -169,10 +169,7 @@ class BodyBuffers:
 
     @asynccontextmanager
     async def room(self, credential: str, size_bytes: int, clock: Clock) -> AsyncIterator[None]:
-        """Hold room for one body of a credential; S3Error SlowDown when it takes too long.
-
-        ClientDisconnected when the client leaves meanwhile.
-        """
+        """Hold room for a credential's body. S3Error SlowDown: too late; ClientDisconnected: the client leaves."""
         if self._waiting or not self._fits(credential, size_bytes):
             await self._wait(credential, size_bytes, clock)
         else:
@@ -276,8 +273,7 @@ def _too_many() -> S3Error:
 
 @dataclass(eq=False, slots=True)
 class AppContext:
-    """The parts of one S3 worker, built by the composition root. `writeback` is added later if no slot wrote back at
-    first."""
+    """The parts of one S3 worker. `writeback` is added later if no slot wrote back at first."""
 
     origin: Origin
     catalog: Catalog
@@ -359,8 +355,7 @@ class RequestContext:
     may_read: bool = False
 
     def begin_reading(self) -> bytes | None:
-        """Count the beginning of the object's bytes for its checkpoint (`CheckpointReads`), and return its file id for
-        `end`; None: nothing counts them."""
+        """Count the object's bytes for its checkpoint from here. Return its file id for `end`; None: nothing counts."""
         reads = self.services.reads
         file = counted_file(self.object_key, self.slot) if reads is not None else None
         if reads is not None and file is not None:

@@ -53,7 +53,7 @@ def _region_asked(context: RequestContext) -> str:
 
 
 def _asks_for_settings(context: RequestContext, document: object) -> bool:
-    """Whether a CreateBucket says more than that there be a bucket in S3's first region. S3Error MalformedXML."""
+    """Tell whether a CreateBucket asks for more than a bucket in S3's first region. S3Error MalformedXML."""
     if not isinstance(document, bytes) or any(name.startswith(_SETTINGS) for name in context.request.headers):
         return True
     root = parse_bounded(document, _ELEMENTS_MAX) if document else Element(_ROOT)

@@ -124,8 +124,7 @@ async def judge_deletions(context: RequestContext, keys: Sequence[str]) -> Mappi
 
 
 async def judge_wait(context: RequestContext, keys: Sequence[ObjectKey]) -> None:
-    """Check a request in the caller's name before it waits for pending writes of these keys: OriginAnswered with the
-    origin's refusal if the caller may not read one that the origin judges."""
+    """Raise OriginAnswered if the caller may not read a key, judged by the origin, whose pending writes it awaits."""
     pair, slots = context.signed_by, context.services.slots
     if pair is None or (context.request.operation in _READS and context.may_read):
         return
@@ -135,8 +134,7 @@ async def judge_wait(context: RequestContext, keys: Sequence[ObjectKey]) -> None
 
 
 async def judge_wait_for_all(context: RequestContext) -> None:
-    """Check a request like `judge_wait` before it waits for all that is pending under its prefix, or in its bucket: the
-    caller must have the right to list that."""
+    """Check a request like `judge_wait` before it waits for all of a prefix or bucket: may the caller list that?"""
     if context.signed_by is not None and context.request.operation not in _LISTINGS:
         await _RightsListing(context, context.signed_by).ask()
 
@@ -262,8 +260,7 @@ def _not_said(slot: Slot) -> Exception:
 
 
 class _Read:
-    """The question whether the caller may read an object, with these headers. `operation` None: not to read it, but as
-    the source of a copy."""
+    """The question whether the caller may read an object. `operation` None: only as the source of a copy."""
 
     def __init__(
         self,
@@ -303,8 +300,10 @@ class _Read:
             context.told = Told(head, began)
 
     async def may_be_told_to_wait(self) -> None:
-        """Raise OriginAnswered if the origin refuses the caller the object that it has; if it has none, one may be
-        pending, and is asked about once it is there. A yes is not remembered: it is for the older object."""
+        """Raise OriginAnswered if the origin refuses the caller the object that it has.
+
+        If it has none, one may be pending, and is asked about once it is there. A yes for the older object is not kept.
+        """
         try:
             await self._granted()
         except OriginAnswered as answer:

@@ -35,10 +35,7 @@ _CHANGES_NOTHING = frozenset(
 
 
 def is_plain(request: S3Request, *, besides: frozenset[str] = frozenset()) -> bool:
-    """Return whether method, bucket and query are all there is to a request, except the headers `besides`.
-
-    A request with a body is for the origin.
-    """
+    """Tell whether a request has no body, and no headers beside `besides` that are for the origin to judge."""
     if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
         return False
     return not any(_is_judged_by_the_origin(name) for name in request.headers if name not in besides)
@@ -59,8 +56,7 @@ _WITHOUT_BODY = frozenset({204, 304})
 async def forward(
     context: RequestContext, *, cache: CacheLabel = "forwarded", payload: Payload | None = None
 ) -> Response:
-    """Send the client's request on and stream the answer back, whatever its status. `payload`: the body, if received
-    already."""
+    """Send the client's request on and stream the answer back, whatever its status. `payload`: a received body."""
     payload = payload or await receive_payload(context)
     response = await context.services.origin.send(onward_request(context, payload))
     return streamed_reply(response, head_only=context.request.method == "HEAD", cache=cache)
@@ -84,8 +80,7 @@ def onward_request(
     headers: Mapping[str, str] | None = None,
     query: Sequence[tuple[str, str | None]] | None = None,
 ) -> OriginRequest:
-    """Return the client's request for the origin: without the client's signature, and not signed yet. It goes in the
-    caller's own name if the origin judges the caller."""
+    """Return the client's request for the origin, unsigned, in the caller's own name if the origin judges callers."""
     request = context.request
     onward_headers = filter_request_headers(request.headers) if headers is None else dict(headers)
     onward_headers.update(payload.headers)

@@ -78,8 +78,7 @@ class IncomingBody:
         self._decoder = AwsChunkedDecoder(self.mode, self.length_bytes, self.trailer_names, seed)
 
     def feed(self, data: bytes | memoryview) -> Sequence[bytes | memoryview]:
-        """Return the data in the next bytes from the wire: views, if the pieces are large. None of it may be shown
-        before `finish`."""
+        """Return the data in the next bytes: views, if the pieces are large. Show none of it before `finish`."""
         if self._decoder is not None:
             pieces: Sequence[bytes | memoryview] = self._decoder.feed(data)
             if len(data) < len(pieces) * _WORTH_JOINING_BYTES and len(pieces) > 1:
@@ -152,10 +151,7 @@ def check_rate(received_bytes: int, seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A body for the origin, and its headers.
-
-    `md5`, if asked for: the digest of the data, once the body has been sent.
-    """
+    """A body for the origin, and its headers. `md5`, if asked for: the data's digest, once the body has been sent."""
 
     body: bytes | StreamedBody = b""
     headers: dict[str, str] = field(default_factory=dict)
@@ -164,8 +160,7 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The result of a sink. `md5` is the digest; `checksums` the verified `x-amz-checksum-…` header or trailer of the
-    body, lower-case name and base64 value."""
+    """The result of a sink: its MD5, and the verified `x-amz-checksum-…`, lower-case name and base64 value."""
 
     length_bytes: int
     md5: bytes

@@ -47,8 +47,11 @@ _OF_ONE_ANSWER = frozenset({"date", "x-amz-id-2", "x-amz-request-id"})
 
 
 class PreparedAnswer(NamedTuple):
-    """An answer; its status is the tally's. `before` and `behind` are the lines of its head around those of the moment;
-    no `span`: no body. `key` is the object read; `file` the checkpoint file that its bytes count for."""
+    """An answer; its status is the tally's.
+
+    `before` and `behind` are the lines of its head around those of the moment; no `span`: no body. `key` is the object
+    read; `file` the checkpoint file that its bytes count for.
+    """
 
     tally: HitTally
     before: bytes
@@ -107,8 +110,7 @@ class PreparedVerification:
 
 
 class PreparedRead:
-    """A GET or HEAD of one object, made by `prepare_read`. It refers to few objects, as many are kept: the garbage
-    collector visits each of them, and stops all else meanwhile."""
+    """A GET or HEAD of one object. It refers to few objects: the garbage collector stops all else to visit them."""
 
     __slots__ = (
         "_blocks",
@@ -151,8 +153,7 @@ class PreparedRead:
         self._tally = tally
 
     def is_pending(self) -> bool:
-        """Return whether something may be pending under the key. Call it before `holds`: a flushed object is in the
-        catalog before it stops being pending."""
+        """Tell whether a write may be pending. Call it before `holds`: a flush enters the catalog before it ends."""
         return self._buffer is not None and self._buffer.may_be_pending(self._key)
 
     def holds(self) -> bool:
@@ -279,8 +280,10 @@ class StrictRead:
 
 
 class PreparedQuestion:
-    """One GET of a `strict` slot, whose answer waits for the origin: `ask`, or only `close`. It holds no file
-    meanwhile: the origin may take its time, and evicted blocks must free their room."""
+    """One GET of a `strict` slot, whose answer waits for the origin: `ask`, or only `close`.
+
+    It holds no file meanwhile: the origin may take its time, and evicted blocks must free their room.
+    """
 
     __slots__ = ("_answer", "_read", "_values", "told")
 
@@ -372,8 +375,7 @@ def is_plain(request: S3Request) -> bool:
 
 
 def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> PreparedRead | StrictRead | None:
-    """Return a prepared GET or HEAD of an object, without parameters, whose caller may read it; None for other
-    requests, or if the object is not known and fresh."""
+    """Return a GET or HEAD, without parameters, of a fresh object that the caller may read; None for others."""
     operation, bucket, name = request.operation, request.bucket, request.key
     if operation not in (Operation.GET_OBJECT, Operation.HEAD_OBJECT) or bucket is None or name is None:
         return None

@@ -102,8 +102,7 @@ class VersionReader(Protocol):
     def outcome(self) -> Outcome: ...
 
     def why_missing(self, before: ObjectVersion | None) -> MissReason | None:
-        """Return why the first missing bytes were missing; None: none were. `before` is the version known before the
-        origin was asked."""
+        """Return why the first missing bytes were missing, or None. `before` is the version known before asking."""
 
     def whole(self) -> PinnedFileSpan | None:
         """Return all the bytes, if they are in one file."""
@@ -251,8 +250,11 @@ class CurrentVersions:
         return Response(404, without(filter_response_headers(response.headers), "content-length"), document, "bypass")
 
     def is_served(self, head: ObjectHead) -> bool:
-        """Return False for versions that cannot be cached. If the origin knows no ranges, blocks serve whole objects of
-        one block and what is here; if it withholds the version's ranges, only what is here."""
+        """Return False for versions that cannot be cached.
+
+        If the origin knows no ranges, blocks serve cached bytes and whole objects of one block; if it withholds the
+        version's ranges, only cached bytes.
+        """
         context, version = self.context, head.version
         if not is_cacheable(context, head):
             return False
@@ -277,8 +279,10 @@ class CurrentVersions:
         return await open_cached(self.context, head, byte_range, self.headers, answer)
 
     async def is_outdated(self, head: ObjectHead, error: OriginAnswered | OriginBodyError) -> bool:
-        """Return True for a refusal, and for any other answer to a question about a remembered version. Once the
-        catalog knows that there are no ranges, or that they are withheld, the version is read in another way."""
+        """Return True for a refusal, and for any other answer to a question about a remembered version.
+
+        Once the catalog knows that ranges are missing or withheld, the version is read in another way.
+        """
         if isinstance(error, RangeIgnored):
             self.context.services.catalog.learn_habits(head.version.key.bucket, OriginHabits(no_ranges=True))
             return True
@@ -410,8 +414,10 @@ class Seen(NamedTuple):
 
 
 def begin_unpinned(context: RequestContext, headers: Mapping[str, str]) -> tuple[UnpinnedGet, ByteRange] | None:
-    """Return the right to ask for the bytes that the request begins with, and their range; None when the version must
-    be asked for first. While the look lasts, others wait for the same bytes."""
+    """Return the right to ask for a request's first bytes, and their range; None: the version must be asked for first.
+
+    While the look lasts, others wait for the same bytes.
+    """
     asked = _asked(context.request)
     if asked is None:
         return None
@@ -430,10 +436,7 @@ def begin_unpinned(context: RequestContext, headers: Mapping[str, str]) -> tuple
 async def ask_unpinned(
     context: RequestContext, headers: Mapping[str, str], look: UnpinnedGet, wanted: ByteRange
 ) -> Seen:
-    """Ask for the bytes, and remember what the answer says of the object if allowed.
-
-    Raises Refused, and OriginUnreachable.
-    """
+    """Ask for the bytes; remember the answer's facts of the object if allowed. Raises Refused, OriginUnreachable."""
     catalog, key = context.services.catalog, context.object_key
     since = catalog.now(key)
     whole = brings_checksums(context, headers)

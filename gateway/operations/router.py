@@ -93,8 +93,7 @@ def _allowed(context: RequestContext) -> Answer:
 
 
 def _check_homes(context: RequestContext) -> None:
-    """Raise S3Error NotImplemented if a copy's source and target have different homes: no origin has both, and the
-    target's may have another bucket of the source's name."""
+    """Refuse a copy between different homes (S3Error NotImplemented): the target's may have another source bucket."""
     headers, homes = context.request.headers, context.services.homes
     copied = headers.get("x-amz-copy-source")
     if copied is not None:
@@ -343,8 +342,11 @@ def _of_bucket(context: RequestContext, buffer: WritebackBuffer) -> Answer | Non
 
 
 def _is_about_all_objects(context: RequestContext) -> bool:
-    """Return whether the answer depends on objects, or changes them: ListObjectVersions, and all that changes more than
-    a setting of the bucket, such as DeleteBucket, and POST Object, which names its key in its body."""
+    """Tell whether the answer depends on objects, or changes them.
+
+    So do ListObjectVersions, all that changes more than a setting of the bucket, such as DeleteBucket, and POST Object,
+    which names its key in its body.
+    """
     request = context.request
     if request.operation is not Operation.FORWARD:
         return False

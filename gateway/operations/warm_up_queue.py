@@ -89,8 +89,10 @@ class WarmUpQueue:
         self._is_closed = False
 
     async def look(self, version: ObjectVersion, slot: Slot) -> Explanation:
-        """Return which blocks of a version are cached and whether it is kept. Concurrent callers share one look; it
-        counts for a while, but not past the end of the version's warm-up. StoreUnavailable."""
+        """Return which blocks of a version are cached and whether it is kept. StoreUnavailable.
+
+        Concurrent callers share one look; it counts for a while, but not past the end of the version's warm-up.
+        """
         found = self._looks.get(version)
         if found is None or found.until <= self._clock.monotonic():
             task = asyncio.create_task(self._look(version, slot), name="look at a warm-up", context=Context())
@@ -112,8 +114,7 @@ class WarmUpQueue:
             del self._looks[version]
 
     def begin(self, version: ObjectVersion, slot: Slot, caller: str) -> bool:
-        """Fetch all blocks of a version in the background; return False if too many objects wait, in all or of this
-        caller. Known versions are not queued again."""
+        """Fetch a version in the background, once. Return False if too many objects wait, in all or of this caller."""
         if version in self._known:
             return True
         mine = self._waiting.get(caller, ())

@@ -72,10 +72,10 @@ class KeyPair:
 
 
 class CredentialSource(Protocol):
-    """Who gives the key pair for requests to the origin."""
+    """A source of the key pair for requests to the origin."""
 
     async def current(self) -> KeyPair:
-        """The pair to sign with now. CredentialsUnavailable when there is none."""
+        """Return the pair to sign with now. CredentialsUnavailable when there is none."""
 
 
 class OriginCredentials(CredentialSource, Protocol):
@@ -85,11 +85,10 @@ class OriginCredentials(CredentialSource, Protocol):
         """Begin to look for a pair; returns at once, whether or not there is one."""
 
     def known(self) -> tuple[KeyPair, ...]:
-        """The current pair and, after a rotation, the one before. Empty when none was found so far. No I/O."""
+        """Return the current pair and, after a rotation, the one before; empty if none was found so far. No I/O."""
 
     def renew(self) -> None:
-        """A home has refused the pair, or where it comes from may have another by now. Returns at once, whether or not
-        one is looked for; the pair is used meanwhile."""
+        """Look for another pair in the background: a home refused this one, or it may be old. It is used meanwhile."""
 
     @property
     def problem(self) -> str | None:
@@ -156,19 +155,19 @@ class OriginResponse(Protocol):
         """Lower-case name → value. Hop-by-hop headers are gone; repeated ones are joined by `, `."""
 
     def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
-        """The body in pieces as they arrive. A body shorter than its Content-Length raises OriginBodyError.
+        """Yield the body in pieces as they arrive. A body shorter than its Content-Length raises OriginBodyError.
 
         With a buffer, pieces may be views of it: good until the next one is asked for.
         """
 
     def whole(self) -> memoryview | None:
-        """The whole body where it is small, has arrived and may pass at once: then nothing else may be asked for.
+        """Return the whole body where it is small, has arrived and may pass at once: nothing else may follow.
 
-        To be asked for once, before anything else is.
+        Call it once, before any other.
         """
 
     async def read(self, limit_bytes: int) -> bytes:
-        """The whole body; OriginBodyError when it is longer than `limit_bytes` or cut short."""
+        """Return the whole body; OriginBodyError when it is longer than `limit_bytes` or cut short."""
 
     async def aclose(self) -> None:
         """Give the connection back (or close it, when the body was not read to its end). Idempotent."""

@@ -102,7 +102,7 @@ class HedgedRead:
         self._rest_of: _HedgedRest | None = None
 
     async def begin(self) -> HttpResponse:
-        """The answer, of the one or the other. Raises what the first did, where both fail."""
+        """Return the answer of the one or the other. Where both fail, raises as the first did."""
         try:
             stream = await self._ask(self._request, self._on_silence)
         except OriginUnreachable as error:
@@ -127,7 +127,7 @@ class HedgedRead:
         return HttpResponse(stream, successor=self._following, on_close=self._end)
 
     def _on_silence(self, stream: ResponseStream, seconds: float) -> None:
-        """Called often while the origin is silent."""
+        """Start the second request if the silence is long enough. Called often while the origin is silent."""
         usual = self._hedging.bodies if _comes_in_pieces(stream) else self._heads
         if self._hedge is not None or seconds < usual.after_seconds:
             return

@@ -172,7 +172,7 @@ class StreamedContent:
             await write(held_back)
 
     async def _next(self) -> bytes | memoryview | None:
-        """The source's next chunk, None at its end; remembers how it failed, if it did."""
+        """Return the source's next chunk, None at its end; remember how it failed, if it did."""
         self.touched = True
         try:
             chunk = await anext(self._chunks, None)

@@ -128,8 +128,10 @@ class RetrySeries:
         self.attempts = 1
 
     def delay_before_next(self, failure: Failure, now: float) -> float | None:
-        """Return seconds to wait before the next attempt. None: give up, also if the origin asks for a longer pause
-        than clients wait for; the client gets it."""
+        """Return seconds to wait before the next attempt. None: give up.
+
+        So also if the origin asks for a longer pause than clients wait for; the client gets it.
+        """
         if self.attempts >= self._settings.max_attempts:
             return None
         if (failure.retry_after_seconds or 0.0) > self._settings.retry_after_cap_seconds:
@@ -157,7 +159,7 @@ class RetrySeries:
 
 
 def retry_after_seconds(headers: Mapping[str, str], now: float) -> float | None:
-    """The answer's Retry-After (RFC 9110, 10.2.3): seconds or a date; None when absent or unreadable."""
+    """Return the answer's Retry-After (RFC 9110, 10.2.3): seconds or a date; None when absent or unreadable."""
     value = headers.get("retry-after", "").strip()
     if value.isascii() and value.isdigit():
         return float(value)
@@ -240,17 +242,14 @@ log = structlog.get_logger(__name__)
 
 
 class OriginHealth:
-    """For each host, when it was last found silent, and when a request to it last failed. Times are monotonic, the same
-    for all processes.
+    """For each host, when it was last found silent, and when a request to it last failed.
 
-    A cell is written without a lock. A half-written cell, or one overwritten by another host, costs a question to the
-    origin at most.
+    Times are monotonic, the same for all processes. A cell is written without a lock. A half-written cell, or one
+    overwritten by another host, costs a question to the origin at most.
     """
 
     def __init__(self, file: Path | None = None) -> None:
-        """`file` is shared with other processes, made where it is missing. Without it, or room for it, this one is
-        alone, and finds out by itself.
-        """
+        """Share `file` with other processes; make it if missing. Without it, or room for it, this one is alone."""
         self._memory = mmap.mmap(-1, _SIZE_BYTES)
         if file is None:
             return
@@ -282,7 +281,7 @@ class OriginHealthCell:
         self._offset = name % _CELLS * _RECORD.size
 
     def tell(self, moment: float) -> None:
-        """The host is silent, or has failed."""
+        """Note that the host is silent, or has failed."""
         _RECORD.pack_into(self._memory, self._offset, self._name, moment)
 
     def clear(self) -> None:
@@ -363,15 +362,11 @@ class CircuitBreaker:
         self.is_open = self._is_silent = False
 
     def unanswered(self) -> None:
-        """An attempt had no connection, or none that gave an answer."""
+        """Note an attempt without a connection, or without an answer."""
         self._failures += 1
 
     def probe_failed(self, started: float, *, silent: bool) -> None:
-        """Open the breaker after a probe, sent at monotonic time `started`, got no answer; `silent`: not even a
-        refusal.
-
-        If another request was answered meanwhile, the origin lives.
-        """
+        """Open the breaker if no answer came since a probe began at monotonic `started`; `silent`: nor a refusal."""
         if self.was_heard_since(started):
             return
         if self.is_open:

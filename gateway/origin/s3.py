@@ -471,7 +471,7 @@ class _Limits:
         self.of_probe = Supervision(self._first_byte, self.stall_seconds)
 
     def of_read(self, on_silence: OnSilence, *, slow: bool) -> Supervision:
-        """A GET or a HEAD; `slow`: a LIST, which an origin that lives may take long to begin."""
+        """Return the limits of a GET, HEAD or, with `slow`, a LIST, which a living origin may take long to begin."""
         seconds = self._slow if slow else self._first_byte
         return Supervision(seconds, self.stall_seconds, _PROGRESS_BYTES_MIN, on_silence)
 
@@ -511,7 +511,7 @@ _log = RateLimitedLog(structlog.get_logger("forebay.origin"))
 
 
 def refusal_of_own_key(status: int, document: bytes) -> str | None:
-    """The code by which the origin refuses the key that the request was signed with; None for every other answer."""
+    """Return the code by which the origin refuses the key that the request was signed with; None for other answers."""
     if status not in (400, 401, 403):
         return None
     found = _CODE.search(document)

@@ -75,7 +75,7 @@ def _default_endpoint(region: str) -> str:
 
 
 def origin_name(endpoint_url: str) -> str:
-    """The host of an endpoint, and its port where that is not the scheme's own: in metrics."""
+    """Return the host of an endpoint, and its port where that is not the scheme's own: in metrics."""
     return _host_header(urlsplit(endpoint_url))
 
 
@@ -113,7 +113,7 @@ class Addressing:
 
 @lru_cache(maxsize=1024)
 def _is_virtual(style: AddressingStyle, is_aws: bool, bucket: str) -> bool:
-    """A name with dots does not match the endpoint's wildcard certificate, so `auto` keeps it in the path."""
+    """Keep a name with dots in the path with `auto`: it does not match the endpoint's wildcard certificate."""
     if style == "path" or (style == "auto" and not is_aws):
         return False
     return _DNS_BUCKET.fullmatch(bucket) is not None
@@ -242,8 +242,10 @@ class ChainCredentials:
                 log.warning("origin_credentials_not_found")
 
     def _session(self) -> Any:
-        """With a profile, of that alone: behind it the chain goes on to what the node may do, which is another key. A
-        profile that means the node's says so itself (`credential_source`), and is not looked up by these."""
+        """Return a session; with a profile, of that alone: behind it the chain goes on to the node's own key.
+
+        A profile that means the node's says so itself (`credential_source`), and is not looked up by these.
+        """
         session = self._new_session(profile=self._profile)
         if self._profile is not None:
             resolver = session.get_component("credential_provider")

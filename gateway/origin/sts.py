@@ -87,9 +87,11 @@ class _Bounded(AIOHTTPSession):  # type: ignore[misc]
 
 
 class AwsSession(AioSession):  # type: ignore[misc]
-    """As botocore's; AWS_ENDPOINT_URL is not asked where STS or SSO are, AWS_ENDPOINT_URL_STS and its like are. Their
-    answers are bounded. STS is that of the region, unless the environment or the profile say otherwise: botocore before
-    1.40 would ask the one in us-east-1."""
+    """A session like botocore's whose answers are bounded.
+
+    AWS_ENDPOINT_URL is not asked where STS or SSO are, AWS_ENDPOINT_URL_STS and its like are. STS is that of the
+    region, unless the environment or the profile say otherwise: botocore before 1.40 would ask the one in us-east-1.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -170,10 +172,10 @@ class _Lent:
 
 
 class RoleCredentials:
-    """`OriginCredentials` of a role. One task asks STS, and again long before the pair expires: no request waits for
-    STS while the previous pair is valid.
+    """`OriginCredentials` of a role. One task asks STS, and again long before the pair expires.
 
-    `source` has the key that assumes the role; None with a web identity, which needs none.
+    No request waits for STS while the previous pair is valid. `source` has the key that assumes the role; None with a
+    web identity, which needs none.
     """
 
     def __init__(
@@ -201,8 +203,7 @@ class RoleCredentials:
         self._lent, self._known = before._lent, before._known
 
     async def current(self) -> KeyPair:
-        """As `CredentialSource.current`: where no pair is good, the question under way is waited for, unless the one
-        before has failed."""
+        """Return as `CredentialSource.current`. Without a good pair, wait for STS, unless the last question failed."""
         if self._keeping is None:
             await self.start()
         lent = self._good()
@@ -218,8 +219,7 @@ class RoleCredentials:
         return self._known
 
     def renew(self) -> None:
-        """As `OriginCredentials.renew`: STS is asked at once, unless it was just now. The pair is used meanwhile:
-        one home may refuse what another takes."""
+        """Ask STS at once, unless it was just now. The pair stays: one home may refuse what another takes."""
         if self._clock.monotonic() - self._asked_at >= _REFUSED_AGAIN_SECONDS:
             self._is_renewed.set()
 
@@ -361,7 +361,7 @@ class _Failed(Exception):
 
 
 def _refusal(error: ClientError) -> str:
-    """The code alone: messages of STS may quote what they were sent."""
+    """Return the code alone: messages of STS may quote what they were sent."""
     code = error.response.get("Error", {}).get("Code", "")
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", "")
     return f"STS refuses: {code[:64] if code.isalnum() else 'for no reason that it names'} (HTTP {status})"

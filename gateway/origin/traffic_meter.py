@@ -90,8 +90,10 @@ class RateLimit(Protocol):
     """The limiter of one slot's bytes in one direction. The waiting piece of the least present `rank` passes first."""
 
     async def take(self, count: int, rank: Callable[[], int]) -> tuple[float, float]:
-        """Wait until `count` bytes may pass; returns the seconds waited for the slot's own ceiling, and for the link.
-        Who is cancelled has taken nothing. Raises CeilingsReplaced."""
+        """Wait until `count` bytes may pass; return the seconds waited for the slot's own ceiling, and for the link.
+
+        A cancelled caller has taken nothing. Raises CeilingsReplaced.
+        """
 
     def passes(self, count: int, rank: Callable[[], int]) -> bool:
         """Let `count` bytes pass if they need not wait; False, and nothing taken, when they would."""
@@ -108,10 +110,10 @@ class Ceilings(Protocol):
         """End these ceilings: waiting callers turn to the new ones."""
 
     def answered(self, kind: AnswerKind, seconds: float) -> None:
-        """An answer has begun so long after the last byte of its request."""
+        """Note that an answer has begun `seconds` after the last byte of its request."""
 
     def slowed(self, direction: Direction) -> None:
-        """The origin has asked for less."""
+        """Note that the origin has asked for less."""
 
 
 class RequestRateLimits(Protocol):
@@ -124,10 +126,10 @@ class RequestRateLimits(Protocol):
         """Wait until it may pass; raise OriginBusy when that takes too long, with the seconds that it waited before."""
 
     def charge(self, request: OriginRequest) -> None:
-        """A request is sent without having waited, on account of those behind it."""
+        """Charge a request that is sent without having waited to those behind it."""
 
     def refused(self, request: OriginRequest, sent_at: float) -> None:
-        """The origin has refused, for their number, a request that was sent at a monotonic time."""
+        """Note that the origin refused a request, sent at a monotonic time, for the number of requests."""
 
 
 class OriginMeter:
@@ -162,7 +164,7 @@ class OriginMeter:
         return TrafficMeter(self, direction, request.slot, request.purpose)
 
     def attempt(self, attempt: Attempt) -> None:
-        """A try is over. A body in memory that was sent once more is on the account once more."""
+        """Count a try that is over; a body in memory that was sent again counts again."""
         status = "unreachable" if attempt.status is None else str(attempt.status)
         purpose = attempt.purpose.value
         metrics.ORIGIN_REQUESTS.add(1, attempt.method, status, purpose, attempt.slot, attempt.origin)

@@ -105,8 +105,10 @@ class RateLimiter:
         """When the patience of the first piece ends."""
 
     async def take(self, count: int, rank: Callable[[], int], wait_seconds_max: float = math.inf) -> Waited:
-        """Wait until `count` bytes may pass. A cancelled caller has taken nothing, nor has one that has waited too
-        long: TimeoutError, at most `HOLD_SECONDS` late. Raises CeilingsReplaced."""
+        """Wait until `count` bytes may pass. Raises CeilingsReplaced, TimeoutError at most `HOLD_SECONDS` late.
+
+        A caller that was cancelled, or has waited too long, has taken nothing.
+        """
         if self.passes(count, rank):
             return NOT_WAITED
         now = self._clock.monotonic()
@@ -275,8 +277,10 @@ def _is_let_go(piece: _BandwidthPiece) -> bool:
 
 @dataclass(eq=False)
 class Link:
-    """The slots of this process at the link in one direction. A look now and then lets pieces pass whose turn it is,
-    and tells the other processes which slots wait."""
+    """The slots of this process at the link in one direction.
+
+    A look now and then lets pieces pass whose turn it is, and tells the other processes which slots wait.
+    """
 
     shares: FairShares
     clock: Clock
@@ -452,8 +456,7 @@ class Bandwidth:
         return [(bucket, of_before[key]) for key, bucket in self._ceilings.items() if key in of_before]
 
     def continue_from(self, before: Bandwidth) -> None:
-        """Follow `before` after a change of settings: end its waits, count here what was taken there, and keep the
-        capacity found."""
+        """Follow `before` after a change of settings: end its waits, count here its bytes, keep the capacity found."""
         now = self._clock.monotonic()
         before.release()
         if self._is_alone:

@@ -588,8 +588,10 @@ class Admission:
                 gates.turns.charge(-self.paid[number])
 
     def _begins_with(self, direction: Direction, count: int) -> bool:
-        """Return whether these bytes belong to the first piece, whose turn it is. Charge what it costs beyond the
-        payment on entry: later bytes wait for that."""
+        """Tell whether these bytes belong to the first piece, whose turn it is, and charge its cost beyond the entry's.
+
+        Later bytes wait for that.
+        """
         begun, piece_bytes = self._begun_bytes.get(direction, 0), self._limits.piece_bytes(direction)
         if piece_bytes is None:
             return True
@@ -630,8 +632,10 @@ class Admission:
         return has_waited
 
     def _passes_wires(self, direction: Direction, count: int, held: Gate | None) -> bool:
-        """Pass the wires of all accounts at the same moment, or none; `held` was just passed. Bytes held at one wire
-        while another is waited for would add up, and pass together in a burst."""
+        """Pass the wires of all accounts at the same moment, or none; `held` was just passed.
+
+        Bytes held at one wire while another is waited for would add up, and pass together in a burst.
+        """
         passed: list[Gate] = []
         for _, _, wire in self._wires(direction):
             if wire is held:

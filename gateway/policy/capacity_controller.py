@@ -280,8 +280,10 @@ class CapacityController:
             self._begin_cruise(seen.now, self.capacity)
 
     def _is_excused(self, seen: SeenTraffic) -> bool:
-        """Return whether the delay is excused: answers are as late as before, though we had next to nothing under way a
-        moment ago, so the delay is not ours, and is accepted. Or the test has no answers yet."""
+        """Tell whether the delay is excused: it is not ours, or the test has no answers yet.
+
+        It is not ours if answers are as late as before, though we had next to nothing under way a moment ago.
+        """
         if self._judged is None or seen.delay_seconds is None:
             return False
         delay, before = self._judged
@@ -311,8 +313,10 @@ class CapacityController:
             self._passing = _SETTLE_SHARE * capacity
 
     def _starve(self, seen: SeenTraffic, capacity: float) -> None:
-        """Take arrivals for the capacity while no answers show a queue, and transfers starve: probably the link carries
-        no more. If the origin gives no more instead, little is lost: probes go on from there."""
+        """Take arrivals for the capacity while no answers show a queue, and transfers starve: the link is likely full.
+
+        If the origin gives no more instead, little is lost: probes go on from there.
+        """
         if self._starved_since is None:
             self._starved_since, self._starved_bytes = seen.now, 0.0
             return
@@ -380,8 +384,10 @@ class CapacityController:
         self._begin_cruise(seen.now, capacity)
 
     def _slow_down(self, seen: SeenTraffic) -> None:
-        """Lower the capacity, as the origin has asked for less. Not while little passes: that would not help, and if
-        the link was never full, it is requests that are too many."""
+        """Lower the capacity, as the origin has asked for less. Not while little passes.
+
+        That would not help, and if the link was never full, it is requests that are too many.
+        """
         if self.capacity is None or seen.arriving < self.capacity / 2:
             return
         now = seen.now

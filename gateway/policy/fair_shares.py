@@ -68,8 +68,7 @@ def rows_of(slots: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """A slot with waiting pieces in a process: `rank` is their best, 0 goes first. `is_at_link`: its own ceiling does
-    not hold it back."""
+    """A process's slot with waiting pieces: `rank` of the best, 0 goes first. `is_at_link`: no own ceiling holds it."""
 
     slot: int
     rank: int

@@ -135,8 +135,7 @@ class _Answers:
 
 @dataclass(frozen=True, slots=True)
 class FoundCapacity:
-    """The last decision: the capacity in bytes per second (None: no queue was seen yet), and the delay of answers then
-    (None: unknown)."""
+    """The last decision: capacity in bytes per second (None: no queue seen), and delay of answers then (or None)."""
 
     capacity: float | None
     delay_seconds: float | None
@@ -179,8 +178,7 @@ class LinkCapacity:
         self._slowed += 1
 
     def tell(self, traffic: Traffic, now: float, late_seconds: float = 0.0) -> None:
-        """Report what was seen since the last call. This process was busy for `late_seconds` of it, by which answers
-        look later than they were."""
+        """Report traffic since the last call; this process was busy for `late_seconds`, so answers look later."""
         own = self._own
         self._numbers(_ARRIVED_AT)[own] = now
         self._whole(_ARRIVED)[own] = traffic.arrived_bytes
@@ -265,10 +263,10 @@ class LinkCapacity:
         return total / ARRIVING_SECONDS
 
     def delay_seconds(self, now: float, since: float, *, is_idle: bool) -> tuple[float, bool] | None:
-        """Return the delay of the earliest of the last answers, and whether it is that of a request without an answer,
-        which may grow; None: there were too few since `since`.
+        """Return the earliest of the last answers' delays; None: too few since `since`.
 
-        `is_idle`: less arrives than may, though nothing waits here. Then one very late answer will do.
+        True with it: it is that of a request without an answer, and may grow. `is_idle`: less arrives than may, though
+        nothing waits here. Then one very late answer will do.
         """
         slack = self.slack_seconds(now)
         oldest, late, found = max(now - _ANSWERS_SECONDS, since), math.inf, 0

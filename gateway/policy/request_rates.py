@@ -147,8 +147,7 @@ def direction_of(request: OriginRequest) -> Direction:
 
 
 def prefix_of(request: OriginRequest) -> str:
-    """Return the part of a bucket that an origin may count by itself: the first part of the key, or of the listed
-    prefix, with its `/`; empty if there is none."""
+    """Return the first part, with `/`, of a key or listed prefix: origins may count by it. Empty if there is none."""
     text = request.key
     if text is None:
         text = next((value for name, value in request.query if name == "prefix" and value), "")
@@ -291,8 +290,7 @@ class RequestRate:
         return self.bucket.rate
 
     def need(self, now: float) -> bool:
-        """Note that a request waits; return whether it is the first after a lull. The rate then grows from where it
-        was, not from where it would be by now."""
+        """Note a waiting request; return whether it is the first after a lull: the rate grows on from where it was."""
         is_lull = not self.is_needed(now)
         if is_lull:
             self._advance(now)
@@ -412,8 +410,10 @@ class RequestRates:
         wait_seconds_max: float,
         buckets_told: Collection[str] = (),
     ) -> None:
-        """`weights` of slots, in the same order in all processes. A client's request waits for `wait_seconds_max`.
-        Metrics name the buckets of `buckets_told`, and no others."""
+        """Divide by the slots' `weights`, in the same order in all processes. Metrics name only `buckets_told`.
+
+        A client's request waits for `wait_seconds_max`.
+        """
         cells = cells or SharedCells.of_one_process(cells_for(len(weights), 1), clock.monotonic())
         self._cells = cells
         self._clock = clock
@@ -449,8 +449,7 @@ class RequestRates:
         return not rates or self._limiter(rates[0], request).passes(1, rank_of(request.purpose))
 
     async def wait(self, request: OriginRequest, waited_seconds: float = 0.0) -> None:
-        """Wait until a request may pass; OriginBusy when that takes too long. `waited_seconds` counts its waits before:
-        for earlier tries, or under earlier rates."""
+        """Wait until a request may pass; OriginBusy if too long, with `waited_seconds` of earlier tries or rates."""
         began = self._clock.monotonic()
         longest_seconds = self._wait_seconds_max
         if request.purpose not in (Purpose.LIVE, Purpose.FORWARD):
@@ -537,8 +536,7 @@ class RequestRates:
             rate.send_away()
 
     def rates(self) -> dict[tuple[str, Direction], float]:
-        """Return the requests that the origin probably takes, by bucket and direction, where this process has sent
-        any."""
+        """Return the rates that the origin probably takes, by bucket and direction, where this process asked any."""
         now, found = self._clock.monotonic(), dict[tuple[str, Direction], float]()
         self._read(now)
         whole = {rate.family for name, rate in self._live.items() if _is_whole(name)}

@@ -93,8 +93,10 @@ class TokenBucket:
             self._anchors[process] = anchor
 
     def continue_from(self, before: TokenBucket) -> None:
-        """Change to this bucket: what this process took from `before` since this one was made counts here. An
-        implausible amount means that the two buckets are unrelated."""
+        """Change to this bucket: count what this process took from `before` since this one was made.
+
+        An implausible amount means that the two buckets are unrelated.
+        """
         count = before._taken[self._own] - self._taken[self._own]
         if abs(count) <= before.rate * _SWITCH_SECONDS_MAX + _SWITCH_BYTES_MAX:
             self.take(count)
@@ -164,8 +166,7 @@ class AdjustableBucket(TokenBucket):
         return before + rate * max(0.0, now - since)
 
     def _learn(self, changed_at: float) -> None:
-        """Read the record that a process has just announced. If it writes on meanwhile, the next look finds the new
-        one."""
+        """Read the record that a process has just announced. The next look finds what it writes meanwhile."""
         process = list(self._changed_at).index(changed_at) if changed_at in self._changed_at else self._own
         rate, since, before = (row[process] for row in self._record(self._which[process]))
         if since == changed_at:

@@ -1,8 +1,8 @@
 """The aws-chunked body framing, both ways, without I/O (S3 API, "Signature Calculations … Multiple Chunks").
 
-    signed:    hexlen;chunk-signature=<64 hex>\\r\\n <data> \\r\\n … 0;chunk-signature=<64 hex>\\r\\n [trailers] \\r\\n
-    unsigned:  hexlen\\r\\n <data> \\r\\n … 0\\r\\n [trailers] \\r\\n
-    trailers:  x-amz-checksum-crc32:BASE64\\r\\n, then x-amz-trailer-signature:<64 hex>\\r\\n where chunks are signed
+    signed:    hexlen;chunk-signature=<64 hex> CRLF <data> CRLF … 0;chunk-signature=<64 hex> CRLF [trailers] CRLF
+    unsigned:  hexlen CRLF <data> CRLF … 0 CRLF [trailers] CRLF
+    trailers:  x-amz-checksum-crc32:BASE64 CRLF, then x-amz-trailer-signature:<64 hex> CRLF where chunks are signed
 
 The decoder streams inside a chunk, so its state is one line and one hash, whatever a client declares. The price: with
 signed chunks, bytes are handed out before their chunk's signature has been checked. Nothing of a body may become
@@ -89,7 +89,7 @@ class AwsChunkedDecoder:
         self._chunk_signature = ""
 
     def feed(self, data: bytes | memoryview) -> list[bytes | memoryview]:
-        """The decoded pieces that `data`, the next bytes of the body, brings: views of it, not copies.
+        """Return the decoded pieces that `data`, the next bytes of the body, brings: views of it, not copies.
 
         Raises S3Error: IncompleteBody (framing, lengths), InvalidChunkSizeError, SignatureDoesNotMatch,
         MalformedTrailerError.
@@ -108,10 +108,7 @@ class AwsChunkedDecoder:
         return pieces
 
     def finish(self) -> dict[str, str]:
-        """The trailers, once the body has ended; the signature of the trailers is not among them.
-
-        Raises S3Error IncompleteBody when the body ended too early.
-        """
+        """Return the trailers but their signature, once the body has ended. S3Error IncompleteBody: ended too early."""
         if self._state is not _State.DONE:
             raise _incomplete("The request body terminated unexpectedly")
         return self._trailers
@@ -270,14 +267,14 @@ def _chunk_length(size: int) -> int:
 
 
 def encode_chunk(data: bytes | memoryview) -> bytes:
-    """`data`, which must not be empty, as one chunk."""
+    """Return `data`, which must not be empty, as one chunk."""
     if not len(data):
         raise ValueError("an empty chunk ends the body: use final_chunk")
     return b"".join((b"%x\r\n" % len(data), data, b"\r\n"))
 
 
 def final_chunk(trailer_name: str, value: str) -> bytes:
-    """The end of the body: the empty chunk and the trailer."""
+    """Return the end of the body: the empty chunk and the trailer."""
     return f"0\r\n{trailer_name}:{value}\r\n\r\n".encode("latin-1")
 
 
@@ -309,7 +306,7 @@ class AwsChunkedEncoder:
                 yield b"\r\n"
 
     def finish(self, trailer_name: str, value: str) -> bytes:
-        """The end of the body; ValueError when data is missing."""
+        """Return the end of the body; ValueError when data is missing."""
         if self._left_of_body:
             raise ValueError(f"{self._left_of_body} bytes of the declared length are missing")
         return final_chunk(trailer_name, value)

@@ -85,11 +85,10 @@ class Checksum:
         self.update: Callable[[Buffer], None] = self._digest.update
 
     def digest(self) -> bytes:
-        """The raw digest of what has been seen."""
         return self._digest.digest()
 
     def base64(self) -> str:
-        """The digest as S3 writes it."""
+        """Return the digest as S3 writes it."""
         return base64.b64encode(self.digest()).decode()
 
 
@@ -103,7 +102,7 @@ class ExpectedChecksums(NamedTuple):
 
 
 def requested_checksums(headers: Mapping[str, str], *, of_body: bool = True) -> ExpectedChecksums:
-    """The checksums that a request's headers (lower-case names) ask to be verified.
+    """Return the checksums that a request's headers (lower-case names) ask to be verified.
 
     With `of_body` False only Content-MD5 counts: the checksum headers of CompleteMultipartUpload describe the object.
     Raises S3Error: InvalidDigest (Content-MD5), InvalidRequest (two checksums, undecodable, unknown, announced but
@@ -128,7 +127,7 @@ def requested_checksums(headers: Mapping[str, str], *, of_body: bool = True) -> 
 
 
 def trailer_names(headers: Mapping[str, str]) -> frozenset[str]:
-    """The lower-case names in `x-amz-trailer`; raises S3Error InvalidRequest for one that is no known checksum."""
+    """Return the lower-case names in `x-amz-trailer`; S3Error InvalidRequest for one that is no known checksum."""
     names = frozenset(name.strip().lower() for name in headers.get("x-amz-trailer", "").split(",")) - {""}
     for name in names:
         if not name.startswith(PREFIX) or name[len(PREFIX) :] not in ALGORITHMS:
@@ -137,7 +136,7 @@ def trailer_names(headers: Mapping[str, str]) -> frozenset[str]:
 
 
 def decode_checksum(algorithm: str, value: str) -> bytes:
-    """The digest that `value` writes in base64; raises S3Error InvalidRequest when it is not one of `algorithm`."""
+    """Decode a base64 digest; S3Error InvalidRequest when it is not one of `algorithm`."""
     try:
         digest = base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError):
@@ -212,18 +211,18 @@ class BodyVerifier:
         return self._expected
 
     def update(self, data: Buffer) -> None:
-        """The next bytes of the decoded body."""
+        """Take the next bytes of the decoded body."""
         for checksum in self._running.values():
             checksum.update(data)
 
     def digest(self, algorithm: str) -> bytes:
-        """The digest of what has been seen, of an algorithm that was asked for."""
+        """Return the digest so far, by an algorithm that was asked for."""
         return self._running[algorithm].digest()
 
     def verify(self, trailers: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The verified checksum as a header to answer with (none when the client sent none).
+        """Return the verified checksum as a header to answer with (none when the client sent none).
 
-        `trailers` is what the decoder's `finish` gave. Raises S3Error: XAmzContentSHA256Mismatch, BadDigest,
+        `trailers` is the result of the decoder's `finish`. Raises S3Error: XAmzContentSHA256Mismatch, BadDigest,
         MalformedTrailerError, InvalidRequest (undecodable trailer).
         """
         self._verify_payload_hash()
@@ -314,17 +313,14 @@ def _no_such_pair(checksum_type: str, name: str) -> S3Error:
 
 
 def composite_checksum(algorithm: str, part_checksums: Sequence[str]) -> Steps[str]:
-    """The COMPOSITE checksum of parts whose own are given in base64: `uWBwpe1d…=-3`."""
+    """Return the COMPOSITE checksum of parts whose own are given in base64: `uWBwpe1d…=-3`."""
     whole = Checksum(algorithm)
     yield from each(lambda value: whole.update(decode_checksum(algorithm, value)), part_checksums)
     return f"{whole.base64()}-{len(part_checksums)}"
 
 
 def full_object_checksum(algorithm: str, parts: Sequence[tuple[str, int]]) -> Steps[str]:
-    """The FULL_OBJECT checksum of (base64 checksum, length in bytes) parts in order.
-
-    Raises S3Error InvalidRequest for an algorithm that cannot be combined.
-    """
+    """Combine (base64 checksum, bytes) parts, in order, to FULL_OBJECT. S3Error InvalidRequest: not combinable."""
     known = ALGORITHMS[algorithm]
     if known.combine is None:
         raise _no_such_pair("FULL_OBJECT", algorithm)

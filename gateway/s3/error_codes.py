@@ -105,7 +105,7 @@ def s3_error(
     headers: Mapping[str, str] | None = None,
     **elements: str,
 ) -> S3Error:
-    """An S3Error with the code's own status and message where none is given.
+    """Return an S3Error with the code's own status and message where none is given.
 
     A code that is not in the table needs both `message` and `status`; ValueError otherwise. `elements` become XML
     elements of the answer, in the order given.
@@ -122,7 +122,7 @@ ECHO_CHARACTERS_MAX = 1024
 """The most characters of a request that one field of an error document repeats."""
 
 SIGNED_CHARACTERS_MAX = 8 * 1024
-"""The same for the canonical request and the string to sign, which people compare with their own."""
+"""The limit for the canonical request and the string to sign, which people compare with their own."""
 
 _SIGNED_FIELDS = frozenset(("CanonicalRequest", "StringToSign"))
 
@@ -130,8 +130,8 @@ _SIGNED_FIELDS = frozenset(("CanonicalRequest", "StringToSign"))
 def error_document(error: S3Error, *, resource: str, request_id: str, host_id: str) -> bytes:
     """Return the `<Error>` document in UTF-8, without a namespace, as SDKs parse it. An empty `resource` is left out.
 
-    Characters that XML 1.0 cannot carry, even escaped, become U+FFFD: an unreadable error helps nobody. Long values are
-    cut, and say so: an answer costs little more than the request did.
+    Characters that XML 1.0 cannot carry, even escaped, become U+FFFD, so that clients can read the error. Long values
+    are cut, and say so: an answer costs little more than the request did.
     """
     fields = [("Code", error.code), ("Message", error.message)]
     if resource:

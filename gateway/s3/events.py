@@ -47,7 +47,7 @@ Event = ObjectEvent | OtherEvent
 
 
 def of_notification(record: dict[str, Any], place: str) -> list[Event]:
-    """An element of `Records`, by any S3 server.
+    """Return what an element of `Records`, by any S3 server, means.
 
     Servers other than AWS are not all known to encode keys: where that makes a difference, both readings are meant.
     """
@@ -63,7 +63,7 @@ def of_notification(record: dict[str, Any], place: str) -> list[Event]:
 
 
 def of_event_bridge(document: dict[str, Any], place: str) -> Event:
-    """An event as EventBridge delivers it."""
+    """Return an event as EventBridge delivers it."""
     source, detail = document.get("source"), document.get("detail")
     if source != "aws.s3":
         return OtherEvent(place, f"source is {source!r}, and not 'aws.s3'")

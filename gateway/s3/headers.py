@@ -147,13 +147,13 @@ def _unsendable(name: str, message: str) -> S3Error:
 
 
 def without(headers: Iterable[tuple[str, str]], *names: str) -> list[tuple[str, str]]:
-    """The headers less those named."""
     return [(name, value) for name, value in headers if name not in names]
 
 
 def _named_in_connection(headers: Mapping[str, str]) -> set[str]:
-    """Fields for this connection only. Those that mean something to S3 never are (RFC 9110, 7.6.1): `Connection` is
-    not signed, so that it must not take from a request what was signed, authorised and verified.
+    """Return the fields for this connection only. Those that mean something to S3 never are (RFC 9110, 7.6.1).
+
+    `Connection` is not signed, so it must not take from a request what was signed, authorised and verified.
     """
     names = {name.strip().lower() for name in headers.get("connection", "").split(",")}
     return {name for name in names if not name.startswith(_END_TO_END)}
@@ -183,7 +183,7 @@ _METADATA = "x-amz-meta-"
 
 
 def stored_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers of the answer that follow from the request's, lower-case names; all but those about the bytes."""
+    """Return the answer's headers that follow from the request's, lower-case names; all but those about the bytes."""
     stored = {"content-type": DEFAULT_CONTENT_TYPE}
     stored |= {name: value for name, value in headers.items() if name in _KEPT or name.startswith(_METADATA)}
     storage_class = headers.get("x-amz-storage-class", "STANDARD")
@@ -201,12 +201,12 @@ _OF_PARTS = re.compile(r"-\d{1,5}\Z", re.ASCII)
 
 
 def quote(etag: str) -> str:
-    """The ETag in quotes, once."""
+    """Return the ETag in quotes, once."""
     return f'"{unquote(etag)}"'
 
 
 def unquote(etag: str) -> str:
-    """The ETag without its quotes; clients leave them out in conditions and in lists of parts."""
+    """Return the ETag without its quotes; clients leave them out in conditions and in lists of parts."""
     etag = etag.strip()
     if len(etag) >= 2 and etag[0] == etag[-1] == '"':
         return etag[1:-1]
@@ -240,9 +240,10 @@ def is_of_parts(etag: str) -> bool:
 
 
 def without_doubtful_checksums(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Leave out checksums that do not say whether they are of an object's bytes or of its parts' checksums: no
-    `x-amz-checksum-type`, and no `-N` behind the value. SDKs take them for the former. An ETag that is an MD5 says that
-    the object has no parts; any other does not."""
+    """Leave out checksums without `x-amz-checksum-type` that may be of parts' checksums: no `-N` behind the value.
+
+    SDKs take them for checksums of the bytes. Only an ETag that is an MD5 says that the object has no parts.
+    """
     if "x-amz-checksum-type" in headers or is_md5_etag(plain_etag(headers.get("etag", ""))):
         return headers
     kept = "x-amz-checksum-algorithm"  # some stores show it with the object
@@ -254,7 +255,7 @@ def without_doubtful_checksums(headers: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def multipart_etag(part_etags: Sequence[str]) -> str | None:
-    """The quoted ETag that S3 gives an object of these parts: hex(MD5(raw MD5s of the parts)), `-`, their number.
+    """Return the quoted ETag of an object of these parts: hex(MD5(raw MD5s of the parts)), `-`, their number.
 
     `part_etags` are the parts' ETags, that is their hex MD5s. None when there is no part, or when one's ETag is no MD5
     (SSE-KMS, SSE-C): then the object's cannot be foretold.
@@ -324,7 +325,7 @@ def format_http_date(seconds: float) -> str:
 
 @lru_cache(maxsize=1024)
 def _http_day(number: int) -> str:
-    """The day in an IMF-fixdate; `number` counts from 1 January 1970."""
+    """Return the day in an IMF-fixdate; `number` counts from 1 January 1970."""
     at = gmtime(number * 86_400)
     return f"{_DAYS[at.tm_wday]}, {at.tm_mday:02} {_MONTHS[at.tm_mon - 1]} {at.tm_year:04}"
 
@@ -351,7 +352,7 @@ _CONTENT_RANGE = re.compile(rf"bytes {_DIGITS}-{_DIGITS}/{_DIGITS}", re.ASCII)
 
 
 def parse_range(header: str | None, size_bytes: int) -> ByteRange | None:
-    """The bytes that a `Range` header means in an object of `size_bytes`; None for the whole object (status 200).
+    """Return the bytes that `Range` means in an object of `size_bytes`; None for the whole object (status 200).
 
     Raises S3Error InvalidRange (416, with `Content-Range: bytes */size`) when nothing of the range lies in the object.
     """
@@ -365,7 +366,7 @@ def parse_range(header: str | None, size_bytes: int) -> ByteRange | None:
 
 
 def first_and_last(header: str | None) -> tuple[int, int | None] | None:
-    """The bytes that a `Range` header means in an object of any size (None: to its end); None where size matters."""
+    """Return the bytes that `Range` means in an object of any size (None: to its end); None where size matters."""
     if header is None:
         return 0, None
     found = _FROM.fullmatch(header)
@@ -408,7 +409,7 @@ def invalid_range(header: str, size_bytes: int) -> S3Error:
 
 
 def content_range(byte_range: ByteRange, size_bytes: int) -> str:
-    """The `Content-Range` of an answer: `bytes 0-9/443`."""
+    """Return the `Content-Range` of an answer: `bytes 0-9/443`."""
     return f"bytes {byte_range.first}-{byte_range.last}/{size_bytes}"
 
 
@@ -423,7 +424,7 @@ def parse_content_range(value: str) -> tuple[ByteRange, int]:
 
 
 def parse_copy_source_range(value: str, size_bytes: int | None = None) -> ByteRange:
-    """The bytes that `x-amz-copy-source-range` means: both ends are mandatory, and nothing is clamped.
+    """Return the bytes that `x-amz-copy-source-range` means: both ends are mandatory, and nothing is clamped.
 
     With the source's `size_bytes` the range must lie inside it. Raises S3Error InvalidArgument.
     """
@@ -512,7 +513,7 @@ def etag_matches(condition: str, etag: str) -> bool:
 
 
 def _failed_precondition(headers: Mapping[str, str], prefix: str, etag: str, modified: float | None) -> str | None:
-    """The condition that forbids the answer. `If-Match` overrides `If-Unmodified-Since`."""
+    """Return the condition that forbids the answer. `If-Match` overrides `If-Unmodified-Since`."""
     if_match = headers.get(f"{prefix}if-match")
     if if_match is not None:
         return None if etag_matches(if_match, etag) else "If-Match"
@@ -525,7 +526,7 @@ def _failed_precondition(headers: Mapping[str, str], prefix: str, etag: str, mod
 def _unchanged(
     headers: Mapping[str, str], prefix: str, etag: str, modified: float | None, now: float | None
 ) -> str | None:
-    """The condition by which the client has the version already. `If-None-Match` overrides `If-Modified-Since`."""
+    """Return the condition by which the client has the version. `If-None-Match` overrides `If-Modified-Since`."""
     if_none_match = headers.get(f"{prefix}if-none-match")
     if if_none_match is not None:
         return "If-None-Match" if etag_matches(if_none_match, etag) else None

@@ -33,13 +33,13 @@ class ListPlace(NamedTuple):
 
 
 def encode_token(place: ListPlace) -> str:
-    """The token by which a client comes back for what is behind `place`."""
+    """Return the token by which a client comes back for the keys behind `place`."""
     content = (_PREFIX if place.is_prefix else _KEY) + place.last
     return _VERSION + base64.urlsafe_b64encode(zlib.crc32(content).to_bytes(4, "big") + content).decode().rstrip("=")
 
 
 def decode_token(token: str) -> ListPlace:
-    """The place; S3Error InvalidArgument when it is no token that this gateway has given."""
+    """Return the place in a token; S3Error InvalidArgument when this gateway has not made it."""
     raw = _decoded(token[1:]) if token[:1] == _VERSION and len(token) <= _LENGTH_MAX else b""
     content = raw[4:]
     is_whole = raw[:4] == zlib.crc32(content).to_bytes(4, "big") and content[:1] in (_KEY, _PREFIX)

@@ -53,7 +53,7 @@ class ListedPage(NamedTuple):
     prefixes: list[bytes]
     next_token: str | None
     is_url_encoded: bool = False
-    """Whether the document had its keys percent-encoded."""
+    """Tells that the document had its keys percent-encoded."""
 
 
 EMPTY_PAGES_MAX = 100
@@ -73,7 +73,7 @@ class PageChain:
         self._empty_pages = 0
 
     def follow(self, keys: Sequence[bytes], next_token: str) -> None:
-        """A page with these keys, and not the last. OriginBodyError when there is no end to be expected."""
+        """Check a page with these keys that is not the last. OriginBodyError when no end can be expected."""
         self._empty_pages = 0 if keys else self._empty_pages + 1
         if self._empty_pages >= EMPTY_PAGES_MAX:
             raise OriginBodyError(f"the origin has given {EMPTY_PAGES_MAX} pages without a key")
@@ -137,8 +137,7 @@ def _parsed(body: bytes, *, with_owner: bool) -> tuple[Element, bool, list[Liste
 
 
 def _quick_entries(body: bytes, *, with_owner: bool) -> tuple[list[ListedEntry], bytes]:
-    """The entries that could be read quickly, with keys as they stand there, and the document without them: all, or
-    none."""
+    """Return the entries that could be read quickly, keys as written, and the document without them: all or none."""
     start, end = body.find(b"<Contents>"), body.rfind(b"</Contents>") + len(b"</Contents>")
     if start < 0 or end < start:
         return [], body
@@ -159,7 +158,7 @@ def _quick_entries(body: bytes, *, with_owner: bool) -> tuple[list[ListedEntry],
 
 @lru_cache(maxsize=4096)
 def template_of_parts(before: bytes, after: bytes, with_owner: bool) -> EntryTemplate | None:
-    """The template of an entry that says this between ETag and size, and this behind; None: it cannot be read so."""
+    """Return the template of an entry with this between ETag and size, and this behind; None: not readable so."""
     root = parse_bounded(b"<x>" + before + b"<Size/>" + after + b"</x>", _ELEMENTS_MAX)
     return None if root is None else _template(root, with_owner=with_owner)
 
@@ -218,7 +217,7 @@ def _xml(node: Element) -> str:
 
 
 def decoded_key(text: bytes) -> bytes:
-    """A percent-encoded key or prefix; S3 writes a space as `+`."""
+    """Decode a percent-encoded key or prefix; S3 writes a space as `+`."""
     return unquote_to_bytes(text.replace(b"+", b" "))
 
 

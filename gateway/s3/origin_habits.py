@@ -1,4 +1,4 @@
-"""What an origin's answers show that it cannot do in a bucket, and that keeps objects out of the cache."""
+"""An origin's inabilities in a bucket, as its answers show them, that keep objects out of the cache."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ _WITHHELD_ETAGS_MAX = 8
 
 
 class OriginHabits(NamedTuple):
-    """The habits of one bucket. Objects of different sizes have the `shared_etags`. The origin names versions by the
-    `withheld_etags`, and gives no ranges under them. Both are without quotes; `*` stands for too many."""
+    """The habits of one bucket.
+
+    Objects of different sizes have the `shared_etags`. The origin names versions by the `withheld_etags`, and gives no
+    ranges under them. Both are without quotes; `*` stands for too many.
+    """
 
     weak_etags: bool = False
     no_ranges: bool = False
@@ -34,7 +37,7 @@ class OriginHabits(NamedTuple):
         return self.withheld_etags.isdisjoint(("*", unquote(version.etag)))
 
     def is_distinct(self, version: ObjectVersion) -> bool:
-        """Whether its ETag tells a version from others, as far as was found out."""
+        """Tell whether its ETag tells a version from others, as far as answers have shown."""
         shared = self.shared_etags
         return not shared or ("*" not in shared and plain_etag(version.etag) not in shared)
 
@@ -54,7 +57,7 @@ class OriginHabits(NamedTuple):
 
 
 class WrongAnswer(OriginBodyError):
-    """The origin answered with something else than what was asked for: asking again would not help."""
+    """The origin's answer does not match the question: to ask again would not help."""
 
 
 class RangeIgnored(WrongAnswer):
@@ -65,7 +68,7 @@ def check_head(status: int, headers: Mapping[str, str], version: ObjectVersion, 
     """Raise WrongAnswer unless a 200 or 206 carries exactly the bytes asked for, of the version asked for.
 
     A 200 (an origin that knows no ranges) is as good where the range is the whole object. A Content-Encoding is the
-    object's own where the length is told: whoever re-coded the bytes on the way cannot also keep the length.
+    object's own where there is a length: a proxy that re-codes the bytes on the way cannot also keep the length.
     """
     if unquote(headers.get("etag", "")) != unquote(version.etag):  # some origins leave the quotes out
         raise WrongAnswer("the origin's ETag is not the one asked for")

@@ -118,7 +118,7 @@ class PreparedHead:
     conditions_at: tuple[int | None, int | None, int | None] | None = None
 
     def match(self, head: bytes) -> HeadValues | None:
-        """The values of a whole head that is of this kind; None: it is not."""
+        """Return the values of a whole head of this kind; None: it is of another."""
         if not head.startswith(self.prefix):
             return None
         at = head.find(b"\r\n")
@@ -262,8 +262,10 @@ def _cut(fields: bytes) -> _Cut | None:
 def _canonical_format(
     request: S3Request, authorization: Authorization, names: Sequence[str]
 ) -> tuple[bytes, Sequence[int]]:
-    """The canonical request, with a place for path, query and each signed field that varies, and the numbers of these
-    among all that do."""
+    """Return the canonical request with gaps, and the numbers of signed fields that vary among all that do.
+
+    The gaps stand for path, query and each of these fields.
+    """
     lines, signed = [], list[int]()
     for name in authorization.signed_headers:
         if name in names and name != _AUTHORIZATION:

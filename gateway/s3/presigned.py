@@ -68,7 +68,7 @@ class PresignedV4(NamedTuple):
 
 
 def parse_presigned_v4(request: S3Request) -> PresignedV4 | None:
-    """The signing parameters; None when the query has none of them.
+    """Return the signing parameters; None when the query has none of them.
 
     Raises S3Error: AuthorizationQueryParametersError when one is missing, double or bad, NotImplemented for SigV4A.
     """

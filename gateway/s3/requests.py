@@ -45,7 +45,7 @@ class CopySource(NamedTuple):
 
 
 def split_absolute(target: bytes) -> tuple[str | None, bytes]:
-    """Authority and path of a request target; no authority in origin form (RFC 9112, 3.2.2)."""
+    """Return authority and path of a request target; no authority in origin form (RFC 9112, 3.2.2)."""
     if target[:1] == b"/":
         return None, target
     found = _ABSOLUTE.match(target)
@@ -56,7 +56,7 @@ def split_absolute(target: bytes) -> tuple[str | None, bytes]:
 
 
 def bucket_of_host(host: str, base_domains: tuple[str, ...]) -> str | None:
-    """The bucket that `host` names below the longest base domain that fits; None means path style."""
+    """Return the bucket that `host` names below the longest base domain that fits; None means path style."""
     find = _bucket_of_host if len(host) <= _HOST_CHARACTERS_MAX else _bucket_of_host.__wrapped__
     return find(host, base_domains)
 
@@ -133,9 +133,9 @@ def check_key(key: str) -> str:
 
 
 def parse_query(raw_query: bytes) -> list[tuple[str, str | None]]:
-    """Decoded (name, value) pairs in order; value None where there was no `=`.
+    """Return decoded (name, value) pairs in order; value None where there was no `=`.
 
-    A literal `+` is a space, unlike in a path: so does every S3 server read it, and what is checked here must be what
+    A literal `+` is a space, unlike in a path: every S3 server reads it so, and this gateway must check the values that
     the origin goes by.
     """
     pairs: list[tuple[str, str | None]] = []
@@ -147,12 +147,12 @@ def parse_query(raw_query: bytes) -> list[tuple[str, str | None]]:
 
 
 def encode_key(key: str) -> str:
-    """A key as S3 percent-encodes it: everything but letters, digits, `-_.~` and `/`."""
+    """Percent-encode a key as S3 does: everything but letters, digits, `-_.~` and `/`."""
     return key if _PLAIN_KEY.fullmatch(key) else quote(key, safe="/-_.~")
 
 
 def encode_path(bucket: str | None, key: str | None) -> str:
-    """The path-style path, in the canonical form that signatures cover. Without a bucket it is `/`.
+    """Return the path-style path, in the canonical form that signatures cover. Without a bucket it is `/`.
 
     For virtual-hosted style use `"/" + encode_key(key)`.
     """
@@ -168,7 +168,7 @@ def _encode_bucket(bucket: str) -> str:
 
 
 def encode_query(pairs: Iterable[tuple[str, str | None]]) -> str:
-    """A query string of decoded pairs; a value of None is written without `=`."""
+    """Encode decoded pairs; a value of None is written without `=`."""
     return "&".join(
         quote(name, safe="-_.~") if value is None else f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}"
         for name, value in pairs
@@ -179,8 +179,7 @@ _FOREIGN_SOURCE = re.compile(r"x-(?!amz-)(.*)(copy|rename|move)-(source|from)")
 
 
 def names_foreign_source(headers: Iterable[str]) -> bool:
-    """Return whether a header names a second object in another dialect of S3: x-goog-copy-source, x-oss-copy-source,
-    x-copy-from, …"""
+    """Tell whether a header names a second object in another dialect of S3, such as `x-goog-copy-source`."""
     return any(_FOREIGN_SOURCE.fullmatch(name) for name in headers)
 
 
@@ -367,7 +366,7 @@ _METHODS: Mapping[str, tuple[str, ...]] = {
 
 
 def classify(method: str, bucket: str | None, key: str | None, query: Query, headers: Mapping[str, str]) -> Operation:
-    """The operation meant.
+    """Return the operation meant.
 
     Raises S3Error: MethodNotAllowed when none can be, InvalidArgument for half a part address, InvalidRequest for a
     second object named in the query.
@@ -386,22 +385,23 @@ def classify(method: str, bucket: str | None, key: str | None, query: Query, hea
 
 
 def is_form(request: S3Request) -> bool:
-    """Whether a browser's form may be what is sent, with its key in its body, whatever else is in its target: some
-    servers look at the content type alone."""
+    """Tell whether this may be a browser's form, with its key in its body: some servers go by the content type."""
     content_type = request.headers.get("content-type", "").strip().lower()
     return request.method == "POST" and content_type.startswith("multipart/form-data")
 
 
 def is_preflight(request: S3Request) -> bool:
-    """Whether a browser asks, by itself, what the bucket's rules let a page do. It cannot sign that."""
+    """Tell whether a browser asks, by itself, what the bucket's rules let a page do. It cannot sign that."""
     headers = request.headers
     is_asked = "origin" in headers and "access-control-request-method" in headers
     return request.method == "OPTIONS" and is_asked and "authorization" not in headers
 
 
 def with_hoisted_headers(request: S3Request) -> S3Request:
-    """Return the write that a request means with the `x-amz-*` headers that SDKs move into the query when they presign.
-    Return the request as it is if it has none, means another operation, or says something twice."""
+    """Return the write with the `x-amz-*` headers that SDKs move into the query when they presign.
+
+    Return the request as it is if it has none, means another operation, or says something twice.
+    """
     hoisted = {name.lower(): value or "" for name, value in request.query if _is_hoisted(name)}
     query = [(name, value) for name, value in request.query if not _is_hoisted(name)]
     if len(hoisted) + len(query) != len(request.query) or not hoisted.keys().isdisjoint(request.headers):
@@ -424,7 +424,7 @@ def _is_hoisted(name: str) -> bool:
 
 
 def strip_signature_parameters(query: Query) -> list[tuple[str, str | None]]:
-    """The query without the parameters of a presigned signature: what goes on to the origin, signed anew."""
+    """Return the query that goes on to the origin, signed anew: without the parameters of a presigned signature."""
     return [(name, value) for name, value in query if name.lower() not in SIGNATURE_PARAMETERS]
 
 
@@ -547,7 +547,7 @@ class S3Request:
     operation: Operation
 
     def parameter(self, name: str) -> str | None:
-        """The first value of a query parameter; empty when it came without one, None when it is absent."""
+        """Return a query parameter's first value; empty when it came without one, None when it is absent."""
         for candidate, value in self.query:
             if candidate == name:
                 return value or ""
@@ -561,7 +561,7 @@ def parse_request(
     headers: Sequence[tuple[bytes, bytes]],
     base_domains: Sequence[str],
 ) -> S3Request:
-    """The S3 request that an HTTP request means.
+    """Return the S3 request that an HTTP request means.
 
     `target_path` is the request target up to `?`, still percent-encoded, in origin form (`/bucket/key`) or absolute
     form (`http://host/bucket/key`). `base_domains` are the names below which buckets are host names. Raises S3Error:
@@ -620,12 +620,11 @@ def _join_repeated(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def another_service(request: S3Request) -> str | None:
-    """The AWS service that a request was meant for, when that is not S3; None otherwise.
+    """Return the AWS service that a request was meant for, when that is not S3; None otherwise.
 
-    The caller must tell the client to set `AWS_ENDPOINT_URL_S3` instead of `AWS_ENDPOINT_URL`.
-
-    `AWS_ENDPOINT_URL` moves every AWS client of a process here, STS too. Three signs: the credential scope, the
-    `x-amz-target` header of the JSON services, an unsigned `Action` form on `POST /` (only STS takes those).
+    The caller must tell the client to set `AWS_ENDPOINT_URL_S3` instead of `AWS_ENDPOINT_URL`, which moves every AWS
+    client of a process here, STS too. Three signs: the credential scope, the `x-amz-target` header of the JSON
+    services, an unsigned `Action` form on `POST /` (only STS takes those).
     """
     service = _signed_service(request)
     if service is not None:
@@ -639,7 +638,7 @@ def another_service(request: S3Request) -> str | None:
 
 
 def _signed_service(request: S3Request) -> str | None:
-    """The service in the credential scope `date/region/service/aws4_request`."""
+    """Return the service in the credential scope `date/region/service/aws4_request`."""
     header = request.headers.get("authorization")
     if header is None:
         credential = request.parameter("X-Amz-Credential") or ""
@@ -660,10 +659,7 @@ PARTS_COUNT_MAX = 10_000
 
 
 def part_number(name: str, text: str) -> int:
-    """The number that a parameter or element of this name gives; S3Error InvalidArgument unless it is 1 to 10,000.
-
-    Whatever its length: Python converts no more than 4,300 digits.
-    """
+    """Parse a part number of any length (Python converts 4,300 digits); S3Error InvalidArgument unless 1 to 10,000."""
     digits = text.lstrip("0")
     is_number = text.isascii() and digits.isdecimal() and len(digits) <= len(str(PARTS_COUNT_MAX))
     if not is_number or int(digits) > PARTS_COUNT_MAX:

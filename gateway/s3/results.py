@@ -21,7 +21,7 @@ def without_prolog(document: bytes) -> bytes:
 
 
 def etag_of_result(document: bytes) -> str | None:
-    """The quoted ETag of the object that was made; None for an error, behind a 200 too, or where none is named.
+    """Return the quoted ETag of the object that was made; None for an error, behind a 200 too, or where none is named.
 
     Some origins leave the quotes out here, and have them in HEAD.
     """

@@ -54,7 +54,7 @@ class PresignedV2(NamedTuple):
 
 
 def parse_presigned_v2(request: S3Request) -> PresignedV2 | None:
-    """The signing parameters; None when the query has none of them. Raises S3Error AccessDenied."""
+    """Return the signing parameters; None when the query has none of them. Raises S3Error AccessDenied."""
     given = [(name, value or "") for name, value in request.query if name in _NEEDED]
     parameters = dict(given)
     if "AWSAccessKeyId" not in parameters and "Signature" not in parameters:
@@ -107,7 +107,7 @@ def _check_what_is_unsigned(request: S3Request) -> None:
 
 
 def _lines(request: S3Request, expires: int) -> Iterator[bytes]:
-    """The string to sign, line by line: in a query, `Expires` stands where the date would."""
+    """Yield the lines of the string to sign: in a query, `Expires` stands where the date would."""
     yield request.method.encode()
     yield request.headers.get("content-md5", "").encode("latin-1")
     yield request.headers.get("content-type", "").encode("latin-1")

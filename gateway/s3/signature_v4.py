@@ -63,7 +63,7 @@ _KEYWORDS = {
 
 
 def payload_mode(value: str | None) -> PayloadMode:
-    """The mode that a header value names; without the header (presigned, anonymous) the body is unsigned.
+    """Return the mode that a header value names; without the header (presigned, anonymous) the body is unsigned.
 
     Raises S3Error: NotImplemented for SigV4A streams, InvalidArgument for anything else unknown.
     """
@@ -111,7 +111,7 @@ def string_to_sign(timestamp: str, scope: str, canonical_request_hash: str) -> s
 
 
 def sign(key: bytes, text: str) -> str:
-    """The hex signature of a string to sign: HMAC-SHA256 (RFC 2104), of a key that is used again and again."""
+    """Return the hex signature of a string to sign: HMAC-SHA256 (RFC 2104), of a key that is used again and again."""
     inner, outer = hmac_states(key)
     digest = inner.copy()
     digest.update(text.encode())
@@ -132,14 +132,14 @@ def _xor(padded: bytes, pad: int) -> bytes:
 
 
 def canonical_path(raw_path: bytes) -> str:
-    """The path as it was on the wire, unquoted once and quoted again the canonical way."""
+    """Return the path as it was on the wire, unquoted once and quoted again the canonical way."""
     if _CANONICAL_PATH.fullmatch(raw_path):
         return raw_path.decode("ascii")
     return quote_from_bytes(unquote_to_bytes(raw_path), safe="/-_.~")
 
 
 def canonical_query(raw_query: bytes, without: bytes | None = None) -> str:
-    """The query as it was on the wire, re-encoded and sorted; parameters named `without` are left out."""
+    """Re-encode and sort the query as it was on the wire; parameters named `without` are left out."""
     if not raw_query:
         return ""
     if without is None and _CANONICAL_QUERY.fullmatch(raw_query):
@@ -158,7 +158,7 @@ def _requote(raw: bytes) -> str:
 
 
 def canonical_value(value: str) -> str:
-    """A header value (latin-1 decoded) trimmed, inner runs of whitespace collapsed.
+    """Trim a header value (latin-1 decoded), and collapse inner runs of whitespace.
 
     Only blanks and tabs count: what else Python takes for white space is a byte of some UTF-8 character here.
     """
@@ -275,7 +275,7 @@ class SeedSignature:
 
 
 def parse_authorization(header: str) -> Authorization:
-    """The parts of an `Authorization` header.
+    """Return the parts of an `Authorization` header.
 
     Raises S3Error: InvalidRequest for Signature Version 2, NotImplemented for SigV4A, InvalidArgument for other
     schemes, AuthorizationHeaderMalformed for a header that lacks a part.
@@ -301,7 +301,7 @@ Only of clients that have proved to have the secret: a stranger can neither fill
 
 
 def remember_proved(authorization: Authorization) -> None:
-    """The signature has been verified: headers of its kind need not be parsed."""
+    """Record a verified signature: headers of its kind need not be parsed."""
     common, authorization.unproved = authorization.unproved, ""
     if 0 < len(common) <= _PROVED_CHARACTERS_MAX:
         if len(_proved) >= _PROVED_MAX:
@@ -368,7 +368,7 @@ def verify_header(request: S3Request, authorization: Authorization, secret: str,
 
 
 def canonical_request(request: S3Request, query: str, signed_headers: Sequence[str], payload_hash: str) -> bytes:
-    """The canonical request of what arrived: bytes as received, `host` as the client addressed us."""
+    """Return the canonical request of what arrived: bytes as received, `host` as the client addressed us."""
     host, headers = request.host, request.headers
     lines = [f"{name}:{host if name == 'host' else headers.get(name, '')}" for name in signed_headers]
     fields = "\n".join(lines)
@@ -487,7 +487,7 @@ def sign_headers(
     region: str,
     now: float,
 ) -> dict[str, str]:
-    """The headers to add to an outgoing request so that it is signed: authorization and its x-amz-* companions.
+    """Return the headers that sign an outgoing request: authorization and its x-amz-* companions.
 
     `path_encoded` is canonical already (`encode_path`, or `"/" + encode_key` in virtual-hosted style). `headers` are
     lower-case, latin-1, and must hold `host` exactly as it will be sent. Signed are host, content-type, content-md5,

@@ -1,5 +1,4 @@
-"""W3C Trace Context, as far as a request's headers tell it: `traceparent` and `tracestate`
-(https://www.w3.org/TR/trace-context-2/). What does not parse is not passed on."""
+"""W3C Trace Context in request headers (https://www.w3.org/TR/trace-context-2/). Drops what does not parse."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ class RemoteSpan(NamedTuple):
 
 
 def remote_span(headers: Iterable[tuple[bytes, bytes]]) -> RemoteSpan | None:
-    """What a request says of the span that it belongs to; None: nothing, or nothing that could be."""
+    """Return the span that a request belongs to by its headers; None: they name none, or none that is valid."""
     parents, states = list[str](), list[str]()
     for name, value in headers:
         if name == b"traceparent":
@@ -45,8 +44,10 @@ def remote_span(headers: Iterable[tuple[bytes, bytes]]) -> RemoteSpan | None:
 
 
 def passed_on_state(state: str) -> str:
-    """What of a `tracestate` goes along: nothing of one that does not parse or has too many members, and whole members
-    less of one that is too long. Of members of one name the first, which is the youngest."""
+    """Return the valid part of a `tracestate` within its limits: whole members, and of one name the youngest.
+
+    Nothing if it does not parse or has too many members.
+    """
     members = [member for one in state.split(",") if (member := one.strip(" \t"))]
     found = [_MEMBER.fullmatch(member) for member in members[: STATE_MEMBERS_MAX + 1]]
     if len(members) > STATE_MEMBERS_MAX or None in found:

@@ -90,7 +90,7 @@ def _invalid(name: str, value: str) -> Exception:
 
 
 def encode_place(place: UploadPlace) -> str:
-    """The `NextUploadIdMarker` for it."""
+    """Return the `NextUploadIdMarker` for a place."""
     return _MARKER + base64.urlsafe_b64encode(orjson.dumps([place.origin_upload_id, place.ours])).decode().rstrip("=")
 
 
@@ -100,7 +100,7 @@ def is_place(marker: str) -> bool:
 
 
 def _decoded(marker: str) -> UploadPlace:
-    """An id that was not made by `encode_place` is one of the origin's."""
+    """Decode a marker. An id that was not made by `encode_place` is one of the origin's."""
     if not is_place(marker):
         return UploadPlace(marker)
     text = marker.removeprefix(_MARKER)

@@ -33,7 +33,7 @@ delivers it whole. Text has no such limit: it is delivered in pieces."""
 
 
 def error_code_of(body: bytes, size_bytes_max: int = ANSWER_SIZE_BYTES_MAX) -> str | None:
-    """The code of an `<Error>` document, with or without white space before it; None when it is anything else.
+    """Return the code of an `<Error>` document, with or without white space before it; None when it is anything else.
 
     Needed where status 200 does not mean success: CompleteMultipartUpload, CopyObject, UploadPartCopy.
     """
@@ -44,7 +44,7 @@ def error_code_of(body: bytes, size_bytes_max: int = ANSWER_SIZE_BYTES_MAX) -> s
 
 
 def text_of(body: bytes, name: str, size_bytes_max: int = ANSWER_SIZE_BYTES_MAX) -> str | None:
-    """The text of the first element of that local name; None when there is none, or the document is not XML."""
+    """Return the first text of an element of that local name; None when there is none, or the document is not XML."""
     root = _parse_answer(body, size_bytes_max)
     if root is None:
         return None
@@ -100,7 +100,7 @@ def _refuse(*_: object) -> NoReturn:
 
 
 def parse_bounded(body: bytes, elements_max: int) -> Element | None:
-    """The root element; None for everything that is not well-formed, too large, or has a DTD or entities.
+    """Return the root element; None for everything that is not well-formed, too large, or has a DTD or entities.
 
     Names stay as they are written, prefix included. A parser that puts namespaces in their place copies the namespace
     for every element and attribute: half a megabyte, made of one long namespace and many names, takes it a minute.
@@ -129,12 +129,12 @@ def _parse(body: bytes, tree: _BoundedTree) -> Steps[Element | None]:
 
 
 def local_name(node: Element) -> str:
-    """The element's name without its namespace's prefix."""
+    """Return the element's name without its namespace's prefix."""
     return node.tag.rpartition(":")[2]
 
 
 def child_text(node: Element, name: str) -> str | None:
-    """The text of the first child of that local name."""
+    """Return the text of the first child of that local name."""
     return next((child.text or "" for child in node if local_name(child) == name), None)
 
 
@@ -208,7 +208,7 @@ class CompletedPart(NamedTuple):
 
 
 def parse_delete(body: bytes, size_bytes_max: int = DELETE_SIZE_BYTES_MAX) -> Steps[DeleteRequest]:
-    """The objects to delete, 1 to 1,000 of them; raises S3Error MalformedXML or MaxMessageLengthExceeded."""
+    """Return the objects to delete, 1 to 1,000 of them; S3Error MalformedXML or MaxMessageLengthExceeded."""
     root = yield from _parse_request(body, "Delete", size_bytes_max, OBJECTS_COUNT_MAX)
     if any(local_name(child) not in ("Object", "Quiet") for child in root):
         raise s3_error("MalformedXML")
@@ -277,13 +277,12 @@ def _parse_request(body: bytes, root_name: str, size_bytes_max: int, entries_max
 
 
 def complete_multipart_upload_result(bucket: str, key: str, etag: str, location: str | None = None) -> bytes:
-    """The success document of CompleteMultipartUpload; `etag` with or without quotes."""
+    """Return the success document of CompleteMultipartUpload; `etag` with or without quotes."""
     fields = {"Location": location or f"/{bucket}/{key}", "Bucket": bucket, "Key": key, "ETag": quote(etag)}
     return document("CompleteMultipartUploadResult", "".join(element(*field) for field in fields.items()))
 
 
 def complete_multipart_upload_document(parts: Sequence[CompletedPart]) -> Steps[bytes]:
-    """The body of a CompleteMultipartUpload request for the origin."""
     return document("CompleteMultipartUpload", "".join((yield from each(_part, parts))))
 
 
@@ -293,7 +292,6 @@ def _part(part: CompletedPart) -> str:
 
 
 def delete_request_document(request: DeleteRequest) -> bytes:
-    """The body of a DeleteObjects request for the origin."""
     objects = "".join(f"<Object>{''.join(_entry_fields(entry))}</Object>" for entry in request.objects)
     return document("Delete", f"{objects}{element('Quiet', 'true') if request.quiet else ''}")
 
@@ -309,10 +307,7 @@ def _entry_fields(entry: DeleteEntry) -> Iterator[str]:
 
 
 def insert_delete_results(result: bytes, errors: Sequence[DeleteError], deleted: Sequence[str] = ()) -> bytes:
-    """A `<DeleteResult>` document with more errors and more deleted keys, the rest as it was.
-
-    ValueError when it is no such document.
-    """
+    """Add errors and deleted keys to a `<DeleteResult>`, the rest unchanged. ValueError if it is no such document."""
     done = [f"<Deleted>{element('Key', key)}</Deleted>" for key in deleted]
     added = "".join([*done, *map(_delete_error, errors)]).encode()
     end = _RESULT_END.search(result)

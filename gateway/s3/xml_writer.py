@@ -25,7 +25,7 @@ def escape(text: str) -> str:
 
 
 def encode_list_key(value: str, url: bool) -> str:
-    """A key, prefix or delimiter of a listing, ready to stand in the document.
+    """Return a key, prefix or delimiter of a listing, ready to stand in the document.
 
     With `url` (`encoding-type=url`) it is percent-encoded with `/` kept and `+` as `%2B`, because botocore decodes with
     `unquote_plus`. Without, control characters become numeric references, as S3 writes them: XML 1.0 parsers refuse the
@@ -44,5 +44,5 @@ def element(name: str, text: str) -> str:
 
 
 def document(root: str, children: str) -> bytes:
-    """A success document: prolog, and `root` in S3's namespace around `children`, which is XML already."""
+    """Return a success document: prolog, and `root` in S3's namespace around `children`, which is XML already."""
     return f'{PROLOG}<{root} xmlns="{NAMESPACE}">{children}</{root}>'.encode()

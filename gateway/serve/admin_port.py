@@ -35,7 +35,7 @@ _NOT_COUNTED = frozenset({"/healthz", "/readyz"})
 
 
 def admin_server(app: ASGIApp, sockets: Sequence[socket.socket], settings: ServerSettings) -> S3Server:
-    """The server of the admin port. It owns the sockets, and takes its timeouts and sizes from `[server]`."""
+    """Return the admin port's server. It owns the sockets, and takes its timeouts and sizes from `[server]`."""
     limits = replace(server_limits(settings), max_connections=CONNECTIONS_MAX)
     return S3Server(_FewAtATime(app), sockets=sockets, limits=limits, refusal=_refusal)
 
@@ -46,8 +46,10 @@ def _refusal(error: S3Error) -> Refusal:
 
 
 class _FewAtATime:
-    """Hands `app` AT_WORK_MAX requests at a time. A request that waits for its client, or whose answer has begun, does
-    not count: a slow client delays no other."""
+    """Hands `app` AT_WORK_MAX requests at a time.
+
+    A request that waits for its client, or whose answer has begun, does not count: a slow client delays no other.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -98,7 +100,7 @@ class _Request:
             self._places.release()
 
     async def receive(self) -> Message:
-        """The next piece of the body. Raise S3Error when the body is late, malformed or too long."""
+        """Return the next piece of the body. Raise S3Error when the body is late, malformed or too long."""
         had_place = self._has_place
         self.leave_place()
         message = await self._receive()

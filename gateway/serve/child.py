@@ -95,7 +95,7 @@ class _Changes:
         self._latest = config
 
     def take(self, line: bytes) -> None:
-        """A line that has come; any thread."""
+        """Take a line that has come; any thread."""
         document = orjson.loads(line)
         if "settings" not in document:
             self._states(line)

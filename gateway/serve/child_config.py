@@ -21,7 +21,7 @@ BACKGROUND = "background"
 
 
 def process_number(name: str) -> int:
-    """The number of the process with this name, by which it is known in shared memory."""
+    """Return the number of the process with this name, by which it is known in shared memory."""
     return BACKGROUND_PROCESS if name == BACKGROUND else int(name.removeprefix("worker"))
 
 

@@ -16,8 +16,10 @@ from gateway.telemetry.tracing import Tracer
 
 @dataclass(frozen=True, slots=True)
 class ChildContext:
-    """A process's tools for its work. SIGTERM sets `stop`; the process calls `ready` once, when it serves. `live` are
-    the settings, which may change. `tell` sends a line to the supervisor; False: the supervisor has not read for long.
+    """A process's tools for its work. SIGTERM sets `stop`; the process calls `ready` once, when it serves.
+
+    `live` are the settings, which may change. `tell` sends a line to the supervisor; False: the supervisor has not read
+    for long.
     """
 
     name: str

@@ -185,7 +185,7 @@ class ChildMonitor:
         self._changed()
 
     async def _made(self, files: SharedFiles, lines: bytes) -> ChildProcess:
-        """A child that has been told `lines`, and what there was to tell until it was there."""
+        """Start a child that gets `lines`, and then the changes that came while it started."""
         self._files, self._told_before = files, []
         try:
             child = await self._make(self._spec, lines)
@@ -212,7 +212,7 @@ class ChildMonitor:
                 self._asked(rest)
 
     async def _until_ready(self, child: ChildProcess) -> None:
-        """A child that turns may take its time; one that does not is killed by the hang watch."""
+        """Wait. A child that turns may take its time; the hang watch kills one that does not."""
         waiting = asyncio.ensure_future(child.wait_until_ready())
         try:
             while not (await asyncio.wait((waiting,), timeout=SLOW_START_SECONDS))[0]:

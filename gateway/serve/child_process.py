@@ -55,9 +55,7 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, forks: ForkServer, spec: ChildSpec, config_lines: bytes) -> ChildProcess:
-        """Make it and give it its configuration. Raises OSError when no process can be made, StartupError when its code
-        cannot be loaded.
-        """
+        """Start a process with its configuration. OSError: it cannot be made, StartupError: its code cannot load."""
         try:
             return await cls._start(forks, spec, config_lines)
         except ForkServerEnded as error:  # another one is loaded: with pipes of its own, as this one may be made yet
@@ -90,8 +88,9 @@ class ChildProcess:
             self._told.write(line)
 
     async def wait_until_ready(self, timeout_seconds: float = READY_SECONDS) -> None:
-        """Until the child serves. Raises StartupError with the child's own reason when it does not come to that,
-        StoreUnavailable when the reason is the disk under the cache directory, KilledEarly when there is none.
+        """Wait until the child serves. Raises StartupError with the child's own reason if it does not come to that.
+
+        StoreUnavailable if the reason is the disk under the cache directory, KilledEarly if there is none.
         """
         try:
             word, reason = await asyncio.wait_for(self._how_it_started(), timeout_seconds)
@@ -134,7 +133,7 @@ class ChildProcess:
             self._ear.close()
 
     async def ended(self) -> int:
-        """The exit status; negative is a signal."""
+        """Return the exit status; negative is a signal."""
         status = await self._process.wait()
         self._told.close()
         return status
@@ -153,13 +152,13 @@ def _pipe(opened: ExitStack) -> tuple[int, int]:
 
 
 def _words(line: bytes) -> tuple[str, str]:
-    """The first one, and the rest."""
+    """Return the first word, and the rest."""
     word, _, rest = line.decode(errors="replace").rstrip("\n").partition(" ")
     return word, rest
 
 
 async def _reader(descriptor: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
-    """Closes the descriptor when it fails."""
+    """Return a reader; close the descriptor on failure."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_REPORT_LINE_BYTES)
     with ExitStack() as undo:

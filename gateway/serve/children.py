@@ -60,7 +60,7 @@ class Child:
         return self._status.done()
 
     async def wait(self) -> int:
-        """The exit status; negative is a signal."""
+        """Return the exit status; negative is a signal."""
         return await asyncio.shield(self._status)
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -150,7 +150,7 @@ class Children:
 
 
 def _adopt_orphans() -> None:
-    """A process below this one whose parent has ended becomes a child of this one: prctl(2)."""
+    """Make a process below this one whose parent has ended a child of this one: prctl(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")

@@ -27,7 +27,7 @@ _log = structlog.get_logger("forebay.serve")
 
 
 def claim(directory: Path) -> tuple[int | None, str | None]:
-    """The lock's descriptor, to be inherited by all processes; or why the directory is left alone."""
+    """Return the lock's descriptor, to be inherited by all processes; or why the directory is left alone."""
     try:
         prepare_directory(directory)
         lock = lock_directory(directory)
@@ -42,8 +42,9 @@ def claim(directory: Path) -> tuple[int | None, str | None]:
 
 
 def disable_directory(directory: Path, error: Exception) -> str:
-    """Say, and return, why the directory is done without; StartupError where acknowledged writes are in it, and its
-    disk is not failing but full.
+    """Say, and return, why the directory is done without.
+
+    StartupError if acknowledged writes are in it, and its disk is not failing but full.
     """
     refusal = refusal_when_full(directory, error)
     if refusal is not None:
@@ -107,5 +108,5 @@ def leave_mark(directory: Path) -> None:
 
 
 def closed_mark(directory: Path) -> Path:
-    """A file in memory: while this machine was up, a gateway on the directory has done without it."""
+    """Return a file in memory that marks that, since this machine's boot, a gateway did without the directory."""
     return SHARED_MEMORY / f"{name_by_path(directory)}.closed"

@@ -91,7 +91,7 @@ class ForkServer:
         self._is_closed = False
 
     async def fork(self, arguments: Sequence[str], stdin: int, *given: int, kept: Sequence[int] = ()) -> Child:
-        """A new process, a child of this one, that runs `main` of the module.
+        """Return a new process, a child of this one, that runs `main` of the module.
 
         `main` gets `arguments` and the numbers that the descriptors `given` have there; `kept` are only held open.
         Raises OSError when no process can be made, ForkServerEnded when it may have been: it must not be asked for
@@ -116,8 +116,7 @@ class ForkServer:
         raise OSError(int(number), os.strerror(int(number)) + _ADVICE.get(int(number), ""))
 
     async def keep(self) -> None:
-        """Until it is closed, have another one load the code as soon as one has ended: a process that ends later does
-        not wait for that, too."""
+        """Replace, until closed, an ended fork server at once: a process that ends later need not wait for its code."""
         loop, deaths_in_a_row, told = asyncio.get_running_loop(), 0, ""
         while not self._is_closed:
             began = loop.time()
@@ -210,7 +209,7 @@ class ForkServer:
 
 
 def _begin(module: str, descriptor: int, further: Sequence[str]) -> int:
-    """The id of a new fork server."""
+    """Return the id of a new fork server."""
     process = subprocess.Popen(  # noqa: S603 - our own module
         [sys.executable, "-P", "-c", _BOOTSTRAP, _module_path(), module, str(descriptor), *further],
         stdin=subprocess.DEVNULL,
@@ -292,8 +291,7 @@ def _load_anew(module: str, arguments: Sequence[str], descriptors: Sequence[int]
 
 
 def _fork_orphan() -> int:
-    """As `os.fork`; the new process has no parent but the one that adopts it, here the supervisor. OSError, with number
-    0 where the process between was killed."""
+    """Fork a child of its adopter, the supervisor. OSError, with number 0 if the process between was killed."""
     told, telling = os.pipe()
     try:
         between = os.fork()
@@ -314,7 +312,7 @@ def _fork_orphan() -> int:
 
 
 def _fork_between(telling: int) -> None:
-    """Returns in the new process alone. The one between never goes on as a second fork server."""
+    """Return in the new process alone. The one between never goes on as a second fork server."""
     made = -errno.EAGAIN
     try:
         parent_death_pipe.end_with_parent()  # a killed fork server leaves no process that still forks

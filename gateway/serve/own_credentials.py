@@ -34,7 +34,7 @@ class OwnKey:
 
 
 def find_own_key(settings: Settings, environment: Mapping[str, str]) -> OwnKey | None:
-    """The key by which the workers will sign; None where there is none now.
+    """Return the key by which the workers will sign; None where there is none now.
 
     Files, roles and metadata services are asked in a process of their own: what that needs stays out of this one.
     """

@@ -14,8 +14,10 @@ _READ_BYTES = 65536
 
 
 def lines(descriptor: int = _STDIN) -> Iterator[bytes]:
-    """Complete lines until the other end is closed. Reads the descriptor itself: a thread that waits in a buffered
-    reader when the interpreter ends makes it abort."""
+    """Yield complete lines until the other end is closed.
+
+    Reads the descriptor itself: a thread that waits in a buffered reader when the interpreter ends makes it abort.
+    """
     rest = b""
     while piece := os.read(descriptor, _READ_BYTES):
         *complete, rest = (rest + piece).split(b"\n")

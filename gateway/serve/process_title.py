@@ -1,4 +1,4 @@
-"""Titles of the gateway's processes in `ps` and `top`: `forebay: supervisor`, `forebay: worker 0`, …"""
+"""Titles of the gateway's processes in `ps` and `top`, such as `forebay: supervisor` and `forebay: worker 0`."""
 
 from __future__ import annotations
 

@@ -54,8 +54,7 @@ class ChangeRefused(ForebayError):
 
 
 class FileThreads:
-    """Reads or writes files of settings on threads. A hanging thread delays no later change and not the process's end.
-    Event loop only."""
+    """Threads for files of settings. A hanging one delays no later change nor the process's end. Event loop only."""
 
     def __init__(self, hanging_max: int, seconds_max: float = FILES_SECONDS_MAX) -> None:
         """`hanging_max` threads may hang, until nothing is begun any more."""
@@ -69,8 +68,10 @@ class FileThreads:
         return any(not one.is_over for one in self._begun)
 
     async def run(self, work: Callable[[], T], undo: Callable[[], None] = lambda: None) -> T:
-        """Run `work` on a thread; return or raise its result. ChangeRefused: it or earlier work takes too long. `undo`
-        follows if it ends after that, as a refused change must not last."""
+        """Run `work` on a thread; return or raise its result. ChangeRefused: it or earlier work takes too long.
+
+        `undo` follows if it ends after that, as a refused change must not last.
+        """
         self._begun = [one for one in self._begun if not one.is_over]
         if len(self._begun) >= self._hanging_max:
             raise ChangeRefused("an earlier change still waits for the files of the settings, or for the disk")
@@ -127,8 +128,10 @@ class _FileWork(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class SlotChange:
-    """A question over the admin port. `slot` is the new slot `name`; None: remove it. Without a name the settings are
-    read again. `asked` is the id of the question, `remote` the address that asked."""
+    """A question over the admin port, with its id `asked` and the asker's address `remote`.
+
+    `slot` is the new slot `name`; None: remove it. Without a name the settings are read again.
+    """
 
     asked: str
     name: str | None
@@ -209,7 +212,7 @@ class Reloader:
         count_max: int,
         known: Sequence[SlotTable] | None = None,
     ) -> Reloaded:
-        """The settings from now on, with `change`. ChangeRefused where they cannot be; nothing has changed yet.
+        """Return the settings from now on, with `change`. ChangeRefused where they cannot be; nothing has changed yet.
 
         `known` is the overlay where the file cannot be believed; None: it is read.
         """
@@ -231,7 +234,7 @@ class Reloader:
         return Reloaded(loaded.settings, loaded.warnings, None if change is None else overlay, before)
 
     def _changed(self, base: LoadedSettings, overlay: Sequence[SlotTable], change: SlotChange) -> list[SlotTable]:
-        """The overlay with `change`. SettingsError where the slot cannot be beside those that are in force."""
+        """Return the overlay with `change`. SettingsError if the slot cannot be beside those in force."""
         is_configured = any(slot.name == change.name for slot in base.settings.slots)
         others = [slot for slot in overlay if slot["name"] != change.name]
         assert change.name is not None  # noqa: S101 - what has none changes no slot

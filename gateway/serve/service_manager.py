@@ -22,12 +22,12 @@ def notify_ready(status: str) -> None:
 
 
 def notify_reloading() -> None:
-    """Settings are being read anew; `notify_ready` follows, whatever comes of it."""
+    """Announce that settings are read anew; `notify_ready` follows, whatever comes of it."""
     _send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
 def notify_stopping() -> None:
-    """The gateway drains, and ends."""
+    """Announce that the gateway drains, and ends."""
     _send("STOPPING=1\nSTATUS=requests in flight are answered")
 
 

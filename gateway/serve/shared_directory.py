@@ -77,10 +77,7 @@ class SharedFiles:
             return False
 
     def give_up(self) -> None:
-        """Let others have the directory. Mappings stay: processes that know no other directory go on with them.
-
-        Idempotent.
-        """
+        """Let others have the directory. Mappings stay, for processes that know no other directory. Idempotent."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
@@ -113,7 +110,7 @@ class SharedMemory:
         self.files = make_shared_files(cache_directory, room_bytes, shared_memory)
 
     async def whole_files(self) -> SharedFiles:
-        """The files, made anew where they are lost."""
+        """Return the files, made anew where they are lost."""
         async with self._looking:
             with suppress(RuntimeError):  # no thread can be started: that says nothing about who has the directory
                 if await asyncio.to_thread(self.files.is_lost):
@@ -154,7 +151,7 @@ class SharedMemory:
 
 
 def make_shared_files(cache_directory: Path, room_bytes: int, shared_memory: Path = SHARED_MEMORY) -> SharedFiles:
-    """An empty directory with room for so much; what an earlier run left is gone. OSError where there is no place."""
+    """Return an empty directory with `room_bytes`; an earlier run's content is gone. OSError without a place for it."""
     failure = OSError("there is no place for them")
     for path in _places(cache_directory, room_bytes, shared_memory):
         try:
@@ -192,7 +189,7 @@ def in_memory_directory(cache_directory: Path, shared_memory: Path = SHARED_MEMO
 
 
 def name_by_path(cache_directory: Path) -> str:
-    """A name that is the same for whatever directory lies there, and where that cannot be told, too."""
+    """Return a name that is the same for any directory there, also for one that cannot be read."""
     return f"forebay-{os.geteuid()}-{_digest(cache_directory, b'')}"
 
 

@@ -36,8 +36,10 @@ class SharedMemories:
         plan_of: Callable[[Settings], Any],
         begin_as: Callable[[Any, int, Settings, int, Clock], None] | None = None,
     ) -> None:
-        """`make` returns a descriptor, or None without shared memory, `plan_of` the settings on which it depends.
-        `begin_as` gets plan and descriptor of the memory in force, and settings and descriptor of the new one."""
+        """Keep memories by `make` (a descriptor; None: no shared memory) from what `plan_of` picks of the settings.
+
+        `begin_as` gets plan and descriptor of the memory in force, and settings and descriptor of the new one.
+        """
         self._begin_as = begin_as
         self._in_force: SharedMemoryName | None = None
         self._make = make
@@ -97,7 +99,7 @@ class SharedMemories:
 
 
 def _own_number() -> str:
-    """This process as /proc names it, which may be of another namespace than its own id: pid_namespaces(7)."""
+    """Return this process's id in /proc, which may be of another namespace than its own id: pid_namespaces(7)."""
     try:
         return os.readlink("/proc/self")
     except OSError as error:

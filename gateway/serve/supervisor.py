@@ -195,7 +195,7 @@ def _seldom_needed(settings: Settings) -> tuple[str, ...]:
 
 
 def _open_audit(settings: Settings) -> AuditLog | None:
-    """Raises StartupError."""
+    """Return the audit log if one is set; StartupError."""
     path = settings.logging.audit_file
     try:
         return AuditLog(path, "supervisor") if path is not None else None
@@ -272,7 +272,7 @@ class _Supervisor:
         self._background.tell(self._state().to_line())
 
     def _close(self, reason: str) -> None:
-        """A worker cannot open the cache directory: all do without. None may remember what another cannot void."""
+        """Close the cache directory to all, as a worker cannot open it: none may remember what another cannot void."""
         if self._closed is None:
             self._closed = reason
             report_closed(self._resources.config.settings.cache.directory, reason)
@@ -358,8 +358,7 @@ class _Supervisor:
         self._publish()
 
     async def _put_in_force(self, change: SlotChange | None) -> list[str]:
-        """Told to all processes, one after the other, without waiting for any. Whatever may fail comes before the first
-        thing that lasts. Return the keys of what was changed."""
+        """Tell all processes of a change, waiting for none; all that may fail comes first. Return the changed keys."""
         load = partial(self._reloader.load, self._config.settings, change, self._slots_max)
         if self._writing.hang and self._overlay is not None:
             load = partial(load, known=self._overlay)

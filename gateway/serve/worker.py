@@ -118,8 +118,7 @@ class _LiveCallers:
         await asyncio.gather(*self._tending, return_exceptions=True)
 
     async def _tend(self, callers: Callers) -> None:
-        """Beat for the other workers until no request is under these limits any more, or the worker must stop; then no
-        request waits for room."""
+        """Beat for other workers until the limits have no requests, or the worker must stop; then no request waits."""
         beating = asyncio.create_task(callers.beat(), name="heartbeat of callers")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
         try:

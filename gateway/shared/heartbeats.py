@@ -46,7 +46,7 @@ class Heartbeats:
         self._stamps[process] = self.now_ns()
 
     def stamp(self, process: int) -> int:
-        """The process's last time stamp: another one than before, where it has turned since."""
+        """Return the process's last time stamp: another one than before, where it has turned since."""
         return self._stamps[process]
 
     def is_hung(self, process: int) -> bool:

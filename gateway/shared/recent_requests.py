@@ -72,8 +72,10 @@ FILE_BYTES = _ROWS * ROW_BYTES
 
 
 class FinishedRequest(NamedTuple):
-    """A request to the S3 port that is over. `status`: as in forebay_requests_total. `error_code`: of S3, where the
-    gateway has answered with one. `caller`: its credential, as in metrics."""
+    """A request to the S3 port that is over. `status`: as in forebay_requests_total. `error_code`: the gateway's own.
+
+    `caller`: its credential, as in metrics.
+    """
 
     operation: str
     bucket: str | None
@@ -102,7 +104,7 @@ def is_refusal(status: str) -> bool:
 
 
 def shown(text: str | None, bytes_max: int = NAME_BYTES_MAX) -> str | None:
-    """A name as it can be shown anywhere: what is not printable is escaped, and the middle of a long one left out."""
+    """Return a name that can be shown: unprintable characters escaped, the middle of a long one left out."""
     if text is None:
         return None
     if len(text) > 4 * bytes_max:
@@ -170,7 +172,7 @@ class RecentRequests:
     def origin_failed(
         self, method: str, bucket: str | None, key: str | None, slot: str, purpose: str, status: str, seconds: float
     ) -> None:
-        """The origin has answered one try of a request with a failure, or (unreachable) not at all."""
+        """Record that the origin answered one try with a failure, or (unreachable) not at all."""
         if self._map.closed:
             return
         self._origin.add(
@@ -248,7 +250,7 @@ def _write(memory: mmap.mmap, row: int, number: int, document: Mapping[str, Any]
 
 
 def _read(content: bytes | mmap.mmap, row: int) -> tuple[int, dict[str, Any]] | None:
-    """Number and document of a row; None: nothing stands there, or it is not whole."""
+    """Return number and document of a row; None: it is empty, or not whole."""
     at = row * ROW_BYTES
     number, length, checksum = _HEADER.unpack_from(content, at)
     text = content[at + _HEADER.size : at + _HEADER.size + length]

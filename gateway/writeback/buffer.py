@@ -112,8 +112,10 @@ class WritebackBuffer:
     # What is pending
 
     def pending(self, key: ObjectKey) -> Write | None:
-        """Return the last write or tombstone of a key that has not reached the origin, without its parts. Next to free
-        for a key with nothing pending. Event loop only, as `look`."""
+        """Return the last unflushed write or tombstone of a key, without its parts. Event loop only, as `look`.
+
+        Next to free for a key with nothing pending.
+        """
         if not self.may_be_pending(key):
             return None
         return self.journal.read(lambda tx: tx.writes.latest(key))

@@ -33,8 +33,7 @@ def forms_of(key: str) -> frozenset[str]:
 
 
 def refused_forms(key: str, code: str) -> frozenset[str]:
-    """Return the forms that a bucket may refuse after it has refused a key for good: its unusual ones, or, for a usual
-    key, those of its directories."""
+    """Return the forms to avoid after a key's final refusal: its unusual ones, or a usual key's directories'."""
     return frozenset({EVERY_KEY}) if code == "NoSuchBucket" else _unusual(key) or _directories(key)
 
 

@@ -34,8 +34,10 @@ ARRIVING = "arriving"
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The contents of a recovered buffer: acknowledged objects, open uploads, and `orphans`, uploads at the origin that
-    the flush must abort or look for. `removed_files` were never acknowledged. `buckets` are those of the contents."""
+    """The contents of a recovered buffer: acknowledged objects, open uploads, and `orphans`. `buckets` are theirs.
+
+    `orphans` are uploads at the origin that the flush must abort or look for. `removed_files` were never acknowledged.
+    """
 
     pending: int
     uploads: int
@@ -112,11 +114,10 @@ def may_hold(directory: Path) -> bool:
 
 
 def keep_to_homes(directory: Path, homes: Homes, held: Recovered) -> None:
-    """Return when all that the buffer holds belongs to the present homes of its buckets. For buckets whose home has
-    changed and that hold nothing here, forget what was learned of them.
+    """Return when all that the buffer holds belongs to the present homes of its buckets.
 
-    StartupError, before any change, if the buffer holds something for a changed home. BufferUnavailable when the disk
-    fails.
+    For buckets whose home has changed and that hold nothing here, forget what was learned of them. StartupError, before
+    any change, if the buffer holds something for a changed home. BufferUnavailable when the disk fails.
     """
     with _usable(directory):
         before = _homes_before(directory)

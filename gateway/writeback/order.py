@@ -55,7 +55,6 @@ def root_of(key: str) -> str:
 
 
 def is_marker(key: str, patterns: Sequence[str]) -> bool:
-    """Return whether the last part of a key's path matches a pattern (`*` and `?` as in a shell); a pattern with
-    slashes takes as many parts as it has."""
+    """Tell whether the end of a key's path matches a pattern (`*` and `?` as in a shell) of as many parts."""
     parts = key.split("/")
     return any(fnmatchcase("/".join(parts[-1 - one.count("/") :]), one) for one in patterns)

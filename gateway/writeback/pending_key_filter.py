@@ -46,8 +46,11 @@ class PendingKeyFilter:
         self._bytes[hash_slot] = 1
 
     def keep(self, hash_slots: Iterable[int]) -> None:
-        """Clear all hash slots but these. Only within a transaction that holds the write lock, has looked, and changes
-        nothing itself: if it undid a write, that would be pending unseen."""
+        """Clear all hash slots but these.
+
+        Only within a transaction that holds the write lock, has looked, and changes nothing itself: if it undid a
+        write, that would be pending unseen.
+        """
         wanted = bytearray(HASH_SLOTS)
         for hash_slot in hash_slots:
             wanted[hash_slot] = 1

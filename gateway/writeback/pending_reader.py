@@ -89,10 +89,7 @@ class PendingReader:
 
 
 def part_range(pending: Write, number: int) -> ByteRange | None:
-    """Return the range of an object's `number`th part, counted from 1 as GetObject does; None: it has no bytes.
-
-    IndexError when there is no such part.
-    """
+    """Return the range of part `number`, from 1 as in GetObject; None: it has no bytes. IndexError: no such part."""
     left, start = number - 1, 0
     for run in pending.runs:
         if left < run.length:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import httpx
 import pytest
@@ -20,6 +20,7 @@ from gateway import __version__
 from gateway.admin import history
 from gateway.admin.app import control_app, describe
 from gateway.admin.history import CountsHistory
+from gateway.admin.origin_check import OriginState
 from gateway.admin.process_metrics import set_process_metrics
 from gateway.admin.snapshots import SNAPSHOT_NAME as NAME_DESCRIBED
 from gateway.admin.state import GatewayState, StateHolder
@@ -27,11 +28,14 @@ from gateway.api.documents import Process
 from gateway.config import AdminSettings, CacheSettings, OriginSettings, Settings
 from gateway.config.entries import SlotSettings
 from gateway.config.live import LiveSettings
+from gateway.jobs.indexing.status import State
+from gateway.jobs.job import JobKind, JobState
 from gateway.metadata.snapshots.manifest import SNAPSHOT_NAME
 from gateway.shared.recent_requests import RecentRequests
 from gateway.telemetry import metric_kinds, metric_reading, metrics
 from gateway.telemetry.metric_kinds import Known
 from gateway.telemetry.metric_reading import MetricReading
+from gateway.writeback.checkpoints.state import CheckpointState
 from tests.admin.test_troubles import EVERYTHING_WRONG
 from tests.support.admin_documents import filled
 from tests.support.counting import exposition
@@ -475,6 +479,22 @@ def test_answers_have_what_is_described_of_them() -> None:
     events = paths["/api/v1/events"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
     assert events["properties"]["results"]["items"]["required"] == ["place", "outcome"]
     assert NAME_DESCRIBED == SNAPSHOT_NAME
+
+
+def test_the_values_that_are_described_are_those_of_the_gateway() -> None:
+    """So that the description of a state or a kind does not stay behind."""
+    paths = describe()["paths"]
+
+    def schema(path: str) -> Any:
+        return paths[path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]["properties"]
+
+    status, job = schema("/api/v1/status"), schema("/api/v1/jobs/{job_id}")
+    assert job["kind"]["enum"] == [*JobKind]
+    assert job["state"]["enum"] == [*JobState]
+    assert status["origin"]["properties"]["state"]["enum"] == [*get_args(OriginState)]
+    assert status["cache"]["properties"]["disk"]["properties"]["state"]["enum"] == [*metrics.DISK_STATES]
+    assert status["indexes"]["items"]["properties"]["state"]["enum"] == [*get_args(State)]
+    assert {*schema("/api/v1/checkpoints")["checkpoints"]["items"]["properties"]["state"]["enum"]} == {*CheckpointState}
 
 
 def assert_described(value: Any, schema: dict[str, Any]) -> None:

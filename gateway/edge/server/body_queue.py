@@ -188,7 +188,7 @@ class BodyQueue:
         return bool(self._pieces)
 
     def take(self) -> bytes:
-        """The next bytes: a large piece as it came, or all of what is queued where the pieces are small."""
+        """Return the next bytes: a large piece as it came, or all queued bytes where the pieces are small."""
         if self._worth_joining():
             return self.take_all()[0]
         piece = self._pieces.popleft()

@@ -157,7 +157,7 @@ class S3Connection(HttpToolsProtocol):
             self.shared.nothing_open.set()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more. True: it may still wait for its answer, so the connection stays open.
+        """Note that the client sends no more. True: it may still wait for its answer, so the connection stays open.
 
         TLS has no such state in practice: asyncio closes the connection whatever this says.
         """
@@ -211,7 +211,7 @@ class S3Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def is_refusal_unsent(self) -> bool:
-        """Called behind a refusal: is some of it still here? Then it counts, and has to go soon."""
+        """Tell whether some of a refusal is still here: then it counts, and has to go soon."""
         unsent_bytes = self.transport.get_write_buffer_size()
         if unsent_bytes and not self.transport.is_closing():
             self._refusal_deadline = self.now() + self.limits.refusal_timeout_seconds
@@ -231,7 +231,7 @@ class S3Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def shutdown(self) -> None:
-        """The server drains: what has begun is finished, what is idle closed."""
+        """Drain: finish requests that have begun, close idle connections."""
         if self._input is not Input.HEAD:
             if self.cycle is not None:
                 self.cycle.keep_alive = False
@@ -304,7 +304,7 @@ class S3Connection(HttpToolsProtocol):
     # Time
 
     def sweep(self, now: float) -> None:
-        """Called now and then by the server: enforce the timeouts."""
+        """Enforce the timeouts. The server calls this now and then."""
         if self._refusal_deadline is not None:
             self._check_refusal(self._refusal_deadline, now)
         writer = self.cycle.writer if self.cycle is not None else None
@@ -461,8 +461,11 @@ class S3Protocol(S3Connection):
     # What need not go the whole way
 
     def _is_prepared(self, head: bytes) -> bool:
-        """Return True if a request was answered as prepared, or will be: once the origin has answered a question about
-        it, or by a task that sends the rest of a file that the kernel does not take at once."""
+        """Return True if a request was answered as prepared, or will be.
+
+        That is once the origin has answered a question about it, or by a task that sends the rest of a file that the
+        kernel does not take at once.
+        """
         heads, prepared = self._prepared_heads, self._prepared
         if heads is None or prepared is None or self._received or not self._may_send_now():
             return False
@@ -532,8 +535,10 @@ class S3Protocol(S3Connection):
     async def _ask(
         self, cycle: RequestCycle, prepared: PreparedRequests, question: PreparedKey, head: bytes, began: float
     ) -> None:
-        """Ask the origin, and answer by that. Unprepared requests go the whole way then, as do those whose connection
-        must end since, or takes nothing: the origin is not asked again there."""
+        """Ask the origin, and answer by that. Unprepared requests then go the full way.
+
+        So do those whose connection must end since, or takes nothing: the origin is not asked again there.
+        """
         answer = await prepared.ask(question, began, self.client)
         if not isinstance(answer, Told) and cycle.keep_alive and self._may_send_now():
             cycle.response_started = True
@@ -568,7 +573,7 @@ class S3Protocol(S3Connection):
             self.flow.pause_reading()
 
     def _on_body_complete(self) -> None:
-        """The rest of a body was received past the transport."""
+        """End a body whose rest was received past the transport."""
         self._input = _SUCCESSOR
 
     def _start_cycle(self, head: RequestHead, raw: bytes) -> None:

@@ -75,7 +75,7 @@ async def _raised(error: Exception) -> None:
 
 
 class _Rest:
-    """A coroutine from where it waits for something. (`await` does not take one that has begun.)"""
+    """A coroutine from where it waits for something; `await` does not take one that has begun."""
 
     def __init__(self, running: Coroutine[Any, Any, None], waited_for: Any) -> None:
         self._running = running
@@ -200,7 +200,7 @@ class RequestCycle:
             self._is_over = True
 
     async def _fail(self) -> None:
-        """The application is done for: InternalError while that can still be said, else a broken connection."""
+        """End after an application error: InternalError while that can still be said, else a broken connection."""
         if self.response_complete or self._gone:
             return
         if self.writer.on_the_wire:
@@ -225,7 +225,7 @@ class RequestCycle:
     # Request
 
     async def receive(self) -> Any:
-        """The next `http.request` or `http.disconnect`.
+        """Return the next `http.request` or `http.disconnect`.
 
         Raises S3Error when the body is malformed, or comes too slowly while this call waits for it.
         """
@@ -292,7 +292,7 @@ class RequestCycle:
                 timer.cancel()
 
     def check_body(self, now: float) -> None:
-        """Called now and then: fail the body if it is too slow, whatever the application does just now."""
+        """Fail the body if it is too slow, whatever the application does just now. Called now and then."""
         body = self.request_body
         if body.complete or body.failure is not None:
             return
@@ -355,8 +355,7 @@ class RequestCycle:
             self.complete()
 
     async def go_on(self, lines: bytes, file: PinnedFileSpan | None, sent_bytes: int) -> None:
-        """Send the rest of a response that began outside this object: of its head, and of its file behind the first
-        `sent_bytes`. Raises as `send`."""
+        """Send the rest of a response begun elsewhere: head, and file from `sent_bytes` on. Raises as `send`."""
         if self._gone:
             raise ClientDisconnected("the client left before its answer was complete")
         self.response_started = True

@@ -36,8 +36,7 @@ class ConnectionCounts:
     """Number of connections at work in each process that accepts from the same sockets, in shared memory."""
 
     def __init__(self, path: Path, process: int, processes: int, heartbeats: Heartbeats) -> None:
-        """Open the counts as `process` of `processes`. Creates `path` if missing; raises OSError. `close` closes
-        `heartbeats`, too."""
+        """Open the counts, made if missing, as `process` of `processes`; OSError. `close` closes `heartbeats`, too."""
         self._map = map_shared(path, PROCESSES_MAX * _COUNT_BYTES)
         self._counts = memoryview(self._map).cast("Q")  # one more than there are; 0: it does not accept
         self._process = process
@@ -46,11 +45,11 @@ class ConnectionCounts:
         self.leave()
 
     def tell(self, count: int) -> None:
-        """This process accepts, and has so many."""
+        """Tell the others that this process accepts, and has `count` connections."""
         self._counts[self._process] = count + 1
 
     def leave(self) -> None:
-        """This process does not accept."""
+        """Tell the others that this process does not accept."""
         self._counts[self._process] = 0
 
     def others_have_fewer(self, count: int) -> bool:

@@ -190,7 +190,7 @@ class PreparedRequests:
             del self._tally_of[credential]
 
     def answer(self, head: PreparedHead, values: HeadValues) -> PreparedAnswer | PreparedKey | None:
-        """The answer to a request with these values, or what to `ask` before; None: it is to go the whole way."""
+        """Return the answer to a request with these values, or a question to `ask` first; None: take the full way."""
         if len(values.raw_path) > _PATH_BYTES_MAX:
             return None
         self._count += 1
@@ -227,7 +227,7 @@ class PreparedRequests:
         return answer
 
     async def ask(self, question: PreparedKey, began: float, client: Client | None) -> PreparedAnswer | Told:
-        """The answer that was waited for; else what the origin has said, for the whole way.
+        """Return the answer to a question; else what the origin has said, for the full way.
 
         To be called in a task of the request's own, which ends when the client leaves.
         """
@@ -256,7 +256,7 @@ class PreparedRequests:
         return answer
 
     def withdrawn(self, question: PreparedKey, began: float) -> Told:
-        """An answer by what the origin says is not sent: what it has said, for the whole way."""
+        """Return what the origin has said, for the full way: no answer is sent by it."""
         question.prepared.close()
         return Told(question.prepared.told, began)
 
@@ -414,8 +414,10 @@ class PreparedRequests:
         return found
 
     def _is_worth_it(self, place: object) -> bool:
-        """Return True if it is worth preparing what `place` names: not the first time, and ever more seldom if that
-        fails, at last each 128th time."""
+        """Return True if it is worth preparing what `place` names.
+
+        Not the first time, and ever more seldom if that fails, at last each 128th time.
+        """
         number = hash(place) % _ASKED_PLACES
         asked = self._asked[number]
         self._asked[number] = asked + 1 if asked < _ASKED_AT_MOST else _ASKED_AGAIN
@@ -534,7 +536,7 @@ class ConnectionHeads:
         return None
 
     def learn(self, raw: bytes, request: S3Request, caller: Caller, *, keep_alive: bool) -> None:
-        """A head was parsed, and its signature holds."""
+        """Learn a head that was parsed, and whose signature holds."""
         if caller.seed is None or not keep_alive or len(raw) > _HEAD_BYTES_MAX or not is_plain(request):
             return
         if any(head.match(raw) is not None for head in self._heads):

@@ -121,7 +121,7 @@ class ReceiveThreads:
         """Number of calls that have a thread or wait for one."""
 
     def buffer(self) -> memoryview:
-        """The calling thread's: used again and again, so that it costs no page faults."""
+        """Return the calling thread's buffer: used again and again, so that it costs no page faults."""
         own: memoryview | None = getattr(self._own, "buffer", None)
         if own is None:
             own = self._own.buffer = memoryview(bytearray(BUFFER_BYTES))

@@ -114,7 +114,7 @@ def _check_chunked(codings: list[bytes], lengths: list[bytes], http_version: str
 
 
 def expects_continue(framing: Headers, http_version: str) -> bool:
-    """Does the client hold the body back until it has seen `100 Continue` (RFC 9110, 10.1.1)?"""
+    """Tell whether the client holds the body back until it has seen `100 Continue` (RFC 9110, 10.1.1)."""
     return http_version == "1.1" and any(
         name == b"expect" and value.lower() == b"100-continue" for name, value in framing
     )
@@ -253,7 +253,7 @@ class HeadParser:
 
 
 def _with_host(headers: list[Header], authority: bytes | None) -> list[Header]:
-    """The authority of an absolute-form target takes the place of the Host field (RFC 9112, 3.2.2)."""
+    """Put the authority of an absolute-form target in the place of the Host field (RFC 9112, 3.2.2)."""
     if authority is None:
         return headers
     return [(name, authority if name == b"host" else value) for name, value in headers]
@@ -278,7 +278,7 @@ def connection_scope(
 
 
 def request_scope(of_connection: Mapping[str, object], head: RequestHead) -> dict[str, Any]:
-    """The ASGI scope of one request; `path` and `forebay.authority` are as connection.py says."""
+    """Return the ASGI scope of one request; `path` and `forebay.authority` are as connection.py says."""
     target = head.target
     scope: dict[str, Any] = {
         **of_connection,

@@ -95,7 +95,7 @@ def response_head(
     lines: bytes = b"",
     length_bytes: int | None = None,
 ) -> tuple[bytes, ResponseFraming]:
-    """The head's bytes and the framing of what follows.
+    """Return the head's bytes and the framing of the body.
 
     `lines` and `length_bytes` are as those of an `EncodedResponse`. The application's `connection` and
     `transfer-encoding` fields are taken as wishes. Raises RuntimeError when a field would break out of its line, so
@@ -137,7 +137,7 @@ def _framing(status: int, length: int | None, method: str, http_version: str, ke
 
 
 def _checked(fields: list[bytes]) -> bytes:
-    """The fields as one; each ends its line, and has no other line break in it."""
+    """Join the fields; each ends its line, and has no other line break in it."""
     lines = b"".join(fields)
     if lines.count(b"\r") != len(fields) or lines.count(b"\n") != len(fields) or 0 in lines:
         raise RuntimeError("a response header field has a line break or NUL in it")
@@ -171,7 +171,7 @@ def not_encrypted() -> S3Error:
 
 
 def refusal_bytes(refused: Refusal, default_headers: Iterable[Header], *, without_body: bool) -> bytes:
-    """The whole answer as it goes over the wire; `without_body` for HEAD."""
+    """Return the whole answer as it goes over the wire; `without_body` for HEAD."""
     status, headers, body = refused
     lines = [b"%s: %s\r\n" % field for field in (*default_headers, *headers)]
     return b"".join((STATUS_LINE[status], *lines, b"\r\n", b"" if without_body else body))
@@ -225,7 +225,7 @@ class Sender(ABC):
         return not self.needs_bytes
 
     def abandon(self) -> None:
-        """The connection is lost: the sender stops before the descriptor's number means another socket."""
+        """Stop, as the connection is lost, before the descriptor's number means another socket."""
         self._is_abandoned = True
         if self._finished is not None and not self._finished.done():
             self._finished.set_exception(gone())
@@ -251,7 +251,7 @@ _numbers = itertools.count()
 
 
 def _begin_anywhere() -> None:
-    """Number requests from a place of this process's own."""
+    """Begin to number requests from a place of this process's own."""
     global _numbers
     _numbers = itertools.count(int.from_bytes(os.urandom(8), "big"))
 
@@ -274,12 +274,11 @@ What a pipe may hold without a privilege (/proc/sys/fs/pipe-max-size), too."""
 
 
 def send_span(socket_descriptor: int, span: FileSpan, offset: int, count: int) -> int | None:
-    """Give a socket that never blocks up to STEP_BYTES from byte `offset` of a span's file; return how many it has
-    taken.
+    """Give a socket that never blocks up to STEP_BYTES of a span's file from `offset`; return how many it has taken.
 
-    None if they are no longer the bytes that were checked: then none of them has been sent. The caller has
-    checked that they are in memory, as this thread waits for those that are not. BlockDamaged when the file ends
-    before, OSError when it cannot be read, and as the socket raises it.
+    None if they are no longer the bytes that were checked: then none of them has been sent. The caller has checked that
+    they are in memory, as this thread waits for those that are not. BlockDamaged when the file ends before, OSError
+    when it cannot be read, and as the socket raises it.
     """
     done, count = 0, min(count, STEP_BYTES)
     while done < count:
@@ -500,7 +499,7 @@ class ResponseWriter:
             self.write_bytes(body, more_body=False)
 
     def write_bytes(self, body: bytes | memoryview, *, more_body: bool) -> None:
-        """A piece of the body; RuntimeError when the Content-Length says otherwise."""
+        """Write a piece of the body; RuntimeError when the Content-Length says otherwise."""
         framing = self._checked_framing(len(body), more_body=more_body)
         if framing.bodiless:
             body = b""
@@ -520,10 +519,9 @@ class ResponseWriter:
             self._transport.write(b"\r\n" if more_body else b"\r\n0\r\n\r\n")
 
     def begin_file(self, span: FileSpan, *, more_body: bool, is_fresh: bool) -> Sender | None:
-        """Give the kernel as much of a file as it takes now, and return a sender of the rest for `finish`. `is_fresh`
-        is that of FileSender.
+        """Give the kernel as much of a file as it takes now, and return a sender of the rest for `finish`.
 
-        Raises as `write_bytes` and `FileSender.push` do.
+        `is_fresh` is that of FileSender. Raises as `write_bytes` and `FileSender.push` do.
         """
         count = span.count
         if not count or (self._framing is not None and self._framing.bodiless):
@@ -574,7 +572,7 @@ class ResponseWriter:
         framing.account(lent.taken)
 
     def abandon(self) -> None:
-        """The connection is lost: what is on its way stops."""
+        """Stop what is on its way, as the connection is lost."""
         if self._sender is not None:
             self._sender.abandon()
 

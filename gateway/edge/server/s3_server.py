@@ -60,7 +60,7 @@ class TlsFiles:
     key: PemFile
 
     def context(self) -> ssl.SSLContext:
-        """A server context for TLS 1.2 and later; StartupError when the files cannot be used."""
+        """Return a server context for TLS 1.2 and later; StartupError when the files cannot be used."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
@@ -98,8 +98,10 @@ class S3Server:
         counts: ConnectionCounts | None = None,
         refusal: Callable[[S3Error], Refusal] = refusal,
     ) -> None:
-        """`counts` are shared with those that accept from the same sockets; None: there are none. `refusal` words what
-        the application does not get to see."""
+        """Serve `sockets`. `counts` are shared with those that accept from the same sockets; None: there are none.
+
+        `refusal` words what the application does not get to see.
+        """
         self._prepared = prepared
         self._limits = limits or ServerLimits()
         self._clock = clock or SystemClock()
@@ -120,7 +122,7 @@ class S3Server:
         self._receive_threads = receive_threads or ReceiveThreads()
 
     def apply_settings(self, tls: TlsFiles | None) -> None:
-        """The certificate may have been renewed; StartupError when it cannot be used, and the one before stays."""
+        """Load a renewed certificate; StartupError when it cannot be used, and the one before stays."""
         if tls is not None and self._tls is not None:
             tls.context()  # one that does not fit its key leaves what is loaded as it is
             tls.load_into(self._tls)
@@ -205,8 +207,7 @@ class S3Server:
         del self._openings[opening]
 
     def _make_room(self) -> bool:
-        """Close the connections that have waited the longest for a request, some at once, else those that linger.
-        Return False if there are none."""
+        """Close the connections idle the longest, some at once, else lingering ones. Return False if there are none."""
         if self._all_at_work:
             return False
         connections = cast("Iterable[S3Protocol]", self._state.connections)

@@ -1,5 +1,4 @@
-"""The shared state of one server's connections: bounds on what all of them hold, and a watch over unread connections,
-whose clients may have left."""
+"""The shared state of a server's connections: bounds on their memory, a watch for clients that left unread ones."""
 
 from __future__ import annotations
 
@@ -133,7 +132,7 @@ class InputFlow(FlowControl):
             self._on_read()
 
     def hand_over_reading(self) -> None:
-        """The caller reads from the socket itself until it resumes, and sees its end."""
+        """Leave reading from the socket, and seeing its end, to the caller until it resumes."""
         self.resume_reading()
         super().pause_reading()
 

@@ -1,6 +1,6 @@
-"""One crawl: listers list parts of a slot's key space at the origin, and store them in the listing index.
+"""A crawl: listers list parts of a slot's key space at the origin, and store them in the listing index.
 
-    range of the key space ─▶ LIST ─▶ records ─▶ ListingIndex.land ─▶ what was known otherwise ─▶ catalog, blocks
+    range of the key space ─▶ LIST ─▶ records ─▶ ListingIndex.land ─▶ changed versions ─▶ catalog, blocks
 
 A lister holds one page in memory. A page in the index stays, so the next crawl continues an interrupted one: it gets
 the ranges that are still missing. A crawl yields to readers: while workers fetch blocks for them, only
@@ -84,10 +84,7 @@ class Crawl:
         self.split_points = SplitPoints()
 
     async def run(self) -> None:
-        """List and land everything.
-
-        Raises OriginError when the origin refuses or is down for long, StoreUnavailable when the disk does not take it.
-        """
+        """List and land all. OriginError: the origin refuses, or is down for long; StoreUnavailable: the disk fails."""
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._plan.listers):
@@ -127,7 +124,7 @@ class Crawl:
         self._asking += 1
 
     async def _told(self, crawl_range: CrawlRange) -> tuple[PackedPage, QueryStamp]:
-        """The next page of a range, and when it was asked for. Pages without a key are followed by the next."""
+        """Return a range's next page with a key, skipping pages without one, and when it was asked for."""
         asked, token, chain = self._index.asked(self._plan.prefix.bucket), None, PageChain()
         while True:
             page = await self._page(crawl_range, token)

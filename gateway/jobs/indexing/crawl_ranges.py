@@ -67,7 +67,7 @@ class CrawlRanges:
         return crawl_range
 
     def listed(self, crawl_range: CrawlRange, keys: Sequence[bytes], reach: bytes) -> bool:
-        """A page has told all up to `reach`, with these keys; whether the range is done."""
+        """Note that a page has told these keys, all up to `reach`; return whether the range is done."""
         crawl_range.start = reach
         if crawl_range.before is not None:
             self._statistics.tried(len(crawl_range.after) - 1, found=bool(keys))

@@ -168,7 +168,7 @@ class SlotIndex:
             self._split_points = crawl.split_points.sorted()
 
     async def _count(self, parts: Sequence[KeyRange]) -> int:
-        """The keys that are known of `parts`, from what was listed before this crawl."""
+        """Count the known keys of `parts`, from listings before this crawl."""
         bucket, keys = self._slot.prefix.bucket, 0
         for part in parts:
             start: bytes | None = part.start

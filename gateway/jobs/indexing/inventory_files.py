@@ -85,7 +85,7 @@ def parse_manifest(document: bytes) -> InventoryManifest:
 
 
 def objects_of(path: Path, manifest: InventoryManifest) -> Iterator[list[ListedEntry]]:
-    """The current objects that one file lists, in its order, some thousands at once; BadInventory. Blocks.
+    """Yield the current objects of one file, in its order, some thousands at once; BadInventory. Blocks.
 
     No more than a part of the file is in memory.
     """
@@ -145,7 +145,7 @@ def _columnar_batches(path: Path, manifest: InventoryManifest) -> Iterator[Colum
 
 
 def _objects(columns: Columns) -> list[ListedEntry]:
-    """The rows of current versions, as LIST would show them; an inventory says nothing of owners and checksums."""
+    """Return current versions' rows, as LIST would show them; an inventory says nothing of owners and checksums."""
     count = len(columns["key"])
     latest, markers = columns.get("is_latest", [True] * count), columns.get("is_delete_marker", [False] * count)
     classes = columns.get("storage_class", [""] * count)

@@ -42,7 +42,7 @@ def ranges_of(slots: Slots, prefix: Prefix, indexed: Collection[str]) -> list[Ke
 
 
 def stop_of(prefix: Prefix) -> bytes:
-    """The first key behind all keys of a prefix."""
+    """Return the first key behind all keys of a prefix."""
     return prefix_end(prefix.key_prefix.encode()) if prefix.key_prefix else END
 
 
@@ -63,7 +63,7 @@ def gaps(parts: Iterable[KeyRange], known: Iterable[KeyRange]) -> list[KeyRange]
 
 
 def key_before(start: bytes, key_prefix: str) -> str:
-    """A key behind which a listing of a prefix finds all from `start` on; empty: its beginning will do.
+    """Return a key behind which a prefix's listing finds all from `start` on; empty: its beginning will do.
 
     A listing begins behind a key (`start-after`), and places are behind keys, or behind all keys of a prefix: the
     greatest character after that prefix lies behind nearly all of it.

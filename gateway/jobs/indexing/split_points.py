@@ -53,7 +53,7 @@ class CharacterStatistics:
                 self._beyond.update(one for one in characters if not one.isascii())
 
     def tried(self, position: int, *, found: bool) -> None:
-        """A guess at another character in that position has found keys before the next guess, or none."""
+        """Note whether a guess at another character in that position found keys before the next guess."""
         self._tried.setdefault(position, [0, 0])[found] += 1
 
     def is_exhausted(self, position: int) -> bool:
@@ -62,7 +62,7 @@ class CharacterStatistics:
         return missed > _MISSES_MAX * (1 + found)
 
     def following(self, position: int, character: str) -> list[str]:
-        """The greater ones of the same kind, in order."""
+        """Return the greater ones of the same kind, in order."""
         kind = _kind(character)
         if kind == "digit":
             return [digit for digit in _DIGITS if digit > character]
@@ -116,7 +116,7 @@ def _with_one_more(characters: Sequence[str], character: str) -> list[str]:
 
 
 def _further(character: str) -> Iterator[str]:
-    """Some in wider and wider distances: there are a million of them."""
+    """Yield some in wider and wider distances: there are a million of them."""
     for exponent in range(_NEAREST_EXPONENT, 20):
         code = ord(character) + 2**exponent
         if code < ord(_GREATEST) and not ord(_BEFORE_SURROGATES) < code < ord(_BEHIND_SURROGATES):
@@ -140,7 +140,7 @@ class SplitPoints:
         self._seen = 0
 
     def add(self, key: bytes) -> None:
-        """A page ends with this key."""
+        """Note that a page ends with this key."""
         self._seen += 1
         if self._seen % self._stride:
             return

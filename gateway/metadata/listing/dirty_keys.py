@@ -90,7 +90,7 @@ class DirtyKeys:
     # --- own writes and pages -------------------------------------------------------------------------------------
 
     def now(self) -> int:
-        """The number of the last thing that happened."""
+        """Return the number of the last event."""
         with self._environment.begin() as transaction:
             return self._number(transaction, _LAST)
 
@@ -122,7 +122,7 @@ class DirtyKeys:
 
     @contextmanager
     def written(self, bucket: str) -> Iterator[Written]:
-        """The keys on which the index's word does not count, as they are at one moment."""
+        """Yield a view, of one moment, of the keys on which the index's word does not count."""
         with self._environment.begin() as transaction:
 
             def written(start: bytes, stop: bytes, count: int) -> list[bytes]:
@@ -132,7 +132,7 @@ class DirtyKeys:
             yield written
 
     def not_told(self, bucket: str, start: bytes, stop: bytes, asked: int, seconds: float) -> set[bytes]:
-        """The keys in [start, stop) whose writes the origin may not have known of when it was asked at number `asked`.
+        """Return the keys in [start, stop) whose writes the origin may not have known of when asked at number `asked`.
 
         `seconds` is the time now.
         """
@@ -147,7 +147,7 @@ class DirtyKeys:
             return keys
 
     def settle(self, bucket: str, start: bytes, stop: bytes, asked: int, seconds: float) -> None:
-        """The index knows of [start, stop) what the origin said when it was asked at number `asked`."""
+        """Note that the index knows what the origin said of [start, stop) when asked at number `asked`."""
         with self._environment.begin() as transaction:
             rows = _rows(transaction, self._dirty, bucket, start, stop)
             over = iter([_row_key(bucket, key) for key, value in rows if _was_over(value, asked, seconds)])
@@ -167,7 +167,7 @@ class DirtyKeys:
             return max(self._count(transaction, table) for table in (self._dirty, self._clean)) / DIRTY_KEYS_MAX
 
     def next_rows(self) -> tuple[list[WrittenKey], list[WrittenKey]]:
-        """The next few dirty and clean ones, going round."""
+        """Return the next few dirty and clean keys, going round."""
         with self._environment.begin() as transaction:
             dirty = [_written_key(*row) for row in self._next(transaction, self._dirty)]
             clean = [_written_key(*row) for row in self._next(transaction, self._clean)]
@@ -229,7 +229,7 @@ class DirtyKeys:
         return 0 if number is None else int(_NUMBER.unpack(number)[0])
 
     def _advance(self, transaction: lmdb.Transaction, keys: int) -> int:
-        """The next number; by as many as there are keys, so that numbers count these."""
+        """Advance the number by `keys`, so that numbers count keys, and return it."""
         number = self._number(transaction, _LAST) + max(keys, 1)
         transaction.put(_LAST, _NUMBER.pack(number), db=self._numbers)
         return number
@@ -267,7 +267,7 @@ def _rows(
 
 class Written(Protocol):
     def __call__(self, start: bytes, stop: bytes, count: int) -> list[bytes]:
-        """The first `count` written keys of [start, stop), in order."""
+        """Return the first `count` written keys of [start, stop), in order."""
 
 
 class Overlaid:

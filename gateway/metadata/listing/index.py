@@ -137,7 +137,7 @@ class IndexWriter:
         return await self._in_time(write, batches, self._clock.monotonic())
 
     async def _in_time(self, write: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """Raises lmdb.Error when it is not done in time, though it may be done later."""
+        """Call `write`; lmdb.Error when it is not done in time, though it may be done later."""
         try:
             return await self._thread.run(LAND_SECONDS_MAX, write, *arguments, **keywords)
         except TimeoutError:
@@ -235,7 +235,6 @@ class FoundPage:
 
 
 def found_of(page: ListedPage) -> FoundPage:
-    """A page as the origin has answered it."""
     listed, templates = numbered(page.entries)
     last_key = listed[-1][0] if listed else b""
     last_prefix = page.prefixes[-1] if page.prefixes else b""
@@ -279,7 +278,7 @@ class ListingIndex:
         stale: bool = False,
         truths: Mapping[bytes, AuthoritativeEntry] | None = None,
     ) -> FoundPage | NeedsLookup | None:
-        """A page, where all of it is known and fresh enough, or `stale` enough; None: the origin must be asked.
+        """Return a page, where all of it is known and fresh or `stale` enough; None: the origin must be asked.
 
         `truths` are those that a NeedsLookup has asked for. Never raises: what the disk does not give is not known.
         """
@@ -343,7 +342,7 @@ class ListingIndex:
     def learn(
         self, bucket: str, wanted: ListRequest, found: FoundPage, asked: QueryStamp, *, merge_seconds: float
     ) -> None:
-        """The origin has answered this to `wanted`; it is kept in the background."""
+        """Keep the origin's answer to `wanted`, in the background."""
         if self._writer is None:
             return
         page, listed = found.page, found.page.keys
@@ -381,10 +380,7 @@ class ListingIndex:
         return [one for one in around if one.observed_at.epoch == epoch]
 
     def count(self, bucket: str, start: bytes, stop: bytes, keys_max: int) -> tuple[int, bytes | None]:
-        """Count the index's keys in [start, stop), `keys_max` at most. Return also where to go on if it stopped there.
-
-        Blocks; raises lmdb.Error.
-        """
+        """Count keys in [start, stop), up to `keys_max`; return also where to go on after these. Blocks; lmdb.Error."""
         if self._opened is None:
             return 0, None
         with self._opened.listing.view(bucket) as view:
@@ -398,7 +394,7 @@ class ListingIndex:
     # --- own writes -------------------------------------------------------------------------------------------------
 
     async def begin_write(self, bucket: str, keys: Sequence[str]) -> OwnWrite:
-        """These keys are about to be written: from now on the index's word on them does not count.
+        """Note that these keys are about to be written: from now on the index's word on them does not count.
 
         Where that cannot be noted, or not in time, all that is known of the bucket is void, now and at the end.
         """

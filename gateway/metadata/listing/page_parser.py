@@ -121,8 +121,7 @@ def _entries(body: bytes, start: int, end: int, *, url: bool) -> tuple[list[List
 
 
 def _keys(raw: Sequence[bytes], *, url: bool) -> Sequence[bytes] | None:
-    """Decoded, where the page is percent-encoded; None where one is no UTF-8. That nothing is encoded is asked of all
-    at once."""
+    """Decode keys if the page is percent-encoded; None where one is no UTF-8. One check covers all without encoding."""
     together = b"\n".join(raw)
     if not together.isascii():
         return None

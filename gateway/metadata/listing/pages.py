@@ -15,12 +15,12 @@ END = b"\xff"
 
 
 def key_successor(key: bytes) -> bytes:
-    """The first place behind `key`."""
+    """Return the first place behind `key`."""
     return key + b"\0"
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The first place behind every key that begins with `prefix`."""
+    """Return the first place behind every key that begins with `prefix`."""
     for last in range(len(prefix) - 1, -1, -1):
         if prefix[last] < 0xFF:
             return prefix[:last] + bytes([prefix[last] + 1])
@@ -34,7 +34,7 @@ Listed: TypeAlias = tuple[bytes, Record]
 
 class Keys(Protocol):
     def read(self, start: bytes, stop: bytes, count: int) -> list[Listed]:
-        """The first `count` keys of [start, stop), in order; fewer only when there are no more."""
+        """Return the first `count` keys of [start, stop), in order; fewer only when there are no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class ListRequest:
         return min(self.until, prefix_end(self.prefix)) if self.prefix else self.until
 
     def rolled_up(self, key: bytes) -> bytes | None:
-        """The common prefix that stands for `key`; None: it stands for itself."""
+        """Return the common prefix that stands for `key`; None: it stands for itself."""
         if not self.delimiter:
             return None
         found = key.find(self.delimiter, len(self.prefix))

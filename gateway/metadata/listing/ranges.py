@@ -111,7 +111,7 @@ class KeyBound:
 
 
 def bound_of(slots: Iterable[Slot]) -> KeyBound | None:
-    """The bound that all of them allow; None where one is strict, or frozen: the index may not answer."""
+    """Return the bound that all of them allow; None where one is strict, or frozen: the index may not answer."""
     fresh_seconds = stale_seconds = math.inf
     for slot in slots:
         if slot.consistency in ("strict", "snapshot"):

@@ -38,7 +38,7 @@ _NO_DIGEST = bytes(16)
 
 
 def pack(entry: ListedEntry, template: int) -> bytes:
-    """The record of an entry whose template has that number."""
+    """Return the record of an entry whose template has that number."""
     seconds, milliseconds = _parsed_date(entry.modified)
     etag = _MD5_ETAG.fullmatch(entry.etag)
     if seconds is None or etag is None:
@@ -74,7 +74,7 @@ def etag_and_size(record: bytes) -> tuple[str, int]:
 
 
 def modified_of(record: bytes) -> str:
-    """The object's date as it was listed."""
+    """Return the object's date as it was listed."""
     seconds, milliseconds, _, _, _ = FIXED.unpack_from(record)
     if len(record) > FIXED.size:
         return odd_date_and_etag(record)[0]
@@ -82,7 +82,7 @@ def modified_of(record: bytes) -> str:
 
 
 def with_template(record: bytes, template: int) -> bytes:
-    """The record, its template's number replaced."""
+    """Replace the number of a record's template."""
     return record[:_TEMPLATE_AT] + template.to_bytes(2, "little") + record[_TEMPLATE_AT + 2 :]
 
 
@@ -92,21 +92,21 @@ def without_template(record: bytes) -> bytes:
 
 
 def with_own_template(record: bytes, template: EntryTemplate) -> bytes:
-    """The record with its template in it, for one that has no number."""
+    """Return the record with its template in it, for one that has no number."""
     packed = pack_template(template)
     own = len(packed).to_bytes(_OWN_LENGTH_BYTES, "little") + packed
     return with_template(record[: FIXED.size], OWN_TEMPLATE) + own + record[FIXED.size :]
 
 
 def plain(record: bytes) -> bytes:
-    """The record without a template in it."""
+    """Return the record without a template in it."""
     if template_of(record) != OWN_TEMPLATE:
         return record
     return record[: FIXED.size] + record[_own_template_end(record) :]
 
 
 def own_template(record: bytes) -> EntryTemplate:
-    """The template in a record of the template OWN_TEMPLATE; ValueError when there is none."""
+    """Return the template in a record of the template OWN_TEMPLATE; ValueError when there is none."""
     return unpack_template(record[FIXED.size + _OWN_LENGTH_BYTES : _own_template_end(record)])
 
 
@@ -128,7 +128,6 @@ def template_of(record: bytes) -> int:
 
 
 def templates_of(listed: Iterable[tuple[bytes, bytes]]) -> set[int]:
-    """The numbers of all templates that records name."""
     return {
         int.from_bytes(number, "little") for number in {record[_TEMPLATE_AT : _TEMPLATE_AT + 2] for _, record in listed}
     }

@@ -94,7 +94,7 @@ class View:
 
 
 def touching(view: View, start: bytes, stop: bytes, *, overlapping: bool = False) -> Iterator[Interval]:
-    """The intervals that overlap [start, stop) or, unless `overlapping`, end or begin where it begins or ends."""
+    """Yield the intervals that overlap [start, stop) or, unless `overlapping`, touch it with an end."""
     for one in view.intervals(start):
         if one.start > stop or (overlapping and one.start == stop):
             return
@@ -164,9 +164,7 @@ class ListingStore:
         size_bytes_max: int = SIZE_BYTES_MAX,
         told: Callable[[ObjectKey, bytes | None], None] = _nobody,
     ) -> None:
-        """`told` hears of each key that turns out to be other than was known, in the thread that lands it: what is
-        listed now, or None.
-        """
+        """Have `told` hear of each key that has changed, in the thread that lands it: what is listed now, or None."""
         self._told = told
         self._epochs = epochs
         self._dirty = dirty
@@ -462,7 +460,7 @@ def _spans(keys: Sequence[WrittenKey]) -> Iterator[tuple[str, bytes, bytes]]:
 
 
 def _parts_by_bucket(first: bytes, last: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """The row_keys from `first` to `last` as bucket number, start and stop."""
+    """Yield the row_keys from `first` to `last` as bucket number, start and stop."""
     lowest = int.from_bytes(first[:NUMBER_BYTES], "big")
     highest = int.from_bytes(last[:NUMBER_BYTES], "big")
     for bucket in range(lowest, highest + 1):

@@ -22,7 +22,7 @@ class _Peekable:
         self._ended = False
 
     async def next(self) -> ListedEntry | None:
-        """The next one, which stays until `take`; None: there is none."""
+        """Return the next one, which stays until `take`; None: there is none."""
         while self._next >= len(self._page) and not self._ended:
             self._page, self._next = await anext(self._entries, []), 0
             self._ended = not self._page and not await self._more()
@@ -32,7 +32,7 @@ class _Peekable:
         self._next += 1
 
     async def _more(self) -> bool:
-        """An empty page is not the end."""
+        """Read the next page, as an empty one is not the end. Return False at the end."""
         page = await anext(self._entries, None)
         self._page = page or []
         return page is not None

@@ -31,7 +31,7 @@ _NAME = re.compile(SNAPSHOT_NAME[:-1] + r"\Z")
 
 
 def valid_name(name: str) -> str:
-    """The name itself; ValueError when it is none. It becomes a directory's: no other may ever reach the disk."""
+    """Return the name; ValueError when it is invalid. It becomes a directory's: no other may ever reach the disk."""
     if not _NAME.match(name):
         raise ValueError(f"{name!r} is no name of a snapshot: {ALLOWED.replace('`', '')}")
     return name
@@ -86,7 +86,7 @@ def pack(manifest: Manifest) -> bytes:
 
 
 def unpack(content: bytes, name: str) -> Manifest:
-    """The manifest; SnapshotUnusable for what this version has not written."""
+    """Return the manifest; SnapshotUnusable for what this version has not written."""
     head, _, document = content.partition(b"\n")
     words = head.decode("latin-1").rpartition(" ")
     kind = words[0].rpartition(" ")

@@ -1,7 +1,7 @@
-"""Snapshots as newline-delimited JSON: one that says what it is, then one for every object. Pure.
+r"""Snapshots as newline-delimited JSON: a line about the snapshot, then one for every object. Pure.
 
 {"snapshot": 1, "prefix": "s3://bucket/prefix", …}
-{"key": "prefix/a", "etag": "\\"…\\"", "size": 123, "last_modified": "2026-01-02T03:04:05.000Z"}
+{"key": "prefix/a", "etag": "\"…\"", "size": 123, "last_modified": "2026-01-02T03:04:05.000Z"}
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Header:
 
 
 def header_line(manifest: Manifest, templates: Sequence[EntryTemplate]) -> bytes:
-    """The first line of an export; `forms` are what objects' lines give by number, none of them the first."""
+    """Return an export's first line; `forms` are what objects' lines give by number, none of them the first."""
     return _line({"snapshot": VERSION, **manifest.document(), "forms": [list(template) for template in templates]})
 
 
@@ -92,7 +92,7 @@ class LineReader:
         self._check_length(self._rest, self.number + 1)
 
     def end(self) -> Iterator[tuple[int, ListedEntry]]:
-        """The last line, where it has no line feed; BadLine also when there was no line at all."""
+        """Yield the last line, where it has no line feed; BadLine also when there was no line at all."""
         rest, self._rest = self._rest, b""
         yield from self._read(rest)
         if self.header is None:

@@ -100,7 +100,7 @@ class _Branch:
         self.children = [ObjectFileExtent(*_EXTENT.unpack(extent)) for extent in node.values(0, node.count)]
 
     def child(self, key: bytes) -> int:
-        """The number of the child that the key lies in, or would."""
+        """Return the number of the child that the key lies in, or would."""
         return max(0, bisect_right(self._keys, key) - 1)
 
 
@@ -137,7 +137,7 @@ class ObjectFile:
         return self._leaf(key).record(key)
 
     def entry(self, key: bytes, record: bytes) -> ListedEntry:
-        """A record, unpacked; SnapshotUnusable when it is none."""
+        """Unpack a record; SnapshotUnusable when it is none."""
         try:
             return unpack(key, record, self.templates)
         except (IndexError, ValueError, struct.error) as error:
@@ -165,7 +165,7 @@ class ObjectFile:
         return found
 
     def part(self, start: bytes, stop: bytes, count: int = READ_AT_ONCE) -> list[ListedEntry]:
-        """The first `count` objects of [start, stop), in order. Blocks."""
+        """Return the first `count` objects of [start, stop), in order. Blocks."""
         return [self.entry(key, record) for key, record in self.read(start, stop, count)]
 
     def verify(self, objects: int) -> None:
@@ -227,7 +227,7 @@ class ObjectFileWriter:
         self._sizes = [0]
 
     def add(self, rows: Iterable[Listed]) -> None:
-        """Some more, behind all that were added."""
+        """Add rows behind all that were added."""
         for key, record in rows:
             self._append(0, key, record)
 

@@ -77,7 +77,7 @@ class ObjectTable:
             transaction.cursor(db=self._entries).putmulti(rows, overwrite=False)
 
     def read(self, start: bytes, stop: bytes, count: int) -> list[Listed]:
-        """The first `count` keys and records of [start, stop), in order."""
+        """Return the first `count` keys and records of [start, stop), in order."""
         with self._environment.begin() as transaction:
             cursor: Cursor = transaction.cursor(db=self._entries)
             # An empty key is none for LMDB; "\0" is the least there is.
@@ -90,7 +90,7 @@ class ObjectTable:
             return int(transaction.stat(self._entries)["entries"])
 
     def last_key(self) -> bytes | None:
-        """The greatest key."""
+        """Return the greatest key."""
         with self._environment.begin() as transaction:
             cursor: Cursor = transaction.cursor(db=self._entries)
             return bytes(cursor.key()) if cursor.last() else None

@@ -63,10 +63,7 @@ class OpenSnapshot:
         self._heads: tuple[dict[str, ObjectHead], dict[str, ObjectHead]] = ({}, {})
 
     def find(self, key: str) -> SnapshotObject | None:
-        """The object of that key; None: there was none when the snapshot was made.
-
-        S3Error when the snapshot is damaged, or the disk fails.
-        """
+        """Return the object that the snapshot has of a key, or None. S3Error: damaged, or the disk fails."""
         try:
             record = self.snapshot.data.record(key.encode("utf-8", "surrogatepass"))
             if record is None:
@@ -84,7 +81,7 @@ class OpenSnapshot:
         _put(self._heads[with_checksums], head.version.key.key, head, HEADS_MAX)
 
     def lose(self, key: str) -> None:
-        """The origin has not what was frozen any more; what is cached of it may still be."""
+        """Note that the origin has lost a frozen object; some of it may still be cached."""
         _put(self.lost, key, None, LOST_MAX)
 
 
@@ -125,7 +122,7 @@ class SnapshotRegistry:
         return self._open.get(slot.name)
 
     async def opened(self, slot: Slot) -> OpenSnapshot:
-        """The snapshot of a slot; S3Error 409 when there is none that can be used, 503 when the disk fails."""
+        """Return the snapshot of a slot; S3Error 409 when there is none that can be used, 503 when the disk fails."""
         if self._store is None:
             message = f"The slot {slot.name!r} is frozen; its snapshot lies in a cache directory that cannot be used."
             raise s3_error("ServiceUnavailable", message)
@@ -145,10 +142,7 @@ class SnapshotRegistry:
 
     @contextmanager
     def holding(self, opened: OpenSnapshot) -> Iterator[OpenSnapshot]:
-        """To be read over awaits: it stays open as long as the context lasts, though it be deleted.
-
-        S3Error when it was deleted just before.
-        """
+        """Keep a snapshot open over awaits, even if deleted, until the context ends. S3Error: deleted just before."""
         try:
             opened.snapshot.hold()
         except NoSuchSnapshot as error:
@@ -159,8 +153,7 @@ class SnapshotRegistry:
             opened.snapshot.close()
 
     async def apply_settings(self, open_store: Callable[[], SnapshotStore]) -> None:
-        """Slots were changed: have open what they name now. `open_store` is called where one is needed for the first
-        time, in a thread."""
+        """Open the snapshots that changed slots name. `open_store` is called when first needed, in a thread."""
         if self._store is None:
             if not self._frozen():
                 return

@@ -77,7 +77,7 @@ class SnapshotStaging:
             return cls(store, directory, *begun)
 
     def last_key(self) -> bytes | None:
-        """The greatest key that is there; StoreUnavailable."""
+        """Return the greatest key that is there; StoreUnavailable."""
         with _disk_errors():
             return self._table.last_key()
 
@@ -138,7 +138,7 @@ class SnapshotStaging:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _write_data(self) -> tuple[int, int, str, Layout]:
-        """The number of objects, their sizes together, the digest (manifest.py), and all of it on disk, in order."""
+        """Write all to disk, in order. Return number of objects, total size, digest (manifest.py) and layout."""
         objects, size_bytes, digest = 0, 0, sha256()
         with (self._directory / data_name(self._id)).open("wb") as file:
             writer = ObjectFileWriter(file)
@@ -175,7 +175,7 @@ class SnapshotStaging:
 
 
 def made_by(store: SnapshotStore, name: str, job_id: str) -> Manifest | None:
-    """The snapshot of that name, where this job has made it already."""
+    """Return the snapshot of that name, where this job has made it already."""
     try:
         manifest = store.manifest(name)
     except SnapshotError:

@@ -93,7 +93,7 @@ class SnapshotStore:
 
     @contextmanager
     def opened(self, name: str) -> Iterator[Snapshot]:
-        """A snapshot for as long as the context lasts; raises as `open`."""
+        """Open a snapshot for as long as the context lasts; raises as `open`."""
         snapshot = self.open(name)
         try:
             yield snapshot
@@ -101,10 +101,7 @@ class SnapshotStore:
             snapshot.close()
 
     def open(self, name: str) -> Snapshot:
-        """A snapshot, to be closed again. Reads verify its nodes later, so that its size does not matter here.
-
-        NoSuchSnapshot, SnapshotUnusable, StoreUnavailable.
-        """
+        """Return a snapshot to be closed; reads verify nodes. NoSuchSnapshot, SnapshotUnusable, StoreUnavailable."""
         manifest = self.manifest(name)
         try:
             return Snapshot(manifest, ObjectFile(self.root / name / data_name(manifest.id), manifest.layout))
@@ -182,10 +179,7 @@ class SnapshotStore:
 
 
 class ChangeCounter:
-    """One process's view of the number that all share.
-
-    Nothing is durable about it: who begins looks at the directory anyway.
-    """
+    """One process's view of the number that all share. Nothing is durable: new processes look at the directory."""
 
     def __init__(self, path: Path) -> None:
         self._map = map_shared(path, _SIZE_BYTES)
@@ -206,5 +200,5 @@ class ChangeCounter:
 
 
 def data_name(snapshot_id: str) -> str:
-    """The name of a snapshot's data: another for each, so that no path ever stands for the data of two."""
+    """Name a snapshot's data: another name for each, so that no path ever stands for the data of two."""
     return f"{snapshot_id}.data"

@@ -82,8 +82,10 @@ async def buffer_complete(context: RequestContext, buffer: WritebackBuffer) -> R
 def _why_of_the_origin(
     context: RequestContext, buffer: WritebackBuffer, upload: Write, made: Completion, *, are_here: bool
 ) -> Reason | None:
-    """Return why the origin must make the object; None: it need not. Its ETag may have turned out not to be as foretold
-    since the upload began, unless the upload named its encryption."""
+    """Return why the origin must make the object; None: it need not.
+
+    Its ETag may differ from the foretold one since the upload began, unless the upload named its encryption.
+    """
     is_scratch = context.slot.write == "scratch"
     if has_conditions(context.request.headers):
         refuse_unless_kept_here(Reason.CONDITION if is_scratch else None)
@@ -197,8 +199,7 @@ def _outcome(tx: JournalTransaction, key: ObjectKey, upload_id: str, token: str)
 
 
 def _aborted(tx: JournalTransaction, key: ObjectKey, upload_id: str) -> S3Error:
-    """Return the error of an upload that was aborted before its outcome was reported: the origin has not completed it,
-    or that is unknown (`Uploads.abort`)."""
+    """Return the error of an upload aborted before its outcome was reported: not completed, or perhaps completed."""
     own = tx.buckets.last_own_write(key)
     return no_such_upload(upload_id) if own is None or own.known else s3_error("OutcomeUnknown")
 
@@ -299,7 +300,7 @@ def _checksums(create: Mapping[str, str], chosen: Sequence[Part]) -> Steps[tuple
 
 
 def _is_verified(request: Mapping[str, str], made: Completion) -> bool:
-    """Whether the parts' own checksums tell what Complete says of the whole; else only the bytes do."""
+    """Tell whether the parts' checksums suffice for what Complete says of the whole; else only the bytes do."""
     said = {name.removeprefix(PREFIX): value for name, value in request.items() if name.startswith(PREFIX)}
     said.pop("algorithm", None)
     said.pop("type", None)

@@ -112,9 +112,11 @@ def is_for_want_of_rights(refusal: OriginAnswered) -> bool:
 
 
 async def goes_through_unseen(context: RequestContext, buffer: WritebackBuffer, refusal: OriginAnswered) -> None:
-    """Send a write through whose present version the origin does not tell. If the right is missing, later writes go
-    through too: otherwise one might be acknowledged while the origin is slow to refuse, and its flush be refused for
-    ever."""
+    """Send a write through whose present version the origin does not tell.
+
+    If the right is missing, later writes go through too: otherwise one might be acknowledged while the origin is slow
+    to refuse, and its flush be refused for ever.
+    """
     goes_through(context, Reason.BUCKET_UNREADABLE)
     if not is_for_want_of_rights(refusal):
         return

@@ -68,8 +68,7 @@ class FlushWait:
         return bool(self._buffer.look(lambda tx: tx.writes.listing(bucket, start, stop, 1)))
 
     async def for_prefix(self, bucket: str, prefix: str = "", *, past_local: bool = True) -> None:
-        """Wait for pending writes of a bucket under a prefix, except local objects; without `past_local`, raise S3Error
-        NotImplemented if there are any."""
+        """Wait for writes under a prefix but local objects, which without `past_local` raise S3Error NotImplemented."""
         newest = self._buffer.look(lambda tx: tx.writes.newest())
         start = prefix.encode()
         stop = prefix_end(start) if start else END
@@ -86,8 +85,11 @@ class FlushWait:
             start = key_successor(found[-1].key.key.encode())
 
     async def for_turn(self, key: ObjectKey) -> None:
-        """Wait for writes that must precede one of a key that goes past the buffer: those of the key, and, for a marker
-        or a conditional write, under its directory, in a strict slot under its prefix (writeback/order.py)."""
+        """Wait for writes that must precede one of a key that goes past the buffer (writeback/order.py).
+
+        Those are the key's own, for a marker or conditional write those under its directory, in a strict slot those
+        under its prefix.
+        """
         slot = self._context.services.slots.find(key.bucket, key.key)
         prefix = key_prefix_before(key.key, slot, is_conditional=has_conditions(self._context.request.headers))
         is_deletion = self._context.request.operation in (Operation.DELETE_OBJECT, Operation.DELETE_OBJECTS)

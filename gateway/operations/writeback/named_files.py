@@ -31,8 +31,10 @@ CONTENT_BYTES_MAX = 8 * 1024**2
 
 
 def names_files(context: RequestContext) -> bool:
-    """Return whether the request may write a manifest whose files are waited for. One in the caller's own name does
-    not: in such slots nothing is acknowledged that the origin does not have."""
+    """Tell whether the request may write a manifest whose files are waited for.
+
+    One in the caller's own name does not: such slots acknowledge nothing that the origin does not have.
+    """
     slot, key = context.slot, context.object_key
     if slot.write != "back" or slot.manifests != "checked" or context.signed_by is not None:
         return False

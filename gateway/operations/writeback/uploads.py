@@ -99,8 +99,7 @@ class _Answer:
 
 
 async def buffer_create(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    """Begin an upload at the origin, and here. Refuse checksum headers that S3 would refuse, whatever the origin says:
-    no part could be taken."""
+    """Begin an upload at the origin and here. Refuse checksum headers that S3 would refuse: no part could be taken."""
     headers = context.request.headers
     check_stored(headers)
     upload_checksum_type(headers.get("x-amz-checksum-algorithm"), headers.get("x-amz-checksum-type"))
@@ -228,8 +227,7 @@ _XML = ("content-type", "application/xml")
 
 
 async def buffer_abort(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    """Drop an upload, here at once and at the origin soon; if the origin is just completing it, after that fails.
-    S3Error ServiceUnavailable when that takes too long."""
+    """Drop an upload here, and at the origin soon or once a Complete fails. S3Error ServiceUnavailable: too long."""
     found = upload_of(context, buffer)
     await check_owner(context, found)
     clock = context.services.clock

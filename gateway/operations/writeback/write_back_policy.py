@@ -128,8 +128,10 @@ _REPLAYED_PAIRS = frozenset({("x-amz-server-side-encryption", "AES256"), ("x-amz
 
 
 def why_of_key(key: str) -> Reason | None:
-    """Return why a key needs the origin's judgement, or None. S3 refuses keys whose `..` lead above their beginning (S3
-    User Guide, "Naming Amazon S3 objects", relative path elements)."""
+    """Return why a key needs the origin's judgement, or None. S3 refuses keys whose `..` lead above their beginning.
+
+    S3 User Guide, "Naming Amazon S3 objects", relative path elements.
+    """
     depth = 0
     for element in key.split("/"):
         depth += -1 if element == ".." else element not in ("", ".")
@@ -163,9 +165,11 @@ def why_of_bucket(
     may_be_local: bool = False,
     key: str = "",
 ) -> Reason | None:
-    """Return why writes of objects, or of objects of parts, to a bucket with these capabilities are not absorbed, or
-    None. `headers` are those of a write whose storage class the bucket may not have taken yet. `may_be_local`: this
-    node's ETag will do if the bucket's cannot be foretold (`takes_local_etag`)."""
+    """Return why a bucket's writes, of objects or, with `of_parts`, of objects of parts, are not absorbed, or None.
+
+    `headers` are those of a write whose storage class the bucket may not have taken yet. `may_be_local`: this node's
+    ETag will do if the bucket's cannot be foretold (`takes_local_etag`).
+    """
     if capabilities is None:
         return Reason.BUCKET_UNKNOWN
     if capabilities.refuses(key):

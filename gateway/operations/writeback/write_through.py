@@ -140,8 +140,7 @@ async def retried_until_final_document(
 
 
 async def whole_document(reply: Response, size_bytes_max: int = RESULT_SIZE_BYTES_MAX) -> bytes:
-    """Return the document of an answer of the origin, without the white space before it, and close the answer.
-    OriginBodyError."""
+    """Return the document of an origin's answer, less white space before it, and close the answer. OriginBodyError."""
     try:
         if isinstance(reply.body, bytes):
             return reply.body
@@ -160,8 +159,10 @@ async def whole_document(reply: Response, size_bytes_max: int = RESULT_SIZE_BYTE
 async def deleted_through(
     context: RequestContext, buffer: WritebackBuffer, entries: Iterable[DeleteEntry], delete: Awaitable[Response]
 ) -> Response:
-    """Carry out a DeleteObjects at the origin, answered or not. Keys reported as deleted leave their checkpoints,
-    except those with a version: others may remain. OriginBodyError for an incomplete answer."""
+    """Carry out a DeleteObjects at the origin, answered or not. OriginBodyError for an incomplete answer.
+
+    Keys reported as deleted leave their checkpoints, except those with a version: others may remain.
+    """
     bucket, slots = context.request.bucket or "", context.services.slots
     changed = [one for one in entries if slots.find(bucket, one.key).is_buffered]
     left: Collection[DeleteEntry] = changed

@@ -117,7 +117,7 @@ class ConnectionShares:
             raise
 
     def release(self, claim: Claim) -> None:
-        """The connection is free again."""
+        """Free the connection again."""
         self._count(claim, -1)
         while (next_waiter := next(filter(self._is_free, self._waiting), None)) is not None:
             self._grant(next_waiter)
@@ -252,12 +252,11 @@ class Pool:
             connection.limit_window(size_bytes)
 
     async def take(self, endpoint: Endpoint, claim: Claim | None, *, unused: bool = False) -> Connection:
-        """Take a connection in turn: the one used last, or a new one. Raises OSError and TimeoutError when there is
-        none, OriginBusy when the turn does not come. It comes back by itself, when an answer was complete, or is no
-        more.
+        """Take a connection in turn: the one used last, or a new one.
 
-        `claim` None waits for no turn: what finds out whether an origin lives. `unused`: one that the origin cannot be
-        closing just now.
+        Raises OSError and TimeoutError when there is none, OriginBusy when the turn does not come. The connection
+        comes back by itself, when an answer was complete, or is no more. `claim` None waits for no turn: a probe of
+        whether an origin lives. `unused`: one that the origin cannot be closing just now.
         """
         if claim is not None and not self._shares.take_now(claim):
             await self._wait_for_turn(endpoint, claim)
@@ -532,7 +531,7 @@ class Http1Client:
         return endpoint
 
     def _new_endpoint(self, target: Target) -> Endpoint:
-        """A proxy takes requests for http itself, and digs tunnels for https."""
+        """Make an endpoint. A proxy takes requests for http itself, and digs tunnels for https."""
         if target.scheme == "http" and self._proxy is not None:
             return Endpoint(self._proxy.host, self._proxy.port, tls=False)
         url = urlsplit(f"//{target.host}")

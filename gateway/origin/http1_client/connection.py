@@ -101,14 +101,14 @@ class Connection(asyncio.BufferedProtocol):
             await self._writable
 
     def sent(self) -> None:
-        """The body is complete: from now on the origin is waited for."""
+        """Note that the body is complete: from now on the origin is waited for."""
         self._is_sending = False
         self._asked_at = self._heard_at = self._loop.time()
         if self._stream is not None:
             self._stream.asked()
 
     def break_off(self) -> None:
-        """The body stays unfinished, the answer may still come: nothing else is ever sent here."""
+        """Leave the body unfinished; the answer may still come. Nothing else is ever sent here."""
         self._is_sending = self.usable = False
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def excuse(self, now: float, seconds: float) -> None:
-        """It was this process that stood still for so long, not the origin: unless that was heard meanwhile."""
+        """Excuse a silence in which this process, not the origin, stood still, unless it heard the origin."""
         if self._paused:
             self._paused_at += seconds
         if self._heard_at > now - seconds:
@@ -201,7 +201,7 @@ class Connection(asyncio.BufferedProtocol):
     # For the stream of the answer.
 
     def answered(self, *, keep_alive: bool) -> None:
-        """The last byte has come."""
+        """Note that the last byte has come."""
         self._stream = None
         if keep_alive and self.usable and not self._is_sending:
             self.resume()

@@ -1,8 +1,9 @@
-"""The answer to one request, as it arrives: its head (RFC 9112; httptools parses lines, this module finds the end of
-the body), and its body, held in memory until it is taken, or received into its destination.
+"""The answer to one request, as it arrives: its head, and its body.
 
-`HttpResponse` presents it to the rest of the gateway: an `OriginResponse` that continues over another connection if
-this one breaks off, and that reads refusals (S3 error code, wanted region).
+httptools parses lines of the head, this module finds the end of the body (RFC 9112). The body is held in memory until
+it is taken, or received into its destination. `HttpResponse` presents it to the rest of the gateway: an
+`OriginResponse` that continues over another connection if this one breaks off, and that reads refusals (S3 error code,
+wanted region).
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ class QueuedBody:
         return self._parser.ends_with_connection
 
     def take(self) -> bytes:
-        """The next bytes; empty when none are here."""
+        """Return the next bytes; empty when none are here."""
         if not self._pieces:
             return b""
         piece = self._pieces.popleft()
@@ -367,11 +368,11 @@ class ResponseStream:
         await self._begun
 
     def whole(self) -> memoryview | None:
-        """The body, where it is small, all of it is here and none of it was taken."""
+        """Return the body, where it is small, all of it is here and none of it was taken."""
         return self._body.whole() if isinstance(self._body, WholeBody) else None
 
     async def piece(self) -> bytes:
-        """The next bytes of the body, empty at its end. ResponseBroken when it ended early."""
+        """Return the next bytes of the body, empty at its end. ResponseBroken when it ended early."""
         while True:
             if isinstance(self._body, WholeBody | QueuedBody) and (piece := self._body.take()):
                 if self._connection is not None:
@@ -392,7 +393,7 @@ class ResponseStream:
         return isinstance(self._body, DirectBody)
 
     async def receive_into(self, buffer: ReceiveBuffer) -> memoryview:
-        """The next piece of a direct body, empty at its end. ResponseBroken when it ended early, behind what came.
+        """Return the next piece of a direct body, empty at its end. ResponseBroken: ended early, behind what came.
 
         Between two pieces nothing is received. A cancelled caller has lost bytes, and closes the answer.
         """
@@ -436,7 +437,7 @@ class ResponseStream:
     # For the connection.
 
     def asked(self) -> None:
-        """The request is complete only now."""
+        """Note that the request is complete only now."""
         self._asked_at = self._loop.time()
 
     @property
@@ -464,7 +465,7 @@ class ResponseStream:
         self._has_come(0)
 
     def received(self, buffer: bytearray, count: int) -> None:
-        """The first `count` bytes of a buffer have come. MalformedResponse."""
+        """Take the first `count` bytes of a buffer. MalformedResponse."""
         if isinstance(self._body, QueuedBody):
             excess = self._body.put(memoryview(buffer)[:count])
             self.received_bytes += count - excess
@@ -482,9 +483,9 @@ class ResponseStream:
             raise MalformedResponse("the origin's answer has a head without an end")
 
     def _take_heads(self, buffer: bytearray, count: int) -> tuple[int, ResponseParser | None]:
-        """The answer's head, and interim ones before it (RFC 9110, 15.2), as far as they are there.
+        """Take the answer's head, and interim ones before it (RFC 9110, 15.2), as far as they have come.
 
-        Where they end, and who has read the answer's own.
+        Return where they end, and the parser that has read the answer's own.
         """
         at = 0
         while (end := buffer.find(HEAD_END, at, count)) >= 0:
@@ -513,7 +514,7 @@ class ResponseStream:
         self._has_come(excess)
 
     def ended(self, reason: str, *, orderly: bool, silent: bool) -> None:
-        """The connection has ended, or is of no use any more; `orderly`: the origin has closed it."""
+        """End: the connection has ended, or is of no use any more; `orderly`: the origin has closed it."""
         self._connection, self._is_silent = None, silent
         if not (orderly and isinstance(self._body, QueuedBody) and self._body.ends_with_connection):
             self._failure = reason
@@ -592,7 +593,7 @@ class HttpResponse:
         return b"".join(pieces)
 
     async def error_document(self) -> str:
-        """The beginning of an error answer's body; the answer can still be read in full."""
+        """Return the beginning of an error answer's body; the answer can still be read in full."""
         return (await self.begin(_PEEK_BYTES)).decode("utf-8", "replace")
 
     async def begin(self, size_bytes: int) -> bytes:
@@ -660,13 +661,13 @@ class HttpResponse:
 
 
 def error_code(document: str) -> str | None:
-    """The S3 error code (S3 API, "Error responses"); None when there is none, as in the answer to a HEAD."""
+    """Return the S3 error code (S3 API, "Error responses"); None when there is none, as in the answer to a HEAD."""
     found = _ELEMENT["Code"].search(document)
     return found.group(1) if found else None
 
 
 def wanted_region(document: str, response: HttpResponse) -> str | None:
-    """The region that the origin expects in the signature: in the document, or in a header where there is no body."""
+    """Return the region that the origin expects in the signature, by the document or, without a body, a header."""
     found = _ELEMENT["Region"].search(document)
     region = found.group(1) if found else response.headers.get("x-amz-bucket-region", "")
     return region if _REGION.fullmatch(region) else None

@@ -73,8 +73,10 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlotExposure:
-    """Data of one slot that only this node has. `used_bytes` are pending, reserved and local bytes. `oldest_seconds` 0:
-    nothing is on its way to the origin. `exposure_bytes` 0: no limit."""
+    """Data of one slot that only this node has: `used_bytes` pending, reserved and local.
+
+    `oldest_seconds` 0: nothing is on its way to the origin. `exposure_bytes` 0: no limit.
+    """
 
     buffer_bytes: int
     used_bytes: int
@@ -229,8 +231,10 @@ class SlotBounds:
             await self._shared.journal.change(lambda tx: tx.turns.look_at_uploads(self.slot.name, at))
 
     async def _remove_local(self, size_bytes: int) -> bool:
-        """Remove local objects, the oldest first, until `size_bytes` fit. Return whether any was removed; False if the
-        journal cannot be written: its writers report that."""
+        """Remove local objects, oldest first, until `size_bytes` fit. Return whether any was removed.
+
+        False if the journal cannot be written: its writers report that.
+        """
         oldest = self._shared.journal.read(lambda tx: tx.local.oldest(self.slot.name))
         now = Moment.of(self._shared.clock)
         if oldest is None or now.passed_since(oldest) < STAYS_SECONDS:
@@ -375,8 +379,7 @@ class Bounds:
         self._gone: list[SlotBounds] = []
 
     def apply_settings(self, slots: Sequence[Slot]) -> None:
-        """Set the slots that write back from now on. Bodies that wait in another slot keep waiting, under its old
-        bounds."""
+        """Set the slots that write back. Bodies that wait in another slot keep waiting, under its old bounds."""
         gone, self._of = self._of, {}
         for slot in slots:
             one = gone.get(slot.name)
@@ -433,9 +436,11 @@ class Bounds:
         return False
 
     def unused_bytes(self) -> int:
-        """Return the bytes of disk to keep for the buffers: those that they may still write, and twice the journal's
-        margin. The journal's log and small files grow while the buffer fills; with one margin, the last body would wait
-        until the cache has made room."""
+        """Return the bytes of disk to keep for the buffers: their unwritten bytes, and twice the journal's margin.
+
+        The journal's log and small files grow while the buffer fills; with one margin, the last body would wait until
+        the cache has made room.
+        """
         return 2 * MARGIN_BYTES + on_disk(sum(one.unused_bytes() for one in self._of.values()))
 
     def trouble(self, error: Exception) -> None:

@@ -29,8 +29,11 @@ MARGIN_BYTES = 8 * 1024 * 1024
 
 
 def on_disk(size_bytes: int) -> int:
-    """Return the bytes that bodies take with their checksums. The rest of each file's last page, and its footer, fit
-    into the margin for some hundreds that arrive at once, with room left for the journal."""
+    """Return the bytes that bodies take with their checksums.
+
+    The rest of each file's last page, and its footer, fit into the margin for some hundreds that arrive at once, with
+    room left for the journal.
+    """
     return size_bytes + checksums_bytes(size_bytes)
 
 
@@ -50,8 +53,7 @@ class DiskRoom:
 
 
 class ReserveFile:
-    """Room set aside beside the journal, given up when the disk is full: the journal must record what leaves the
-    buffer.
+    """Room beside the journal, given up when the disk is full: the journal must record what leaves the buffer.
 
     On a disk that others have filled, the flush could otherwise not record what the origin has, and so free no room.
     The log grows to a few megabytes and is then written over from its start, so this is always enough. For one buffer,
@@ -108,8 +110,7 @@ class Reservations:
             self._row(number)[worker] = 0
 
     def apply_settings(self, slots: Sequence[str]) -> None:
-        """Keep a row for each of these slots. Rows of other slots are reused once they are empty. Holders keep their
-        rows."""
+        """Keep a row for each of these slots; holders keep theirs. Rows of other slots are reused once empty."""
         with _locked(self._path) as size_bytes:
             self._map = map_shared(self._path, max(size_bytes, _ROW_BYTES))
             count = len(self._map) // _ROW_BYTES
@@ -133,8 +134,7 @@ class Reservations:
         return row
 
     def add(self, row: memoryview[int], count: int) -> None:
-        """Add bytes (may be negative) to this worker's reservations. Do nothing once closed: the next worker with this
-        number clears them."""
+        """Add bytes (may be negative) to this worker's reservations; not once closed: a successor clears them."""
         if not self._is_closed:
             row[self._worker] += count
 

@@ -68,8 +68,10 @@ _PATH = "relative_path"
 
 @dataclass(frozen=True, slots=True)
 class NamedFiles:
-    """The files that must exist before the manifest: each of `keys`, and for each of `directories` (without final
-    slash) an object under it, of its name, or of its name and an ending."""
+    """The files that must exist before the manifest: each of `keys`, and for each of `directories` an object.
+
+    It is under the directory (without final slash), of its name, or of its name and an ending.
+    """
 
     keys: tuple[str, ...] = ()
     directories: tuple[str, ...] = ()
@@ -295,14 +297,14 @@ def _line(content: bytes) -> str:
 
 
 def _tag(line: str) -> str:
-    """The directory that DeepSpeed's `latest` names."""
+    """Return the directory that DeepSpeed's `latest` names."""
     if _TAG.fullmatch(line) is None:
         raise _Strange("it is no name that directories of checkpoints have")
     return line
 
 
 def _iteration(line: str) -> str:
-    """The directory of an iteration, as Megatron names it."""
+    """Return the directory of an iteration, as Megatron names it."""
     if line == "release":
         return line
     if not (line.isascii() and line.isdecimal() and len(line) <= _DIGITS_MAX):

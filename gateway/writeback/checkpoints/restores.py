@@ -87,8 +87,7 @@ class RestoreFacts:
 def restore_of(
     files: Iterable[CheckpointFile], read: Mapping[str, Sequence[ReadPass]], now: float
 ) -> RestoreFacts | None:
-    """Return the last restore of a checkpoint with these files; `read` are the passes of each key. None: there is none,
-    or it ended over an hour ago."""
+    """Return a checkpoint's last restore; `read` are each key's passes. None: there is none in the last hour."""
     sized = {one.key: one for one in files if one.size_bytes > 0}
     passes = [(key, one) for key, found in read.items() if key in sized for one in found]
     latest = _of_latest(passes, {key: one.size_bytes for key, one in sized.items()}, now)
@@ -142,8 +141,7 @@ def _lagging(kind: Sequence[RestoreReading]) -> list[RestoreReading]:
 def _of_latest(
     passes: Sequence[tuple[str, ReadPass]], sizes: Mapping[str, int], now: float
 ) -> Sequence[tuple[str, ReadPass]]:
-    """Return the passes of the last restore: back to a break of BREAK_SECONDS, or to a minute's break after which files
-    were read again."""
+    """Return the passes since a break of BREAK_SECONDS, or of a minute if files were read again after it."""
     latest: list[tuple[str, ReadPass]] = []
     for burst in _bursts(passes, now):
         if latest:

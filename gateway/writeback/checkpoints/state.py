@@ -134,8 +134,10 @@ def facts_of(
     ranks_before: Iterable[int],
     now: float,
 ) -> CheckpointFacts:
-    """Return a checkpoint's facts. Objects begun before `save_began_at` belong to an earlier save of the same name;
-    `ranks_before` are those of the run's previous checkpoint."""
+    """Return a checkpoint's facts. Objects begun before `save_began_at` belong to an earlier save of the same name.
+
+    `ranks_before` are those of the run's previous checkpoint.
+    """
     in_save = [one for one in objects if one.began_at >= save_began_at]
     ranks = frozenset(one.rank for one in in_save if one.rank is not None)
     missing = missing_of([one.key for one in in_save], ranks, ranks_before, uploads)
@@ -225,8 +227,7 @@ def _expected_of(keys: Sequence[str], ranks: frozenset[int]) -> frozenset[int]:
 
 
 def _manifests_of(keys: Sequence[str], shards: Mapping[tuple[str, int], set[int]], *, is_first_here: bool) -> set[str]:
-    """Return the keys of the manifests that belong to these objects. The first rank writes `.metadata`: if it wrote
-    nothing here, it may write on another node."""
+    """Return these objects' manifest keys. The first rank writes `.metadata`: perhaps on another node, if not here."""
     found = {f"{_directory(key)}{_MANIFEST}" for key in keys if key.endswith(".distcp")} if is_first_here else set()
     for family, count in shards:
         name = _name(family)

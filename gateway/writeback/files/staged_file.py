@@ -78,10 +78,7 @@ def begin_write_out(descriptor: int, position: int, count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A staged file as the journal knows it; `size_bytes` excludes the trailer.
-
-    Without a name, only the origin has the bytes.
-    """
+    """A staged file in the journal; `size_bytes` excludes the trailer. Without a name, only the origin has it."""
 
     name: str
     size_bytes: int

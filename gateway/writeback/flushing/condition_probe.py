@@ -133,7 +133,9 @@ class Probe:
         body: bytes = b"",
     ) -> Honoured:
         """Return how the origin treats a request under each of these conditions; None: If-Match with the present ETag.
-        Stop at the first that is not honoured: a kind of request honours all, or counts as if none."""
+
+        Stop at the first that is not honoured: a kind of request honours all, or counts as if none.
+        """
         for one in conditions:
             condition = {"if-match": self._etag} if one is None else one
             answer = await self._ask(method, query, {**(headers or {}), **condition}, body)

@@ -39,8 +39,7 @@ _MAY_PASS = frozenset(
 
 
 def is_for_good(status: int, code: str) -> bool:
-    """Return whether a refusal stays until a person changes something. An answer without a code (`HTTP 400`) may come
-    from a proxy on the way."""
+    """Tell whether a person must change something. A refusal without a code (`HTTP 400`) may come from a proxy."""
     if code == "NoSuchBucket":
         return True
     return status in _FINAL_STATUSES and code not in _MAY_PASS and not code.startswith("KMS.")

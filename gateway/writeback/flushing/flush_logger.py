@@ -50,7 +50,7 @@ class FlushLogger:
             self._objects = self._deletions = self._bytes = 0
 
     def settled(self, write: Write, etag: str | None, attempt_seconds: float) -> None:
-        """The origin has this version (None: the key is deleted), and nothing of the write is pending any more."""
+        """Count a write that is not pending any more: the origin has this version, or None: the key is deleted."""
         age_seconds = max(0.0, Moment.of(self._clock).since(write.acknowledged_then)[0])
         metrics.WRITEBACK_FLUSHED_OBJECTS.add(1, write.spec.slot)
         metrics.WRITEBACK_FLUSHED_BYTES.add(write.size_bytes, write.spec.slot)
@@ -73,7 +73,7 @@ class FlushLogger:
         )
 
     def failing(self, write: Write, failures: int, reason: str, kind: FailureKind) -> None:
-        """An attempt has failed, and another one follows."""
+        """Count and log a failed attempt that another one follows."""
         metrics.WRITEBACK_FLUSH_FAILURES.add(1, write.spec.slot, kind)
         if failures & (failures - 1) == 0 and self._failing.may_tell():  # the 1st, 2nd, 4th, 8th, …
             _log.warning(
@@ -97,7 +97,7 @@ class FlushLogger:
             )
 
     def goes_on(self, write: Write) -> None:
-        """The origin has taken a part of a write that had failed."""
+        """Log that the origin has taken a part of a write that had failed."""
         if self._going_on.may_tell():
             _log.info(
                 "a write that could not be flushed makes progress again",
@@ -126,7 +126,7 @@ class FlushLogger:
         )
 
     def not_understood(self, write: Write, reason: str) -> None:
-        """A manifest that cannot be read is flushed in the order of arrival."""
+        """Log a manifest that cannot be read, and is flushed in the order of arrival."""
         if self._manifests.may_tell():
             _log.warning(
                 "a manifest's file names cannot be read: it goes to the origin in the order of arrival",
@@ -147,7 +147,7 @@ class FlushLogger:
             )
 
     def expired(self, write: Write, reason: str) -> None:
-        """An open upload has ended without being completed."""
+        """Log an open upload that has ended without being completed."""
         _log.warning(
             "an upload that its client has not completed has expired",
             object=str(write.key),

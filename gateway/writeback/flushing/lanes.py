@@ -192,8 +192,11 @@ class Lane:
 
 
 class PartPlaces:
-    """Places for parts, in order of arrival. Parts that a request waits for get the first free place, and some of their
-    own: other parts may keep theirs for long while their bytes wait for the urgent ones'."""
+    """Places for parts, in order of arrival.
+
+    Parts that a request waits for get the first free place, and some of their own: other parts may keep theirs for long
+    while their bytes wait for the urgent ones'.
+    """
 
     def __init__(self, places: int, hurried_places: int) -> None:
         self._free = places

@@ -188,8 +188,7 @@ class _Known:
 
 
 class ManifestFiles:
-    """The pending manifests, by the ids of their writes, in the process that flushes them. Forgotten ones are read, and
-    their files looked for, again."""
+    """The pending manifests of the flushing process, by write id. It reads forgotten ones, and seeks files, again."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, _Known] = OrderedDict()
@@ -259,8 +258,7 @@ class ManifestFiles:
         return known is not None and known.missing > 0
 
     def waive(self, write_id: int) -> None:
-        """Send a manifest whatever it names, as a person has decided. Holds while this process runs: it goes at
-        once."""
+        """Send a manifest at once whatever it names, as a person has decided. Holds while this process runs."""
         self._waived.add(write_id)
         self.forget([write_id])
 
@@ -280,8 +278,7 @@ def is_to_be_deleted(tx: JournalTransaction, manifest: Write) -> bool:
 
 
 def comes_behind(tx: JournalTransaction, manifest: Write, key: ObjectKey) -> bool:
-    """Return whether the pending write of a key waits for this manifest, as it was acknowledged later: if the manifest
-    waited for it too, neither would end."""
+    """Tell whether a key's pending write waits for this manifest, an older one. Two that wait would never end."""
     pending = tx.writes.latest(key)
     if pending is None or pending.sequence < manifest.sequence:
         return False

@@ -175,8 +175,10 @@ class FlushDependencies:
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """Requests under way to the origin now. `longest_seconds` counts from the start of the first, None: there is none;
-    `is_away`: an origin has failed several requests in a row."""
+    """Requests under way to the origin now. `is_away`: an origin has failed several requests in a row.
+
+    `longest_seconds` counts from the start of the first, None: there is none.
+    """
 
     longest_seconds: float | None = None
     is_away: bool = False
@@ -201,8 +203,10 @@ class Reconciler:
         self._wall_ahead_seconds = 0.0
 
     def prioritise(self, prefix: Prefix) -> None:
-        """Ask origins that were away again. Failed writes under a prefix are due (`Turns.try_now`), and
-        those that fail at this moment will be soon."""
+        """Ask origins that were away again. Failed writes under a prefix are due (`Turns.try_now`).
+
+        Those that fail at this moment will be soon.
+        """
         for (_, bucket), lane in self._lanes.items():
             if not prefix.bucket or prefix.bucket == bucket:
                 lane.prioritise()
@@ -227,8 +231,7 @@ class Reconciler:
         return Attempts(now - min(began) if began else None, is_away)
 
     def awaiting_files(self, covers: Callable[[ObjectKey], bool]) -> Mapping[int, int]:
-        """Return the manifests that wait for files, among the covered keys: ids of their writes → numbers of missing
-        files."""
+        """Return the covered manifests that wait for files: ids of their writes → numbers of missing files."""
         found = self._dependencies.manifests.waiting(covers)
         living = self._journal.read(lambda tx: tx.turns.living(list(found))) if found else set()
         self._dependencies.manifests.forget(found.keys() - living)
@@ -287,8 +290,10 @@ class Reconciler:
     def _chosen(
         self, tx: JournalTransaction, name: tuple[str, str], lane: Lane, priority: Priority, now: float, room: int
     ) -> Sequence[Due]:
-        """Choose what has waited longest. If that may fail, also take, or take instead, a later write: of some
-        neighbours the one with the fewest failures."""
+        """Choose what has waited longest. If that may fail, also take, or take instead, a later write.
+
+        Of some neighbours that is the one with the fewest failures.
+        """
         count_max = room + len(self._tasks) + 1
         found = [one for one in tx.turns.due(name, priority, now, count_max) if one.id not in self._tasks]
         if len(found) <= room or not lane.is_mixed(priority, self._clock.monotonic()):
@@ -354,9 +359,7 @@ class Reconciler:
 
     async def _quarantine(self, slot: str, due: Due, reason: str) -> None:
         with suppress(BufferUnavailable):
-            if due.id in self._journal.read(
-                lambda tx: tx.turns.living([due.id])
-            ):  # otherwise its files went with the write
+            if due.id in self._journal.read(lambda tx: tx.turns.living([due.id])):  # else its files went with the write
                 await self._journal.change(lambda tx: tx.turns.quarantine(due.id, reason))
                 self._dependencies.log.damaged(due.id, str(due.key), slot, reason)
 
@@ -729,8 +732,10 @@ def _is_ahead(first_due_at: Mapping[Priority, float], now: float) -> bool:
 
 
 async def _taken_up(journal: Journal, write_id: int) -> tuple[Write, Turn] | None:
-    """Return a write with the parts that matter: of an open upload, the next that the origin lacks. BufferDamaged when
-    parts are missing: the write has ended, or is damaged."""
+    """Return a write with the parts that matter: of an open upload, the next that the origin lacks.
+
+    BufferDamaged when parts are missing: the write has ended, or is damaged.
+    """
 
     def look(tx: JournalTransaction) -> tuple[Write, Turn] | None:
         write, turn = tx.writes.get(write_id), tx.turns.of(write_id)

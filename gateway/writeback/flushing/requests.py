@@ -61,8 +61,10 @@ class OpenUpload:
 
 @dataclass(frozen=True, slots=True)
 class OpenUploads:
-    """The open uploads of one key. `are_ages_told`: their ages are by the origin's own clock, else by ours. They had
-    these ages at some time between the question and the answer."""
+    """The open uploads of one key, with ages of some time between the question and the answer.
+
+    `are_ages_told`: they are by the origin's own clock, else by ours.
+    """
 
     uploads: Sequence[OpenUpload]
     are_ages_told: bool
@@ -388,8 +390,10 @@ def _completion(write: Write) -> Steps[bytes]:
 
 
 def _declared_checksums(write: Write, part: Part) -> Mapping[str, str]:
-    """Return the checksums to send with a part: S3 refuses one that Create has not announced ("Checksum Type mismatch
-    occurred, expected checksum Type: null"). Our MD5 goes with it in any case."""
+    """Return the checksums to send with a part. Our MD5 goes with it in any case.
+
+    S3 refuses one that Create has not announced ("Checksum Type mismatch occurred, expected checksum Type: null").
+    """
     algorithm = write.spec.headers.get("x-amz-checksum-algorithm", "").lower()
     return {name: value for name, value in part.checksums.items() if name == algorithm}
 
@@ -410,8 +414,10 @@ async def _event(asking: Awaitable[Event]) -> Event:
 
 
 async def failure_of(response: OriginResponse) -> WriteRefused | Lost:
-    """Return what an answer that is no success says. Only an S3 error document decides anything: whatever else answers
-    is a proxy, or a load balancer, and the bucket is away."""
+    """Return what an answer that is no success says.
+
+    Only an S3 error document decides anything: all else comes from a proxy or load balancer, and the bucket is away.
+    """
     body = await response.read(ANSWER_SIZE_BYTES_MAX)
     code = error_code_of(body)
     return _refusal(response.status, code, body) if code else _untold(response.status, "an S3 error document")
@@ -422,8 +428,7 @@ def _untold(status: int, missing: str) -> Lost:
 
 
 def _refusal(status: int, code: str, document: bytes = b"") -> WriteRefused | Lost:
-    """Return what an error means: a 5xx, or an error that follows a 200, leaves open what was done; NotImplemented
-    means that nothing was."""
+    """Return an error's meaning: a 5xx, or one behind a 200, leaves the outcome open; NotImplemented does not."""
     kind = kind_of_answer(status, code, document)
     words = (text_of(document, "Message") or "")[:WORDS_MAX]
     if code == _NOT_IMPLEMENTED:

@@ -146,8 +146,7 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class WriteRefused:
-    """The origin answered that it has not carried out the request; `code` is S3's, `words` are its own. `is_final`: it
-    will not do so the next time either."""
+    """The origin has not carried out the request; S3's `code`, its own `words`. `is_final`: nor will it next time."""
 
     code: str
     kind: FailureKind = field(default="other", compare=False)
@@ -334,8 +333,10 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A failure: try again after a while. `is_away`: the origin is not working. `refused_with`: the code with which it
-    has refused an acknowledged write for good."""
+    """A failure: try again after a while. `is_away`: the origin is not working.
+
+    `refused_with`: the code with which it has refused an acknowledged write for good.
+    """
 
     reason: str
     is_away: bool

@@ -47,7 +47,7 @@ class Buckets(Table):
         self._set(bucket, capabilities)
 
     def amend(self, bucket: str, **facts: Any) -> None:
-        """Record some facts about a bucket of which others are known, whatever else was learned meanwhile."""
+        """Record some facts about a known bucket, and leave the others as they are by now."""
         known = self.capabilities(bucket)
         if known is not None:
             self.learn(bucket, replace(known, **facts))
