@@ -15,7 +15,7 @@ import resource
 from contextlib import ExitStack
 from pathlib import Path
 
-from gateway.blocks.layout import BlockSettings
+from gateway.blocks.settings import BlockSettings
 from loadtests.harness import command, warm
 from loadtests.harness.command import Options, progress
 from loadtests.harness.comparison import turn

@@ -24,8 +24,9 @@ from pathlib import Path
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.files.store import SmallBlock
 from gateway.blocks.filling.small_block_fetch import SegmentAppender
-from gateway.blocks.layout import BlockSettings, block_at
+from gateway.blocks.layout import block_at
 from gateway.blocks.maintenance.opening import open_directory
+from gateway.blocks.settings import BlockSettings
 from gateway.core.clock import SystemClock
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from tests.support.memory_origin import MemoryOrigin

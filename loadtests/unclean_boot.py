@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gateway.blocks import layout
-from gateway.blocks.layout import Block, BlockSettings
+from gateway.blocks.layout import Block
 from gateway.blocks.maintenance.index_rebuild import rebuild
 from gateway.blocks.maintenance.opening import open_directory
+from gateway.blocks.settings import BlockSettings
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.policy.slots import Slots
 

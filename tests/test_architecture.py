@@ -96,6 +96,16 @@ def test_no_import_runs_against_the_design() -> None:
     assert violations(sources()) == []
 
 
+def test_no_files_of_blocks_import_each_other_in_a_circle() -> None:
+    """Each can be read after those that it imports, also those that it imports for its types alone."""
+    known = {module: source for module, source in sources().items() if module.startswith("gateway.blocks.")}
+    left = {module: set(imports_of(source, module)) & known.keys() - {module} for module, source in known.items()}
+    while left:
+        free = {module for module, imported in left.items() if not imported & left.keys()}
+        assert free, f"a circle among {sorted(left)}"
+        left = {module: imported for module, imported in left.items() if module not in free}
+
+
 def test_every_part_has_its_place_in_the_design() -> None:
     """A new part must say whom it may know."""
     assert {part_of(module) for module in sources()} <= set(ALLOWED)

@@ -28,10 +28,9 @@ from gateway.app.write_back import (
     is_needed,
     opened_buffer,
 )
-from gateway.blocks.cache import BlockCache
-from gateway.blocks.disabled_cache import Blocks, ClosedCache
-from gateway.blocks.layout import BlockSettings
+from gateway.blocks.cache import BlockCache, PassthroughCache
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
+from gateway.blocks.settings import BlockSettings
 from gateway.config import Settings
 from gateway.config.entries import SlotSettings
 from gateway.config.live import LiveSettings
@@ -203,9 +202,9 @@ async def _directory(
 
 
 @asynccontextmanager
-async def _no_directory(node: _Node) -> AsyncIterator[tuple[Blocks, Catalog]]:
+async def _no_directory(node: _Node) -> AsyncIterator[tuple[PassthroughCache, Catalog]]:
     yield (
-        ClosedCache(node.origin, node.clock),
+        PassthroughCache.without_directory(node.origin, node.clock),
         Catalog.switched_off(node.origin, node.clock),
     )
 

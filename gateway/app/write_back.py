@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gateway.blocks.cache import BlockCache
-from gateway.blocks.disabled_cache import Blocks
+from gateway.blocks.cache import BlockCache, PassthroughCache
 from gateway.config import Settings
 from gateway.core.clock import Clock
 from gateway.core.errors import BufferUnavailable, StoreUnavailable
@@ -45,7 +44,7 @@ def is_needed(settings: Settings) -> bool:
 
 @asynccontextmanager
 async def opened_buffer(
-    settings: Settings, worker: int, slots: Slots, clock: Clock, blocks: Blocks
+    settings: Settings, worker: int, slots: Slots, clock: Clock, blocks: PassthroughCache
 ) -> AsyncIterator[WritebackBuffer | None]:
     """Yield the buffer, as worker slot `worker` uses it; None if none is needed. `blocks` leave room for it.
 
@@ -67,7 +66,7 @@ async def opened_buffer(
         await buffer.close()
 
 
-async def follow_slots(buffer: WritebackBuffer, slots: Slots, blocks: Blocks) -> None:
+async def follow_slots(buffer: WritebackBuffer, slots: Slots, blocks: PassthroughCache) -> None:
     """Follow changed slots; BufferUnavailable."""
     await buffer.apply_settings(slots)
     if isinstance(blocks, BlockCache) and any(slot.is_buffered for slot in slots):

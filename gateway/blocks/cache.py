@@ -8,31 +8,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from types import MappingProxyType
+from typing import Self
 
 import lmdb
 import structlog
 
 from gateway.blocks import explanation, layout
-from gateway.blocks.assembly import Parts, assemble
-from gateway.blocks.directory import DiskThreads
+from gateway.blocks.dependencies import CacheDependencies
+from gateway.blocks.disk_threads import DiskThreads
 from gateway.blocks.explanation import Explanation
-from gateway.blocks.filling.hard_link_ingest import OfferedFile, describe
+from gateway.blocks.filling.hard_link_ingest import IngestedFile, describe
 from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedResponse
 from gateway.blocks.index.eviction import capacity_of
 from gateway.blocks.index.index import Usage
-from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.blocks.maintenance.index_rebuild import account_late, move_between_slots, rebuild
 from gateway.blocks.maintenance.maintenance import Maintenance
 from gateway.blocks.maintenance.opening import open_directory
 from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
-from gateway.blocks.reading import reader
+from gateway.blocks.reading import plan
+from gateway.blocks.reading.plan import ReadPlan
 from gateway.blocks.reading.reader import RangeReader
-from gateway.blocks.reading.sources import HeldObject, WarmSpan, arrived, warm_span
+from gateway.blocks.reading.spans import HeldObject, WarmSpan, span_of
+from gateway.blocks.settings import BlockSettings
 from gateway.core.clock import Clock
 from gateway.core.errors import BlockError, StoreUnavailable
-from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion
+from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion, size_of
 from gateway.origin.client import Origin, Purpose
 from gateway.policy.slots import Slots
 from gateway.telemetry import metrics
@@ -42,6 +45,9 @@ _DONE = object()
 _LATE_LOOKS, _LATE_SECONDS = 60, 0.5
 """Number of looks, and seconds between them, for files begun on the account of a slot that has changed since."""
 
+GIVEN_BYTES_MAX = 128 * 1024
+"""Limit of bytes that are copied if the client's socket does not take them, for every slow client."""
+
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -49,35 +55,18 @@ def _ignored(_come_bytes: int) -> None:
     """Ignore the progress."""
 
 
-class BlockCache:
-    """One worker process's cache over the shared directory. Use `open`, and `close` at the end."""
+class PassthroughCache:
+    """Reads of a cache whose directory cannot be opened: its breaker is open for good, so the origin gives every byte.
 
-    def __init__(self, parts: Parts) -> None:
-        self._tools = parts.tools
-        self._writer = parts.writer
-        self._watcher = parts.watcher
-        self._opened = parts.opened
-        self._rebuilding = asyncio.Lock()
-        self._maintenance = Maintenance(parts.tools)
-        self._keeping_up = asyncio.create_task(self._maintenance.resume(), name="block cache maintenance")
-        self._beating = asyncio.create_task(parts.opened.heartbeats.beat_on(parts.opened.worker), name="heartbeat")
+    `BlockCache` is the cache with a directory.
+    """
+
+    def __init__(self, dependencies: CacheDependencies) -> None:
+        self._dependencies = dependencies
 
     @classmethod
-    async def open(cls, settings: BlockSettings, origin: Origin, *, worker: int, clock: Clock) -> BlockCache:
-        """Open the directory as worker slot `worker`: what the slot's last process left unfinished is cleared up.
-
-        StartupError when the directory has another format, holds something else, is in the wrong place or of wrong
-        rights, or when a living process has the slot; StoreUnavailable when the disk fails. After an unclean boot,
-        blocks are misses until some process has rebuilt the index.
-        """
-        threads = DiskThreads(settings.disk_threads)
-        try:
-            opened = await threads.index_later(open_directory, settings, worker, clock.now)
-        except BaseException:
-            threads.shut_down()
-            raise
-        opened.evicted_at_open.tell()
-        return cls(assemble(settings, opened, threads, origin, clock))
+    def without_directory(cls, origin: Origin, clock: Clock) -> Self:
+        return cls(CacheDependencies.without_directory(origin, clock))
 
     async def open_range(
         self,
@@ -98,18 +87,29 @@ class BlockCache:
         """
         if byte_range.stop > version.size_bytes:
             raise ValueError(f"{byte_range} lies outside of {version}")
-        reader = RangeReader(self._tools, version, byte_range, slot, headers, answer=answer)
+        reader = RangeReader(ReadPlan(self._dependencies, version, byte_range, slot, headers, answer=answer))
         await reader.start()
         return reader
 
     def warm_span(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> WarmSpan | None:
         """Return the bytes of a range if that needs no wait; None: call `open_range`."""
-        return warm_span(self._tools, version, byte_range, slot)
+        dependencies, first = self._dependencies, byte_range.first
+        size_bytes = dependencies.settings.block_size_of(slot)
+        number = first // size_bytes
+        if byte_range.last // size_bytes != number or not dependencies.isolation.readable:
+            return None
+        block_id = layout.block_id(version, number, size_bytes)
+        if block_id in dependencies.ahead_marks:
+            return None
+        try:
+            extent = dependencies.directory.index.lookup(block_id)
+        except StoreUnavailable:
+            return None
+        if extent is None:
+            return None
+        return span_of(dependencies, extent, first - number * size_bytes, byte_range.length, slot, cached=True)
 
-    def held_object(self, version: ObjectVersion, slot: str) -> HeldObject:
-        return HeldObject(self._tools, version, slot)
-
-    def arrived(
+    def inline_response(
         self,
         version: ObjectVersion,
         byte_range: ByteRange,
@@ -119,46 +119,126 @@ class BlockCache:
         answer: UnpinnedResponse,
     ) -> memoryview | None:
         """Return the bytes of a range of a small object if the first answer has brought all of it; None: call
-        `open_range`."""
-        return arrived(self._tools, version, byte_range, slot, headers, answer)
+        `open_range`. Its block's fill then lacks nothing but the disk."""
+        dependencies, size_bytes, settings = self._dependencies, version.size_bytes, self._dependencies.settings
+        if answer.range.length != size_bytes or size_bytes > min(GIVEN_BYTES_MAX, settings.block_size_of(slot)):
+            return None
+        if not (settings.keeps(slot, size_bytes) and dependencies.isolation.readable):
+            return None
+        content = dependencies.fetches.start_inline(layout.block_at(version, 0, size_bytes), slot, headers, answer)
+        if content is None:
+            return None
+        metrics.CACHE_MISS_BYTES.add(byte_range.length, slot)
+        return content[byte_range.first : byte_range.stop]
 
     def holds(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> bool:
         """Return True if the index has all blocks of a range."""
-        tools = self._tools
+        dependencies = self._dependencies
         try:
-            blocks = layout.blocks_of(version, byte_range, tools.settings.block_size_of(slot))
-            return tools.isolation.readable and all(tools.directory.index.lookup(one.id) is not None for one in blocks)
+            blocks = layout.blocks_of(version, byte_range, dependencies.settings.block_size_of(slot))
+            return dependencies.isolation.readable and all(
+                dependencies.directory.index.lookup(one.id) is not None for one in blocks
+            )
         except StoreUnavailable:
             return False
 
     def why_missing(self, version: ObjectVersion, *, slot: str, before: ObjectVersion | None) -> MissReason | None:
         """As `RangeReader.why_missing`, of an object of one block, before it is fetched in another way."""
-        return reader.why_missing(self._tools, version, slot, before)
-
-    async def explain(self, key: ObjectKey, version: ObjectVersion | None, slot: str) -> Explanation:
-        """Explain which parts of an object and one of its versions are cached, and why not. Raises StoreUnavailable."""
-        tools = self._tools
-        why_not = explanation.why_not_kept(tools, version.size_bytes if version is not None else None, slot)
-        here = await asyncio.to_thread(explanation.presence, tools, version, slot) if version is not None else None
-        return Explanation(here, await asyncio.to_thread(explanation.holding, tools, key), why_not)
+        dependencies = self._dependencies
+        if not dependencies.isolation.writable or not dependencies.settings.keeps(slot, version.size_bytes):
+            return "not-kept"
+        size_bytes, ids = dependencies.settings.block_size_of(slot), layout.BlockIds(version)
+        try:
+            block = layout.block_at(version, 0, size_bytes, ids)
+            state = plan.state_of(dependencies.directory.index, block, 0, size_bytes, ids)
+        except StoreUnavailable:
+            return "not-kept"
+        return plan.why_block_missing(dependencies, size_bytes, before, block, state)
 
     def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
         """Return the first range that a read of `first` to `last` (None: the end) of an unknown object fetches."""
-        return reader.first_fetched(first, last, self._tools.settings.block_size_of(slot))
+        return plan.first_fetched(first, last, self._dependencies.settings.block_size_of(slot))
 
-    def first_look(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
+    @property
+    def isolation(self) -> CircuitBreaker:
+        return self._dependencies.isolation
+
+    def begin_unpinned_get(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
         """Return the right to ask the origin for version and bytes at once, to be entered (filling/origin_gets.py).
 
-        None if another caller has it, or if blocks of the object are cached.
+        None if another caller has it, if blocks of the object are cached, or if there is no directory.
         """
+        return None
+
+    async def apply_settings(self, capacity_bytes: int) -> None:
+        """Make this process follow the current slots of `BlockSettings` and this capacity, if there is a directory."""
+
+    async def invalidate(self, key: ObjectKey) -> None:
+        """Drop the blocks of every version of an object that was overwritten or deleted.
+
+        This frees room and no more: a block is found by its ETag, so the blocks of an old version are never served for
+        a new one. Fills in progress are left alone.
+        """
+        dependencies, object_id = self._dependencies, layout.object_id(key)
+        try:
+            if dependencies.isolation.writable and dependencies.directory.index.has_object(object_id):
+                await dependencies.threads.index(dependencies.directory.drop_object, object_id)
+        except StoreUnavailable:
+            metrics.CACHE_STORE_UNAVAILABLE.add(1)
+
+    async def close(self) -> None:
+        """Let go of everything. Readers must be gone."""
+
+
+class BlockCache(PassthroughCache):
+    """One worker process's cache over the shared directory. Use `open`, and `close` at the end."""
+
+    def __init__(self, dependencies: CacheDependencies) -> None:
+        super().__init__(dependencies)
+        opened = dependencies.opened
+        self._rebuilding = asyncio.Lock()
+        self._maintenance = Maintenance(dependencies)
+        self._keeping_up = asyncio.create_task(self._maintenance.resume(), name="block cache maintenance")
+        self._beating = asyncio.create_task(opened.heartbeats.beat_on(opened.worker), name="heartbeat")
+
+    @classmethod
+    async def open(cls, settings: BlockSettings, origin: Origin, *, worker: int, clock: Clock) -> BlockCache:
+        """Open the directory as worker slot `worker`: what the slot's last process left unfinished is cleared up.
+
+        StartupError when the directory has another format, holds something else, is in the wrong place or of wrong
+        rights, or when a living process has the slot; StoreUnavailable when the disk fails. After an unclean boot,
+        blocks are misses until some process has rebuilt the index.
+        """
+        threads = DiskThreads(settings.disk_threads)
+        try:
+            opened = await threads.index_later(open_directory, settings, worker, clock.now)
+        except BaseException:
+            threads.shut_down()
+            raise
+        opened.evicted_at_open.tell()
+        return cls(CacheDependencies.assemble(settings, opened, threads, origin, clock))
+
+    def held_object(self, version: ObjectVersion, slot: str) -> HeldObject:
+        return HeldObject(self._dependencies, version, slot)
+
+    async def explain(self, key: ObjectKey, version: ObjectVersion | None, slot: str) -> Explanation:
+        """Explain which parts of an object and one of its versions are cached, and why not. Raises StoreUnavailable."""
+        dependencies = self._dependencies
+        why_not = explanation.why_not_kept(dependencies, version.size_bytes if version is not None else None, slot)
+        here = (
+            await asyncio.to_thread(explanation.presence, dependencies, version, slot) if version is not None else None
+        )
+        return Explanation(here, await asyncio.to_thread(explanation.holding, dependencies, key), why_not)
+
+    def begin_unpinned_get(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
         if self.has_blocks_of(key):
             return None
-        return self._tools.unpinned_gets.begin(layout.object_id(key), offset, headers)
+        return self._dependencies.unpinned_gets.begin(layout.object_id(key), offset, headers)
 
     def has_blocks_of(self, key: ObjectKey) -> bool:
         """Return True if blocks of any version of an object are cached, or if the index cannot be read."""
         try:
-            return self._tools.directory.index.has_object(layout.object_id(key))
+            return self._dependencies.directory.index.has_object(layout.object_id(key))
         except StoreUnavailable:
             return True
 
@@ -166,7 +246,7 @@ class BlockCache:
         """The ranges of an object of a slot that lie in one block each: what `fetch` is best given."""
         if version.size_bytes:
             whole = ByteRange(0, version.size_bytes - 1)
-            for block in layout.blocks_of(version, whole, self._tools.settings.block_size_of(slot)):
+            for block in layout.blocks_of(version, whole, self._dependencies.settings.block_size_of(slot)):
                 yield block.range
 
     async def fetch(
@@ -183,16 +263,40 @@ class BlockCache:
 
         `come` gets the number of fetched bytes again and again. Raises as `open_range` and its reader do.
         """
-        return await reader.fetch(self._tools, version, piece, slot, purpose, come)
+        reader = RangeReader(ReadPlan(self._dependencies, version, piece, slot, _NO_HEADERS, purpose))
+        if reader.is_cached():
+            return 0, True
+        try:
+            await reader.start()
+            async with aclosing(reader.body()) as body:
+                come_bytes = 0
+                async for given in body:
+                    if reader.past_the_cache:
+                        return 0, False
+                    come_bytes += size_of(given)
+                    come(come_bytes)
+        finally:
+            await reader.aclose()
+        fetches, kept = self._dependencies.fetches, True
+        for block in layout.blocks_of(version, piece, self._dependencies.settings.block_size_of(slot)):
+            if (fill := fetches.join(block, _NO_HEADERS, purpose)) is not None:
+                try:
+                    await fill.over()  # what has only arrived is lost when the process ends
+                finally:
+                    fill.leave(purpose)
+                kept = kept and fill.kept
+        return piece.length, kept
 
     def others_fill(self) -> bool:
         """Return True if other processes fetch blocks now, which they do for readers."""
-        return self._opened.locks.others_fetch()
+        return self._dependencies.opened.locks.others_fetch()
 
     def readers_wait(self) -> bool:
         """Return True if this process fills blocks for readers, or if other processes fill any."""
-        tools = self._tools
-        return tools.unpinned_gets.any_pending or tools.fetches.fetches_for_readers() or self.others_fill()
+        dependencies = self._dependencies
+        return (
+            dependencies.unpinned_gets.any_pending or dependencies.fetches.fetches_for_readers() or self.others_fill()
+        )
 
     def obtainable_bytes(self, slot: str) -> int:
         """Return the most that a slot can have beside its pins when others need all of their guarantees."""
@@ -203,33 +307,33 @@ class BlockCache:
 
     def pins(self) -> list[str]:
         """The prefixes whose blocks stay, of objects in any slot."""
-        return list(self._tools.directory.pins.all())
+        return list(self._dependencies.directory.pins.all())
 
     async def pin(self, prefix: str) -> int:
         """Keep what is filled under a prefix from now on, and what `hold` names; return the pin's number.
 
         Raises PinRefused when another pin overlaps it.
         """
-        return await self._tools.threads.index(self._tools.directory.pins.add, prefix)
+        return await self._dependencies.threads.index(self._dependencies.directory.pins.add, prefix)
 
     async def hold(self, version: ObjectVersion, piece: ByteRange, number: int, *, slot: str) -> None:
         """Keep the cached blocks of a piece. Raises PinRefused when they exceed what may be pinned."""
-        directory, size = self._tools.directory, self._tools.settings.block_size_of(slot)
+        directory, size = self._dependencies.directory, self._dependencies.settings.block_size_of(slot)
         ids = [block.id for block in layout.blocks_of(version, piece, size)]
-        await self._tools.threads.index(directory.pins.hold, ids, number, directory.capacity)
+        await self._dependencies.threads.index(directory.pins.hold, ids, number, directory.capacity)
 
     async def unpin(self, prefix: str) -> bool:
         """Let go of what lies under a prefix; False when it is not pinned."""
-        if not await self._tools.threads.index(self._tools.directory.pins.remove, prefix):
+        if not await self._dependencies.threads.index(self._dependencies.directory.pins.remove, prefix):
             return False
-        await self._in_steps(self._tools.directory.pins.let_go())
+        await self._in_steps(self._dependencies.directory.pins.let_go())
         return True
 
     async def keep_only(self, prefixes: Sequence[str]) -> tuple[Mapping[str, int], Mapping[str, str]]:
         """Pin these prefixes for `keep_last`, and unpin earlier ones; users' pins stay. Return the pin number of each
         prefix, and the reason for each that has none."""
-        pins = self._tools.directory.pins
-        numbers, refused, is_any_gone = await self._tools.threads.index(pins.apply_settings, prefixes)
+        pins = self._dependencies.directory.pins
+        numbers, refused, is_any_gone = await self._dependencies.threads.index(pins.apply_settings, prefixes)
         if is_any_gone:
             await self._in_steps(pins.let_go())
         return numbers, refused
@@ -237,29 +341,29 @@ class BlockCache:
     async def hold_object(self, key: ObjectKey, number: int) -> int:
         """Keep all cached blocks of an object and return their bytes. Raises PinRefused when they exceed what may be
         pinned."""
-        directory, object_id = self._tools.directory, layout.object_id(key)
-        return await self._tools.threads.index(directory.pins.hold_object, object_id, number, directory.capacity)
+        directory, object_id = self._dependencies.directory, layout.object_id(key)
+        return await self._dependencies.threads.index(directory.pins.hold_object, object_id, number, directory.capacity)
 
     def pinnable_bytes(self, slot: str) -> int:
         """Return the most that a slot may pin: its obtainable room without other slots' guarantees and pins."""
-        usage, capacity = self.usage().slots, self._tools.directory.capacity
+        usage, capacity = self.usage().slots, self._dependencies.directory.capacity
         others = {name: used.pinned_bytes for name, used in usage.items() if name != slot}
         kept = (max(count, capacity.share(name).guaranteed_bytes) for name, count in others.items())
         room_bytes = capacity.total_bytes - sum(kept)
         limit_bytes = capacity.share(slot).limit_bytes
         return min(room_bytes, room_bytes if limit_bytes is None else limit_bytes)
 
-    async def adopt(self, offered: OfferedFile, *, slot: str = "default") -> int:
+    async def ingest(self, ingested: IngestedFile, *, slot: str = "default") -> int:
         """Make blocks of what lies wholly in a file that came another way; how many. No byte is copied.
 
         The file's own name can be removed when this has returned. StoreUnavailable when there is no room for it, and
         when it is not on the same file system; nothing is lost by that.
         """
-        tools = self._tools
-        adoption = await tools.threads.disk(describe, offered, slot, tools.settings.block_size_of(slot))
-        if adoption is None:
+        dependencies = self._dependencies
+        ingest = await dependencies.threads.disk(describe, ingested, slot, dependencies.settings.block_size_of(slot))
+        if ingest is None:
             return 0
-        blocks, evicted = await tools.threads.index(tools.directory.adopt, adoption)
+        blocks, evicted = await dependencies.threads.index(dependencies.directory.ingest, ingest)
         evicted.tell()
         return blocks
 
@@ -267,92 +371,74 @@ class BlockCache:
         """Make fills leave this many bytes of the disk free; the event loop renews the number from time to time."""
         self._maintenance.keep_free(rights_of_others)
 
-    async def invalidate(self, key: ObjectKey) -> None:
-        """Drop the blocks of every version of an object that was overwritten or deleted.
-
-        This frees room and no more: a block is found by its ETag, so the blocks of an old version are never served for
-        a new one. Fills in progress are left alone.
-        """
-        tools, object_id = self._tools, layout.object_id(key)
-        try:
-            if tools.isolation.writable and tools.directory.index.has_object(object_id):
-                await tools.threads.index(tools.directory.drop_object, object_id)
-        except StoreUnavailable:
-            metrics.CACHE_STORE_UNAVAILABLE.add(1)
-
     async def evict(self, key: ObjectKey) -> int:
         """Evict an object on a user's request; return the bytes dropped. Raises StoreUnavailable."""
-        before = await asyncio.to_thread(explanation.holding, self._tools, key)
+        before = await asyncio.to_thread(explanation.holding, self._dependencies, key)
         await self.invalidate(key)
-        after = await asyncio.to_thread(explanation.holding, self._tools, key)
+        after = await asyncio.to_thread(explanation.holding, self._dependencies, key)
         return max(0, before.size_bytes - after.size_bytes)
 
-    @property
-    def isolation(self) -> CircuitBreaker:
-        return self._tools.isolation
-
     def usage(self) -> Usage:
-        return self._tools.directory.index.usage()
+        return self._dependencies.directory.index.usage()
 
     async def rebuild_index(self) -> None:
         """Find the blocks that the index does not know, where there may be any; one process does it for all."""
         await self._account()
-        await self._in_steps(self._tools.directory.pins.let_go())  # an unpinning may have been broken off
+        await self._in_steps(self._dependencies.directory.pins.let_go())  # an unpinning may have been broken off
 
     async def apply_settings(self, capacity_bytes: int) -> None:
-        """Make this process follow the current slots of `BlockSettings` and this capacity."""
-        tools, settings = self._tools, self._tools.settings
+        dependencies, settings = self._dependencies, self._dependencies.settings
         settings.follow_slots()
         capacity = capacity_of(capacity_bytes, settings.slots, settings.daily_writes_bytes)
-        tools.directory.configured_capacity = capacity
+        dependencies.directory.configured_capacity = capacity
         try:
-            await tools.threads.index_later(tools.directory.index.apply_settings, capacity)
+            await dependencies.threads.index_later(dependencies.directory.index.apply_settings, capacity)
         except StoreUnavailable as error:
-            tools.isolation.note(error)
+            dependencies.isolation.note(error)
 
     async def move_between_slots(self) -> None:
         """Move each block to the account of its current slot, and evict a little at a time beyond limits. One process
         does it for all, once all have the current slots."""
-        tools = self._tools
+        dependencies = self._dependencies
         await self._account()
-        await self._in_steps(tools.directory.shrinking())
-        (await tools.threads.index_later(tools.directory.shrink)).tell()
+        await self._in_steps(dependencies.directory.shrinking())
+        (await dependencies.threads.index_later(dependencies.directory.shrink)).tell()
 
     async def _in_steps(self, steps: Iterator[None]) -> None:
-        while await self._tools.threads.index_later(next, steps, _DONE) is not _DONE:
+        while await self._dependencies.threads.index_later(next, steps, _DONE) is not _DONE:
             pass
 
     async def _account(self) -> None:
         """Enter every file into the index, on the account of its key's current slot."""
-        tools = self._tools
+        dependencies = self._dependencies
         async with self._rebuilding:
-            slots = Slots(tools.settings.slots)  # the present ones to the end, though they change meanwhile
-            begun = await tools.threads.index_later(move_between_slots, tools.directory, slots)
-            await self._in_steps(rebuild(tools.directory, slots))
+            slots = Slots(dependencies.settings.slots)  # the present ones to the end, though they change meanwhile
+            begun = await dependencies.threads.index_later(move_between_slots, dependencies.directory, slots)
+            await self._in_steps(rebuild(dependencies.directory, slots))
             for _ in range(_LATE_LOOKS):
-                begun = await tools.threads.index_later(account_late, tools.directory, slots, begun)
+                begun = await dependencies.threads.index_later(account_late, dependencies.directory, slots, begun)
                 if not begun:
                     break
-                await tools.clock.sleep(_LATE_SECONDS)
+                await dependencies.clock.sleep(_LATE_SECONDS)
 
     def scrubber(self, settings: ScrubSettings) -> Scrubber:
         """Return a scrubber for blocks that are not read; one process runs it for all, and ends it before `close`."""
-        tools = self._tools
-        return Scrubber(settings, tools.directory, tools.threads, tools.isolation, tools.clock)
+        own = self._dependencies
+        return Scrubber(settings, own.directory, own.threads, own.isolation, own.clock)
 
     async def settle(self) -> None:
         """Wait until the fills now in progress have ended, well or badly."""
-        await self._tools.fetches.settle()
+        await self._dependencies.fetches.settle()
 
     async def close(self) -> None:
         """Break off the fills, write down what was used, and leave the directory in order. Readers must be gone."""
         self._keeping_up.cancel()
         await asyncio.gather(self._keeping_up, return_exceptions=True)
-        await self._tools.isolation.close()
-        await self._tools.fetches.close()
-        await self._writer.drain()
-        self._tools.open_files.close()
-        self._watcher.close()
+        await self._dependencies.isolation.close()
+        await self._dependencies.fetches.close()
+        await self._dependencies.writer.drain()
+        self._dependencies.open_files.close()
+        self._dependencies.watcher.close()
         await self.flush_accesses()
         self._beating.cancel()
         await asyncio.gather(self._beating, return_exceptions=True)
@@ -363,11 +449,11 @@ class BlockCache:
         await self._maintenance.flush_accesses()
 
     def _close_directory(self) -> None:
-        self._tools.threads.shut_down()
+        self._dependencies.threads.shut_down()
         try:
-            self._opened.close()
+            self._dependencies.opened.close()
         except (BlockError, OSError, lmdb.Error) as error:
             _log.warning(
                 "the cache directory could not be closed properly; the next start repairs it", error=str(error)
             )
-            self._opened.let_go()
+            self._dependencies.opened.let_go()

@@ -1,7 +1,7 @@
 """Files and index changed together, in the order that survives a kill between any two steps.
 
     a fetch      partial file → reserve (index) → rename → commit (index)
-    an adoption  reserve → link → commit
+    an ingest  reserve → link → commit
     an addition  reserve → append → extend (filling/small_block_fetch.py)
     a removal    take out of the index, the unlink pending → unlink → no longer pending
 
@@ -9,39 +9,29 @@ So a file without a block, or longer than it is counted, is named by a reservati
 worker's own directory of partial files; and a block without a file never begins to exist (a user may remove one:
 the reader then drops the block). A file that cannot be unlinked stays counted, and is tried again until it is gone. All
 of these calls block and belong on the index thread.
-
-`DiskThreads` are where blocking work runs: one thread for the index, a few for files. `trouble_of` says what a refusal
-of the disk means.
 """
 
 from __future__ import annotations
 
-import asyncio
-import errno
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
-
-import lmdb
+from typing import TypeVar
 
 from gateway.blocks import layout
 from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.files.store import BlockStore
 from gateway.blocks.index.eviction import GIVEN_BACK_TIMES, Capacity, Reserve, Step
-from gateway.blocks.index.index import BlockIndex, IndexFull, Pins
-from gateway.blocks.layout import Block, BlockRecord, Extent, Reservation, WorkerFile
-from gateway.core.errors import BlockDamaged, BlockError, NotKept, StoreUnavailable
+from gateway.blocks.index.index import BlockIndex, IndexFull
+from gateway.blocks.index.pins import Pins
+from gateway.blocks.index.rows import BlockRecord, Reservation, WorkerFile
+from gateway.blocks.layout import Block, Extent
+from gateway.core.errors import NotKept, StoreUnavailable
 from gateway.core.model import ObjectKey
-from gateway.disk.file_lease import close_opened, with_lease
-from gateway.disk.thread_priority import only_idle_disk
 from gateway.telemetry import metrics
 
 _SECONDS_OF_A_DAY = 86_400
@@ -81,7 +71,7 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True)
-class Adoption:
+class Ingest:
     """A file that lies elsewhere, and the blocks in it (filling/hard_link_ingest.py)."""
 
     source: Path
@@ -182,17 +172,17 @@ class BlockDirectory:
             raise
         self.index.release(reservation)
 
-    def adopt(self, adoption: Adoption) -> tuple[int, Evicted]:
+    def ingest(self, ingest: Ingest) -> tuple[int, Evicted]:
         """Enter the blocks of a file that lies elsewhere, by a second name; how many, and what had to go for them.
 
         StoreUnavailable when there is no room, or when the file cannot be linked; nothing has changed then.
         """
-        pin = self.pins.of(adoption.key) if adoption.key is not None else 0
-        reservation = replace(adoption.reservation, pin=pin)
+        pin = self.pins.of(ingest.key) if ingest.key is not None else 0
+        reservation = replace(ingest.reservation, pin=pin)
         evicted = self.reserve(reservation)
         try:
-            self.store.link(adoption.source, reservation.file)
-            return self.commit(reservation, adoption.blocks), evicted
+            self.store.link(ingest.source, reservation.file)
+            return self.commit(reservation, ingest.blocks), evicted
         except BaseException:
             self.discard(reservation)
             raise
@@ -363,192 +353,3 @@ class BlockDirectory:
             {names[slot]: count for slot, count in blocks.items()},
             {names[slot]: count for slot, count in size_bytes.items()},
         )
-
-
-class Trouble(StrEnum):
-    """Restricted use of the directory, the least harm first."""
-
-    FULL = "full"
-    """It gives, and takes nothing more: other programs have filled the disk, or a quota is used up."""
-
-    READ_ONLY = "read-only"
-    """It gives, and takes nothing: its file system went read-only, or writing fails."""
-
-    FAILING = "failing"
-    """It neither gives nor takes."""
-
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-_OF_THE_PROCESS = frozenset(
-    {errno.EBADF, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.EEXIST}
-)
-"""Errors that do not concern the disk. EBADF is a defect of this program: it closed another's descriptor."""
-
-
-def trouble_of(error: BaseException) -> Trouble | None:
-    """Return the disk trouble behind an error; None for others: no room in a slot, no descriptors, other bytes."""
-    for cause in _causes(error):
-        if isinstance(cause, lmdb.Error):
-            return _of_index(cause)
-        if isinstance(cause, OSError):
-            gone = isinstance(cause, FileNotFoundError) and isinstance(error, BlockDamaged)
-            return None if gone else _of_number(cause.errno)
-    return None
-
-
-def as_block_error(error: Exception) -> BlockError:
-    """Return an error of a disk thread as a BlockError."""
-    if isinstance(error, BlockError):
-        return error
-    failure = StoreUnavailable(f"the cache directory cannot be used: {error}")
-    failure.__cause__ = error
-    return failure
-
-
-def _of_index(error: lmdb.Error) -> Trouble | None:
-    if isinstance(error, lmdb.MapFullError):
-        return Trouble.FULL
-    return _of_number(getattr(error, "code", None))
-
-
-def _of_number(number: int | None) -> Trouble | None:
-    if number in _OF_THE_PROCESS:
-        return None
-    if number in _FULL:
-        return Trouble.FULL
-    return Trouble.READ_ONLY if number == errno.EROFS else Trouble.FAILING
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__
-
-
-_LOOK_SECONDS = 0.5
-"""Seconds between two looks of a waiting caller whether another process keeps the index from being written."""
-
-P = ParamSpec("P")
-R = TypeVar("R")
-Opened = TypeVar("Opened", BlockLease, BlockLease | None)
-
-
-class DiskThreads:
-    """The threads of one process's cache.
-
-    Errors of the disk come out as BlockError after `on_error` got them, except those of probes. `stalled` returns True
-    while another process keeps the index from being written: callers do not wait for that.
-    """
-
-    def __init__(self, disk_threads: int) -> None:
-        self.on_error: Callable[[BlockError], None] = _nobody
-        self.stalled: Callable[[], bool] = lambda: False
-        self._index = ThreadPoolExecutor(1, thread_name_prefix="block-index")
-        self._idle = ThreadPoolExecutor(1, thread_name_prefix="block-scrub", initializer=only_idle_disk)
-        self._disk = ThreadPoolExecutor(disk_threads, thread_name_prefix="block-disk")
-
-    async def index(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """Run what writes the index; to its end, even when the caller is cancelled, once it has begun.
-
-        StoreUnavailable when another process keeps the index from being written; what has begun then goes on later.
-        """
-        return await self._unless_stalled(lambda: self._index.submit(function, *arguments, **keywords), None)
-
-    async def index_or_undo(
-        self, undo: Callable[[R], None], function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs
-    ) -> R:
-        """Run work whose result needs an owner: `undo` gets it if the caller has left."""
-        return await self._unless_stalled(lambda: self._index.submit(function, *arguments, **keywords), undo)
-
-    async def index_later(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """Run what writes the index and no client waits for, however long that takes."""
-        return await self._outcome(self._index.submit(function, *arguments, **keywords))
-
-    async def probe(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """Run a test of the directory: its failures are its answer."""
-        return await self._outcome(self._index.submit(function, *arguments, **keywords), _nobody)
-
-    async def disk(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """Run what reads or writes block files."""
-        return await self._outcome(self._disk.submit(function, *arguments, **keywords))
-
-    async def open(self, function: Callable[P, Opened], *arguments: P.args, **keywords: P.kwargs) -> Opened:
-        """Open a block file; close it again if the caller has left."""
-        opening = self._disk.submit(function, *arguments, **keywords)
-        try:
-            return await self._outcome(opening)
-        except BaseException:
-            opening.add_done_callback(close_opened)
-            raise
-
-    async def idle(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """Read block files with idle disk priority."""
-        return await self._outcome(self._idle.submit(function, *arguments, **keywords))
-
-    def disk_holding(
-        self,
-        file: BlockLease,
-        function: Callable[Concatenate[BlockLease, P], R],
-        *arguments: P.args,
-        **keywords: P.kwargs,
-    ) -> Coroutine[Any, Any, R]:
-        """Run work on the disk with a lease of its own, which lasts until it is done.
-
-        This call takes the lease and begins the work at once, as its caller may be gone before it awaits the result.
-        """
-        return self._outcome(self._disk.submit(with_lease(file.share(), function), *arguments, **keywords))
-
-    def index_holding(
-        self,
-        file: BlockLease,
-        function: Callable[Concatenate[BlockLease, P], R],
-        *arguments: P.args,
-        **keywords: P.kwargs,
-    ) -> Coroutine[Any, Any, R]:
-        """As `disk_holding`, for what writes the index."""
-        return self._outcome(self._index.submit(with_lease(file.share(), function), *arguments, **keywords))
-
-    async def _unless_stalled(self, submit: Callable[[], Future[R]], undo: Callable[[R], None] | None) -> R:
-        if self.stalled():
-            raise _kept_from_writing()
-        future = submit()
-        outcome = asyncio.ensure_future(self._outcome(future))
-        try:
-            while not (await asyncio.wait((outcome,), timeout=_LOOK_SECONDS))[0]:
-                if self.stalled():
-                    raise _kept_from_writing()
-        except BaseException:
-            outcome.cancel()
-            if not future.cancel() and undo is not None:
-                future.add_done_callback(partial(self._undo, undo))
-            raise
-        return outcome.result()
-
-    def _undo(self, undo: Callable[[R], None], future: Future[R]) -> None:
-        if not future.cancelled() and future.exception() is None:
-            with suppress(RuntimeError):  # the threads are being shut down: the next process of the slot clears up
-                self._index.submit(undo, future.result())
-
-    async def _outcome(self, future: Future[R], on_error: Callable[[BlockError], None] | None = None) -> R:
-        try:
-            return await asyncio.wrap_future(future)
-        except (BlockError, OSError, lmdb.Error) as error:
-            failure = as_block_error(error)
-            (on_error or self.on_error)(failure)
-            raise failure from failure.__cause__
-
-    def shut_down(self) -> None:
-        """Wait for what runs; blocks."""
-        self._idle.shutdown(wait=True)
-        self._disk.shutdown(wait=True)
-        self._index.shutdown(wait=True)
-
-
-def _kept_from_writing() -> StoreUnavailable:
-    return StoreUnavailable("the block index cannot be written: another process holds its lock")
-
-
-def _nobody(_error: BlockError) -> None:
-    """Ignore the error."""

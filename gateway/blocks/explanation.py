@@ -6,8 +6,8 @@ from collections import Counter
 from typing import NamedTuple
 
 from gateway.blocks import layout
-from gateway.blocks.reading.reader import SUB_BLOCK_BYTES, are_used
-from gateway.blocks.reading.sources import ReadDependencies
+from gateway.blocks.dependencies import CacheDependencies
+from gateway.blocks.reading.plan import SUB_BLOCK_BYTES, are_used
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 
 BLOCKS_EXPLAINED_MAX = 100_000
@@ -47,18 +47,22 @@ class Holding(NamedTuple):
     size_bytes: int
 
 
-def why_not_kept(tools: ReadDependencies, size_bytes: int | None, slot: str) -> str | None:
+def why_not_kept(dependencies: CacheDependencies, size_bytes: int | None, slot: str) -> str | None:
     """In words; None: it is kept. `size_bytes`: None where it is not known."""
-    if not tools.isolation.writable:
-        return f"the cache directory takes nothing: {tools.isolation.state}"
-    if size_bytes is not None and not tools.settings.keeps(slot, size_bytes):
+    if not dependencies.isolation.writable:
+        return f"the cache directory takes nothing: {dependencies.isolation.state}"
+    if size_bytes is not None and not dependencies.settings.keeps(slot, size_bytes):
         return "it is larger than the objects that its slot keeps (max_cached_object_size)"
     return None
 
 
-def presence(tools: ReadDependencies, version: ObjectVersion, slot: str) -> Presence:
+def presence(dependencies: CacheDependencies, version: ObjectVersion, slot: str) -> Presence:
     """Blocks; StoreUnavailable."""
-    size_bytes, index, ids = tools.settings.block_size_of(slot), tools.directory.index, layout.BlockIds(version)
+    size_bytes, index, ids = (
+        dependencies.settings.block_size_of(slot),
+        dependencies.directory.index,
+        layout.BlockIds(version),
+    )
     blocks = -(-version.size_bytes // size_bytes)
     looked_at = min(blocks, BLOCKS_EXPLAINED_MAX)
     counts, here_bytes, missing = Counter[str](), 0, list[ByteRange]()
@@ -68,19 +72,19 @@ def presence(tools: ReadDependencies, version: ObjectVersion, slot: str) -> Pres
             layout.block_at(version, number, size_bytes, ids)
             for number in range(first, min(first + _AT_ONCE, looked_at))
         ]
-        for block, standing in zip(some, index.standings([block.id for block in some]), strict=True):
-            if standing == "here":
+        for block, state in zip(some, index.states([block.id for block in some]), strict=True):
+            if state == "here":
                 counts["here"] += 1
                 here_bytes += block.length
                 continue
             numbers = layout.block_numbers(block.range, SUB_BLOCK_BYTES)
             pieces = [layout.block_at(version, number, SUB_BLOCK_BYTES, ids) for number in numbers[:pieces_left]]
             pieces_left -= len(pieces)
-            standings = index.standings([piece.id for piece in pieces])
-            found = [piece.length for piece, one in zip(pieces, standings, strict=True) if one == "here"]
+            states = index.states([piece.id for piece in pieces])
+            found = [piece.length for piece, one in zip(pieces, states, strict=True) if one == "here"]
             here_bytes += sum(found)
             counts["partly"] += bool(found)
-            counts["evicted"] += not found and "evicted" in (standing, *standings)
+            counts["evicted"] += not found and "evicted" in (state, *states)
             if missing and missing[-1].stop == block.offset:
                 missing[-1] = ByteRange(missing[-1].first, block.range.last)
             elif len(missing) < MISSING_SHOWN:
@@ -88,6 +92,6 @@ def presence(tools: ReadDependencies, version: ObjectVersion, slot: str) -> Pres
     return Presence(blocks, looked_at, counts["here"], counts["partly"], counts["evicted"], here_bytes, missing)
 
 
-def holding(tools: ReadDependencies, key: ObjectKey) -> Holding:
+def holding(dependencies: CacheDependencies, key: ObjectKey) -> Holding:
     """Blocks; StoreUnavailable."""
-    return Holding(*tools.directory.index.held_of(layout.object_id(key), BLOCKS_EXPLAINED_MAX))
+    return Holding(*dependencies.directory.index.held_of(layout.object_id(key), BLOCKS_EXPLAINED_MAX))

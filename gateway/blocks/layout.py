@@ -1,5 +1,4 @@
-"""The form of blocks on disk and in the index: numbers, names and headers, and the index's rows, packed and unpacked.
-Pure.
+"""The form of blocks on disk: numbers, names and headers, packed and unpacked. Pure.
 
 A block is `length` bytes at `offset` of one object version. On disk it is an extent (file, offset, length, checksums of
 every 64 KiB) of a file whose bytes never change. A block that is fetched into a file of its own stands behind a header:
@@ -8,19 +7,6 @@ every 64 KiB) of a file whose bytes never change. A block that is fetched into a
     4096·n the block's bytes, to the end of the file
 
 Small objects lie together in segments, each behind such a header, more closely aligned (files/store.py).
-The index is LMDB tables:
-
-blocks   block key → where the block lies. A row whose file the index has no more, or remembers only, counts for nothing
-files    file key → FileRecord
-queues   (slot, queue, sequence, file key) → nothing: the files of each slot's queues in order
-state    a letter, then:
-    s  slot name → its number, given once
-    a  slot number → SlotAccount
-    r  (worker, file) → bytes and slot: what files that are being written will take
-    u  (worker, file) → bytes: files that left the index and await their unlink, with their counted bytes
-    p  pin number → its prefix
-    b  directory of data files → bytes in it that the index does not know yet
-    c  name → totals, counters and marks
 
 docs/on-disk-format.md is the reference for every field.
 """
@@ -31,17 +17,13 @@ import hashlib
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import NamedTuple
 
-import lmdb
 from awscrt import checksums
 
-from gateway.core.errors import BlockDamaged, ConfigError
+from gateway.core.errors import BlockDamaged
 from gateway.core.immutable import immutable
 from gateway.core.model import ByteRange, Homes, ObjectKey, ObjectVersion
-from gateway.policy.slots import Slots
 
 CHUNK_BYTES = 64 * 1024
 """Bytes of one checksum; the last chunk of a block may be shorter."""
@@ -112,7 +94,7 @@ class _Tags:
 _TAGS = _Tags()
 
 
-def keep_apart(homes: Homes, first: str) -> None:
+def set_home_tags(homes: Homes, first: str) -> None:
     """From now on, in this process, blocks of a bucket are never taken for those of a bucket of the same name at
     another home: there, too, one ETag may stand for other bytes. Blocks of the home `first` bear no tag: the main one
     when the directory was begun, wherever the main one is by now."""
@@ -297,309 +279,3 @@ def _encode(text: str) -> bytes:
 
 def _decode(text: bytes) -> str:
     return text.decode("utf-8", "surrogatepass")
-
-
-_BLOCK = struct.Struct("<8sBII")
-_FILE = struct.Struct("<BBHIQQQI")
-_RESERVATION = struct.Struct("<QH")
-_QUEUE = struct.Struct(">HBQ")
-_SLOT = struct.Struct(">H")
-_WORKER = struct.Struct(">I")
-_PIN = struct.Struct(">Q")
-_NUMBERS = {count: struct.Struct(f"<{count}Q") for count in range(1, 8)}
-
-FILE_KEY_BYTES = 8
-QUEUE_OFFSET = 0
-"""Place of the queue's number in a packed FileRecord."""
-
-OFFSET_MAX = 1 << 40
-"""Limit of a block's offset in its file."""
-
-
-@immutable
-class BlockRecord:
-    block_id: bytes
-    extent: Extent
-
-
-@immutable
-class FileRecord:
-    """One file, in which one or more blocks lie: what is counted, and what goes when room is needed.
-
-    `disk_bytes` is what unlinking it gives back; `slot` the number of the one on whose account it is. `sequence` is its
-    place in the order of use: a counter kept in the index, so that no clock, no time zone and no reboot can disturb the
-    order. `blocks` is how many lie in it.
-
-    `queue` is where it stands in its slot, `frequency` how often it was used there and `used_at` when last, as far as
-    the slot's policy counts and in its time (policies.py). `pin` is the number of the pin that holds it, or 0.
-    """
-
-    file: str
-    slot: int
-    disk_bytes: int
-    sequence: int
-    blocks: int = 1
-    queue: int = 0
-    frequency: int = 0
-    used_at: int = 0
-    pin: int = 0
-
-
-@immutable
-class Reservation:
-    """Room set aside on a slot's account for a file that is not in the index yet.
-
-    `wanted` is room that a user has asked for expressly: the least recently used files give way,
-    whatever the slot's policy prefers. `pin` is the number of the pin that the file is under, or 0. `to_write` is
-    False for a file that is on this disk already. `blocks` is the number of blocks to enter.
-    """
-
-    file: str
-    slot: str
-    disk_bytes: int
-    wanted: bool = False
-    pin: int = 0
-    to_write: bool = True
-    blocks: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFile:
-    """A file that a worker writes, or is to unlink."""
-
-    worker: int
-    file: str
-
-
-def block_key(block_id: bytes) -> bytes:
-    """Sorts the blocks of one object together: the part of its id that they share comes first."""
-    return block_id[-OBJECT_ID_BYTES:] + block_id[:-OBJECT_ID_BYTES]
-
-
-def block_id_of(key: bytes) -> bytes:
-    return key[OBJECT_ID_BYTES:] + key[:OBJECT_ID_BYTES]
-
-
-def file_key(file: str) -> bytes:
-    """Return a file's key in the index: names are random, so these 64 bits are."""
-    return hashlib.blake2b(file.encode(), digest_size=FILE_KEY_BYTES).digest()
-
-
-def pack_block(extent: Extent) -> bytes:
-    high, low = divmod(extent.offset, 1 << 32)
-    return _BLOCK.pack(file_key(extent.file), high, low, extent.length) + extent.checksums
-
-
-def unpack_extent(packed: bytes, packed_file: bytes) -> Extent:
-    """Return a block's place from its row and that of its file."""
-    _, high, low, length = _BLOCK.unpack_from(packed)
-    return Extent(packed_file[_FILE.size :].decode(), high << 32 | low, length, packed[_BLOCK.size :])
-
-
-def pack_file(record: FileRecord) -> bytes:
-    return (
-        _FILE.pack(
-            record.queue,
-            record.frequency,
-            record.slot,
-            record.blocks,
-            record.sequence,
-            record.disk_bytes,
-            record.used_at,
-            record.pin,
-        )
-        + record.file.encode()
-    )
-
-
-def unpack_file(packed: bytes) -> FileRecord:
-    queue, frequency, slot, blocks, sequence, disk_bytes, used_at, pin = _FILE.unpack_from(packed)
-    file = packed[_FILE.size :].decode()
-    return FileRecord(file, slot, disk_bytes, sequence, blocks, queue, frequency, used_at, pin)
-
-
-def queue_key(file: FileRecord) -> bytes:
-    """Sorts the files of each queue of a slot."""
-    return _QUEUE.pack(file.slot, file.queue, file.sequence) + file_key(file.file)
-
-
-def queue_prefix(slot: int, queue: int) -> bytes:
-    return _QUEUE.pack(slot, queue, 0)[: _SLOT.size + 1]
-
-
-def pack_slot(number: int) -> bytes:
-    """A slot's number, as keys begin with it."""
-    return _SLOT.pack(number)
-
-
-def unpack_slot(packed: bytes) -> int:
-    return int(_SLOT.unpack(packed)[0])
-
-
-def pack_pin(number: int) -> bytes:
-    return _PIN.pack(number)
-
-
-def unpack_pin(packed: bytes) -> int:
-    return int(_PIN.unpack(packed)[0])
-
-
-def worker_key(worker: int, name: bytes = b"") -> bytes:
-    """A key of one worker's part of a table."""
-    return _WORKER.pack(worker) + name
-
-
-def pack_reservation(disk_bytes: int, slot: int) -> bytes:
-    return _RESERVATION.pack(disk_bytes, slot)
-
-
-def unpack_reservation(packed: bytes) -> tuple[int, int]:
-    """Bytes on disk, and the number of the slot."""
-    return _RESERVATION.unpack(packed)
-
-
-def pack_worker_file(holder: WorkerFile) -> bytes:
-    return worker_key(holder.worker, holder.file.encode())
-
-
-def unpack_worker_file(packed: bytes) -> WorkerFile:
-    return WorkerFile(_WORKER.unpack_from(packed)[0], packed[_WORKER.size :].decode())
-
-
-def pack_numbers(*numbers: int) -> bytes:
-    return _NUMBERS[len(numbers)].pack(*numbers)
-
-
-def unpack_numbers(packed: bytes | None, count: int) -> tuple[int, ...]:
-    """Zeros where nothing is written down."""
-    return _NUMBERS[count].unpack(packed) if packed is not None else (0,) * count
-
-
-Table: TypeAlias = Any
-"""An LMDB named database: an opaque handle."""
-
-SLOTS, ACCOUNTS, RESERVED = b"s", b"a", b"r"
-PENDING_UNLINKS, PINS, REBUILD, COUNTERS = b"u", b"p", b"b", b"c"
-
-
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """A handle of each table."""
-
-    blocks: Table
-    files: Table
-    queues: Table
-    state: Table
-
-    @classmethod
-    def open(cls, environment: lmdb.Environment) -> Tables:
-        """Open all of them, made where they do not exist."""
-        return cls(*(environment.open_db(table.name.encode()) for table in fields(cls)))
-
-
-TABLES_MAX = len(fields(Tables))
-
-
-def get(transaction: lmdb.Transaction, table: Table, key: bytes) -> bytes | None:
-    return cast("bytes | None", transaction.get(key, db=table))
-
-
-def items(
-    transaction: lmdb.Transaction, table: Table, prefix: bytes = b"", start: bytes = b""
-) -> Iterator[tuple[bytes, bytes]]:
-    """The keys that begin with `prefix` and their values, in order, from the key `start` on."""
-    cursor = transaction.cursor(db=table)
-    start = max(prefix, start)
-    if start and not cursor.set_range(start):
-        return
-    for key, value in cast("Iterator[tuple[bytes, bytes]]", cursor.iternext()):
-        if not key.startswith(prefix):
-            return
-        yield key, value
-
-
-def first_key(transaction: lmdb.Transaction, table: Table, prefix: bytes) -> bytes | None:
-    cursor = transaction.cursor(db=table)
-    if not cursor.set_range(prefix):
-        return None
-    key = cast(bytes, cursor.key())
-    return key if key.startswith(prefix) else None
-
-
-def size_bytes(transaction: lmdb.Transaction, of: Tables) -> int:
-    """Return the bytes of all tables' pages, without those free for reuse or kept for readers."""
-    pages, page_bytes = 0, 0
-    for table in fields(of):
-        facts = transaction.stat(getattr(of, table.name))
-        pages += facts["branch_pages"] + facts["leaf_pages"] + facts["overflow_pages"]
-        page_bytes = facts["psize"]
-    return pages * page_bytes
-
-
-BLOCK_SIZE_BYTES_MAX = 256 * 1024 * 1024
-
-PACKED_BYTES_MAX = 1024 * 1024
-"""A small block lies in memory as a whole until it is written: not more than a reader may hold (sources.READ_BYTES)."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlockSettings:
-    """Every worker process that shares `directory` is given the same settings.
-
-    `capacity_bytes` bounds the block files on disk, headers included, fills in progress included; `slots` have
-    shares of it, and block sizes other than `block_size_bytes`. `fills_max` bounds the fills
-    of one process that run at the same time; readahead takes at most two of three, so that a reader that waits for its
-    first byte never queues behind bytes without a reader. Blocks of at most `small_object_bytes_max`, short last
-    ones and whole small objects among them, are packed together in segments; the others have a file of their own.
-    Fills write at most `daily_writes_bytes` a day (UTC), all processes together, with the index's
-    own writes; None: no limit. The index takes `index_bytes_max` at most; None: as much as its map holds.
-    Files that all processes have in memory lie in `shared_directory`; None: in `directory`. `homes` are the places of
-    buckets: all parts of a process share one.
-    """
-
-    directory: Path
-    capacity_bytes: int
-    block_size_bytes: int = 8 * 1024 * 1024
-    readahead_bytes: int = 256 * 1024 * 1024
-    fills_max: int = 48
-    fill_retries: int = 3
-    disk_threads: int = 8
-    access_flush_seconds: float = 1.0
-    slots: Slots = field(default_factory=Slots)
-    small_object_bytes_max: int = PACKED_BYTES_MAX
-    daily_writes_bytes: int | None = None
-    index_bytes_max: int | None = None
-    shared_directory: Path | None = None
-    homes: Homes = field(default_factory=lambda: Homes(""))
-    _block_sizes: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _kept_object_bytes_max: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def block_size_of(self, slot: str) -> int:
-        """The size of the blocks of a slot's objects."""
-        return self._block_sizes.get(slot, self.block_size_bytes)
-
-    def keeps(self, slot: str, size_bytes: int) -> bool:
-        size_max = self._kept_object_bytes_max.get(slot)
-        return size_max is None or size_bytes <= size_max
-
-    def follow_slots(self) -> None:
-        """Follow a change of slots. Reads under way in a removed slot keep its size of blocks."""
-        for slot in self.slots:
-            self._kept_object_bytes_max.pop(slot.name, None)
-            if slot.kept_object_bytes_max is not None:
-                self._kept_object_bytes_max[slot.name] = slot.kept_object_bytes_max
-            self._block_sizes[slot.name] = slot.block_size_bytes or self.block_size_bytes
-
-    def __post_init__(self) -> None:
-        self.follow_slots()
-        for size in (self.block_size_bytes, *self._block_sizes.values()):
-            if size % CHUNK_BYTES or not CHUNK_BYTES <= size <= BLOCK_SIZE_BYTES_MAX:
-                raise ConfigError("cache.block_size", size, "a multiple of 64 KiB, 64 KiB to 256 MiB")
-        if not 0 <= self.small_object_bytes_max <= PACKED_BYTES_MAX:
-            raise ConfigError("cache.small_object_max", self.small_object_bytes_max, "0 to 1 MiB")
-        if self.capacity_bytes < 0:
-            raise ConfigError("cache.capacity", self.capacity_bytes, "0 or more bytes")
-        if self.readahead_bytes < 0:
-            raise ConfigError("cache.readahead", self.readahead_bytes, "0 or more bytes")
-        if self.fills_max < 1 or self.disk_threads < 1:
-            raise ConfigError("cache.fills_max", self.fills_max, "1 or more fills and 1 or more disk threads")

@@ -16,8 +16,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from gateway.blocks.cache import BlockCache
-from gateway.blocks.disabled_cache import Blocks
+from gateway.blocks.cache import BlockCache, PassthroughCache
 from gateway.core import cancellation
 from gateway.core.clock import Clock
 from gateway.core.errors import S3Error
@@ -278,7 +277,7 @@ class AppContext:
     origin: Origin
     catalog: Catalog
     answers: BucketMetadataCache
-    blocks: Blocks
+    blocks: PassthroughCache
     slots: Slots
     clock: Clock
     buffers: BodyBuffers = field(default_factory=BodyBuffers)

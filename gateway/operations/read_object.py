@@ -27,7 +27,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedResponse
-from gateway.blocks.reading.reader import Outcome
+from gateway.blocks.reading.plan import Outcome
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
 from gateway.core.model import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion, PinnedFileSpan
 from gateway.metadata.catalog import CHECKSUM_MODE, is_remembered
@@ -429,7 +429,7 @@ def begin_unpinned(context: RequestContext, headers: Mapping[str, str]) -> tuple
     habits = catalog.habits(key.bucket)
     if habits.weak_etags or habits.no_ranges or habits.withheld_etags:
         return None  # the answer could not be continued
-    look = blocks.first_look(key, wanted.first, vary_headers(headers))
+    look = blocks.begin_unpinned_get(key, wanted.first, vary_headers(headers))
     return (look, wanted) if look is not None else None
 
 
@@ -683,7 +683,7 @@ class _Get:
         byte_range = asked or ByteRange(0, version.size_bytes - 1)
         blocks = context.services.blocks
         why = blocks.why_missing(version, slot=context.slot.name, before=self.before)
-        body = blocks.arrived(
+        body = blocks.inline_response(
             version,
             byte_range,
             slot=context.slot.name,

@@ -47,7 +47,7 @@ def test_settings_that_change_while_the_background_process_opens_the_directory_a
         changing = asyncio.create_task(change_early())
         async with background_services(live, instance_id="instance", shared_directory=None) as kept:
             await changing
-            return kept.blocks._tools.directory.capacity.total_bytes
+            return kept.blocks._dependencies.directory.capacity.total_bytes
 
     (tmp_path / "cache").mkdir()
     assert asyncio.run(scenario()) == 96 * MIB

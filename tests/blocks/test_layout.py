@@ -46,24 +46,24 @@ def test_blocks_of_one_bucket_at_two_homes_are_not_one() -> None:
     try:
         found = []
         for homes in (Homes("m"), Homes("m", {"bucket": "http://a"}), Homes("m", {"bucket": "http://b"})):
-            layout.keep_apart(homes, "m")
+            layout.set_home_tags(homes, "m")
             block = layout.block_at(version, 0, 64 * 1024)
             found.append((block, layout.pack_header(block, checksums_for(block)), layout.object_id(version.key)))
             assert block.id == layout.block_id(version, 0, 64 * 1024)
             assert block.id.endswith(layout.object_id(version.key))
         assert len({block.id for block, _, _ in found}) == len({ids for _, _, ids in found}) == 3
-        layout.keep_apart(Homes("m", {"other": "http://a"}), "m")
+        layout.set_home_tags(Homes("m", {"other": "http://a"}), "m")
         assert layout.block_at(version, 0, 64 * 1024) == found[0][0]
         moved = layout.block_at(other, 0, 64 * 1024)
         for main, ids in (("http://a", 1), ("http://b", 2)):  # the main home is another, wherever it was before
-            layout.keep_apart(Homes(main, {"other": "m"}), "m")
+            layout.set_home_tags(Homes(main, {"other": "m"}), "m")
             assert layout.block_at(version, 0, 64 * 1024) == found[ids][0]
             assert layout.block_at(other, 0, 64 * 1024).id != moved.id
         for block, header, _ in found:  # whatever the homes are by now
             assert layout.unpack_header(header)[0] == block
             assert layout.header_bytes(header) == len(header)
     finally:
-        layout.keep_apart(Homes(""), "")
+        layout.set_home_tags(Homes(""), "")
     assert layout.block_at(other, 0, 64 * 1024).id != moved.id
 
 

@@ -47,10 +47,10 @@ async def check(directory: Path) -> None:
     """The accounts fit the disk, the disk fits the capacity, and every block holds the object's bytes."""
     async with open_cache(directory, make_origin(), capacity_bytes=CAPACITY, block_size_bytes=64 * KIB) as cache:
         usage = cache.usage()
-        indexed = {file.file: file.disk_bytes for file in cache._tools.directory.index.files()}
+        indexed = {file.file: file.disk_bytes for file in cache._dependencies.directory.index.files()}
         assert indexed == {path.name: layout.in_pages(path.stat().st_size) for path in block_files(directory)}
         assert (usage.used_bytes, usage.reserved_bytes) == (sum(indexed.values()), 0)
-        assert usage.blocks == sum(1 for _ in cache._tools.directory.index.blocks())
+        assert usage.blocks == sum(1 for _ in cache._dependencies.directory.index.blocks())
         assert usage.used_bytes <= CAPACITY
         assert partial_files(directory) == []
     origin = make_origin()
@@ -74,7 +74,7 @@ def test_what_one_process_fetched_another_serves(tmp_path: Path) -> None:
     async def scenario() -> None:
         origin = make_origin()
         async with open_cache(tmp_path / "c", origin, capacity_bytes=CAPACITY, block_size_bytes=64 * KIB) as cache:
-            index = cache._tools.directory.index
+            index = cache._dependencies.directory.index
             cached = {record.block_id for record in index.blocks()}
             hits = 0
             for version in objects(origin):

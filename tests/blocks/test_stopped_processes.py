@@ -122,7 +122,7 @@ def check_left_in_order(directory: Path) -> None:
         async with open_cache(directory, make_origin(), worker=9, block_size_bytes=BLOCK) as cache:
             usage = cache.usage()
             assert (usage.blocks, usage.reserved_bytes) == (1, 0)
-            assert usage.used_bytes == sum(file.disk_bytes for file in cache._tools.directory.index.files())
+            assert usage.used_bytes == sum(file.disk_bytes for file in cache._dependencies.directory.index.files())
 
     asyncio.run(scenario())
 

@@ -349,7 +349,7 @@ def test_a_cancelled_job_fetches_no_further(tmp_path: Path, size_bytes: int) -> 
             job = await bench.jobs.start(JobKind.WARM, PREFIX)
             await until(lambda: gets(origin) >= 12)
             reading = asyncio.create_task(read(bench.cache, versions[3]))
-            await until(lambda: any(fetch.is_awaited for fetch in bench.cache._tools.fetches._fetches.values()))
+            await until(lambda: any(fetch.is_awaited for fetch in bench.cache._dependencies.fetches._fetches.values()))
             cancelled = await bench.jobs.cancel(job.id)
             assert cancelled is not None
             assert (cancelled.state, cancelled.objects_done, cancelled.bytes_done) == (JobState.CANCELLED, 0, 0)

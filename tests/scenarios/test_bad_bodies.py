@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import httpx
 import pytest
 
-from gateway.blocks.disabled_cache import ClosedCache
+from gateway.blocks.cache import PassthroughCache
 from gateway.core.clock import SystemClock
 from gateway.core.errors import OriginError, StoreUnavailable
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
@@ -149,7 +149,7 @@ def test_1_3_without_any_cache_too(effect: str) -> None:
         origin.create_bucket("bucket")
         etag = origin.put("bucket", "k", CONTENT)
         version = ObjectVersion(ObjectKey("bucket", "k"), etag, SIZE_BYTES)
-        cache = ClosedCache(origin, Hurried())
+        cache = PassthroughCache.without_directory(origin, Hurried())
 
         async def read() -> bytes:
             reader = await cache.open_range(version, ByteRange(0, SIZE_BYTES - 1))

@@ -121,7 +121,7 @@ def test_9_1_what_was_found_damaged_counts_as_evicted(tmp_path: Path) -> None:
         await ask(gateway, "/bucket/large")
         for file in block_files(tmp_path):
             file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
-        for lease in list(gateway.blocks._tools.open_files._leases.values()):
+        for lease in list(gateway.blocks._dependencies.open_files._leases.values()):
             lease.file.distrust()
         assert (await ask(gateway, "/bucket/large")).endswith("reason=evicted")
 

@@ -365,7 +365,7 @@ async def check_accounts(directory: Path, slots: Slots, versions: set[tuple[str,
     async with open_cache(
         directory, make_origin(), capacity_bytes=64 * MIB, block_size_bytes=BLOCK_BYTES, slots=slots
     ) as cache:
-        tools = cache._tools.directory
+        tools = cache._dependencies.directory
         files = {file.file: file for file in tools.index.files()}
         on_disk = {path.name: path.stat().st_blocks * 512 for path in block_files(directory)}
         assert {name: file.disk_bytes for name, file in files.items()} == on_disk

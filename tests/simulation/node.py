@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, cast
 
 from gateway.app.write_back import Flushing, FlushServices
-from gateway.blocks.disabled_cache import ClosedCache
+from gateway.blocks.cache import PassthroughCache
 from gateway.core.clock import Moment
 from gateway.core.errors import StoreUnavailable
 from gateway.edge import asgi
@@ -61,13 +61,13 @@ def _absorbs(tx: JournalTransaction, bucket: str, *, with_local_etags: bool) -> 
     return capabilities is not None and why_of_bucket(capabilities, may_be_local=with_local_etags) is None
 
 
-class _NoBlocks(ClosedCache):
+class _NoBlocks(PassthroughCache):
     """No block cache: what is flushed is not kept."""
 
     def keep_free(self, _: Callable[[], int]) -> None:
         """Nothing is taken."""
 
-    async def adopt(self, *_: Any, **__: Any) -> bool:
+    async def ingest(self, *_: Any, **__: Any) -> bool:
         raise StoreUnavailable("this node keeps no blocks")
 
     async def keep_only(self, prefixes: Sequence[str]) -> tuple[dict[str, int], dict[str, str]]:
@@ -143,7 +143,7 @@ class Node:
             origin = self._origin.of(process)
             catalog = Catalog.switched_off(origin, self.clock)
             answers = BucketMetadataCache(self.directory.with_name("answers"), catalog.now_of_bucket, ttl_seconds=0)
-            blocks = _NoBlocks(origin, self.clock)
+            blocks = _NoBlocks.without_directory(origin, self.clock)
             services = AppContext(origin, catalog, answers, blocks, self.slots, self.clock, writeback=buffer)
             authenticator = Authenticator(ConfiguredKeyring([]), self.clock, allow_unsigned=True)
             self._apps[number] = asgi.S3App(services, authenticator, (), "feedfacefeedface")
@@ -161,7 +161,7 @@ class Node:
             around = FlushServices(
                 origin,
                 Catalog.switched_off(origin, self.clock),
-                cast(Any, _NoBlocks(origin, self.clock)),
+                cast(Any, _NoBlocks.without_directory(origin, self.clock)),
                 self.slots,
                 self.clock,
             )

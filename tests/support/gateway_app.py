@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.layout import BlockSettings
+from gateway.blocks.settings import BlockSettings
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.model import Homes
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, Keyring

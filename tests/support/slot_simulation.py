@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from gateway.blocks.index.policies import POLICIES, Eviction, Queue, SlotAccount
+from gateway.blocks.index.rows import FileRecord
 from gateway.blocks.index.transaction import REMEMBERED_TIMES
-from gateway.blocks.layout import FileRecord
 
 BLOCK_BYTES = 8 * 1024 * 1024
 

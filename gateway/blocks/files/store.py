@@ -34,7 +34,8 @@ from awscrt import checksums
 from gateway.blocks import layout
 from gateway.blocks.files import page_cache
 from gateway.blocks.files.block_file import BlockLease, lease_of
-from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, BlockRecord, Extent
+from gateway.blocks.index.rows import BlockRecord
+from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
 from gateway.core.errors import BlockDamaged, StoreUnavailable
 from gateway.core.immutable import immutable
 from gateway.disk.atomic_write import set_aside
@@ -183,8 +184,7 @@ class BlockStore:
             descriptor = os.open(self._partial / file, flags, FILE_MODE)
         except OSError as error:
             raise StoreUnavailable(f"a block file cannot be created: {error}") from error
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        return lease_of(descriptor, is_mappable=self._maps_files)
+        return self._lease(descriptor)
 
     def open_of(self, worker: int, file: str) -> BlockLease | None:
         """A file that any slot fills, or has just published, for reading; None when there is none any more."""
@@ -195,8 +195,7 @@ class BlockStore:
                 continue
             except OSError as error:
                 raise StoreUnavailable(f"the file of a fetch cannot be opened: {error}") from error
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-            return lease_of(descriptor, is_mappable=self._maps_files)
+            return self._lease(descriptor)
         return None
 
     def write(self, file: BlockLease, content: bytes | bytearray | memoryview, offset: int) -> None:
@@ -308,9 +307,12 @@ class BlockStore:
             raise BlockDamaged("the block's file is gone") from error
         except OSError as error:
             raise StoreUnavailable(f"a block file cannot be opened: {error}") from error
+        return self._lease(descriptor, is_segment=is_segment(extent.file))
+
+    def _lease(self, descriptor: int, *, is_segment: bool = False) -> BlockLease:
         # Without this the kernel reads more than it is asked for; what is worth reading ahead is known here.
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        return lease_of(descriptor, is_segment=is_segment(extent.file), is_mappable=self._maps_files)
+        return lease_of(descriptor, is_segment=is_segment, is_mappable=self._maps_files)
 
     def unlink(self, file: str) -> None:
         """Remove a file, published or partial, of this slot; one that is not there is fine."""

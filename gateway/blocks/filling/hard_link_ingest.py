@@ -16,14 +16,15 @@ from pathlib import Path
 from awscrt import checksums as crt
 
 from gateway.blocks import layout
-from gateway.blocks.directory import Adoption
-from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, BlockRecord, Extent, Reservation
+from gateway.blocks.directory import Ingest
+from gateway.blocks.index.rows import BlockRecord, Reservation
+from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import ByteRange, ObjectVersion
 
 
 @dataclass(frozen=True, slots=True)
-class OfferedFile:
+class IngestedFile:
     """A file that begins with `size_bytes` bytes of `version`, those at `offset`, and will never be written again.
 
     `checksums` gives the CRC32C of each 64 KiB chunk of these, 4 bytes little-endian each, where they are known: they
@@ -37,49 +38,48 @@ class OfferedFile:
     checksums: Callable[[], bytes] | None = None
 
 
-def describe(offered: OfferedFile, slot: str, block_size_bytes: int) -> Adoption | None:
+def describe(ingested: IngestedFile, slot: str, block_size_bytes: int) -> Ingest | None:
     """Return the records of a file on a slot's account; None if no block lies wholly in it.
 
     Reads bytes without checksums; raises StoreUnavailable when that fails. The whole file takes room, also behind the
     bytes.
     """
     try:
-        records = list(_records(offered, block_size_bytes))
-        disk_bytes = offered.path.stat().st_size
+        records = list(_records(ingested, block_size_bytes))
+        disk_bytes = ingested.path.stat().st_size
     except OSError as error:
         raise StoreUnavailable(f"a file to be linked into the cache cannot be read: {error}") from error
     if not records:
         return None
     file = layout.file_name(records[0].block_id, secrets.token_hex(8))
     placed = [replace(record, extent=record.extent._replace(file=file)) for record in records]
-    return Adoption(
-        offered.path, Reservation(file, slot, layout.in_pages(disk_bytes), to_write=False), placed, offered.version.key
-    )
+    reservation = Reservation(file, slot, layout.in_pages(disk_bytes), to_write=False)
+    return Ingest(ingested.path, reservation, placed, ingested.version.key)
 
 
-def _records(offered: OfferedFile, block_size_bytes: int) -> Iterator[BlockRecord]:
-    whole = list(_whole_blocks(offered, block_size_bytes))
+def _records(ingested: IngestedFile, block_size_bytes: int) -> Iterator[BlockRecord]:
+    whole = list(_whole_blocks(ingested, block_size_bytes))
     if not whole:
         return
-    known = offered.checksums() if offered.checksums else b""
-    descriptor = os.open(offered.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    known = ingested.checksums() if ingested.checksums else b""
+    descriptor = os.open(ingested.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        if os.fstat(descriptor).st_size < offered.size_bytes:
+        if os.fstat(descriptor).st_size < ingested.size_bytes:
             raise StoreUnavailable("a file to be linked into the cache is shorter than it was")
         for block in whole:
-            start = block.offset - offered.offset
+            start = block.offset - ingested.offset
             packed = _known(known, start, block) or _computed(descriptor, start, block)
             yield BlockRecord(block.id, Extent("", start, block.length, packed))
     finally:
         os.close(descriptor)
 
 
-def _whole_blocks(offered: OfferedFile, block_size_bytes: int) -> Iterator[Block]:
-    stop = min(offered.offset + offered.size_bytes, offered.version.size_bytes)
-    if stop <= offered.offset:
+def _whole_blocks(ingested: IngestedFile, block_size_bytes: int) -> Iterator[Block]:
+    stop = min(ingested.offset + ingested.size_bytes, ingested.version.size_bytes)
+    if stop <= ingested.offset:
         return
-    held = ByteRange(offered.offset, stop - 1)
-    for block in layout.blocks_of(offered.version, held, block_size_bytes):
+    held = ByteRange(ingested.offset, stop - 1)
+    for block in layout.blocks_of(ingested.version, held, block_size_bytes):
         if held.first <= block.offset and block.range.last <= held.last:
             yield block
 

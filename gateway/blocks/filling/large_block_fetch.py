@@ -13,18 +13,16 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from gateway.blocks import layout
-from gateway.blocks.directory import BlockDirectory, DiskThreads, Evicted, FillFile
-from gateway.blocks.files.block_file import BlockLease, ChunkChecksums, OpenFiles, read_verified
+from gateway.blocks.directory import BlockDirectory, Evicted, FillFile
+from gateway.blocks.files.block_file import BlockLease, ChunkChecksums, read_verified
 from gateway.blocks.files.page_cache import PAGE_BYTES, Residency
-from gateway.blocks.files.watching import FileWatcher
-from gateway.blocks.filling.fetch_locks import AWAITED_LOOK_SECONDS, HOLDER_SECONDS_MAX, FetchLocks, LockKey
+from gateway.blocks.filling.fetch_locks import AWAITED_LOOK_SECONDS, HOLDER_SECONDS_MAX, LockKey
+from gateway.blocks.filling.inflight_fetch import BlockPublished, FetchDependencies, InflightFetch
 from gateway.blocks.filling.origin_gets import PinnedGet
-from gateway.blocks.filling.single_flight import BlockPublished, InflightFetch
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
-from gateway.core.clock import Clock
 from gateway.core.errors import BlockDamaged, ForebayError, StoreUnavailable
 from gateway.core.model import ByteRange
-from gateway.origin.client import Origin, Purpose
+from gateway.origin.client import Purpose
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.telemetry import metrics
 
@@ -117,29 +115,22 @@ class Buffers:
 class LargeBlockFetcher:
     """Fetches large blocks, or follows who does: called in the task of each `InflightFetch`."""
 
-    directory: BlockDirectory
-    locks: FetchLocks
-    origin: Origin
-    threads: DiskThreads
-    watcher: FileWatcher
-    open_files: OpenFiles
-    clock: Clock
-    retries: int
+    dependencies: FetchDependencies
     buffers: Buffers = field(default_factory=Buffers)
 
     async def fetch(self, fetch: InflightFetch, lock: LockKey) -> None:
         """Fetch all bytes and begin their publication (`persisted`). Raises failures, BlockPublished when another
         process was first, and NotKept when the block must not be kept."""
-        started, directory = self.clock.monotonic(), self.directory
+        started, directory = self.dependencies.clock.monotonic(), self.dependencies.directory
         wanted = fetch.purpose is Purpose.WARM
-        begun = await self.threads.index_or_undo(
+        begun = await self.dependencies.threads.index_or_undo(
             self._undo, lambda: directory.begin(fetch.block, fetch.slot, wanted=wanted)
         )
         if begun is None:
             raise BlockPublished("another process has published the block")
         filled, evicted = begun
         evicted.tell()
-        self.locks.show_file(lock, layout.nonce_of(filled.reservation.file))
+        self.dependencies.locks.show_file(lock, layout.nonce_of(filled.reservation.file))
         writer = BlockWriter(directory, filled)
         try:
             await self._receive_all(fetch, writer)
@@ -153,9 +144,7 @@ class LargeBlockFetcher:
     async def _receive_all(self, fetch: InflightFetch, writer: BlockWriter) -> None:
         block = fetch.block
         whole = ByteRange(block.offset, block.range.last)
-        get = PinnedGet(
-            self.origin, block.version, whole, fetch.headers, fetch.purpose, fetch.slot, self.clock, self.retries
-        )
+        get = self.dependencies.pinned_get(block.version, whole, fetch.headers, fetch.purpose, fetch.slot)
         get.begin_with(fetch.response)
         try:
             await get.start()
@@ -170,37 +159,39 @@ class LargeBlockFetcher:
         landing = ReceiveBuffer(buffer, _worth_writing(fetch))
         async with aclosing(get.pieces(landing)) as pieces:
             async for piece in pieces:
-                await self.threads.disk_holding(writer.filled.file, writer.write, piece)
+                await self.dependencies.threads.disk_holding(writer.filled.file, writer.write, piece)
                 fetch.advance(writer.filled.file, writer.checksums, lambda: writer.unwritten_from)
                 landing.enough_bytes = _worth_writing(fetch)
         self.buffers.give_back(buffer)  # not after a failure: a thread may still be writing it
 
     async def _publish(self, fetch: InflightFetch, writer: BlockWriter, started: float) -> bool:
+        clock = self.dependencies.clock
         try:
-            await self.threads.index_holding(writer.filled.file, self._publish_and_keep, writer)
+            await self.dependencies.threads.index_holding(writer.filled.file, self._publish_and_keep, writer)
         except ForebayError:
             await self._abandon(writer.filled)
             metrics.CACHE_FILLS.add(1, fetch.slot, "failed")
             return False
         finally:
             writer.filled.file.close()
-        metrics.count_fill(fetch.slot, self.clock.monotonic() - started, fetch.block.length)
+        metrics.count_fill(fetch.slot, clock.monotonic() - started, fetch.block.length)
         return True
 
     def _publish_and_keep(self, file: BlockLease, writer: BlockWriter) -> None:
         """Publish the file, and keep it open for the next reader; first keep it, as a published file may be evicted."""
         name, is_used = writer.filled.reservation.file, False
-        self.open_files.keep(name, file)
+        self.dependencies.open_files.keep(name, file)
         try:
             is_used = writer.publish(file)
             file.file.was_written(writer.filled.data_offset + writer.unwritten_from)
         finally:
             if not is_used:
-                self.open_files.drop(name)
+                self.dependencies.open_files.drop(name)
 
     async def _abandon(self, filled: FillFile) -> None:
         """Remove the file; readers do not wait for that while another process keeps the index locked."""
-        removing = asyncio.ensure_future(self.threads.index_later(self.directory.discard, filled.reservation))
+        threads, directory = self.dependencies.threads, self.dependencies.directory
+        removing = asyncio.ensure_future(threads.index_later(directory.discard, filled.reservation))
         removing.add_done_callback(self._abandoned)
         await asyncio.wait((removing,), timeout=ABANDON_SECONDS_MAX)
 
@@ -212,7 +203,7 @@ class LargeBlockFetcher:
     def _undo(self, begun: tuple[FillFile, Evicted] | None) -> None:
         if begun is not None:
             begun[0].file.close()
-            self.directory.discard(begun[0].reservation)
+            self.dependencies.directory.discard(begun[0].reservation)
 
     # Following another process
 
@@ -222,11 +213,18 @@ class LargeBlockFetcher:
         Return False if the holder must be given up: it is dead, hangs, or has brought no bytes for HOLDER_SECONDS_MAX.
         Raises StoreUnavailable when the bytes differ from those written.
         """
-        nonce = await self._shown_file(fetch, lock, holder)
-        if not nonce:
-            return nonce is not None
+        dependencies, locks = self.dependencies, self.dependencies.locks
+
+        def is_shown() -> bool:
+            return fetch.is_abandoned or locks.shown_file(lock, holder) != 0
+
+        if not await locks.released(lock, holder, dependencies.watcher, is_shown, lambda: fetch.is_awaited):
+            return False
+        nonce = locks.shown_file(lock, holder)
+        if not nonce or fetch.is_abandoned:
+            return True
         name = layout.file_name(fetch.block.id, nonce.to_bytes(8, "big").hex())
-        file = await self.threads.open(self.directory.store.open_of, holder, name)
+        file = await dependencies.threads.open(dependencies.directory.store.open_of, holder, name)
         if file is None:  # it is published and evicted, abandoned, or removed by a user
             return False
         try:
@@ -236,37 +234,22 @@ class LargeBlockFetcher:
         finally:
             file.close()
 
-    async def _shown_file(self, fetch: InflightFetch, lock: LockKey, holder: int) -> int | None:
-        """Wait until a holder has a file; return 0 if it has given the lock back, None if it must be given up."""
-        deadline = time.monotonic() + HOLDER_SECONDS_MAX
-        with self.watcher.watch(self.locks.wake_file(holder)) as watch:
-            while not fetch.is_abandoned:
-                watch.clear()
-                if nonce := self.locks.shown_file(lock, holder):
-                    return nonce
-                if not self.locks.await_change(lock, holder, is_reader=fetch.is_awaited):
-                    return 0
-                if not self.locks.turns(holder) or time.monotonic() > deadline:
-                    return None
-                await watch.changed(AWAITED_LOOK_SECONDS)
-        return 0
-
     async def _read_on(self, fetch: InflightFetch, lock: LockKey, holder: int, file: BlockLease) -> bool:
         checksums = ChunkChecksums(fetch.block.length)
         deadline = time.monotonic() + HOLDER_SECONDS_MAX
-        with self.watcher.watch(file.descriptor, self.locks.wake_file(holder)) as watch:
+        with self.dependencies.watcher.watch(file.descriptor, self.dependencies.locks.wake_file(holder)) as watch:
             while True:
                 watch.clear()
                 # Looked at first: what the holder had written when it gave the lock back is then all there.
-                held = self.locks.await_change(lock, holder, is_reader=fetch.is_awaited)
+                held = self.dependencies.locks.await_change(lock, holder, is_reader=fetch.is_awaited)
                 before = checksums.complete_bytes
-                await self.threads.disk_holding(file, take_in, fetch.block, checksums)
+                await self.dependencies.threads.disk_holding(file, take_in, fetch.block, checksums)
                 fetch.advance(file, checksums)
                 if not held or fetch.is_abandoned or checksums.complete:
                     return True
                 if checksums.complete_bytes > before:
                     deadline = time.monotonic() + HOLDER_SECONDS_MAX
-                if not self.locks.turns(holder) or time.monotonic() > deadline:
+                if not self.dependencies.locks.turns(holder) or time.monotonic() > deadline:
                     return False
                 await watch.changed(AWAITED_LOOK_SECONDS)
 

@@ -24,19 +24,18 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from gateway.blocks import layout
-from gateway.blocks.directory import BlockDirectory, DiskThreads, Evicted
+from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.files import store
-from gateway.blocks.files.block_file import OpenFiles
 from gateway.blocks.files.store import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
 from gateway.blocks.filling.fetch_locks import LockKey
+from gateway.blocks.filling.inflight_fetch import FetchDependencies, InflightFetch
 from gateway.blocks.filling.origin_gets import BodyCheck, PinnedGet
-from gateway.blocks.filling.single_flight import InflightFetch
-from gateway.blocks.layout import Block, Reservation
-from gateway.core.clock import Clock
+from gateway.blocks.index.rows import Reservation
+from gateway.blocks.layout import Block
 from gateway.core.errors import BlockDamaged, NotKept, StoreUnavailable
 from gateway.core.immutable import immutable
 from gateway.core.model import ByteRange
-from gateway.origin.client import Origin, Purpose
+from gateway.origin.client import Purpose
 from gateway.telemetry import metrics
 
 PARTS_OF_CAPACITY = 256
@@ -185,17 +184,10 @@ class Waiting:
 class GroupCommitWriter:
     """The writer of one process's small objects. Event loop only."""
 
-    def __init__(
-        self,
-        appender: SegmentAppender,
-        threads: DiskThreads,
-        clock: Clock,
-        held_bytes_max: int = HELD_BYTES_MAX,
-    ) -> None:
-        self._appender = appender
-        self._threads = threads
-        self._clock = clock
-        self._held_bytes_max = held_bytes_max
+    def __init__(self, dependencies: FetchDependencies) -> None:
+        self._dependencies = dependencies
+        self._appender = SegmentAppender(dependencies.directory)
+        self._held_bytes_max = HELD_BYTES_MAX
         self._waiting: deque[Waiting] = deque()
         self._eased = asyncio.Event()
         self._pumping: asyncio.Task[None] | None = None
@@ -210,7 +202,7 @@ class GroupCommitWriter:
         StoreUnavailable when another process keeps the index from being written.
         """
         while not self.has_room(count):
-            if self._threads.stalled():
+            if self._dependencies.threads.stalled():
                 raise StoreUnavailable("memory is full of blocks that cannot be written: another process is in the way")
             self._eased.clear()
             with suppress(TimeoutError):
@@ -280,9 +272,8 @@ class GroupCommitWriter:
         while batch:
             blocks = [waiting.small for waiting in batch]
             try:
-                appended = await self._threads.index_later(
-                    self._appender.append, batch[0].slot, blocks, batch[0].wanted
-                )
+                threads, append = self._dependencies.threads, self._appender.append
+                appended = await threads.index_later(append, batch[0].slot, blocks, batch[0].wanted)
             except StoreUnavailable as error:
                 self._not_kept(batch, error.reason if isinstance(error, NotKept) else "disk")
                 return
@@ -294,7 +285,7 @@ class GroupCommitWriter:
 
     def _kept(self, batch: Sequence[Waiting], appended: Appended) -> None:
         appended.evicted.tell()
-        now = self._clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         for waiting in batch:
             metrics.count_fill(waiting.slot, now - waiting.started, waiting.small.block.length)
         self._settle(batch, kept=True)
@@ -325,12 +316,8 @@ once got, and with it holes: 45 MiB of them with a thousand readers of blocks of
 class SmallBlockFetcher:
     """Fetches small blocks: called in the task of each `InflightFetch`."""
 
-    directory: BlockDirectory
-    open_files: OpenFiles
+    dependencies: FetchDependencies
     writer: GroupCommitWriter
-    origin: Origin
-    clock: Clock
-    retries: int
 
     def fetch_inline(self, fetch: InflightFetch) -> bool:
         """Fetch it here and now, if the unpinned GET has brought all of the block, as promised, and memory has room.
@@ -347,16 +334,14 @@ class SmallBlockFetcher:
         response.get.whole = True
         fetch.give(content, block.length)
         self.writer.hold(block.length)
-        self._put(fetch, content, self.clock.monotonic())
+        self._put(fetch, content, self.dependencies.clock.monotonic())
         return True
 
     async def fetch(self, fetch: InflightFetch, _lock: LockKey) -> None:
         """Fetch all bytes and write them soon (`persisted`). Raises failures."""
-        started, block = self.clock.monotonic(), fetch.block
+        started, block = self.dependencies.clock.monotonic(), fetch.block
         whole = ByteRange(block.offset, block.range.last)
-        get = PinnedGet(
-            self.origin, block.version, whole, fetch.headers, fetch.purpose, fetch.slot, self.clock, self.retries
-        )
+        get = self.dependencies.pinned_get(block.version, whole, fetch.headers, fetch.purpose, fetch.slot)
         get.begin_with(fetch.response)
         try:
             await get.start()
@@ -380,31 +365,28 @@ class SmallBlockFetcher:
         return content
 
     async def _receive_into(self, fetch: InflightFetch, get: PinnedGet, content: memoryview) -> None:
-        received, since = 0, self.clock.monotonic()
+        clock = self.dependencies.clock
+        received, since = 0, clock.monotonic()
         async with aclosing(get.pieces()) as pieces:
             async for piece in pieces:
                 content[received : received + len(piece)] = piece
                 received += len(piece)
-                late = self.clock.monotonic() - since >= GATHERING_SECONDS_MAX
+                late = clock.monotonic() - since >= GATHERING_SECONDS_MAX
                 if received < fetch.block.length and (late or received - fetch.available >= GATHERED_BYTES):
                     fetch.give(content, received)
-                    since = self.clock.monotonic()
+                    since = clock.monotonic()
         fetch.give(content, received)
 
     def move(self, fetch: InflightFetch) -> None:
         """Let the block's readers go on from its file; if that is impossible, it stays in memory for them."""
-        try:
-            extent = self.directory.index.lookup(fetch.block.id)
+        directory = self.dependencies.directory
+        with suppress(BlockDamaged, StoreUnavailable):  # evicted already, or the disk fails: the next fetch meets it
+            extent = directory.index.lookup(fetch.block.id)
+            if extent is None:
+                return
             # Opened here and now: a file that has just been written costs no look at the disk.
-            file = self.open_files.opened(extent, self.directory.store.open_published) if extent is not None else None
-        except (
-            BlockDamaged,
-            StoreUnavailable,
-        ):  # evicted already, or the disk fails: the next fetch will meet it
-            return
-        if extent is not None and file is not None:
-            fetch.move(file, extent)
-            file.close()
+            with self.dependencies.open_files.opened(extent, directory.store.open_published) as file:
+                fetch.move(file, extent)
 
 
 def _is_promised(content: memoryview, headers: Mapping[str, str], block: Block) -> bool:

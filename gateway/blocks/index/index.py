@@ -3,34 +3,27 @@
 LMDB without sync: a killed process loses nothing, an unclean boot may lose anything, so then the index is dropped and
 built anew from the files (index_rebuild.py). Lookups are read transactions of microseconds and may run on the event
 loop. Everything that writes waits for a lock that other processes take, and must run on the index thread. Every write
-transaction is short. `layout.py` describes the tables.
+transaction is short. `rows.py` describes the tables.
 
 Usage plus reservations never exceed the capacity given to `reserve`. Related values change in one transaction:
 a process killed between two of them leaves accounts that add up, and files that reservations and pending unlinks name.
-
-`Pins` are prefixes whose blocks stay: never evicted, whatever their slot's policy. The file PINS lists them; it is
-replaced as a whole and synced, under the lock of a write transaction, and the index has a copy that fills look into. A
-file under a pin stands in a queue of its own, with the pin's number; numbers are never used twice, so the files of a
-removed pin are known and released in steps.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import lmdb
-import orjson
 
-from gateway.blocks import layout
+from gateway.blocks.index import rows
 from gateway.blocks.index.eviction import (
     Capacity,
     Holdings,
@@ -42,22 +35,12 @@ from gateway.blocks.index.eviction import (
     shrink,
 )
 from gateway.blocks.index.policies import Queue
+from gateway.blocks.index.rows import TABLES_MAX, BlockRecord, FileRecord, Reservation, Tables, WorkerFile
 from gateway.blocks.index.transaction import SWEPT_MAX, IndexTransaction, Totals
-from gateway.blocks.layout import (
-    OBJECT_ID_BYTES,
-    TABLES_MAX,
-    BlockRecord,
-    Extent,
-    FileRecord,
-    Reservation,
-    Tables,
-    WorkerFile,
-)
-from gateway.core.errors import NotKept, PinRefused, StoreUnavailable
-from gateway.core.model import ObjectKey
-from gateway.disk.atomic_write import LMDB_READERS_MAX, write_durably
+from gateway.blocks.layout import OBJECT_ID_BYTES, Extent
+from gateway.core.errors import NotKept, StoreUnavailable
+from gateway.disk.atomic_write import LMDB_READERS_MAX
 from gateway.disk.lmdb_commits import LastCommit
-from gateway.policy.slots import Prefix
 
 MAP_BYTES = 64 * 1024**3
 """Address space, not disk."""
@@ -103,7 +86,7 @@ ROWS_LOOKED_AT_MAX = 64
 _WRITTEN, _CEILING, _CEILING_KEPT = b"written", b"ceiling", b"ceiling-kept"
 
 
-Standing: TypeAlias = Literal["here", "evicted", "unknown"]
+BlockState: TypeAlias = Literal["here", "evicted", "unknown"]
 """State of a block, as far as is known."""
 
 
@@ -211,8 +194,8 @@ class BlockIndex:
     # Reads: microseconds, no lock.
 
     def lookup(self, block_id: bytes) -> Extent | None:
-        rows = self.rows(block_id)
-        return layout.unpack_extent(*rows) if rows is not None else None
+        found = self.rows(block_id)
+        return rows.unpack_extent(*found) if found is not None else None
 
     def rows(self, block_id: bytes) -> tuple[bytes, bytes] | None:
         """A block's row and its file's, where `lookup` finds it."""
@@ -222,58 +205,57 @@ class BlockIndex:
                 row: bytes | None = transaction.get(key, db=self._tables.blocks)
                 if row is None:
                     return None
-                file: bytes | None = transaction.get(row[: layout.FILE_KEY_BYTES], db=self._tables.files)
+                file: bytes | None = transaction.get(row[: rows.FILE_KEY_BYTES], db=self._tables.files)
         except lmdb.Error as error:
-            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
-        return None if file is None or file[layout.QUEUE_OFFSET] == Queue.EVICTED else (row, file)
+            raise _unreadable(error) from error
+        return None if file is None or file[rows.QUEUE_OFFSET] == Queue.EVICTED else (row, file)
 
     def present(self, block_ids: Iterable[bytes]) -> list[bool]:
         """For each block, whether the index has it."""
         with self.reading() as transaction:
             return [transaction.has_block(block_id) for block_id in block_ids]
 
-    def standings(self, block_ids: Iterable[bytes]) -> list[Standing]:
+    def states(self, block_ids: Iterable[bytes]) -> list[BlockState]:
         """Return each block's state. An evicted one is known until its row is swept or too many are remembered."""
         try:  # as in `rows`: this is asked for every miss
             with self._environment.begin() as transaction:
-                return [self._standing(transaction, block_id) for block_id in block_ids]
+                return [self._state(transaction, block_id) for block_id in block_ids]
         except lmdb.Error as error:
-            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
+            raise _unreadable(error) from error
 
-    def _standing(self, transaction: lmdb.Transaction, block_id: bytes) -> Standing:
-        row = transaction.get(layout.block_key(block_id), db=self._tables.blocks)
+    def _state(self, transaction: lmdb.Transaction, block_id: bytes) -> BlockState:
+        row = rows.get(transaction, self._tables.blocks, rows.block_key(block_id))
         if row is None:
             return "unknown"
-        file = transaction.get(row[: layout.FILE_KEY_BYTES], db=self._tables.files)
-        return "evicted" if file is None or file[layout.QUEUE_OFFSET] == Queue.EVICTED else "here"
+        return "here" if self._file_of(transaction, row) is not None else "evicted"
+
+    def _file_of(self, transaction: lmdb.Transaction, row: bytes) -> bytes | None:
+        """Return the row of the file that a block's row names; None: the block has left."""
+        file = rows.get(transaction, self._tables.files, row[: rows.FILE_KEY_BYTES])
+        return None if file is None or file[rows.QUEUE_OFFSET] == Queue.EVICTED else file
 
     def held_of(self, object_id: bytes, rows_max: int) -> tuple[int, int]:
         """Return number and bytes of the blocks of all versions of an object, from `rows_max` rows at most."""
         blocks = size_bytes = 0
         try:
             with self._environment.begin() as transaction:
-                for _, row in islice(layout.items(transaction, self._tables.blocks, object_id), rows_max):
-                    file = transaction.get(row[: layout.FILE_KEY_BYTES], db=self._tables.files)
-                    if file is not None and file[layout.QUEUE_OFFSET] != Queue.EVICTED:
+                for _, row in islice(rows.items(transaction, self._tables.blocks, object_id), rows_max):
+                    if (file := self._file_of(transaction, row)) is not None:
                         blocks += 1
-                        size_bytes += layout.unpack_extent(row, file).length
+                        size_bytes += rows.unpack_extent(row, file).length
         except lmdb.Error as error:
-            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
+            raise _unreadable(error) from error
         return blocks, size_bytes
 
     def has_others(self, object_id: bytes, block_ids: Collection[bytes]) -> bool:
         """Return True if the index has or had further blocks of an object, among `ROWS_LOOKED_AT_MAX` rows."""
         try:
             with self._environment.begin() as transaction:
-                rows = islice(layout.items(transaction, self._tables.blocks, object_id), ROWS_LOOKED_AT_MAX)
-                known = [key for key, _ in rows]
+                found = islice(rows.items(transaction, self._tables.blocks, object_id), ROWS_LOOKED_AT_MAX)
+                known = [key for key, _ in found]
         except lmdb.Error as error:
-            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
-        return bool(known) and not {layout.block_key(block_id) for block_id in block_ids}.issuperset(known)
-
-    def blocks_of_object(self, object_id: bytes) -> list[bytes]:
-        with self.reading() as transaction:
-            return transaction.blocks_of_object(object_id)
+            raise _unreadable(error) from error
+        return bool(known) and not {rows.block_key(block_id) for block_id in block_ids}.issuperset(known)
 
     def has_object(self, object_id: bytes) -> bool:
         """Return True if there is a block of any version of an object.
@@ -282,14 +264,13 @@ class BlockIndex:
         """
         try:  # as in `lookup`: this is called for every unknown object
             with self._environment.begin() as transaction:
-                rows = layout.items(transaction, self._tables.blocks, object_id)
-                for _, row in islice(rows, ROWS_LOOKED_AT_MAX):
-                    file: bytes | None = transaction.get(row[: layout.FILE_KEY_BYTES], db=self._tables.files)
-                    if file is not None and file[layout.QUEUE_OFFSET] != Queue.EVICTED:
+                found = rows.items(transaction, self._tables.blocks, object_id)
+                for _, row in islice(found, ROWS_LOOKED_AT_MAX):
+                    if self._file_of(transaction, row) is not None:
                         return True
-                return next(rows, None) is not None
+                return next(found, None) is not None
         except lmdb.Error as error:
-            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
+            raise _unreadable(error) from error
 
     def usage(self) -> Usage:
         with self.reading() as transaction:
@@ -322,7 +303,7 @@ class BlockIndex:
         try:
             return int(self._environment.info()["last_txnid"])
         except lmdb.Error as error:
-            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
+            raise _unreadable(error) from error
 
     def knows_file(self, file: str) -> bool:
         with self.reading() as transaction:
@@ -340,7 +321,7 @@ class BlockIndex:
 
     def blocks_after(self, block_id: bytes, count_max: int) -> list[tuple[BlockRecord, str]]:
         """The next blocks in the order of their keys, each with the name of its slot; none at the end."""
-        start = layout.block_key(block_id) + b"\0" if block_id else b""
+        start = rows.block_key(block_id) + b"\0" if block_id else b""
         with self.reading() as transaction:
             names = {number: name for name, number in transaction.slots().items()}
             return [(block, names[file.slot]) for block, file in islice(transaction.blocks_from(start), count_max)]
@@ -378,7 +359,7 @@ class BlockIndex:
             step = self._make_room(transaction, reservation, capacity)
             if step.done:
                 transaction.reserve(reservation)
-                transaction.set_counter(_WRITTEN, layout.pack_numbers(day, written_bytes))
+                transaction.set_counter(_WRITTEN, rows.pack_numbers(day, written_bytes))
                 self._uncounted_bytes = 0
             return step
 
@@ -416,10 +397,10 @@ class BlockIndex:
             if not new:
                 transaction.set_pending_unlink(WorkerFile(self.worker, reservation.file))
                 return 0
-            pin = reservation.pin
-            if pin and not (transaction.has_pin(pin) and self._pin_fits(transaction, reservation, capacity)):
-                pin = 0
-            transaction.admit(reservation, new, pin)
+            slot, pin = transaction.slot(reservation.slot), reservation.pin
+            fits = pin and transaction.has_pin(pin)
+            fits = fits and self.pins_fit(transaction, slot, reservation.disk_bytes, capacity)
+            transaction.admit(reservation, new, pin if fits else 0)
             return len(new)
 
     def extend(self, reservation: Reservation, blocks: Sequence[BlockRecord]) -> bool:
@@ -486,7 +467,7 @@ class BlockIndex:
     def ceiling_bytes(self, now: float) -> int | None:
         """Return the directory's lowered limit while other programs fill the disk; None: the configured one."""
         with self.reading() as transaction:
-            ceiling_bytes, _, lowered_at = layout.unpack_numbers(transaction.counter(_CEILING), 3)
+            ceiling_bytes, _, lowered_at = rows.unpack_numbers(transaction.counter(_CEILING), 3)
         return ceiling_bytes if 0 <= now - lowered_at < GROW_SECONDS else None
 
     def lower_ceiling(self, now: float, step_bytes_min: int) -> bool:
@@ -495,18 +476,18 @@ class BlockIndex:
         Never below half of the first size: a disk that other programs fill again and again is then left as it is.
         """
         with self.writing() as transaction:
-            ceiling_bytes, floor_bytes, lowered_at = layout.unpack_numbers(transaction.counter(_CEILING), 3)
+            ceiling_bytes, floor_bytes, lowered_at = rows.unpack_numbers(transaction.counter(_CEILING), 3)
             if 0 <= now - lowered_at < LOWERED_SECONDS:
                 return False
             held_bytes = transaction.totals.used_bytes + transaction.totals.reserved_bytes
-            [kept_seconds] = layout.unpack_numbers(transaction.counter(_CEILING_KEPT), 1)
+            [kept_seconds] = rows.unpack_numbers(transaction.counter(_CEILING_KEPT), 1)
             kept_seconds = min(max(2 * kept_seconds, int(LOWERED_SECONDS)), int(GROW_SECONDS))
             if not 0 <= now - lowered_at < GROW_SECONDS:
                 ceiling_bytes, floor_bytes, kept_seconds = held_bytes, held_bytes // 2, int(LOWERED_SECONDS)
-            transaction.set_counter(_CEILING_KEPT, layout.pack_numbers(kept_seconds))
+            transaction.set_counter(_CEILING_KEPT, rows.pack_numbers(kept_seconds))
             held_bytes = min(held_bytes, ceiling_bytes)
             lowered_bytes = held_bytes - max(held_bytes // LOWERED_PART, step_bytes_min)
-            packed = layout.pack_numbers(max(lowered_bytes, floor_bytes), floor_bytes, int(now))
+            packed = rows.pack_numbers(max(lowered_bytes, floor_bytes), floor_bytes, int(now))
             transaction.set_counter(_CEILING, packed)
             return True
 
@@ -524,22 +505,22 @@ class BlockIndex:
     def _raised_ceiling(
         transaction: IndexTransaction, now: float, free_bytes: int, step_bytes_min: int
     ) -> bytes | None:
-        ceiling_bytes, floor_bytes, lowered_at = layout.unpack_numbers(transaction.counter(_CEILING), 3)
-        [kept_seconds] = layout.unpack_numbers(transaction.counter(_CEILING_KEPT), 1)
+        ceiling_bytes, floor_bytes, lowered_at = rows.unpack_numbers(transaction.counter(_CEILING), 3)
+        [kept_seconds] = rows.unpack_numbers(transaction.counter(_CEILING_KEPT), 1)
         held_bytes = transaction.totals.used_bytes + transaction.totals.reserved_bytes
         raised_bytes = held_bytes + free_bytes // GROWN_PART
         if not kept_seconds <= now - lowered_at < GROW_SECONDS or raised_bytes < ceiling_bytes + step_bytes_min:
             return None
-        return layout.pack_numbers(raised_bytes, floor_bytes, lowered_at)
+        return rows.pack_numbers(raised_bytes, floor_bytes, lowered_at)
 
     def try_writing(self) -> None:
         """Write as much to the index as a batch of blocks needs, and delete it."""
         gone = Extent(secrets.token_hex(16), 0, 0, b"")
-        rows = [BlockRecord(secrets.token_bytes(32), gone) for _ in range(TRIED_ROWS)]
+        blocks = [BlockRecord(secrets.token_bytes(32), gone) for _ in range(TRIED_ROWS)]
         with self.writing() as transaction:
-            transaction.put_rows(rows)
+            transaction.put_rows(blocks)
         with self.writing() as transaction:
-            transaction.delete_rows(rows)
+            transaction.delete_rows(blocks)
 
     # Transactions.
 
@@ -550,7 +531,7 @@ class BlockIndex:
             with self._environment.begin() as transaction:
                 yield IndexTransaction(transaction, self._tables, self.worker)
         except lmdb.Error as error:
-            raise StoreUnavailable(f"the block index cannot be read: {error}") from error
+            raise _unreadable(error) from error
 
     @contextmanager
     def writing(self) -> Iterator[IndexTransaction]:
@@ -604,9 +585,6 @@ class BlockIndex:
         self._holdings_until = self._monotonic() + HOLDINGS_SECONDS
         return self._holdings
 
-    def _pin_fits(self, transaction: IndexTransaction, reservation: Reservation, capacity: Capacity) -> bool:
-        return self.pins_fit(transaction, transaction.slot(reservation.slot), reservation.disk_bytes, capacity)
-
     def pins_fit(self, transaction: IndexTransaction, slot: int, size_bytes: int, capacity: Capacity) -> bool:
         holdings = self._holdings
         if holdings is None or holdings.capacity is not capacity or slot not in holdings.names:
@@ -615,246 +593,15 @@ class BlockIndex:
         return holdings.pins_fit(slot, size_bytes)
 
     def _written_bytes(self, transaction: IndexTransaction, day: int) -> int:
-        on, count = layout.unpack_numbers(transaction.counter(_WRITTEN), 2)
+        on, count = rows.unpack_numbers(transaction.counter(_WRITTEN), 2)
         return count if on == day else 0
+
+
+def _unreadable(error: lmdb.Error) -> StoreUnavailable:
+    return StoreUnavailable(f"the block index cannot be read: {error}")
 
 
 def _check_writes(written_bytes: int, capacity: Capacity) -> None:
     bytes_max = capacity.daily_writes_bytes
     if bytes_max is not None and written_bytes > bytes_max:
         raise NotKept("write-budget", f"cache.daily_writes, {bytes_max} bytes, is used up for today")
-
-
-PINS_MAX = 1000
-"""Limit of pins that users ask for."""
-
-KEPT_FROM = 2**31
-"""Their numbers have this bit: what they have left is the first to leave."""
-
-KEPT_MAX = 1000
-"""Limit of pins that `keep_last` of slots asks for."""
-
-FILES_PER_STEP = 64
-"""A transaction of about a millisecond: others wait for it."""
-
-_FORMAT = 1
-
-
-@dataclass(frozen=True, slots=True)
-class PinList:
-    """Content of the file: the number of every pinned prefix, and the next number."""
-
-    numbers: dict[str, int]
-    next_number: int = 1
-    kept: frozenset[str] = frozenset()
-    """Pins that no user named: the newest checkpoints (`keep_last` of a slot)."""
-
-    def pack(self) -> bytes:
-        document: dict[str, object] = {"format": _FORMAT, "next": self.next_number, "pins": self.numbers}
-        if self.kept:
-            document["kept"] = sorted(self.kept)
-        return orjson.dumps(document, option=orjson.OPT_INDENT_2)
-
-    @classmethod
-    def unpack(cls, content: bytes) -> PinList:
-        """Raise StoreUnavailable unless this version has written the file."""
-        try:
-            document = orjson.loads(content)
-            if document["format"] != _FORMAT:
-                raise ValueError(document["format"])
-            numbers = {str(prefix): int(number) for prefix, number in document["pins"].items()}
-            return cls(numbers, document["next"], frozenset(map(str, document.get("kept", ()))) & numbers.keys())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StoreUnavailable(f"the file of pins is not valid: {error}") from error
-
-
-class PinnedPrefixes:
-    """Finds the pin that a key is under, in a time that hardly depends on how many there are.
-
-    No prefix in it begins with another, so that only the last that is not behind a key can be a prefix of it.
-    """
-
-    def __init__(self, numbers: Mapping[str, int]) -> None:
-        self._prefixes: list[str] = []
-        self._numbers: list[int] = []
-        for prefix, number in sorted((_whole(Prefix.parse(text)), number) for text, number in numbers.items()):
-            if not (self._prefixes and prefix.startswith(self._prefixes[-1])):
-                self._prefixes.append(prefix)
-                self._numbers.append(number)
-
-    def __bool__(self) -> bool:
-        return bool(self._prefixes)
-
-    def number_of(self, key: ObjectKey) -> int:
-        """The number of the pin that an object is under, or 0."""
-        whole = f"{key.bucket}/{key.key}"
-        position = bisect_right(self._prefixes, whole) - 1
-        return self._numbers[position] if position >= 0 and whole.startswith(self._prefixes[position]) else 0
-
-
-def _whole(prefix: Prefix) -> str:
-    return f"{prefix.bucket}/{prefix.key_prefix}"
-
-
-class Pins:
-    def __init__(self, index: BlockIndex, path: Path) -> None:
-        self._index = index
-        self._path = path
-        self._known: tuple[bytes | None, PinnedPrefixes] = (None, PinnedPrefixes({}))
-
-    def of(self, key: ObjectKey) -> int:
-        """The number of the pin that an object is under, or 0."""
-        return self.of_each([key])[0]
-
-    def of_each(self, keys: Iterable[ObjectKey]) -> list[int]:
-        with self._index.reading() as transaction:
-            prefixes = self.prefixes(transaction)
-        return [prefixes.number_of(key) for key in keys]
-
-    def prefixes(self, transaction: IndexTransaction) -> PinnedPrefixes:
-        """All that is pinned: read from the index where that has changed."""
-        version, known = transaction.pins_version(), self._known
-        if version != known[0]:
-            known = self._known = version, PinnedPrefixes(transaction.pins())
-        return known[1]
-
-    def all(self) -> dict[str, int]:
-        kept = self._read().kept
-        with self._index.reading() as transaction:
-            return {prefix: number for prefix, number in sorted(transaction.pins().items()) if prefix not in kept}
-
-    def recover(self) -> None:
-        """Bring the index in line with the file."""
-        with self._index.writing() as transaction:
-            known = self._read()
-            if transaction.pins() != known.numbers:
-                transaction.set_pins(known.numbers)
-
-    def add(self, prefix: str) -> int:
-        """Pin a prefix, if it is not pinned yet; its number. PinRefused when a pin overlaps it, or there are many."""
-        with self._index.writing() as transaction:
-            known = self._read()
-            if prefix in known.numbers:
-                self._replace(transaction, replace(known, kept=known.kept - {prefix}))
-                return known.numbers[prefix]
-            covered = {one for one in known.kept if one.startswith(prefix)}  # they give way: they stay all the same
-            left = {name: number for name, number in known.numbers.items() if name not in covered}
-            known = PinList(left, known.next_number, known.kept - covered)
-            around = next((one for one in known.kept if prefix.startswith(one)), None)
-            if around is not None:
-                raise PinRefused(f"{prefix} lies within {around}, which is kept: it stays already")
-            _check_new(known, prefix)
-            number = known.next_number
-            self._replace(transaction, PinList(left | {prefix: number}, number + 1, known.kept))
-            return number
-
-    def apply_settings(self, wanted: Sequence[str]) -> tuple[dict[str, int], dict[str, str], bool]:
-        """Keep these prefixes for `keep_last`, and no others, besides users' pins. Return the pin number of each, the
-        reasons for those without one, and whether any pin ended: then call `let_go`."""
-        with self._index.writing() as transaction:
-            known = self._read()
-            gone = known.kept.difference(wanted)
-            numbers = {name: one for name, one in known.numbers.items() if name not in gone}
-            kept, number = known.kept & numbers.keys(), known.next_number
-            found, refused = dict[str, int](), dict[str, str]()
-            for prefix in wanted:
-                if prefix in numbers:
-                    found[prefix] = numbers[prefix]
-                    continue
-                around = next((one for one in numbers if prefix.startswith(one)), None)
-                within = next((one for one in numbers if one.startswith(prefix)), None)
-                if around is not None:
-                    found[prefix] = numbers[around]
-                elif within is not None:
-                    refused[prefix] = f"{within}, which lies within it, is pinned"
-                elif len(kept) >= KEPT_MAX:
-                    refused[prefix] = f"{KEPT_MAX} checkpoints are kept"
-                else:
-                    found[prefix] = numbers[prefix] = KEPT_FROM | number
-                    kept, number = kept | {prefix}, number + 1
-            followed = PinList(numbers, number, kept)
-            if followed != known:
-                self._replace(transaction, followed)
-            return found, refused, bool(gone)
-
-    def hold_object(self, object_id: bytes, number: int, capacity: Capacity) -> int:
-        """Put the files of all blocks of an object under a pin; how many bytes of it are there. PinRefused when the
-        slot may not pin so much."""
-        block_ids = self._index.blocks_of_object(object_id)
-        self.hold(block_ids, number, capacity)
-        with self._index.reading() as transaction:
-            found = [transaction.block(block_id) for block_id in block_ids]
-        return sum(one[0].extent.length for one in found if one is not None)
-
-    def remove(self, prefix: str) -> bool:
-        """Unpin; whether it was pinned. `let_go` does the rest."""
-        with self._index.writing() as transaction:
-            known = self._read()
-            if prefix not in known.numbers or prefix in known.kept:
-                return False
-            left = {name: number for name, number in known.numbers.items() if name != prefix}
-            self._replace(transaction, PinList(left, known.next_number, known.kept))
-            return True
-
-    def let_go(self) -> Iterator[None]:
-        """Unpin the files of ended pins, a step at a time."""
-        with self._index.reading() as transaction:
-            slots = list(transaction.slots().values())
-        for slot in slots:
-            after: bytes | None = b""
-            while after is not None:
-                after = self._let_go_some(slot, after)
-                yield
-
-    def hold(self, block_ids: Sequence[bytes], number: int, capacity: Capacity) -> None:
-        """Put the files of blocks under a pin, where there are such. PinRefused when the slot may not pin so much."""
-        for position in range(0, len(block_ids), FILES_PER_STEP):
-            with self._index.writing() as transaction:
-                for block_id in block_ids[position : position + FILES_PER_STEP]:
-                    self._hold(transaction, block_id, number, capacity)
-
-    def _hold(self, transaction: IndexTransaction, block_id: bytes, number: int, capacity: Capacity) -> None:
-        found = transaction.block(block_id)
-        if found is None or found[1].pin == number:
-            return
-        file = found[1]
-        if not file.pin and not self._index.pins_fit(transaction, file.slot, file.disk_bytes, capacity):
-            raise PinRefused("the cache has no room for more pinned blocks")
-        transaction.hold(file, number)
-
-    def _let_go_some(self, slot: int, after: bytes) -> bytes | None:
-        with self._index.writing() as transaction:
-            found = transaction.queued(slot, Queue.PINNED, after, FILES_PER_STEP)
-            for _, file in found:
-                if transaction.has_pin(file.pin):
-                    continue
-                if file.pin >= KEPT_FROM:
-                    transaction.let_go_first(file)
-                else:
-                    transaction.hold(file, 0)
-            return found[-1][0] if found else None
-
-    def _read(self) -> PinList:
-        try:
-            return PinList.unpack(self._path.read_bytes())
-        except FileNotFoundError:
-            return PinList({})
-        except OSError as error:
-            raise StoreUnavailable(f"the file of pins cannot be read: {error}") from error
-
-    def _replace(self, transaction: IndexTransaction, pins: PinList) -> None:
-        try:
-            write_durably(self._path, pins.pack())
-        except OSError as error:
-            raise StoreUnavailable(f"the file of pins cannot be written: {error}") from error
-        transaction.set_pins(pins.numbers)
-
-
-def _check_new(known: PinList, prefix: str) -> None:
-    if len(known.numbers) - len(known.kept) >= PINS_MAX:
-        raise PinRefused(f"{PINS_MAX} prefixes are pinned: unpin one first")
-    for other in known.numbers:
-        if prefix.startswith(other):
-            raise PinRefused(f"{prefix} lies within {other}, which is pinned")
-        if other.startswith(prefix):
-            raise PinRefused(f"{other} lies within {prefix} and is pinned: unpin it first")

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import ClassVar, Protocol, Self
 
-from gateway.blocks.layout import FileRecord
+from gateway.blocks.index.rows import FileRecord
 
 RETURNS_MIN = 16
 """With fewer returns the oldest says too little: until then all is kept."""
@@ -112,9 +112,6 @@ class ReuseDistance:
     def unpack(cls, packed: bytes) -> Self:
         current, previous = (Window(*_WINDOW.unpack_from(packed, number * _WINDOW.size)) for number in range(2))
         return cls(current, previous, *_ENDS.unpack_from(packed, 2 * _WINDOW.size))
-
-
-REUSE_DISTANCE_BYTES = 2 * _WINDOW.size + _ENDS.size
 
 
 PASSING_PART = 64
@@ -221,45 +218,31 @@ class PolicyView(Protocol):
         """When the file of a block that was evicted was used last, where that is remembered."""
 
 
-class Policy(Protocol):
-    """The events of a slot, in the order in which they happen."""
+class Lru:
+    """The policy that evicts what was used longest ago. Its methods are the events of a slot, in their order."""
 
-    remembers: ClassVar[bool]
+    remembers: ClassVar = False
     """True if it asks to `recall` evicted blocks."""
 
     def entering(self, view: PolicyView, file: FileRecord, blocks: Sequence[bytes], size_bytes: int) -> FileRecord:
         """Return a new file, whose blocks were missing, as the index must enter it."""
-
-    def growing(self, view: PolicyView, file: FileRecord, blocks: Sequence[bytes], size_bytes: int) -> FileRecord:
-        """Return a file to which blocks of `size_bytes` were added."""
-
-    def used(self, view: PolicyView, file: FileRecord, size_bytes: int) -> None:
-        """Note that `size_bytes` of a file were read."""
-
-    def victim(self, view: PolicyView, slot: int) -> FileRecord | None:
-        """The file that is to go next; None when there is none."""
-
-
-class Lru:
-    """Used longest ago."""
-
-    remembers: ClassVar = False
-
-    def entering(self, view: PolicyView, file: FileRecord, blocks: Sequence[bytes], size_bytes: int) -> FileRecord:
         return replace(file, queue=_unless_pinned(file, Queue.MAIN))
 
     def growing(self, view: PolicyView, file: FileRecord, blocks: Sequence[bytes], size_bytes: int) -> FileRecord:
+        """Return a file to which blocks of `size_bytes` were added."""
         return replace(file, sequence=view.next_sequence())
 
     def used(self, view: PolicyView, file: FileRecord, size_bytes: int) -> None:
+        """Note that `size_bytes` of a file were read."""
         view.change(replace(file, queue=_unless_pinned(file, Queue.MAIN), sequence=view.next_sequence()))
 
     def victim(self, view: PolicyView, slot: int) -> FileRecord | None:
+        """Return the file that is to go next; None when there is none."""
         heads = [head for queue in (Queue.MAIN, Queue.SMALL) if (head := view.head(slot, queue)) is not None]
         return min(heads, key=lambda head: head.sequence, default=None)
 
 
-class Epoch:
+class Epoch(Lru):
     """Not about to come back."""
 
     remembers: ClassVar = True
@@ -318,4 +301,4 @@ def _unless_pinned(file: FileRecord, queue: Queue) -> int:
     return file.queue if file.queue == Queue.PINNED else queue
 
 
-POLICIES: Mapping[Eviction, Policy] = {Eviction.LRU: Lru(), Eviction.EPOCH: Epoch()}
+POLICIES: Mapping[Eviction, Lru] = {Eviction.LRU: Lru(), Eviction.EPOCH: Epoch()}

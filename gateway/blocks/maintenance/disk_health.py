@@ -15,17 +15,78 @@ whole capacity again (`BlockIndex.lower_ceiling`).
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
+import lmdb
 import structlog
 
-from gateway.blocks.directory import BlockDirectory, DiskThreads, Evicted, Trouble, trouble_of
+from gateway.blocks.directory import BlockDirectory, Evicted
+from gateway.blocks.disk_threads import DiskThreads
 from gateway.core.clock import Clock
-from gateway.core.errors import BlockError, StoreUnavailable
+from gateway.core.errors import BlockDamaged, BlockError, StoreUnavailable
 from gateway.telemetry import metrics
+
+
+class Trouble(StrEnum):
+    """Restricted use of the directory, the least harm first."""
+
+    FULL = "full"
+    """It gives, and takes nothing more: other programs have filled the disk, or a quota is used up."""
+
+    READ_ONLY = "read-only"
+    """It gives, and takes nothing: its file system went read-only, or writing fails."""
+
+    FAILING = "failing"
+    """It neither gives nor takes."""
+
+    CLOSED = "closed"
+    """It was not opened."""
+
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+_OF_THE_PROCESS = frozenset(
+    {errno.EBADF, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.EEXIST}
+)
+"""Errors that do not concern the disk. EBADF is a defect of this program: it closed another's descriptor."""
+
+
+def trouble_of(error: BaseException) -> Trouble | None:
+    """Return the disk trouble behind an error; None for others: no room in a slot, no descriptors, other bytes."""
+    for cause in _causes(error):
+        if isinstance(cause, lmdb.Error):
+            return _of_index(cause)
+        if isinstance(cause, OSError):
+            gone = isinstance(cause, FileNotFoundError) and isinstance(error, BlockDamaged)
+            return None if gone else _of_number(cause.errno)
+    return None
+
+
+def _of_index(error: lmdb.Error) -> Trouble | None:
+    if isinstance(error, lmdb.MapFullError):
+        return Trouble.FULL
+    return _of_number(getattr(error, "code", None))
+
+
+def _of_number(number: int | None) -> Trouble | None:
+    if number in _OF_THE_PROCESS:
+        return None
+    if number in _FULL:
+        return Trouble.FULL
+    return Trouble.READ_ONLY if number == errno.EROFS else Trouble.FAILING
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
+
 
 FAILURES_MAX = 3
 FAILURES_SECONDS = 10.0
@@ -60,6 +121,17 @@ class CircuitBreaker:
         self._mending: asyncio.Task[None] | None = None
         self._closed = False
         metrics.set_disk_state(WELL)
+
+    @classmethod
+    def open_for_good(cls, clock: Clock) -> CircuitBreaker:
+        """Return the breaker of a directory that cannot be opened: nothing is read or written, and nothing is tried."""
+
+        async def unchanged(trouble: Trouble) -> Trouble:
+            return trouble
+
+        breaker = cls(Path(), unchanged, clock)
+        breaker._enter(Trouble.CLOSED)
+        return breaker
 
     @property
     def state(self) -> str:
@@ -117,7 +189,7 @@ class CircuitBreaker:
 
     def _enter(self, trouble: Trouble | None) -> None:
         self._trouble = trouble
-        self.readable = trouble is not Trouble.FAILING
+        self.readable = trouble not in (Trouble.FAILING, Trouble.CLOSED)
         self.writable = trouble is None
         self._failures.clear()
         metrics.set_disk_state(self.state)

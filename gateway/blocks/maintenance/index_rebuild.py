@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.files.store import DIRECTORIES, ScannedFile
 from gateway.blocks.index.eviction import fingerprint_of
-from gateway.blocks.index.index import BlockIndex, PinnedPrefixes
+from gateway.blocks.index.index import BlockIndex
+from gateway.blocks.index.pins import PinnedPrefixes
 from gateway.blocks.index.policies import Queue
+from gateway.blocks.index.rows import BlockRecord, FileRecord, WorkerFile
 from gateway.blocks.index.transaction import IndexTransaction
-from gateway.blocks.layout import BlockRecord, FileRecord, WorkerFile
 from gateway.policy.slots import DEFAULT_SLOT, Slots
 
 BLOCKS_PER_STEP = 512

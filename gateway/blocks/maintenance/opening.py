@@ -2,39 +2,141 @@
 
     FORMAT   "forebay blocks 1": any other content is refused, never misread
     HOME     the main origin's endpoint when the directory was begun: blocks of it bear no home's name (layout.py)
-    PINS     the prefixes whose blocks stay (index.py)
+    PINS     the prefixes whose blocks stay (index/pins.py)
     BOOT     the kernel's boot id when the index was last opened or begun anew
     CLEAN    there while no process has the directory open and the index is synced to disk
 
 The index is not synced while it is in use, so one of another boot without CLEAN is dropped; a rebuild from the files'
 headers builds it anew while the cache is in use (index_rebuild.py). The index names a dead worker's leftovers:
 fetches begun, files appended to, and files that were not unlinked yet. All of this blocks: it runs in a thread.
+
+A worker lives as long as it holds a lock on its slot's file, which the kernel releases at its end, a kill included.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import lmdb
 import structlog
 
 from gateway.blocks.directory import BlockDirectory, Evicted
-from gateway.blocks.files.store import DIRECTORIES, DIRECTORY_MODE, BlockStore
+from gateway.blocks.files.store import DIRECTORIES, DIRECTORY_MODE, FILE_MODE, BlockStore
 from gateway.blocks.filling.fetch_locks import FetchLocks
 from gateway.blocks.index.eviction import capacity_of, fingerprint_of
-from gateway.blocks.index.index import BlockIndex, Pins
-from gateway.blocks.layout import BlockSettings, WorkerFile, keep_apart
+from gateway.blocks.index.index import BlockIndex
+from gateway.blocks.index.pins import Pins
+from gateway.blocks.index.rows import WorkerFile
+from gateway.blocks.layout import set_home_tags
 from gateway.blocks.maintenance import index_rebuild
-from gateway.blocks.maintenance.worker_locks import WorkerLocks
+from gateway.blocks.settings import BlockSettings
 from gateway.core.errors import BlockError, StartupError, StoreUnavailable, opening_failure
 from gateway.disk.atomic_write import remove_durably, write_durably
+from gateway.disk.file_lock import lock_within, try_lock
 from gateway.shared.heartbeats import Heartbeats
 
 _log = structlog.get_logger("forebay.cache")
+
+
+OPENING_LOOKS_MAX = 45
+OPENING_LOOK_SECONDS = 1.0
+"""Seconds between looks at a process that opens the directory. After OPENING_LOOKS_MAX looks, counted as the machine
+may stand still, it is not waited for: the supervisor has failed to end it."""
+
+
+class WorkerLocks:
+    """The lock files of a directory: `slots/w<n>.lock` for each slot, `slots/opening.lock` for opening and closing."""
+
+    def __init__(self, directory: Path, worker: int) -> None:
+        self._directory = directory / "slots"
+        self._worker = worker
+        self._own: int | None = None
+
+    @contextmanager
+    def opening(self, stamp: Callable[[int], int]) -> Iterator[None]:
+        """Alone among the processes that open or close the directory. Blocks.
+
+        One that opens it is waited for as long as it turns: `stamp` gives a worker's last heartbeat. BlockingIOError
+        where it does not.
+        """
+        self._directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+        descriptor = self._open("opening.lock")
+        try:
+            self._wait_for(descriptor, stamp)
+            self._leave_number(descriptor)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _wait_for(self, descriptor: int, stamp: Callable[[int], int]) -> None:
+        looks = 0
+        seen: tuple[int | None, int] = None, 0
+        while not lock_within(descriptor, OPENING_LOOK_SECONDS):
+            holder = _number_in(descriptor)
+            before, seen = seen, (holder, stamp(holder) if holder is not None else 0)
+            looks = looks + 1 if seen == before and holder is not None else 0
+            if looks >= OPENING_LOOKS_MAX:
+                raise BlockingIOError(errno.EAGAIN, f"worker {holder} hangs while it opens or closes it")
+
+    def _leave_number(self, descriptor: int) -> None:
+        try:
+            os.pwrite(descriptor, b"%-8d" % self._worker, 0)
+        except OSError:  # a full disk: then its owner is unknown
+            with suppress(OSError):
+                os.ftruncate(descriptor, 0)
+
+    def take_own(self) -> None:
+        """Take this worker's slot; StartupError when a living process has it."""
+        descriptor = self._open(_file_name(self._worker))
+        if not try_lock(descriptor):
+            os.close(descriptor)
+            raise StartupError(
+                f"another process runs as worker {self._worker} on {self._directory.parent}: "
+                "stop it, or give this gateway a cache directory of its own"
+            )
+        self._own = descriptor
+
+    def give_back_own(self) -> None:
+        if self._own is not None:
+            os.close(self._own)
+            self._own = None
+
+    def dead_slots(self) -> list[int]:
+        """Every slot ever used that no process holds now, the own one excepted. Call while `opening`."""
+        return [worker for worker in self._known() if worker != self._worker and self._is_free(worker)]
+
+    def alone(self) -> bool:
+        """Return True if no other process has the directory open. Call while `opening`."""
+        return len(self.dead_slots()) == len([worker for worker in self._known() if worker != self._worker])
+
+    def _known(self) -> list[int]:
+        names = (path.stem for path in self._directory.glob("w*.lock"))
+        return sorted(int(name[1:]) for name in names if name[1:].isdecimal())
+
+    def _is_free(self, worker: int) -> bool:
+        descriptor = self._open(_file_name(worker))
+        try:
+            return try_lock(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _open(self, name: str) -> int:
+        return os.open(self._directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+
+
+def _file_name(worker: int) -> str:
+    return f"w{worker}.lock"
+
+
+def _number_in(descriptor: int) -> int | None:
+    text = os.pread(descriptor, 8, 0).strip()
+    return int(text) if text.isdigit() else None
 
 
 def clear_up(directory: BlockDirectory, worker: int) -> None:
@@ -136,7 +238,7 @@ def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> Ope
         _write_format(path)
         slots.take_own()
         try:
-            keep_apart(settings.homes, _first_home(path, settings.homes.main))
+            set_home_tags(settings.homes, _first_home(path, settings.homes.main))
             store = BlockStore(path, worker)
             store.prepare()
             with suppress(StoreUnavailable):  # the disk is full already: cached blocks can be read all the same
@@ -203,7 +305,7 @@ def _write_format(path: Path) -> None:
 
 
 def _first_home(path: Path, main: str) -> str:
-    """Return the home of blocks that bear no home's name; in a new directory it is the main one of now."""
+    """Return the home whose blocks bear no home's name: the main one at the time when the directory was begun."""
     file = path / "HOME"
     if file.exists():
         return file.read_text(encoding="utf-8")

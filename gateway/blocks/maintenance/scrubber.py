@@ -15,10 +15,12 @@ from typing import Any
 
 import orjson
 
-from gateway.blocks.directory import BlockDirectory, DiskThreads
+from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.disk_threads import DiskThreads
 from gateway.blocks.files.block_file import read_verified
 from gateway.blocks.files.page_cache import Residency
-from gateway.blocks.layout import CHUNK_BYTES, BlockRecord
+from gateway.blocks.index.rows import BlockRecord
+from gateway.blocks.layout import CHUNK_BYTES
 from gateway.blocks.maintenance.disk_health import CircuitBreaker
 from gateway.core.clock import Clock
 from gateway.core.errors import BlockDamaged, StoreUnavailable

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.filling.hard_link_ingest import OfferedFile
+from gateway.blocks.filling.hard_link_ingest import IngestedFile
 from gateway.core.errors import BlockError, BufferDamaged, OriginError, S3Error
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.metadata.catalog import CHECKSUM_MODE, Catalog, is_remembered
@@ -56,16 +56,16 @@ class CachePromoter:
 
     async def _keep(self, pending: Write, version: ObjectVersion) -> None:
         slot = self._slots.find(pending.key.bucket, pending.key.key).name
-        for offered in self._offered(pending, version):
+        for ingested in self._ingested(pending, version):
             try:
-                await self._blocks.adopt(offered, slot=slot)
+                await self._blocks.ingest(ingested, slot=slot)
             except (BlockError, BufferDamaged):
                 return  # no room, a reported disk fault, or damage since it was sent: the origin has the bytes
 
-    def _offered(self, pending: Write, version: ObjectVersion) -> Iterator[OfferedFile]:
+    def _ingested(self, pending: Write, version: ObjectVersion) -> Iterator[IngestedFile]:
         offset = 0
         for part in pending.parts:
             if part.file.is_here:
                 path, checksums = self._staging.path(part.file), partial(self._staging.checksums, part.file)
-                yield OfferedFile(path, version, offset, part.file.size_bytes, checksums)
+                yield IngestedFile(path, version, offset, part.file.size_bytes, checksums)
             offset += part.file.size_bytes

@@ -103,7 +103,7 @@ def test_damaged_blocks_give_no_wrong_byte(tmp_path: Path, damage: Damage, cold:
                 files = block_files(tmp_path / "c")
                 damage(rng, files)
                 if damage in (swap, unlink):
-                    cache._tools.open_files.close()  # a file that is open is what it was, whatever its name means now
+                    cache._dependencies.open_files.close()  # an open file is what it was, whatever its name means
                 if cold:
                     for path in block_files(tmp_path / "c"):
                         drop_page_cache(path)
@@ -256,7 +256,7 @@ def test_no_descriptors_left_is_no_damage(tmp_path: Path, monkeypatch: pytest.Mo
             def failing(*_: object, **__: object) -> int:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-            cache._tools.open_files.close()
+            cache._dependencies.open_files.close()
             with monkeypatch.context() as patched:
                 patched.setattr(os, "open", failing)
                 reader = await cache.open_range(version, whole(version))
@@ -313,7 +313,7 @@ def test_bytes_that_left_memory_are_checked_again_whoever_fetched_them_back(
 
 def evict(cache: BlockCache, path: Path) -> None:
     """Have the kernel take a file's pages, as it does when memory is short."""
-    with cache._tools.open_files._leases[path.name].share() as lease:
+    with cache._dependencies.open_files._leases[path.name].share() as lease:
         pages = lease.file._pages
         assert pages is not None
         page_out(pages._address, path.stat().st_size // 4096 * 4096)

@@ -23,7 +23,7 @@ from tests.support.blocks import BLOCK, MIB, block_files, content_of, make_origi
 
 def writer_of(cache: BlockCache, version: ObjectVersion, block_size_bytes: int = BLOCK) -> BlockWriter:
     """Of the version's first block."""
-    block, directory = block_at(version, 0, block_size_bytes), cache._tools.directory
+    block, directory = block_at(version, 0, block_size_bytes), cache._dependencies.directory
     begun = directory.begin(block, "default")
     assert begun is not None
     return BlockWriter(directory, begun[0])
@@ -69,7 +69,7 @@ def test_what_lies_beside_the_header_may_have_come_from_the_device(
         version = stored(origin, "a", pieces * MIB)
         async with open_cache(tmp_path / "c", origin, block_size_bytes=8 * MIB) as cache:
             folios, filled = Folios(), writer_of(cache, version, 8 * MIB).filled
-            writer = BlockWriter(cache._tools.directory, filled, _residency=cast(Residency, folios))
+            writer = BlockWriter(cache._dependencies.directory, filled, _residency=cast(Residency, folios))
             for number in range(pieces - 1 + publishes):
                 writer.write(filled.file, bytes(MIB))
                 folios.written(0, filled.data_offset + number * MIB, filled.data_offset + (number + 1) * MIB - 1)

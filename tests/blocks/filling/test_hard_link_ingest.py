@@ -12,9 +12,9 @@ import pytest
 
 from gateway.blocks.files.block_file import ChunkChecksums
 from gateway.blocks.files.store import BlockStore
-from gateway.blocks.filling.hard_link_ingest import OfferedFile, describe
-from gateway.blocks.layout import BlockSettings
+from gateway.blocks.filling.hard_link_ingest import IngestedFile, describe
 from gateway.blocks.maintenance.opening import open_directory
+from gateway.blocks.settings import BlockSettings
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.telemetry import metrics
@@ -35,13 +35,13 @@ from tests.support.memory_origin import MemoryOrigin
 
 def staged(
     directory: Path, origin: MemoryOrigin, version: ObjectVersion, first: int, stop: int, behind: bytes = b"trailer"
-) -> OfferedFile:
+) -> IngestedFile:
     """A part, and `behind` its bytes what is no part of the object."""
     directory.mkdir(exist_ok=True)
     path = directory / f"part-{first}"
     content = content_of(origin, version, ByteRange(first, stop - 1))
     path.write_bytes(content + behind)
-    return OfferedFile(path, version, first, len(content))
+    return IngestedFile(path, version, first, len(content))
 
 
 @pytest.mark.parametrize("part_bytes", [4 * BLOCK, 4 * BLOCK + 1000, 3 * BLOCK + 64 * KIB, 10 * BLOCK])
@@ -55,7 +55,7 @@ def test_parts_become_blocks(tmp_path: Path, part_bytes: int) -> None:
             entered = 0
             for first in range(0, version.size_bytes, part_bytes):
                 part = staged(tmp_path / "s", origin, version, first, min(first + part_bytes, version.size_bytes))
-                entered += await cache.adopt(part)
+                entered += await cache.ingest(part)
                 part.path.unlink()
             starts = range(0, version.size_bytes, BLOCK)
             cut = {n for n in range(part_bytes, version.size_bytes, part_bytes) if n % BLOCK}
@@ -82,7 +82,7 @@ def test_known_checksums_are_used_and_hold_the_file_to_them(tmp_path: Path) -> N
             file.write(b"!")
         offered = replace(part, checksums=lambda: bytes(sums.packed))
         async with open_cache(tmp_path / "c", origin) as cache:
-            assert await cache.adopt(offered) == 3
+            assert await cache.ingest(offered) == 3
             assert await read(cache, version) == content_of(origin, version)
             assert counted(metrics.CACHE_DAMAGED) == 1
 
@@ -96,7 +96,7 @@ def test_bytes_of_an_adopted_file_are_verified(tmp_path: Path) -> None:
         origin = make_origin()
         version = stored(origin, "k", 4 * BLOCK)
         async with open_cache(tmp_path / "c", origin) as cache:
-            assert await cache.adopt(staged(tmp_path / "s", origin, version, 0, 4 * BLOCK)) == 4
+            assert await cache.ingest(staged(tmp_path / "s", origin, version, 0, 4 * BLOCK)) == 4
             [file] = block_files(tmp_path / "c")
             with file.open("r+b") as opened:
                 opened.seek(random.randrange(4 * BLOCK))
@@ -119,11 +119,11 @@ def test_an_adopted_file_is_counted_and_evicted_as_one(tmp_path: Path) -> None:
         origin = make_origin()
         version, other = stored(origin, "k", 4 * BLOCK), stored(origin, "other", 2 * BLOCK)
         async with open_cache(tmp_path / "c", origin, capacity_bytes=5 * BLOCK, readahead_bytes=0) as cache:
-            await cache.adopt(staged(tmp_path / "s", origin, version, 0, 4 * BLOCK))
+            await cache.ingest(staged(tmp_path / "s", origin, version, 0, 4 * BLOCK))
             taken_bytes = 4 * BLOCK + 4096  # what is behind the bytes takes a page
             assert cache.usage().used_bytes == taken_bytes
-            record = next(cache._tools.directory.index.blocks())
-            assert cache._tools.directory.drop(record.block_id, record.extent.file)
+            record = next(cache._dependencies.directory.index.blocks())
+            assert cache._dependencies.directory.drop(record.block_id, record.extent.file)
             assert (cache.usage().blocks, cache.usage().used_bytes) == (3, taken_bytes)
             await read(cache, other)
             await cache.settle()
@@ -143,8 +143,8 @@ def test_what_is_there_already_is_not_entered_twice(tmp_path: Path) -> None:
             await read(cache, version, ByteRange(0, 9))
             await cache.settle()
             part = staged(tmp_path / "s", origin, version, 0, 2 * BLOCK)
-            assert await cache.adopt(part) == 1
-            assert await cache.adopt(part) == 0
+            assert await cache.ingest(part) == 1
+            assert await cache.ingest(part) == 0
             assert len(block_files(tmp_path / "c")) == 2
             assert await read(cache, version) == content_of(origin, version)
 
@@ -158,7 +158,7 @@ def test_a_file_without_a_whole_block_is_left_alone(tmp_path: Path) -> None:
         origin = make_origin()
         version = stored(origin, "k", 4 * BLOCK)
         async with open_cache(tmp_path / "c", origin) as cache:
-            assert await cache.adopt(staged(tmp_path / "s", origin, version, 100, 2000)) == 0
+            assert await cache.ingest(staged(tmp_path / "s", origin, version, 100, 2000)) == 0
             assert cache.usage().blocks == 0
 
     asyncio.run(scenario())
@@ -174,8 +174,8 @@ def test_what_lies_behind_the_bytes_is_no_part_of_the_object(tmp_path: Path) -> 
         sums = ChunkChecksums(4 * BLOCK)
         sums.update(bytearray(part.path.read_bytes()) + b"#" * 7)
         async with open_cache(tmp_path / "c", origin) as cache:
-            assert await cache.adopt(part) == 1
-            assert await cache.adopt(replace(part, checksums=lambda: bytes(sums.packed))) == 0
+            assert await cache.ingest(part) == 1
+            assert await cache.ingest(replace(part, checksums=lambda: bytes(sums.packed))) == 0
             assert await read(cache, version) == content_of(origin, version)
 
     asyncio.run(scenario())
@@ -191,7 +191,7 @@ def test_a_file_that_was_cut_is_not_adopted(tmp_path: Path) -> None:
         os.truncate(part.path, BLOCK - 1)
         async with open_cache(tmp_path / "c", origin) as cache:
             with pytest.raises(StoreUnavailable, match="shorter"):
-                await cache.adopt(replace(part, checksums=lambda: bytes(BLOCK // (64 * KIB) * 4)))
+                await cache.ingest(replace(part, checksums=lambda: bytes(BLOCK // (64 * KIB) * 4)))
             assert (cache.usage().blocks, cache.usage().reserved_bytes) == (0, 0)
 
     asyncio.run(scenario())
@@ -207,7 +207,7 @@ def test_what_cannot_be_linked_changes_nothing(tmp_path: Path) -> None:
         try:
             async with open_cache(tmp_path / "c", origin) as cache:
                 with pytest.raises(StoreUnavailable, match="linked"):
-                    await cache.adopt(part)
+                    await cache.ingest(part)
                 assert (cache.usage().blocks, cache.usage().reserved_bytes) == (0, 0)
             assert part.path.exists()
         finally:
@@ -240,7 +240,7 @@ def test_a_process_killed_while_it_adopts_leaves_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(BlockStore, "link", linked_or_not)
         with pytest.raises(BaseException):  # noqa: B017 - whatever a dead process would have raised
-            opened.blocks.adopt(adoption)
+            opened.blocks.ingest(adoption)
     monkeypatch.undo()
     opened.locks.close()
     opened._locks_of_workers.give_back_own()

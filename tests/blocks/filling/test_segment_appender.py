@@ -22,9 +22,10 @@ from gateway.blocks.files import store
 from gateway.blocks.files.block_file import read_verified
 from gateway.blocks.files.store import RECORDS_MAX, BlockStore, SmallBlock
 from gateway.blocks.filling.small_block_fetch import SegmentAppender
-from gateway.blocks.layout import Block, BlockSettings
+from gateway.blocks.layout import Block
 from gateway.blocks.maintenance.index_rebuild import rebuild
 from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
+from gateway.blocks.settings import BlockSettings
 from gateway.core.errors import BlockDamaged, StoreUnavailable
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots

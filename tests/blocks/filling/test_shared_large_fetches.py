@@ -61,7 +61,7 @@ class Workers:
 
         async def scenario() -> None:
             async with open_cache(self.directory, make_origin(), worker=9, block_size_bytes=BLOCK) as cache:
-                files = list(cache._tools.directory.index.files())
+                files = list(cache._dependencies.directory.index.files())
                 usage = cache.usage()
                 assert (usage.blocks, usage.reserved_bytes) == (len(files), 0)
                 assert usage.used_bytes == sum(file.disk_bytes for file in files)
@@ -137,7 +137,7 @@ def test_a_reader_in_another_process_lends_a_fetch_his_priority(workers: Workers
             assert purpose is Purpose.WARM
             worker = await asyncio.to_thread(workers.start, 0, small_object_bytes_max=packed)
             worker.warm(version)  # a HEAD that warms has come there: nobody waits for that, either
-            locks = background._opened.locks
+            locks = background._dependencies.opened.locks
             [cell] = locks._held.values()
             await until(lambda: bool(locks._words[cell] & fetch_locks._AWAITED))
             assert not is_awaited()

@@ -285,14 +285,14 @@ def test_what_waits_for_the_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.
             await until(lambda: standing.is_set() and origin.count() >= asked)
             for _ in range(1000):  # whatever could go on without the disk goes on
                 await asyncio.sleep(0)
-            assert HELD_BYTES_MAX - MIB <= cache._writer.held_bytes <= HELD_BYTES_MAX
+            assert HELD_BYTES_MAX - MIB <= cache._dependencies.writer.held_bytes <= HELD_BYTES_MAX
             assert origin.count() == asked
             assert not all(reader.done() for reader in reading)
             go.set()
             for reader, version in zip(reading, versions, strict=True):
                 assert await reader == content_of(origin, version)
             await cache.settle()
-            assert (cache.usage().blocks, cache._writer.held_bytes) == (len(versions), 0)
+            assert (cache.usage().blocks, cache._dependencies.writer.held_bytes) == (len(versions), 0)
 
     asyncio.run(scenario())
 
@@ -312,7 +312,7 @@ def test_a_segment_that_is_evicted_is_let_go_of(tmp_path: Path) -> None:
                 await read(cache, version)
                 await cache.settle()
             assert cache.usage().used_bytes <= 2 * MIB
-            await cache._tools.open_files.drop_unlinked(cache._tools.threads.disk)
+            await cache._dependencies.open_files.drop_unlinked(cache._dependencies.threads.disk)
             spans: list[FileSpan] = []
             assert await take(reader, spans) == content_of(origin, versions[0])
             assert not [name for name in open_files() if ".segment (deleted)" in name]

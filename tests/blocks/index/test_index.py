@@ -8,8 +8,8 @@ from gateway.blocks import layout
 from gateway.blocks.files.store import SmallBlock
 from gateway.blocks.filling.small_block_fetch import SegmentAppender
 from gateway.blocks.index.index import ROWS_LOOKED_AT_MAX
-from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
+from gateway.blocks.settings import BlockSettings
 from gateway.core.model import ObjectKey, ObjectVersion
 from tests.support.appending import append_all, calls_of
 from tests.support.blocks import KIB, MIB

@@ -277,7 +277,7 @@ def test_what_is_used_meanwhile_has_its_turn_the_next_time(tmp_path: Path, monke
     async def scenario() -> None:
         origin = make_origin()
         async with open_cache(tmp_path / "c", origin) as cache:
-            index, told = cache._tools.directory.index, 0
+            index, told = cache._dependencies.directory.index, 0
 
             def touch() -> None:
                 nonlocal told
@@ -313,7 +313,7 @@ def test_the_books_of_the_queues_are_exact_after_everything(tmp_path: Path) -> N
                     await cache.flush_accesses()
                     await cache.invalidate(generator.choice(versions).key)
             await cache.settle()
-            index = cache._tools.directory.index
+            index = cache._dependencies.directory.index
             with index.reading() as transaction:
                 state = transaction.account(transaction.slots()["default"])
             files = list(index.files())

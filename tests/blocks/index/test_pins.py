@@ -115,7 +115,7 @@ def test_an_unpinning_that_was_broken_off_is_carried_on(tmp_path: Path) -> None:
         async with open_cache(tmp_path / "c", origin) as cache:
             await cache.pin(PINNED)
             await read_all(cache, *objects(origin, "pinned", 3))
-            assert cache._tools.directory.pins.remove(PINNED)
+            assert cache._dependencies.directory.pins.remove(PINNED)
             assert cache.usage().slots["default"].pinned_bytes == 3 * FILE
         async with open_cache(tmp_path / "c", origin) as cache:
             await cache.rebuild_index()

@@ -74,7 +74,7 @@ def test_the_cache_never_takes_what_others_have_a_right_to(tmp_path: Path) -> No
         origin.create_bucket(BUCKET)
         versions = [stored(origin, f"k{n}", BLOCK // 2, n) for n in range(60)]
         async with open_cache(tmp_path, origin) as cache:
-            cache._tools.directory.reserve_of_others._free_bytes = lambda: disk_bytes - held_bytes()
+            cache._dependencies.directory.reserve_of_others._free_bytes = lambda: disk_bytes - held_bytes()
             cache.keep_free(lambda: rights[0])
             for version in versions[:30]:
                 assert await read(cache, version) == content_of(origin, version)
@@ -106,6 +106,6 @@ def test_rights_that_cannot_be_looked_at_stay_as_they_were(tmp_path: Path) -> No
         async with open_cache(tmp_path, make_origin()) as cache:
             cache.keep_free(lambda: MIB)
             cache.keep_free(unreadable)
-            assert cache._tools.directory.reserve_of_others.size_bytes == MIB
+            assert cache._dependencies.directory.reserve_of_others.size_bytes == MIB
 
     asyncio.run(scenario())

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.layout import BlockSettings
 from gateway.blocks.maintenance.index_rebuild import rebuild
 from gateway.blocks.maintenance.opening import open_directory
+from gateway.blocks.settings import BlockSettings
 from gateway.core.model import ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.telemetry import metrics
@@ -158,7 +158,7 @@ def test_a_survey_that_is_broken_off_is_carried_on(tmp_path: Path) -> None:
         async with open_cache(tmp_path / "c", origin) as cache:
             await read_in(cache, "default", *objects(origin, "a", 20))
         async with open_cache(tmp_path / "c", origin, slots=slots()) as cache:
-            steps = rebuild(cache._tools.directory, slots())
+            steps = rebuild(cache._dependencies.directory, slots())
             for _ in range(9):
                 next(steps)
         async with open_cache(tmp_path / "c", origin, slots=slots()) as cache:

@@ -14,13 +14,14 @@ import lmdb
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.directory import BlockDirectory, DiskThreads, Trouble
+from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.disk_threads import DiskThreads
 from gateway.blocks.files.store import BlockStore
 from gateway.blocks.filling.small_block_fetch import SegmentAppender
 from gateway.blocks.index.index import GROW_SECONDS, LOWERED_SECONDS
-from gateway.blocks.layout import BlockSettings
-from gateway.blocks.maintenance.disk_health import FAILURES_MAX, DirectoryProbe
+from gateway.blocks.maintenance.disk_health import FAILURES_MAX, DirectoryProbe, Trouble
 from gateway.blocks.maintenance.opening import open_directory
+from gateway.blocks.settings import BlockSettings
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.telemetry import metrics

@@ -10,7 +10,6 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from gateway.blocks.directory import Trouble, trouble_of
 from gateway.blocks.maintenance.disk_health import (
     FAILURES_MAX,
     FAILURES_SECONDS,
@@ -18,6 +17,8 @@ from gateway.blocks.maintenance.disk_health import (
     PAUSE_SECONDS_MAX,
     STEADY_SECONDS,
     CircuitBreaker,
+    Trouble,
+    trouble_of,
 )
 from gateway.core.errors import BlockDamaged, StoreUnavailable, is_mistake
 from gateway.telemetry import metrics

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.maintenance import worker_locks
-from gateway.blocks.maintenance.worker_locks import WorkerLocks
+from gateway.blocks.maintenance import opening
+from gateway.blocks.maintenance.opening import WorkerLocks
 
 
 @pytest.fixture(autouse=True)
 def short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_locks, "OPENING_LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(worker_locks, "OPENING_LOOKS_MAX", 5)
+    monkeypatch.setattr(opening, "OPENING_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(opening, "OPENING_LOOKS_MAX", 5)
 
 
 def hangs(worker: int) -> int:
@@ -37,7 +37,7 @@ def test_one_that_turns_is_waited_for(tmp_path: Path) -> None:
 
     def turns(worker: int) -> int:
         asked.append(worker)
-        if len(asked) > 3 * worker_locks.OPENING_LOOKS_MAX:
+        if len(asked) > 3 * opening.OPENING_LOOKS_MAX:
             waited.set()
         return next(beats)
 

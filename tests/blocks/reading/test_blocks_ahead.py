@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from gateway.blocks.cache import BlockCache
+from gateway.blocks.dependencies import PROCESS_AHEAD_BYTES
 from gateway.blocks.files.block_file import BlockFile
 from gateway.blocks.layout import BlockIds, block_at
-from gateway.blocks.reading import verifying
+from gateway.blocks.reading import sources
 from gateway.blocks.reading.reader import REFILLS_MAX
-from gateway.blocks.reading.verifying import PROCESS_AHEAD_BYTES, BlocksAhead
+from gateway.blocks.reading.sources import BlocksAhead
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.telemetry import metrics
 from tests.support.blocks import (
@@ -51,7 +52,7 @@ async def unverified(directory: Path, **settings: Any) -> AsyncIterator[tuple[Bl
 
 
 def is_intact(cache: BlockCache, version: ObjectVersion, number: int) -> bool:
-    tools = cache._tools
+    tools = cache._dependencies
     extent = tools.directory.index.lookup(block_at(version, number, BLOCK, BlockIds(version)).id)
     assert extent is not None
     file = tools.open_files.get(extent.file)
@@ -62,7 +63,7 @@ def is_intact(cache: BlockCache, version: ObjectVersion, number: int) -> bool:
 
 
 def room(cache: BlockCache) -> int:
-    return cache._tools.ahead_room.left_bytes
+    return cache._dependencies.ahead_room.left_bytes
 
 
 def ahead_of(reader: Any) -> BlocksAhead:
@@ -112,7 +113,7 @@ def test_a_client_that_takes_its_time_has_one_block_read_for_it(tmp_path: Path) 
 
 def test_a_reader_that_had_to_wait_has_more_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that is slower than the client gets more to do at a time, up to a bound."""
-    monkeypatch.setattr(verifying, "READER_AHEAD_BYTES", 3 * BLOCK)
+    monkeypatch.setattr(sources, "READER_AHEAD_BYTES", 3 * BLOCK)
     gate = threading.Event()
     verify = BlockFile.verify_unread
 
@@ -179,7 +180,7 @@ def test_without_room_nothing_is_read_ahead(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with unverified(tmp_path) as (cache, origin, version):
-            cache._tools.ahead_room.left_bytes = BLOCK - 1
+            cache._dependencies.ahead_room.left_bytes = BLOCK - 1
             reader = await cache.open_range(version, whole(version))
             async with aclosing(reader.body()) as body:
                 taken = bytes_of(await anext(body))

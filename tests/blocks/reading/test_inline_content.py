@@ -121,10 +121,10 @@ def test_where_memory_has_no_room_the_fill_waits_for_it(tmp_path: Path, monkeypa
         monkeypatch.setattr(small_block_fetch, "GATHERING_SECONDS", 0.05)
         async with gateway(tmp_path) as one:
             one.origin.put("bucket", "l", CONTENT)
-            one.blocks._writer._held_bytes_max = len(CONTENT) + 1
+            one.blocks._dependencies.writer._held_bytes_max = len(CONTENT) + 1
             answers = await asyncio.gather(*(call(one.app, "GET", f"/bucket/{key}") for key in "kl"))
             assert [answer.body for answer in answers] == [CONTENT] * 2
-            assert one.blocks._writer.held_bytes <= 2 * len(CONTENT)
+            assert one.blocks._dependencies.writer.held_bytes <= 2 * len(CONTENT)
             await settled(one)
             assert one.blocks.usage().blocks == 2
             assert one.origin.count(GET) == 2

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import OrderedDict
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.reading import reader
-from gateway.blocks.reading.reader import window_blocks_max
-from gateway.blocks.reading.sources import AheadMarks
+from gateway.blocks.reading import plan
+from gateway.blocks.reading.plan import mark_ahead, window_blocks_max
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.origin.client import Purpose
 from tests.support.blocks import (
@@ -50,8 +50,8 @@ async def read_block(cache: BlockCache, version: ObjectVersion, number: int) -> 
 
 def test_the_window_of_a_long_range_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole object begins with a few blocks and has more on their way with every byte read, up to the setting."""
-    monkeypatch.setattr(reader, "FIRST_WINDOW_BYTES", 4 * BLOCK)
-    monkeypatch.setattr(reader, "GROWTH", 2)
+    monkeypatch.setattr(plan, "FIRST_WINDOW_BYTES", 4 * BLOCK)
+    monkeypatch.setattr(plan, "GROWTH", 2)
 
     async def scenario() -> None:
         origin = make_origin()
@@ -209,12 +209,12 @@ def test_readers_who_wait_go_first(tmp_path: Path) -> None:
 
 def test_marks_are_bounded() -> None:
     """What was fetched ahead and never read is forgotten in time, the oldest first."""
-    marks = AheadMarks()
+    marks: OrderedDict[bytes, None] = OrderedDict()
     names = [number.to_bytes(4, "big") for number in range(5000)]
     for name in names:
-        marks.add(name)
-    assert marks
-    assert [marks.take(names[0]), marks.take(names[-1]), marks.take(names[-1])] == [False, True, False]
+        mark_ahead(marks, name)
+    assert 0 < len(marks) < len(names)
+    assert list(marks) == names[-len(marks) :]
 
 
 def test_the_window_is_given_in_bytes() -> None:

@@ -190,7 +190,7 @@ def test_a_reader_of_an_evicted_block_goes_on(tmp_path: Path) -> None:
             assert reader.outcome == "hit"
             assert await take(reader) == content_of(origin, version)
             assert [path.name[:64] for path in block_files(tmp_path / "c")] == [
-                record.block_id.hex() for record in cache._tools.directory.index.blocks()
+                record.block_id.hex() for record in cache._dependencies.directory.index.blocks()
             ]
 
     asyncio.run(scenario())
@@ -238,7 +238,7 @@ def test_uses_reach_the_index_in_batches(tmp_path: Path) -> None:
             await cache.settle()
             await read(cache, two)
             await cache.settle()
-            index = cache._tools.directory.index
+            index = cache._dependencies.directory.index
             oldest = by_last_use(index)[0]
             await read(cache, one)
             assert by_last_use(index)[0] == oldest

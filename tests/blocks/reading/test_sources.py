@@ -6,10 +6,10 @@ import asyncio
 import os
 from pathlib import Path
 
-from gateway.blocks.directory import DiskThreads
+from gateway.blocks.disk_threads import DiskThreads
 from gateway.blocks.files.block_file import ChunkChecksums, lease_of
 from gateway.blocks.files.page_cache import Residency
-from gateway.blocks.filling.single_flight import InflightFetch
+from gateway.blocks.filling.inflight_fetch import InflightFetch
 from gateway.blocks.layout import block_at, data_offset
 from gateway.blocks.reading.sources import FillSource
 from gateway.core.model import FileSpan, ObjectKey, ObjectVersion

@@ -110,7 +110,7 @@ def test_they_go_on_where_the_block_lies_as_if_nothing_had_happened(tmp_path: Pa
         origin = make_origin()
         async with open_cache(tmp_path / "c", origin, **SMALL) as cache:
             [(one, expected)] = await landed(cache, origin, 1)
-            noted = cache._tools.accesses.take(10)
+            noted = cache._dependencies.accesses.take(10)
             assert await one.resume() == expected
             assert one.spans
             assert (counted(metrics.CACHE_HIT_BYTES), counted(metrics.CACHE_MISS_BYTES), origin.count()) == (
@@ -118,7 +118,7 @@ def test_they_go_on_where_the_block_lies_as_if_nothing_had_happened(tmp_path: Pa
                 len(expected),
                 1,
             )
-            assert [*noted, *cache._tools.accesses.take(10)] == []
+            assert [*noted, *cache._dependencies.accesses.take(10)] == []
 
     asyncio.run(scenario())
 
@@ -134,7 +134,7 @@ def test_whatever_becomes_of_the_block_they_end_it(tmp_path: Path, fate: str) ->
             origin.put(BUCKET, "k0", b"another version")
             if fate == "invalidated":
                 await cache.invalidate(ObjectKey(BUCKET, "k0"))
-                await cache._tools.open_files.drop_unlinked(cache._tools.threads.disk)
+                await cache._dependencies.open_files.drop_unlinked(cache._dependencies.threads.disk)
             else:
                 for path in block_files(tmp_path / "c"):
                     path.unlink()
@@ -191,7 +191,7 @@ def test_they_stay_in_memory_where_the_file_cannot_be_opened(tmp_path: Path, mon
                 raise StoreUnavailable("too many open files")
 
             with monkeypatch.context() as patch:
-                patch.setattr(cache._tools.directory.store, "open_published", refuse)
+                patch.setattr(cache._dependencies.directory.store, "open_published", refuse)
                 [(one, expected)] = await landed(cache, origin, 1)
             assert (counted(metrics.CACHE_FILLS, outcome="filled"), cache.usage().blocks) == (1, 1)
             assert await one.resume() == expected
@@ -226,7 +226,7 @@ def test_whoever_has_left_holds_nothing(tmp_path: Path) -> None:
         version = stored(origin, "k", MIB)
         async with open_cache(tmp_path / "c", origin, **SMALL) as cache:
             reader = await cache.open_range(version, whole(version))
-            fill = cache._tools.fetches.join(layout.block_at(version, 0, MIB, layout.BlockIds(version)), {})
+            fill = cache._dependencies.fetches.join(layout.block_at(version, 0, MIB, layout.BlockIds(version)), {})
             assert fill is not None
             fill.leave()
             await reader.aclose()

@@ -32,9 +32,9 @@ from botocore.credentials import Credentials
 
 from gateway.blocks.files import block_file, page_cache
 from gateway.blocks.files.block_file import BlockFile
-from gateway.blocks.layout import unpack_extent
-from gateway.blocks.reading import sources
-from gateway.blocks.reading.sources import UnreadSpan, WarmSpan
+from gateway.blocks.index.rows import unpack_extent
+from gateway.blocks.reading import spans
+from gateway.blocks.reading.spans import UnreadSpan, WarmSpan
 from gateway.core.model import ObjectKey
 from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.edge.server import prepared
@@ -331,7 +331,7 @@ async def changed(rng: random.Random, both: Pair) -> str:
     elif kind == "snapshots":
         gateway.snapshots.changes.tell()  # somebody has made one, or removed one
     elif kind == "untrusted":
-        for lease in list(gateway.blocks._tools.open_files._leases.values()):
+        for lease in list(gateway.blocks._dependencies.open_files._leases.values()):
             lease.file.distrust()
     return kind
 
@@ -707,7 +707,7 @@ def test_what_has_to_be_verified_before_does_not_go_the_whole_way(
 
     async def scenario() -> None:
         async with one_prepared(tmp_path, monkeypatch) as (both, whole_way):
-            open_files = both.gateway.blocks._tools.open_files
+            open_files = both.gateway.blocks._dependencies.open_files
             content = await both.ask(Asked("GET", "d/a", {}))
             assert whole_way == ["/bucket/d/a"]
             assert content is not None
@@ -834,7 +834,7 @@ def test_who_leaves_while_bytes_are_read_is_counted(tmp_path: Path, monkeypatch:
                 await both.settled(both.ask(Asked("GET", "d/a", {}), "fast"))
             monkeypatch.setattr(UnreadSpan, "verified", for_ever)
             monkeypatch.setattr(BlockFile, "verify_at_once", lambda *_: False)
-            for lease in list(both.gateway.blocks._tools.open_files._leases.values()):
+            for lease in list(both.gateway.blocks._dependencies.open_files._leases.values()):
                 lease.file.distrust()
             before = now()
             wire = await both.fast.connect()
@@ -864,8 +864,8 @@ def test_1_4_damage_that_is_come_upon_goes_the_whole_way(
             content = await both.ask(Asked("GET", "d/a", {}), "fast")
             assert not whole_way
             assert content is not None
-            _, extent = next(iter(both.gateway.blocks._tools.held_rows.values()))
-            damage(Path(both.gateway.blocks._tools.directory.store._place(unpack_extent(*extent).file)))
+            _, extent = next(iter(both.gateway.blocks._dependencies.held_rows.values()))
+            damage(Path(both.gateway.blocks._dependencies.directory.store._place(unpack_extent(*extent).file)))
             asked_before = both.gateway.origin.count()
             answer = await both.ask(Asked("GET", "d/a", {}), "fast")
             assert answer is not None
@@ -904,7 +904,7 @@ def test_what_is_kept_is_little_to_the_collector_of_cycles(tmp_path: Path, key: 
             shared = [
                 gateway.app.services,
                 gateway.app.services.writeback,
-                gateway.blocks._tools,
+                gateway.blocks._dependencies,
                 gateway.catalog._store,
                 both.clock,
                 known.grant,
@@ -1005,7 +1005,7 @@ def test_what_is_traced_goes_the_whole_way(tmp_path: Path, key: str, monkeypatch
                 PREPARED_REQUESTS.value("GetObject", "default"),
             )
             assert len(made) > 3
-            assert all(span.span.file is sources._GIVEN_BACK for span in made)
+            assert all(span.span.file is spans._GIVEN_BACK for span in made)
 
     asyncio.run(scenario())
 
@@ -1077,12 +1077,12 @@ def test_one_that_is_not_kept_is_answered_all_the_same(tmp_path: Path, monkeypat
 def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of answers, and blocks; a path that no key has is not even noted."""
     monkeypatch.setattr(prepared, "_OBJECTS_MAX", 2)
-    monkeypatch.setattr(sources, "HELD_ROWS_MAX", 2)
-    monkeypatch.setattr(sources, "HELD_IDS_MAX", 1)
+    monkeypatch.setattr(spans, "HELD_ROWS_MAX", 2)
+    monkeypatch.setattr(spans, "HELD_IDS_MAX", 1)
 
     async def scenario() -> None:
         async with pair(tmp_path, random.Random(1), sizes=(3 * BLOCK_SIZE_BYTES,)) as both:
-            kept, tools = prepared_of(both), both.gateway.blocks._tools
+            kept, tools = prepared_of(both), both.gateway.blocks._dependencies
             for key in ("d/a", "d/b c", "t/a", "d/a"):
                 for first in (0, BLOCK_SIZE_BYTES, 2 * BLOCK_SIZE_BYTES):
                     asked = Asked("GET", key, {"range": f"bytes={first}-{first + 9}"})

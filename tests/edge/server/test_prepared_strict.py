@@ -282,7 +282,7 @@ def test_bytes_that_nobody_vouches_for_any_more_are_checked_first(tmp_path: Path
             await wire.say(raw(both, Asked("GET", KEY, {})))
             await reached(hold)
             questions = both.gateway.origin.count(Operation.HEAD_OBJECT)
-            for lease in list(both.gateway.blocks._tools.open_files._leases.values()):
+            for lease in list(both.gateway.blocks._dependencies.open_files._leases.values()):
                 damage(Path(f"/proc/self/fd/{lease.file.descriptor}"))
                 lease.file.distrust()
             prepared = PREPARED_REQUESTS.value("GetObject", "default")

@@ -1,0 +1,82 @@
+"""The parts that one process's block cache is made of: put together once, when the cache opens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from gateway.blocks.disk_threads import DiskThreads
+from gateway.blocks.files.block_file import OpenFiles
+from gateway.blocks.files.page_cache import Residency
+from gateway.blocks.files.watching import FileWatcher
+from gateway.blocks.filling.inflight_fetch import FetchDependencies
+from gateway.blocks.filling.origin_gets import UnpinnedGets
+from gateway.blocks.filling.single_flight import SingleFlight
+from gateway.blocks.filling.small_block_fetch import GroupCommitWriter
+from gateway.blocks.index.index import AccessLog
+from gateway.blocks.maintenance.disk_health import CircuitBreaker, DirectoryProbe
+from gateway.blocks.maintenance.opening import OpenDirectory
+from gateway.blocks.settings import BlockSettings
+from gateway.core.clock import Clock
+from gateway.origin.client import Origin
+
+PROCESS_AHEAD_BYTES = 256 * 1024 * 1024
+"""Limit of what is verified ahead for all readers of a process. Readers without room verify pieces when they come to
+them."""
+
+
+@dataclass(slots=True)
+class AheadRoom:
+    """Bytes that may still be verified ahead for the readers of a process. Event loop only."""
+
+    left_bytes: int = PROCESS_AHEAD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDependencies(FetchDependencies):
+    opened: OpenDirectory
+    accesses: AccessLog
+    fetches: SingleFlight
+    unpinned_gets: UnpinnedGets
+    writer: GroupCommitWriter
+    residency: Residency = field(default_factory=Residency)
+    ahead_marks: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    """Blocks that this process fetched ahead and no reader has come to yet: reading one shows that its reader goes on.
+    Event loop only."""
+    ahead_room: AheadRoom = field(default_factory=AheadRoom)
+    held_rows: dict[bytes, tuple[int, tuple[bytes, bytes]]] = field(default_factory=dict)
+    """Rows that `HeldObject` has looked up for a block, and the index's commit at that time."""
+
+    @classmethod
+    def assemble(
+        cls,
+        settings: BlockSettings,
+        opened: OpenDirectory,
+        threads: DiskThreads,
+        origin: Origin,
+        clock: Clock,
+    ) -> CacheDependencies:
+        """Give each part those others that it works with."""
+        blocks, locks, watcher, open_files = opened.blocks, opened.locks, FileWatcher(), OpenFiles()
+        blocks.on_unlink = open_files.drop
+        probe = DirectoryProbe(blocks, threads, settings.block_size_bytes)
+        isolation = CircuitBreaker(settings.directory, probe, clock)
+        threads.on_error = isolation.note
+        threads.stalled = lambda: blocks.index.stalled
+        shared = settings, blocks, locks, origin, threads, watcher, open_files, isolation, clock
+        of_fetches = FetchDependencies(*shared)
+        writer = GroupCommitWriter(of_fetches)
+        fetches = SingleFlight(of_fetches, writer)
+        unpinned_gets = UnpinnedGets(locks, watcher, asyncio.Semaphore(settings.fills_max))
+        return cls(*shared, opened, blocks.index.accesses, fetches, unpinned_gets, writer)
+
+    @classmethod
+    def without_directory(cls, origin: Origin, clock: Clock) -> CacheDependencies:
+        """Return the parts of a cache without a directory. Its breaker is open: no reader comes to a missing part."""
+        settings, breaker = BlockSettings(Path(), 0), CircuitBreaker.open_for_good(clock)
+        none: Any = SimpleNamespace(index=None)
+        return cls(settings, none, none, origin, none, none, none, breaker, clock, none, none, none, none, none)
