@@ -181,7 +181,7 @@ async def _put_parts(journal: Journal, upload_id: str, count: int) -> None:
 
 
 def _put_part(upload_id: str, part: Part, now: float, tx: JournalTransaction) -> None:
-    if not tx.put_part(upload_id, part, Moment(now)):
+    if not tx.uploads.put_part(upload_id, part, Moment(now)):
         raise RuntimeError("no such upload")
 
 
@@ -218,7 +218,7 @@ async def _timed_look_ups(journal: Journal, count: int) -> dict[str, float]:
     opened = Write(
         WriteSpec(key, {}, "load"), ExpectedVersion(absent=True), 1.0, State.OPEN, upload_id="upload", multipart=True
     )
-    upload = await journal.change(lambda tx: tx.open_upload(opened))
+    upload = await journal.change(lambda tx: tx.uploads.begin(opened))
     await _put_parts(journal, "upload", count)
     listed = [CompletedPart(number, _file(number).etag, {}) for number in range(1, count + 1)]
     stored = {part.number: part for part in await journal.parts(upload.id)}
@@ -234,10 +234,10 @@ async def _timed_look_ups(journal: Journal, count: int) -> dict[str, float]:
         await in_steps(parts_digest(listed))
 
     async def upload_now() -> None:
-        journal.read(lambda tx: tx.upload("upload"))
+        journal.read(lambda tx: tx.uploads.upload("upload"))
 
     async def listing() -> None:
-        journal.read(lambda tx: tx.listing(BUCKET, b"", None, 1000))
+        journal.read(lambda tx: tx.writes.listing(BUCKET, b"", None, 1000))
 
     looks = {
         "ListParts": page,
@@ -419,7 +419,7 @@ async def _fill(buffer: Path, prefix: str, count: int) -> None:
 
 
 def _acknowledge(write: Write, tx: JournalTransaction) -> None:
-    tx.acknowledge(write)
+    tx.writes.acknowledge(write)
 
 
 class _Side:

@@ -19,10 +19,9 @@ from gateway.operations.writeback.kept_checkpoints import KeptCheckpoints
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
 from gateway.writeback import DIRECTORY
+from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.checkpoint_retention import CheckpointRetention, KeepRules, keep_rules_of
-from gateway.writeback.admin.conflict_resolver import ConflictResolver
 from gateway.writeback.admin.monitor import PendingMonitor
-from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.admin.writeback_admin import WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.checkpoints.reads import reads_by_checkpoint
@@ -88,7 +87,7 @@ class FlushServices:
 class Flushing:
     """Takes the buffer's content to the origin, in one process of a gateway."""
 
-    def __init__(self, buffer: WritebackBuffer, queries: PendingQueries, services: FlushServices) -> None:
+    def __init__(self, buffer: WritebackBuffer, queries: CheckpointQueries, services: FlushServices) -> None:
         publisher = CachePromoter(services.catalog, services.blocks, services.slots, buffer.staging)
         requests = Requests(services.origin, buffer.staging, buffer.threads, services.clock)
         self._slots = services.slots
@@ -101,13 +100,9 @@ class Flushing:
         self.buffer = buffer
         self._clock = services.clock
         self.reconciler = Reconciler(tools)
-        self.admin = WritebackAdmin(
-            queries, buffer.journal, self.reconciler, ConflictResolver(tools), self._buffers, services.clock
-        )
+        self.admin = WritebackAdmin(queries, tools, self.reconciler, self._buffers)
         cache = KeptCheckpoints(services.blocks)
-        self.retention = CheckpointRetention(
-            self.admin.checkpoint_queries, buffer.journal, self._rules, cache, services.clock
-        )
+        self.retention = CheckpointRetention(queries, buffer.journal, self._rules, cache, services.clock)
         self.admin.report.kept = lambda: self.retention.kept
         self._monitor = PendingMonitor(queries, self._buffers, services.clock)
 
@@ -146,7 +141,7 @@ async def flushing(
         await services.blocks.keep_only([])  # what `keep_last` kept while a slot wrote back
         yield None
         return
-    queries = PendingQueries(buffer_directory(settings))
+    queries = CheckpointQueries(buffer_directory(settings))
     try:
         made = Flushing(buffer, queries, services)
         made.admin.report.reads = partial(reads_by_checkpoint, shared_directory)

@@ -43,7 +43,7 @@ from gateway.s3.requests import BUCKET_SUBRESOURCES, Operation
 from gateway.telemetry import metrics
 
 if TYPE_CHECKING:
-    from gateway.writeback.journal.view import JournalView
+    from gateway.writeback.journal.transaction import JournalTransaction
 
 _COSTS_NOTHING = frozenset({"x-amz-request-payer"})
 
@@ -160,11 +160,11 @@ def may_be_merged(context: RequestContext) -> bool:
     return buffer.look(lambda tx: _is_anything_pending(tx, bucket, prefix)) or _has_our_token(context)
 
 
-def _is_anything_pending(tx: JournalView, bucket: str, prefix: str) -> bool:
+def _is_anything_pending(tx: JournalTransaction, bucket: str, prefix: str) -> bool:
     start = prefix.encode()
-    if tx.listing(bucket, start, prefix_end(start) if start else END, 1):
+    if tx.writes.listing(bucket, start, prefix_end(start) if start else END, 1):
         return True
-    return next(iter(tx.uploads(bucket, prefix)), None) is not None
+    return next(iter(tx.uploads.under(bucket, prefix)), None) is not None
 
 
 def _has_our_token(context: RequestContext) -> bool:

@@ -43,7 +43,7 @@ from gateway.writeback.journal.records import Write
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
-    from gateway.writeback.journal.view import JournalView
+    from gateway.writeback.journal.transaction import JournalTransaction
 
 ListOutcome: TypeAlias = Literal["hit", "partial", "miss", "stale"]
 """The origin of a page, as metrics count it."""
@@ -429,7 +429,7 @@ class PendingSource:
             wanted = replace(wanted, begin=found.end)
 
 
-def pending_rows(tx: JournalView, bucket: str, wanted: ListRequest, count: int) -> ObjectRows:
+def pending_rows(tx: JournalTransaction, bucket: str, wanted: ListRequest, count: int) -> ObjectRows:
     """Return the first rows, `count` or a few more; `wanted.limit` does not matter.
 
     Nothing under a common prefix is scanned: the search goes on at the prefix's end.
@@ -437,7 +437,7 @@ def pending_rows(tx: JournalView, bucket: str, wanted: ListRequest, count: int) 
     rows: list[ObjectRow] = []
     place, at_once = wanted.start, 1
     while len(rows) < count:
-        found = tx.listing(bucket, place, wanted.stop, at_once) if place < wanted.stop else ()
+        found = tx.writes.listing(bucket, place, wanted.stop, at_once) if place < wanted.stop else ()
         plain = list(takewhile(lambda one: wanted.rolled_up(_name(one)) is None, found))
         rows += map(_pending_row, plain)
         if len(plain) < len(found):
@@ -459,9 +459,9 @@ def _pending_row(pending: Write) -> ObjectRow:
     return PageRow(entry.key, Kind.ENTRY, content=SourceEntry(pack(entry, 0), entry.template))
 
 
-def _kind_of_prefix(tx: JournalView, bucket: str, common: bytes, place: bytes) -> Kind:
+def _kind_of_prefix(tx: JournalTransaction, bucket: str, common: bytes, place: bytes) -> Kind:
     for count in (1, _TOMBSTONES_PASSED_MAX):
-        if any(not one.deleted for one in tx.listing(bucket, max(common, place), prefix_end(common), count)):
+        if any(not one.deleted for one in tx.writes.listing(bucket, max(common, place), prefix_end(common), count)):
             return Kind.PREFIX
     return Kind.DOUBTFUL_PREFIX
 

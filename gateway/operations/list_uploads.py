@@ -35,7 +35,7 @@ from gateway.s3.xml_writer import element
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
     from gateway.writeback.journal.records import Write
-    from gateway.writeback.journal.view import JournalView
+    from gateway.writeback.journal.transaction import JournalTransaction
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 _PAGES_MAX = 100
@@ -75,15 +75,15 @@ def may_concern_uploads(context: RequestContext, buffer: WritebackBuffer) -> boo
     return is_place(context.request.parameter("upload-id-marker") or "") or buffer.look(lambda tx: _is_busy(tx, bucket))
 
 
-def _is_busy(tx: JournalView, bucket: str) -> bool:
-    if tx.newest() or tx.are_any_aborting():
+def _is_busy(tx: JournalTransaction, bucket: str) -> bool:
+    if tx.writes.newest() or tx.uploads.are_any_aborting():
         return True
-    return next(iter(tx.uploads(bucket)), None) is not None
+    return next(iter(tx.uploads.under(bucket)), None) is not None
 
 
-def _place_in(tx: JournalView, query: UploadsQuery) -> UploadPlace | None:
+def _place_in(tx: JournalTransaction, query: UploadsQuery) -> UploadPlace | None:
     """Return the marker's place: a client may also give the id of an upload that it has seen listed."""
-    marked = tx.upload(query.id_marker) if query.place is not None else None
+    marked = tx.uploads.upload(query.id_marker) if query.place is not None else None
     return query.place if marked is None else UploadPlace(ours=(marked.began_at, marked.upload_id or ""))
 
 
@@ -143,12 +143,12 @@ class _OwnUploads:
     async def seek(self, wanted: ListRequest) -> _Rows:
         return self._listing.buffer.look(lambda tx: self._rows(tx, wanted))
 
-    def _rows(self, tx: JournalView, wanted: ListRequest) -> _Rows:
+    def _rows(self, tx: JournalTransaction, wanted: ListRequest) -> _Rows:
         """Return all uploads of a key or none: the journal orders them by id."""
         listing, rows = self._listing, list[_Row]()
         after = before(wanted.begin) if wanted.begin else listing.query.key_marker
         while True:
-            for upload in tx.uploads(listing.bucket, wanted.prefix.decode(), (after, "")):
+            for upload in tx.uploads.under(listing.bucket, wanted.prefix.decode(), (after, "")):
                 row = listing.row(wanted, _listed(upload), is_ours=True)
                 if row is None:
                     continue
@@ -227,9 +227,9 @@ class _OriginUploads:
             foreign = [one for one in foreign if one.upload_id in again]
         return page._replace(uploads=foreign)
 
-    def _foreign_in(self, tx: JournalView, listed: Sequence[ListedUpload]) -> list[ListedUpload]:
+    def _foreign_in(self, tx: JournalTransaction, listed: Sequence[ListedUpload]) -> list[ListedUpload]:
         bucket = self._listing.bucket
-        ours = {key: tx.origin_upload_ids(ObjectKey(bucket, key)) for key in {one.key for one in listed}}
+        ours = {key: tx.uploads.origin_upload_ids(ObjectKey(bucket, key)) for key in {one.key for one in listed}}
         return [one for one in listed if one.upload_id not in ours[one.key]]
 
     async def _ask(self, wanted: ListRequest, markers: tuple[str, str]) -> UploadsPage:

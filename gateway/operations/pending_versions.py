@@ -121,7 +121,7 @@ class _StagedReader:
                 return
             except FileGone as gone:
                 rest = ByteRange(self.range.first + gone.read_bytes, self.range.last)
-        own, version = self.buffer.look(lambda tx: tx.last_own_write(self.version.key)), self.version
+        own, version = self.buffer.look(lambda tx: tx.buckets.last_own_write(self.version.key)), self.version
         if own is not None and own.etag is not None and own.answered == version.etag:
             version = ObjectVersion(version.key, own.etag, version.size_bytes)
         reader = await self.context.services.blocks.open_range(version, rest, slot=self.context.slot.name)

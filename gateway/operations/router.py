@@ -290,7 +290,7 @@ def _read_past_the_buffer(context: RequestContext, buffer: WritebackBuffer, *, t
         answer = as_named(answer, named)
     if tells:
         key = context.object_key
-        answer = with_durability(answer, is_durable=not buffer.look(lambda tx: tx.is_rest_pending(key)))
+        answer = with_durability(answer, is_durable=not buffer.look(lambda tx: tx.checkpoints.is_rest_pending(key)))
     return answer
 
 

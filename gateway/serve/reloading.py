@@ -280,12 +280,12 @@ def _refuse_unflushed(running: Settings, settings: Settings) -> None:
         return
     import sqlite3
 
+    from gateway.writeback.journal.files import Files
     from gateway.writeback.journal.schema import connect_reading
-    from gateway.writeback.journal.view import JournalView
 
     try:
         with closing(connect_reading(str(journal))) as connection:
-            usage_of = JournalView(connection).usages()
+            usage_of = Files(connection).usages()
     except sqlite3.Error as error:
         raise ChangeRefused(
             f"the slot {gone[0].name!r} stays: {journal} cannot be read for what the origin lacks of it ({error})"

@@ -32,7 +32,6 @@ from gateway.writeback.files.staged_file import StagedFile, StagedWriter, Stagin
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import LastOwnWrite, Part, Write
 from gateway.writeback.journal.transaction import JournalTransaction
-from gateway.writeback.journal.view import JournalView
 from gateway.writeback.opening import ARRIVING, prepare
 from gateway.writeback.order import with_order
 from gateway.writeback.pending_reader import PendingReader, staged_body
@@ -119,9 +118,9 @@ class WritebackBuffer:
         """
         if not self.may_be_pending(key):
             return None
-        return self.journal.read(lambda tx: tx.latest(key))
+        return self.journal.read(lambda tx: tx.writes.latest(key))
 
-    def look(self, at: Callable[[JournalView], R]) -> R:
+    def look(self, at: Callable[[JournalTransaction], R]) -> R:
         return self.journal.read(at)
 
     def pieces(self, pending: Write, byte_range: ByteRange) -> AsyncGenerator[memoryview, None]:
@@ -158,16 +157,16 @@ class WritebackBuffer:
         """Make an object the key's last state."""
         placed_write = self._placed(write)
         async with self._or_refused(write.parts):
-            return await self._change(lambda tx: tx.acknowledge(placed_write))
+            return await self._change(lambda tx: tx.writes.acknowledge(placed_write))
 
     async def acknowledge_sharing(self, write: Write) -> bool:
         """Acknowledge an object made of other objects' files; False when one of them has gone meanwhile."""
         placed_write = self._placed(write)
 
         def put(tx: JournalTransaction) -> bool:
-            if not all(tx.knows_file(part.file.name) for part in write.parts):
+            if not all(tx.files.knows(part.file.name) for part in write.parts):
                 return False
-            tx.acknowledge(placed_write)
+            tx.writes.acknowledge(placed_write)
             return True
 
         return await self._change(put)
@@ -178,13 +177,13 @@ class WritebackBuffer:
         InConflict when a person must decide first.
         """
         placed_write = self._placed(tombstone)
-        return await self._change(lambda tx: tx.write_tombstone(placed_write))
+        return await self._change(lambda tx: tx.writes.write_tombstone(placed_write))
 
     async def put_part(self, upload_id: str, part: Part) -> bool:
         """Store a part. Return False when there is no such upload; then, and after PartInUse, its file is removed."""
         now = Moment.of(self._clock)
         async with self._or_refused([part]):
-            stored = await self._change(lambda tx: tx.put_part(upload_id, part, now))
+            stored = await self._change(lambda tx: tx.uploads.put_part(upload_id, part, now))
         if not stored:
             await self._remove([part])
         return stored
@@ -192,28 +191,28 @@ class WritebackBuffer:
     async def complete(self, made: Write) -> Write | None:
         """Complete an upload with the chosen parts; None when a part was replaced, or the upload ended, meanwhile."""
         placed_write = self._placed(made)
-        return await self._change(lambda tx: tx.complete(placed_write))
+        return await self._change(lambda tx: tx.uploads.complete(placed_write))
 
     async def complete_at_origin(self, made: Write) -> bool:
-        """Leave the completion to the origin (`JournalTransaction.complete_at_origin`)."""
+        """Leave the completion to the origin (`Uploads.complete_at_origin`)."""
         placed_write = self._placed(made)
-        return await self._change(lambda tx: tx.complete_at_origin(placed_write))
+        return await self._change(lambda tx: tx.uploads.complete_at_origin(placed_write))
 
     async def record_own_write(self, key: ObjectKey, own: LastOwnWrite, size_bytes: int = 0) -> None:
         """Record that this gateway changed a key at the origin, past the buffer; `size_bytes`: its size, if known."""
         slot = self._slots.longest(*key)
         name, member = (slot.name, member_of(key, rules_of(slot.checkpoints))) if slot is not None else ("", None)
-        await self._change(lambda tx: tx.changed_past(key, own, name, member, size_bytes))
+        await self._change(lambda tx: tx.writes.changed_past(key, own, name, member, size_bytes))
 
     async def prioritise(self, key: ObjectKey) -> None:
         """Flush what is pending under a key before other writes: a request waits for it."""
         now = self._clock.now()
-        await self.journal.change(lambda tx: tx.prioritise(key, now))
+        await self.journal.change(lambda tx: tx.turns.prioritise(key, now))
 
     async def abort(self, upload_id: str) -> bool:
         """Abort an upload; False when it has ended meanwhile, or the origin is just completing it."""
         now = Moment.of(self._clock)
-        return await self._change(lambda tx: tx.abort(upload_id, now))
+        return await self._change(lambda tx: tx.uploads.abort(upload_id, now))
 
     def _placed(self, write: Write) -> Write:
         """Order a write by the slot that its key is in now: an upload may have begun in one of another name."""

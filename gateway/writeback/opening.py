@@ -21,7 +21,7 @@ from gateway.writeback.files.staged_file import DIRECTORY_MODE, Staging
 from gateway.writeback.journal.integrity_check import check_journal
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.schema import connect_reading, is_new
-from gateway.writeback.journal.view import JournalView
+from gateway.writeback.journal.transaction import JournalTransaction
 
 FORMAT = b"forebay writeback 1\n"
 
@@ -88,9 +88,9 @@ def recover(directory: Path, now: Moment) -> Recovered:
             (directory / ARRIVING).unlink(missing_ok=True)
         removed = Staging(directory, 0).sweep(journal.unknown_files)
         pending, uploads = journal.recover(now)
-        orphans = journal.read(lambda tx: tx.aborting_count())
-        buckets = journal.read(lambda tx: tx.buckets())
-        usages = journal.read(lambda tx: tx.usages())
+        orphans = journal.read(lambda tx: tx.uploads.aborting_count())
+        buckets = journal.read(lambda tx: tx.writes.buckets_in_use())
+        usages = journal.read(lambda tx: tx.files.usages())
     finally:
         journal.close()
     local = {slot: usage.local_objects for slot, usage in usages.items() if usage.local_objects}
@@ -107,8 +107,8 @@ def may_hold(directory: Path) -> bool:
         with closing(connect_reading(str(journal), without_log=not is_in_log)) as connection:
             if is_new(connection):
                 return False
-            view = JournalView(connection)
-            return any(view.counts()) or view.aborting_count() > 0
+            view = JournalTransaction(connection)
+            return any(view.counts()) or view.uploads.aborting_count() > 0
     except sqlite3.Error:  # an earlier version, or an unreadable log: unknown
         return True
 

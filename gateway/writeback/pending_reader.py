@@ -73,7 +73,7 @@ class PendingReader:
         """Yield the bytes of a range, in order, each piece verified. FileGone, BufferDamaged, OSError from the disk."""
         read_bytes = 0
         for first, last, start in _numbers(pending.runs, byte_range):
-            parts = self._journal.read(lambda tx: list(tx.parts(pending.id, first - 1, last)))  # noqa: B023
+            parts = self._journal.read(lambda tx: list(tx.parts.of(pending.id, first - 1, last)))  # noqa: B023
             if len(parts) != last - first + 1:
                 raise FileGone(read_bytes)
             for span in _spans(parts, start, byte_range):

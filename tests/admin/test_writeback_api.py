@@ -110,7 +110,7 @@ def test_checkpoints_are_as_they_are_described(tmp_path: Path) -> None:
         harness = AdminHarness(tmp_path)
         write = with_order(pending(key("run/step-1/x"), "f"), None)
         try:
-            await harness.buffer.journal.change(lambda tx: tx.acknowledge(write))
+            await harness.buffer.journal.change(lambda tx: tx.writes.acknowledge(write))
             await _play(tmp_path, scenario, harness.admin)
         finally:
             await harness.close()

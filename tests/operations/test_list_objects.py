@@ -110,7 +110,7 @@ class World:
         self.waiting: dict[str, int] = {}
         for name, is_put in writes.items():
             if not is_frozen(slots, name):
-                stored = tx.acknowledge(pending(key(name), name) if is_put else pending(key(name), deleted=True))
+                stored = tx.writes.acknowledge(pending(key(name), name) if is_put else pending(key(name), deleted=True))
                 self.waiting[name] = stored.id
         services = SimpleNamespace(
             catalog=SimpleNamespace(joined_calls=JoinedCalls(ManualClock()), listed=lambda *_: None),
@@ -124,7 +124,7 @@ class World:
 
     def union(self) -> set[bytes]:
         """What there is when everything is flushed: the same whatever has been."""
-        latest = {name: self._book.latest(key(name)) for name in self.waiting}
+        latest = {name: self._book.writes.latest(key(name)) for name in self.waiting}
         there = {name for name, one in latest.items() if one is not None and not one.deleted}
         gone = {name for name, one in latest.items() if one is not None and one.deleted}
         stored = {name for name in self.origin.buckets[BUCKET].objects if not is_frozen(self._slots, name)}
@@ -139,13 +139,13 @@ class World:
         return found
 
     def _flush(self, name: str) -> None:
-        stored = self._book.write(self.waiting.pop(name))
+        stored = self._book.writes.whole(self.waiting.pop(name))
         assert stored is not None
         if stored.deleted:
             self.origin.buckets[BUCKET].remove(name)
         else:
             self.origin.put(BUCKET, name, b"flushed")
-        self._book.settle(stored.id, None if stored.deleted else stored.etag, Moment(0.0))
+        self._book.writes.settle(stored.id, None if stored.deleted else stored.etag, Moment(0.0))
 
     def page(self, wanted: ListRequest) -> tuple[Page, list[EntryTemplate]]:
         """The page as the gateway makes it."""
@@ -264,17 +264,17 @@ def test_common_prefixes_are_skipped_and_not_read() -> None:
     """Thousands of pending keys below a common prefix cost as much as one."""
     with a_book() as tx:
         for number in range(3000):
-            tx.acknowledge(pending(key(f"{number % 3}/{number}"), deleted=number % 3 == 1))
-        tx.acknowledge(pending(key("z"), "z"))
+            tx.writes.acknowledge(pending(key(f"{number % 3}/{number}"), deleted=number % 3 == 1))
+        tx.writes.acknowledge(pending(key("z"), "z"))
         unpacked: list[int] = []
-        listing = tx.listing
+        listing = tx.writes.listing
 
         def counted(bucket: str, start: bytes, stop: bytes | None, count_max: int) -> object:
             found = listing(bucket, start, stop, count_max)
             unpacked.append(len(found))
             return found
 
-        tx.listing = counted  # type: ignore[method-assign, assignment]
+        tx.writes.listing = counted  # type: ignore[method-assign, assignment]
         rows = pending_rows(tx, BUCKET, ListRequest(delimiter=b"/"), 10)
         assert [(row.name, row.kind) for row in rows.rows] == [
             (b"0/", Kind.PREFIX),
@@ -292,9 +292,9 @@ def test_nothing_outside_of_the_range_is_read() -> None:
     prepare(connection)
     tx = JournalTransaction(connection, PlainPresence())
     for number in range(2000):
-        tx.acknowledge(pending(key(f"b/{number}"), deleted=True))
+        tx.writes.acknowledge(pending(key(f"b/{number}"), deleted=True))
     steps: list[None] = []
     connection.set_progress_handler(lambda: steps.append(None), 10)
-    assert list(tx.listing(BUCKET, b"a/", b"a0", 1000)) == []
+    assert list(tx.writes.listing(BUCKET, b"a/", b"a0", 1000)) == []
     connection.close()
     assert len(steps) < 50

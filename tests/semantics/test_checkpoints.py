@@ -16,7 +16,6 @@ from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.checkpoints import CheckpointsReport
-from gateway.writeback.admin.queries import PendingQueries
 from tests.support.memory_origin.faults import Answer, Unreachable, on
 from tests.support.write_back_gateway import Client, eventually, with_client
 
@@ -26,9 +25,9 @@ STEP = "back/run/step-1"
 @asynccontextmanager
 async def report_of(client: Client) -> AsyncIterator[CheckpointsReport]:
     """What the admin port tells, by the journal of the client's gateway."""
-    queries = PendingQueries(Path(client.buffer.journal._path).parent)
+    queries = CheckpointQueries(Path(client.buffer.journal._path).parent)
     try:
-        yield CheckpointsReport(CheckpointQueries(queries), SystemClock())
+        yield CheckpointsReport(queries, SystemClock())
     finally:
         queries.close()
 

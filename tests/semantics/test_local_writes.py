@@ -19,7 +19,6 @@ from gateway.writeback.admin.checkpoint_retention import (
     KeptCheckpoint,
     keep_rules_of,
 )
-from gateway.writeback.admin.queries import PendingQueries
 from gateway.writeback.journal.records import State
 from tests.semantics.test_checkpoints import shown
 from tests.support.memory_origin.faults import Answer, on
@@ -53,12 +52,12 @@ async def retention_of(
     client: Client, slot: Slot, clock: Clock | None = None, cache: CheckpointCache | None = None
 ) -> AsyncIterator[CheckpointRetention]:
     """What carries out what slots say of checkpoints."""
-    queries = PendingQueries(Path(client.buffer.journal._path).parent)
+    queries = CheckpointQueries(Path(client.buffer.journal._path).parent)
     clock = clock or client.gateway.app.services.clock
     rules = {slot.name: keep_rules_of(slot)}
     try:
         cache = cache or NoCache()
-        yield CheckpointRetention(CheckpointQueries(queries), client.buffer.journal, rules, cache, clock)
+        yield CheckpointRetention(queries, client.buffer.journal, rules, cache, clock)
     finally:
         queries.close()
 
@@ -160,7 +159,7 @@ def test_11_5_a_superseded_checkpoint_is_not_sent_once_a_newer_one_is_durable(tm
         async with retention_of(client, LATEST[0]) as retention:
             await save(client, 1)
             await retention.look()
-            assert client.buffer.look(lambda tx: tx.usage("back")).local_objects == 0
+            assert client.buffer.look(lambda tx: tx.files.usage("back")).local_objects == 0
             async with client.flushing():
                 await eventually(lambda: client.pending("back/run/step-1/__0_0.distcp") is None)
                 await save(client, 2)
@@ -170,7 +169,7 @@ def test_11_5_a_superseded_checkpoint_is_not_sent_once_a_newer_one_is_durable(tm
             await retention.look()
         states = {name: one["state"] for name, one in (await shown(client)).items()}
         assert states == {"back/run/step-1/": "local", "back/run/step-2/": "durable"}
-        assert client.buffer.look(lambda tx: tx.oldest("back")) is None
+        assert client.buffer.look(lambda tx: tx.writes.oldest("back")) is None
         async with client.flushing():
             for name in ("__0_0.distcp", "__1_0.distcp", ".metadata"):
                 await client.ask("GET", f"back/run/step-1/{name}")
@@ -205,7 +204,7 @@ def test_11_5_every_nth_is_sent_whatever_comes_after_it(tmp_path: Path) -> None:
             for fault in held:
                 fault.times = 0
             async with client.flushing():
-                await eventually(lambda: client.buffer.look(lambda tx: tx.oldest("back")) is None)
+                await eventually(lambda: client.buffer.look(lambda tx: tx.writes.oldest("back")) is None)
         states = {name: one["state"] for name, one in (await shown(client)).items()}
         assert list(states.values()) == ["local", "durable", "local", "durable", "durable"]
         assert "log.txt" in stored(client)
@@ -222,7 +221,7 @@ def test_11_5_what_is_asked_for_is_sent_after_all(tmp_path: Path) -> None:
         await client.ask("PUT", "back/run/step-1/extra", b"x")
         async with retention_of(client, LATEST[0]):
             now = client.gateway.app.services.clock.now()
-            await client.buffer.journal.change(lambda tx: tx.keep_here(1, now))
+            await client.buffer.journal.change(lambda tx: tx.local.keep_here(1, now))
         assert client.pending("back/run/step-1/extra").state is State.LOCAL  # type: ignore[union-attr]
         async with client.flushing():
             tagging = b"<Tagging><TagSet></TagSet></Tagging>"

@@ -19,7 +19,7 @@ from gateway.core.clock import Moment, SystemClock
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
 from gateway.writeback.journal.records import BucketCapabilities, Conditions, Honoured, State
-from gateway.writeback.journal.view import JournalView
+from gateway.writeback.journal.transaction import JournalTransaction
 from tests.support.asgi import ACCESS_KEY_ID, HOST, SECRET_ACCESS_KEY, call
 from tests.support.asgi import Answer as Got
 from tests.support.gateway_app import gateway_app
@@ -44,9 +44,9 @@ def away(client: Client) -> Fault:
     return client.origin.inject(lambda _: True, Unreachable(), times=None)
 
 
-def is_set_aside(tx: JournalView) -> bool:
+def is_set_aside(tx: JournalTransaction) -> bool:
     """Whether the first of what is pending turned out not to be what was acknowledged."""
-    turn = tx.turn(tx.waiting(0, 1)[0].id)
+    turn = tx.turns.of(tx.writes.waiting(0, 1)[0].id)
     return turn is not None and turn.damaged
 
 
@@ -361,7 +361,7 @@ def test_4_8_an_upload_that_the_bucket_has_ended_is_ended(tmp_path: Path) -> Non
             await eventually(lambda: any(upload.parts for upload in uploads.values()))
         uploads.clear()
         async with client.flushing(expiries=True, ahead_seconds=700.0):
-            await eventually(lambda: client.buffer.look(lambda tx: tx.upload(upload_id)) is None)
+            await eventually(lambda: client.buffer.look(lambda tx: tx.uploads.upload(upload_id)) is None)
         assert list(client.buffer.staging.names()) == []
 
     with_client(tmp_path, scenario)
@@ -385,9 +385,9 @@ def test_5_6_no_refusal_drops_what_was_acknowledged(tmp_path: Path, code: str) -
     with_client(tmp_path, scenario)
 
 
-def has_failed(tx: JournalView) -> bool:
+def has_failed(tx: JournalTransaction) -> bool:
     """Whether the first of what is pending was tried, and not taken."""
-    turn = tx.turn(tx.waiting(0, 1)[0].id)
+    turn = tx.turns.of(tx.writes.waiting(0, 1)[0].id)
     return turn is not None and turn.attempts > 0
 
 
@@ -649,14 +649,14 @@ def test_6_4_a_deletion_deletes_nothing_of_others(tmp_path: Path, honoured: Hono
         known = BucketCapabilities(
             True, True, 0.0, Conditions(honoured, honoured, honoured, client.gateway.app.services.clock.now())
         )
-        await client.buffer.journal.change(lambda tx: tx.learn("bucket", known))
+        await client.buffer.journal.change(lambda tx: tx.buckets.learn("bucket", known))
         await client.ask("PUT", "back/first", b"ours")
         client.origin.put("bucket", "back/first", b"theirs")
         async with client.flushing(conflicts=True):
             refused = await client.ask("DELETE", "back/first", status=409)
         assert b"<Code>OperationAborted</Code>" in refused.body
         assert client.origin.data("bucket", "back/first") == b"theirs"
-        left = client.buffer.look(lambda tx: tx.waiting(0, 10))
+        left = client.buffer.look(lambda tx: tx.writes.waiting(0, 10))
         assert [one.state for one in left] == [State.CONFLICT]
 
     with_client(tmp_path, scenario)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from gateway.core.clock import Moment
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import ExpectedVersion, Write
-from gateway.writeback.journal.transaction import JournalTransaction
 from tests.support.write_back_gateway import Client, with_client
 from tests.support.writeback import key
 
@@ -16,7 +14,7 @@ _READS = frozenset({Operation.GET_OBJECT, Operation.HEAD_OBJECT, Operation.LIST_
 
 
 def in_conflict(client: Client, name: str) -> Write:
-    found = client.buffer.look(lambda tx: tx.earliest(key(name)))
+    found = client.buffer.look(lambda tx: tx.writes.earliest(key(name)))
     assert found is not None
     return found
 
@@ -24,8 +22,8 @@ def in_conflict(client: Client, name: str) -> Write:
 async def overwrite(client: Client, name: str) -> None:
     """As somebody decides who wants this node's write: in place of what the origin has now."""
     expected = ExpectedVersion.exactly(client.origin.buckets["bucket"].objects[name].etag)
-    decision = partial(JournalTransaction.overwrite, write_id=in_conflict(client, name).id, expected=expected, now=0.0)
-    assert await client.buffer.journal.change(decision)
+    write_id = in_conflict(client, name).id
+    assert await client.buffer.journal.change(lambda tx: tx.writes.overwrite(write_id, expected, 0.0))
 
 
 def test_6_1_the_origin_gets_what_the_client_sent_once(tmp_path: Path) -> None:
@@ -85,7 +83,7 @@ def test_6_5_a_conflict_ends_by_nothing_but_a_decision(tmp_path: Path) -> None:
         client.origin.put("bucket", "back/k", b"theirs")
         write_id = in_conflict(client, "back/k").id
         await client.buffer.journal.change(
-            partial(JournalTransaction.discard, write_id=write_id, now=Moment(0.0), only_conflict=True)
+            lambda tx: tx.writes.discard(write_id=write_id, now=Moment(0.0), only_conflict=True)
         )
         await client.flush()
         assert (await client.ask("GET", "back/k")).body == b"theirs"

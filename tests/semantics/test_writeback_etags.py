@@ -323,7 +323,7 @@ def test_4_10_a_killed_flush_is_found_out(tmp_path: Path) -> None:
         assert pending is not None
         assert pending.is_etag_local
         marked = replace(pending, state=State.PUBLISHING)
-        await client.buffer.journal.change(lambda tx: tx.change(marked, State.COMMITTED))
+        await client.buffer.journal.change(lambda tx: tx.writes.change(marked, State.COMMITTED))
         client.origin.create_bucket("bucket").put(
             StoredObject("back/a", BytesContent(b"one"), '"of-the-bucket"', client.gateway.app.services.clock.now())
         )

@@ -7,7 +7,6 @@ import base64
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.journal.records import ExpectedVersion
-from gateway.writeback.journal.transaction import JournalTransaction
 from tests.support.asgi import call
 from tests.support.memory_origin.faults import Answer, Unreachable, on
 from tests.support.write_back_gateway import SLOTS, Client, eventually, with_client
@@ -126,10 +124,10 @@ def test_6_6_a_conflict_holds_a_marker_up_until_it_is_decided(tmp_path: Path) ->
         async with client.flushing(conflicts=True):
             await eventually(lambda: client.pending("back/step-1/other") is None)
         assert MARKER not in stored(client)
-        left = client.buffer.look(lambda tx: tx.earliest(key(SHARD)))
+        left = client.buffer.look(lambda tx: tx.writes.earliest(key(SHARD)))
         assert left is not None
         await client.buffer.journal.change(
-            partial(JournalTransaction.discard, write_id=left.id, now=Moment(0.0), only_conflict=True)
+            lambda tx: tx.writes.discard(write_id=left.id, now=Moment(0.0), only_conflict=True)
         )
         await client.flush()
         assert stored(client) == {SHARD, MARKER, "back/step-1/other"}
@@ -332,8 +330,8 @@ def test_6_4_in_a_strict_slot_who_is_refused_has_deleted_nothing(tmp_path: Path)
         await client.ask("DELETE", "back/k", status=409)
         assert (await client.ask("GET", "back/k")).body == b"ours"
         etag = client.origin.buckets["bucket"].objects["back/k"].etag
-        [write] = client.buffer.look(lambda tx: tx.waiting(0, 10))
-        await client.buffer.journal.change(lambda tx: tx.overwrite(write.id, ExpectedVersion.exactly(etag), 0.0))
+        [write] = client.buffer.look(lambda tx: tx.writes.waiting(0, 10))
+        await client.buffer.journal.change(lambda tx: tx.writes.overwrite(write.id, ExpectedVersion.exactly(etag), 0.0))
         await client.flush()
         assert client.origin.data("bucket", "back/k") == b"ours"
 

@@ -37,7 +37,7 @@ def refusing(client: Client, status: int, code: str, name: str, operation: Opera
 def turn_of(client: Client, name: str) -> Turn:
     pending = client.pending(name)
     assert pending is not None
-    turn = client.buffer.look(lambda tx: tx.turn(pending.id))
+    turn = client.buffer.look(lambda tx: tx.turns.of(pending.id))
     assert turn is not None
     return turn
 
@@ -87,7 +87,7 @@ def test_5_12_it_has_failed_at_once_and_the_next_like_it_is_asked_first(
         assert upload.headers["x-forebay-not-absorbed"] == "key"
         fault.times = 0
         now = client.gateway.app.services.clock.now()
-        await client.buffer.journal.change(lambda tx: tx.try_now("bucket", "back/", now))
+        await client.buffer.journal.change(lambda tx: tx.turns.try_now("bucket", "back/", now))
         async with client.flushing():
             await eventually(lambda: client.pending(name) is None)
         assert client.origin.data("bucket", name) == b"kept"
@@ -174,7 +174,7 @@ def test_5_12_what_answers_in_the_buckets_stead_decides_nothing(tmp_path: Path, 
         fault = client.origin.inject(lambda _: True, outage, times=None)
 
         def turns() -> list[Turn | None]:
-            return client.buffer.look(lambda tx: [tx.turn(one.id) for one in tx.waiting(0, 10)])
+            return client.buffer.look(lambda tx: [tx.turns.of(one.id) for one in tx.writes.waiting(0, 10)])
 
         assert len(turns()) == 2
         async with client.flushing():
@@ -225,7 +225,7 @@ def test_5_12_it_can_be_exported_and_discarded(tmp_path: Path) -> None:
         pending = client.pending("back/d//a")
         assert pending is not None
         now = Moment.of(client.gateway.app.services.clock)
-        assert await client.buffer.journal.change(lambda tx: tx.discard(pending.id, now, only_conflict=False))
+        assert await client.buffer.journal.change(lambda tx: tx.writes.discard(pending.id, now, only_conflict=False))
         assert client.pending("back/d//a") is None
 
     with_client(tmp_path, scenario)

@@ -29,7 +29,7 @@ def is_there(client: Client, name: str) -> bool:
 
 def reason(client: Client, name: str) -> str | None:
     write = client.pending(name)
-    turn = None if write is None else client.buffer.look(lambda tx: tx.turn(write.id))
+    turn = None if write is None else client.buffer.look(lambda tx: tx.turns.of(write.id))
     return turn.last_error if turn is not None else None
 
 
@@ -54,7 +54,7 @@ def test_6_7_a_manifest_waits_for_what_other_nodes_write(tmp_path: Path) -> None
             assert reason(client, MANIFEST) == f"waits for 1 file of 2 that it names, such as s3://bucket/{THEIRS}"
             write = client.pending(MANIFEST)
             assert write is not None
-            turn = client.buffer.look(lambda tx: tx.turn(write.id))
+            turn = client.buffer.look(lambda tx: tx.turns.of(write.id))
             assert turn is not None
             assert turn.attempts == 0
             assert (await client.ask("GET", MANIFEST)).body == TWO_RANKS

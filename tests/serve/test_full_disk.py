@@ -59,7 +59,7 @@ def buffer(settings: Settings) -> Path:
 def acknowledge(buffer: Path) -> None:
     journal = Journal(buffer, lambda _: None)
     try:
-        asyncio.run(journal.change(lambda tx: tx.acknowledge(pending(key("a"), parts=[part(1, "")]))))
+        asyncio.run(journal.change(lambda tx: tx.writes.acknowledge(pending(key("a"), parts=[part(1, "")]))))
     finally:
         journal.close()
 
@@ -199,7 +199,7 @@ def test_what_is_in_the_log_only_is_held(buffer: Path) -> None:
     """A gateway that was killed leaves it so."""
     journal = Journal(buffer, lambda _: None)
     try:
-        asyncio.run(journal.change(lambda tx: tx.acknowledge(pending(key("a"), parts=[part(1, "")]))))
+        asyncio.run(journal.change(lambda tx: tx.writes.acknowledge(pending(key("a"), parts=[part(1, "")]))))
         assert may_hold(buffer)
     finally:
         journal.close()

@@ -21,10 +21,10 @@ from gateway.metadata.catalog import Catalog
 from gateway.operations.context import AppContext
 from gateway.operations.writeback.write_back_policy import why_of_bucket
 from gateway.policy.slots import Prefix, Slot, Slots
-from gateway.writeback.admin.queries import PendingQueries
+from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.journal.records import State
-from gateway.writeback.journal.view import JournalView
+from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.opening import recover
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.origins import SimulatedOrigin
@@ -56,8 +56,8 @@ _EVERYWHERE = Prefix.parse("s3://")
 _MANY = 10_000
 
 
-def _absorbs(tx: JournalView, bucket: str, *, with_local_etags: bool) -> bool:
-    capabilities = tx.capabilities(bucket)
+def _absorbs(tx: JournalTransaction, bucket: str, *, with_local_etags: bool) -> bool:
+    capabilities = tx.buckets.capabilities(bucket)
     return capabilities is not None and why_of_bucket(capabilities, may_be_local=with_local_etags) is None
 
 
@@ -165,7 +165,7 @@ class Node:
                 self.slots,
                 self.clock,
             )
-            flushing = Flushing(buffer, PendingQueries(self.directory), around)
+            flushing = Flushing(buffer, CheckpointQueries(self.directory), around)
             self._buffers[BACKGROUND] = buffer
             self._running = asyncio.create_task(flushing.run())
 
@@ -220,14 +220,14 @@ class Node:
     def kept(self) -> Kept:
         """Nothing where nobody lives who could say."""
 
-        def look(tx: JournalView) -> Kept:
-            waiting = tx.waiting(0, _MANY)
+        def look(tx: JournalTransaction) -> Kept:
+            waiting = tx.writes.waiting(0, _MANY)
             return Kept(
                 frozenset((one.key.bucket, one.key.key) for one in waiting),
                 frozenset((one.key.bucket, one.key.key) for one in waiting if one.state is State.CONFLICT),
                 tx.counts()[1],
-                tx.aborting_count(),
-                len(tx.aborting()) - tx.aborting_count(),
+                tx.uploads.aborting_count(),
+                len(tx.uploads.aborting()) - tx.uploads.aborting_count(),
                 sum(1 for _ in self.directory.glob("staged/*/*")),
                 frozenset(
                     name
@@ -249,7 +249,7 @@ class Node:
 
     async def shown(self) -> Mapping[tuple[str, str], int]:
         """How many parts of what is pending the origin has, as people are told."""
-        queries = PendingQueries(self.directory)
+        queries = CheckpointQueries(self.directory)
         try:
             page = await queries.page(_EVERYWHERE, ("", "", 0), _MANY)
         finally:

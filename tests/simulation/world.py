@@ -21,7 +21,7 @@ from gateway.operations.writeback import complete_upload, uploads
 from gateway.policy.slots import Prefix, Slot
 from gateway.writeback import change_notifier
 from gateway.writeback.bounds import bounds
-from gateway.writeback.journal import transaction
+from gateway.writeback.journal import writes
 from tests.simulation.clients import PART_BYTES, WORKERS, Clients, Work
 from tests.simulation.dialects import DIALECTS
 from tests.simulation.disk import SimulatedDisk
@@ -448,9 +448,7 @@ def play(setting: Setting) -> World:
             stack.enter_context(simulated(Random(setting.seed), world.node.disk))
             stack.enter_context(mock.patch.object(complete_upload, "PART_SIZE_BYTES_MIN", PART_BYTES))
             stack.enter_context(mock.patch.object(multipart, "PART_SIZE_BYTES_MIN", PART_BYTES))
-            stack.enter_context(
-                mock.patch.object(transaction, "SMALL_BYTES_MAX", LARGE_BYTES)
-            )  # in proportion to the line
+            stack.enter_context(mock.patch.object(writes, "SMALL_BYTES_MAX", LARGE_BYTES))  # in proportion to the line
             ids = Random(setting.seed)
             numbered = SimpleNamespace(uuid4=lambda: UUID(int=ids.getrandbits(128)))
             stack.enter_context(mock.patch.object(multipart, "uuid", numbered))

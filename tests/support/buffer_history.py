@@ -147,7 +147,7 @@ async def check(directory: Path, expected: Sequence[Expected]) -> None:
             assert matching, _difference(found, _bytes_of(of.objects, of.uploads), of.maybe)
             of.settle(matching[0])
             _abort_all(of, await _end_uploads(buffer, f"u{number}-"))
-        named = buffer.look(lambda tx: {name for name in buffer.staging.names() if tx.knows_file(name)})
+        named = buffer.look(lambda tx: {name for name in buffer.staging.names() if tx.files.knows(name)})
         assert set(buffer.staging.names()) == named
     finally:
         await buffer.close()
@@ -181,11 +181,13 @@ def _bytes_of(objects: dict[str, Bytes | None], uploads: dict[str, dict[int, Byt
 
 async def _found(buffer: WritebackBuffer, keys: str, uploads: str) -> object:
     objects: dict[str, bytes | None] = {}
-    for one in buffer.look(lambda tx: tx.listing("bucket", keys.encode(), keys.encode() + b"\xff", 100)):
+    for one in buffer.look(lambda tx: tx.writes.listing("bucket", keys.encode(), keys.encode() + b"\xff", 100)):
         pending = buffer.pending(ObjectKey("bucket", one.key.key))
         assert pending is not None
         objects[one.key.key] = None if pending.deleted else await _read(buffer, pending)
-    opened = buffer.look(lambda tx: {one.upload_id or "": list(tx.parts(one.id)) for one in tx.uploads("bucket")})
+    opened = buffer.look(
+        lambda tx: {one.upload_id or "": list(tx.parts.of(one.id)) for one in tx.uploads.under("bucket")}
+    )
     found = {}
     for name, parts in opened.items():
         if name.startswith(uploads):
@@ -207,7 +209,7 @@ async def _read_part(buffer: WritebackBuffer, part: Part) -> bytes:
 
 async def _end_uploads(buffer: WritebackBuffer, uploads: str) -> list[str]:
     """A new process knows nothing of the uploads of the one before."""
-    opened = buffer.look(lambda tx: [one.upload_id or "" for one in tx.uploads("bucket")])
+    opened = buffer.look(lambda tx: [one.upload_id or "" for one in tx.uploads.under("bucket")])
     ours = [one for one in opened if one.startswith(uploads)]
     for one in ours:
         await buffer.abort(one)

@@ -86,7 +86,7 @@ class Writer:
         key, upload_id = self._key(), f"u{self._worker}-{self._dice.randrange(2**62)}"
         say("do", what="create", key=key.key, upload=upload_id)
         opened = Write(WriteSpec(key, {}, "s"), ExpectedVersion(absent=True), 1.0, upload_id=upload_id)
-        await self._buffer.journal.change(lambda tx: tx.open_upload(opened))
+        await self._buffer.journal.change(lambda tx: tx.uploads.begin(opened))
         self._uploads[upload_id] = key
         say("ok")
 
@@ -131,8 +131,8 @@ class Writer:
         say("ok")
 
     def _parts(self, upload_id: str) -> list[Part]:
-        upload = self._buffer.look(lambda tx: tx.upload(upload_id))
-        return [] if upload is None else self._buffer.look(lambda tx: list(tx.parts(upload.id)))
+        upload = self._buffer.look(lambda tx: tx.uploads.upload(upload_id))
+        return [] if upload is None else self._buffer.look(lambda tx: list(tx.parts.of(upload.id)))
 
 
 def say(kind: str, **what: Any) -> None:

@@ -114,7 +114,7 @@ class Buffer:
         """What the bucket is like is known: it is not probed."""
         known = Conditions(honoured, honoured, honoured, self.clock.now())
         capabilities = BucketCapabilities(True, True, self.clock.now(), known)
-        await self.journal.change(lambda tx: tx.learn("bucket", capabilities))
+        await self.journal.change(lambda tx: tx.buckets.learn("bucket", capabilities))
 
     def start(self, origin: Origin | None = None) -> None:
         """Flush what is pending."""
@@ -150,7 +150,7 @@ class Buffer:
             acknowledged_at=changed.get("acknowledged_at", 1.0),
             behind=changed.get("behind"),
         )
-        return await self.journal.change(lambda tx: tx.acknowledge(new))
+        return await self.journal.change(lambda tx: tx.writes.acknowledge(new))
 
     async def upload(
         self, at: ObjectKey, sizes: list[int], origin_upload_id: str | None = None, upload_id: str = "u", **changed: Any
@@ -165,21 +165,21 @@ class Buffer:
         )
         files = [self.stage(os.urandom(size)) for size in sizes]
         parts = tuple(Part(2 * number, file, 1.0) for number, file in enumerate(files, 1))
-        await self.journal.change(lambda tx: tx.open_upload(opened))
+        await self.journal.change(lambda tx: tx.uploads.begin(opened))
         for part in parts:
-            await self.journal.change(lambda tx: tx.put_part(upload_id, part, Moment(1.0)))  # noqa: B023
+            await self.journal.change(lambda tx: tx.uploads.put_part(upload_id, part, Moment(1.0)))  # noqa: B023
         etag = multipart_etag([file.etag for file in files]) or ""
         made = replace(opened, etag=etag, size_bytes=sum(sizes), parts=parts, acknowledged_at=1.0)
-        completed = await self.journal.change(lambda tx: tx.complete(made))
+        completed = await self.journal.change(lambda tx: tx.uploads.complete(made))
         assert completed is not None
         return completed
 
     async def delete(self, at: ObjectKey) -> None:
         gone = Write(WriteSpec(at, {}, "slot"), ExpectedVersion(absent=True), 1.0, deleted=True, acknowledged_at=1.0)
-        await self.journal.change(lambda tx: tx.acknowledge(gone))
+        await self.journal.change(lambda tx: tx.writes.acknowledge(gone))
 
     def left(self) -> list[Write]:
-        return list(self.journal.read(lambda tx: tx.waiting(0, 10_000)))
+        return list(self.journal.read(lambda tx: tx.writes.waiting(0, 10_000)))
 
     async def until(self, reached: Callable[[], bool]) -> None:
         """Let time pass until it is so."""

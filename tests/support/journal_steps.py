@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.view import JournalView
+from gateway.writeback.journal.transaction import JournalTransaction
 
 R = TypeVar("R")
 
@@ -24,7 +24,7 @@ def steps_of_reads(journal: Journal) -> Iterator[list[int]]:
         steps += 1
         return 0
 
-    def counting(look: Callable[[JournalView], R]) -> R:
+    def counting(look: Callable[[JournalTransaction], R]) -> R:
         nonlocal steps
         steps = 0
         try:

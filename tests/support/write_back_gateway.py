@@ -20,7 +20,8 @@ from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, order_of
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.journal.records import Conditions, Honoured, Priority, State, Write
-from gateway.writeback.journal.view import Due, JournalView
+from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.turns import Due
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -53,9 +54,9 @@ class _Gated(Reconciler):
     flushes = False
 
     def _start_due(
-        self, tx: JournalView, name: tuple[str, str], lane: Any, priority: Priority, now: float, room: int
+        self, tx: JournalTransaction, name: tuple[str, str], lane: Any, priority: Priority, now: float, room: int
     ) -> None:
-        if self.flushes or any(_is_waited_for(tx, one) for one in tx.due(name, priority, now, 1000)):
+        if self.flushes or any(_is_waited_for(tx, one) for one in tx.turns.due(name, priority, now, 1000)):
             super()._start_due(tx, name, lane, priority, now, room)
 
     async def _take_up(self, slot: str, lane: Any, priority: Priority, due: Due) -> None:
@@ -67,8 +68,8 @@ class _Gated(Reconciler):
         await super()._take_up(slot, lane, priority, due)
 
 
-def _is_waited_for(tx: JournalView, due: Due) -> bool:
-    write = tx.write(due.id, with_parts=False)
+def _is_waited_for(tx: JournalTransaction, due: Due) -> bool:
+    write = tx.writes.get(due.id)
     return write is not None and write.is_completed_at_origin and write.answer is None
 
 
@@ -130,17 +131,17 @@ class Client:
         """Make the bucket known: the first write to it goes through."""
         await self.ask("PUT", "back/first", b"x")
         honoured = Conditions(Honoured.YES, Honoured.YES, Honoured.YES, self.gateway.app.services.clock.now())
-        capabilities = self.buffer.look(lambda tx: tx.capabilities("bucket"))
+        capabilities = self.buffer.look(lambda tx: tx.buckets.capabilities("bucket"))
         if capabilities is not None:
             known = replace(capabilities, conditions=honoured)
-            await self.buffer.journal.change(lambda tx: tx.learn("bucket", known))
+            await self.buffer.journal.change(lambda tx: tx.buckets.learn("bucket", known))
 
     async def learn_storage_class(self, name: str) -> None:
         """The bucket has taken such an object."""
-        known = self.buffer.look(lambda tx: tx.capabilities("bucket"))
+        known = self.buffer.look(lambda tx: tx.buckets.capabilities("bucket"))
         assert known is not None
         told = replace(known, storage_classes=frozenset({name}))
-        await self.buffer.journal.change(lambda tx: tx.learn("bucket", told))
+        await self.buffer.journal.change(lambda tx: tx.buckets.learn("bucket", told))
 
     async def create(self, name: str, headers: Mapping[str, str] | None = None) -> str:
         answer = await self.ask("POST", f"{name}?uploads", headers=headers)
@@ -185,7 +186,7 @@ class Client:
     async def flush_one(self, at: ObjectKey) -> None:
         """Until the origin has what is pending under a key."""
         async with self.flushing():
-            await eventually(lambda: self.buffer.look(lambda tx: tx.earliest(at)) is None)
+            await eventually(lambda: self.buffer.look(lambda tx: tx.writes.earliest(at)) is None)
 
     async def flush_until_conflict(self, name: str) -> None:
         """Until it is known that somebody else has written the key."""
@@ -217,23 +218,23 @@ class Client:
         left = self.buffer.look(
             lambda tx: (
                 *tx.counts(),
-                sum(one.origin_upload_id is not None and one.asked is None for one in tx.aborting()),
+                sum(one.origin_upload_id is not None and one.asked is None for one in tx.uploads.aborting()),
             )
         )
         return left == (0, 0, 0) and not list(self.buffer.staging.names())
 
 
-def _is_conflict(tx: JournalView, name: str) -> bool:
-    first = tx.earliest(key(name))
+def _is_conflict(tx: JournalTransaction, name: str) -> bool:
+    first = tx.writes.earliest(key(name))
     assert first is not None, f"{name} is no conflict"
     return first.state is State.CONFLICT
 
 
-def _are_due(tx: JournalView, until: float = 2.0**40) -> bool:
+def _are_due(tx: JournalTransaction, until: float = 2.0**40) -> bool:
     """Whether anything is to be done that waits neither for a person nor for something that does."""
     return any(
-        tx.due(lane, priority, until, 1)
-        for lane in tx.lanes()
+        tx.turns.due(lane, priority, until, 1)
+        for lane in tx.turns.lanes()
         for priority in Priority
         if priority not in (Priority.UPLOAD, Priority.ABORT)
     )

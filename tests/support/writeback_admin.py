@@ -9,8 +9,7 @@ from pathlib import Path
 
 from gateway.api.documents import FlushProgress
 from gateway.policy.slots import Prefix
-from gateway.writeback.admin.conflict_resolver import ConflictResolver
-from gateway.writeback.admin.queries import PendingQueries
+from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.writeback_admin import WritebackAdmin
 from gateway.writeback.flushing.reconciler import Reconciler
 from tests.support.flushing import Buffer
@@ -24,13 +23,10 @@ class AdminHarness:
 
     def __init__(self, directory: Path) -> None:
         self.buffer = Buffer(directory)
-        self.queries = PendingQueries(directory)
-        tools = self.buffer.tools()
-        self.reconciler = Reconciler(tools, random.Random(1))
-        self.resolver = ConflictResolver(tools)
-        self.admin = WritebackAdmin(
-            self.queries, self.buffer.journal, self.reconciler, self.resolver, {"slot": 1000}, self.buffer.clock
-        )
+        self.queries = CheckpointQueries(directory)
+        self.tools = self.buffer.tools()
+        self.reconciler = Reconciler(self.tools, random.Random(1))
+        self.admin = WritebackAdmin(self.queries, self.tools, self.reconciler, {"slot": 1000})
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -57,7 +53,7 @@ class AdminHarness:
     async def open_upload(self, name: str, upload_id: str) -> None:
         """A client has just begun one."""
         begun = replace(upload(upload_id, key(name)), began_at=self.buffer.clock.now())
-        await self.buffer.journal.change(lambda tx: tx.open_upload(begun))
+        await self.buffer.journal.change(lambda tx: tx.uploads.begin(begun))
 
     async def progress(self, prefix: Prefix = _EVERYTHING, through: int = 2**60) -> FlushProgress:
         return await self.admin.progress(prefix, through)

@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from gateway.core.clock import Moment
-from gateway.writeback.journal.transaction import ENDED_KEPT_SECONDS, FORGOTTEN_AT_ONCE, JournalTransaction
+from gateway.writeback.journal.transaction import FORGOTTEN_AT_ONCE, JournalTransaction
+from gateway.writeback.journal.writes import ENDED_KEPT_SECONDS
 from gateway.writeback.journal_gc import FORGET_SECONDS, TIDY_SECONDS, UNASKED_SECONDS
 from tests.support.flushing import Buffer, with_buffer
 from tests.support.writeback import key, upload
@@ -37,7 +38,7 @@ def test_what_goes_without_a_flush_is_passed_in_the_end(tmp_path: Path) -> None:
         await buffer.clock.advance(0.0)  # it has begun
         await buffer.clock.advance(TIDY_SECONDS)
         kept = await buffer.put(key("k"), b"x")
-        await buffer.journal.change(lambda tx: tx.discard(kept.id, Moment(2.0), only_conflict=False))
+        await buffer.journal.change(lambda tx: tx.writes.discard(kept.id, Moment(2.0), only_conflict=False))
         await buffer.clock.advance(UNASKED_SECONDS)
         await buffer.until(lambda: not buffer.journal.pending_keys.may_be(key("k")))
 
@@ -52,8 +53,8 @@ def test_what_nobody_repeats_is_forgotten(tmp_path: Path) -> None:
 
         def end(tx: JournalTransaction, at: float, name: str, count: int) -> None:
             for number in range(count):
-                tx.open_upload(upload(f"{name}{number}", key("k")))
-                assert tx.abort(f"{name}{number}", Moment(at))
+                tx.uploads.begin(upload(f"{name}{number}", key("k")))
+                assert tx.uploads.abort(f"{name}{number}", Moment(at))
 
         await buffer.journal.change(partial(end, at=now, name="early", count=FORGOTTEN_AT_ONCE + 1))
         await buffer.journal.change(partial(end, at=now + 2 * FORGET_SECONDS, name="late", count=1))
@@ -61,9 +62,9 @@ def test_what_nobody_repeats_is_forgotten(tmp_path: Path) -> None:
         buffer.start()
         await buffer.clock.advance(0.0)  # it has begun
         await buffer.clock.advance(1.0)
-        assert buffer.journal.read(lambda tx: tx.ended("early0"))
+        assert buffer.journal.read(lambda tx: tx.uploads.ended("early0"))
         await buffer.clock.advance(FORGET_SECONDS)
-        await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.ended(f"early{FORGOTTEN_AT_ONCE}")))
-        assert buffer.journal.read(lambda tx: tx.ended("late0"))
+        await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.uploads.ended(f"early{FORGOTTEN_AT_ONCE}")))
+        assert buffer.journal.read(lambda tx: tx.uploads.ended("late0"))
 
     with_buffer(tmp_path, scenario)

@@ -90,7 +90,7 @@ def test_recovery_keeps_what_the_journal_names_and_removes_the_rest(directory: P
     (directory / ARRIVING).write_bytes(b"reservations of the dead")
     journal = Journal(directory, lambda _: None)
     try:
-        asyncio.run(journal.change(lambda tx: tx.acknowledge(pending(key("a"), parts=[part(1, kept)]))))
+        asyncio.run(journal.change(lambda tx: tx.writes.acknowledge(pending(key("a"), parts=[part(1, kept)]))))
     finally:
         journal.close()
     recovered = recover(directory, Moment(0.0))
@@ -207,8 +207,9 @@ def test_each_bucket_keeps_to_its_own_home(of_here: Path) -> None:
     journal, own = Journal(of_here, lambda _: None), LastOwnWrite(1.0)
     try:
         for bucket in ("stays", "moved"):
-            asyncio.run(journal.change(lambda tx, bucket=bucket: tx.learn(bucket, CAPABILITIES)))  # type: ignore[misc]
-            asyncio.run(journal.change(lambda tx, bucket=bucket: tx.record_own_write(ObjectKey(bucket, "k"), own)))  # type: ignore[misc]
+            asyncio.run(journal.change(lambda tx, bucket=bucket: tx.buckets.learn(bucket, CAPABILITIES)))  # type: ignore[misc]
+            at = ObjectKey(bucket, "k")
+            asyncio.run(journal.change(lambda tx, at=at: tx.buckets.record_own_write(at, own)))  # type: ignore[misc]
     finally:
         journal.close()
     keep_to_homes(of_here, moved, Recovered(1, 0, 0, 0, frozenset({"stays"})))
@@ -216,8 +217,8 @@ def test_each_bucket_keeps_to_its_own_home(of_here: Path) -> None:
     journal = Journal(of_here, lambda _: None)
     try:
         for bucket, is_known in (("stays", True), ("moved", False)):
-            known = journal.read(lambda tx, bucket=bucket: tx.capabilities(bucket))  # type: ignore[misc]
-            own_write = journal.read(lambda tx, bucket=bucket: tx.last_own_write(ObjectKey(bucket, "k")))  # type: ignore[misc]
+            known = journal.read(lambda tx, bucket=bucket: tx.buckets.capabilities(bucket))  # type: ignore[misc]
+            own_write = journal.read(lambda tx, bucket=bucket: tx.buckets.last_own_write(ObjectKey(bucket, "k")))  # type: ignore[misc]
             assert (known is not None, own_write is not None) == (is_known, is_known)
     finally:
         journal.close()

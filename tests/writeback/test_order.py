@@ -36,17 +36,17 @@ class Order:
         self.slot = slot
 
     def put(self, name: str, *, deleted: bool = False) -> Write:
-        new = pending(key(name), None if deleted else f"{name}-{self.tx.newest()}", deleted=deleted)
-        return self.tx.acknowledge(with_order(new, self.slot))
+        new = pending(key(name), None if deleted else f"{name}-{self.tx.writes.newest()}", deleted=deleted)
+        return self.tx.writes.acknowledge(with_order(new, self.slot))
 
     def send(self, write: Write) -> None:
-        assert self.tx.change(replace(write, state=State.PUBLISHING), State.COMMITTED)
+        assert self.tx.writes.change(replace(write, state=State.PUBLISHING), State.COMMITTED)
 
     def settle(self, write: Write) -> None:
-        self.tx.settle(write.id, write.etag, Moment(NOW))
+        self.tx.writes.settle(write.id, write.etag, Moment(NOW))
 
     def is_due(self, write: Write) -> bool:
-        turn = self.tx.turn(write.id)
+        turn = self.tx.turns.of(write.id)
         assert turn is not None
         assert (turn.due_at is None) == (turn.after_sequence is not None)
         return turn.due_at is not None
@@ -212,7 +212,7 @@ def test_a_shard_that_is_written_again_is_still_waited_for(order: Order) -> None
     again = order.put("ckpt/1")
     assert not order.is_due(marker)
     once_more = order.put("ckpt/1")
-    assert (order.tx.living([again.id]), order.is_due(marker)) == (set(), False)
+    assert (order.tx.turns.living([again.id]), order.is_due(marker)) == (set(), False)
     order.settle(once_more)
     assert order.is_due(marker)
 
@@ -235,7 +235,7 @@ def test_a_shard_that_is_deleted_again_is_waited_for(order: Order) -> None:
     order.put("ckpt/2")
     gone = order.put("ckpt/1", deleted=True)
     marker = order.put("ckpt/_SUCCESS")
-    order.settle(order.tx.waiting(0, 10)[1])
+    order.settle(order.tx.writes.waiting(0, 10)[1])
     assert not order.is_due(marker)
     order.settle(shard)
     assert not order.is_due(marker)
@@ -245,12 +245,12 @@ def test_a_shard_that_is_deleted_again_is_waited_for(order: Order) -> None:
 
 def test_a_multipart_shard_counts_from_its_complete(order: Order) -> None:
     """An upload that is open is no object that anybody was told of."""
-    opened = order.tx.open_upload(upload("u", key("ckpt/1")))
-    order.tx.put_part("u", part(1, "p"), Moment(NOW))
+    opened = order.tx.uploads.begin(upload("u", key("ckpt/1")))
+    order.tx.uploads.put_part("u", part(1, "p"), Moment(NOW))
     first = order.put("ckpt/_SUCCESS")
     assert order.is_due(first)
     made = replace(pending(key("ckpt/1"), parts=[part(1, "p")], multipart=True), upload_id="u")
-    completed = order.tx.complete(with_order(made, SLOT))
+    completed = order.tx.uploads.complete(with_order(made, SLOT))
     assert completed is not None
     assert completed.id == opened.id
     second = order.put("ckpt/latest")
@@ -260,10 +260,10 @@ def test_a_multipart_shard_counts_from_its_complete(order: Order) -> None:
 def test_a_multipart_marker_waits_too(order: Order) -> None:
     """However its bytes have come."""
     shard = order.put("ckpt/1")
-    order.tx.open_upload(upload("u", key("ckpt/_SUCCESS")))
-    order.tx.put_part("u", part(1, "p"), Moment(NOW))
+    order.tx.uploads.begin(upload("u", key("ckpt/_SUCCESS")))
+    order.tx.uploads.put_part("u", part(1, "p"), Moment(NOW))
     made = replace(pending(key("ckpt/_SUCCESS"), parts=[part(1, "p")], multipart=True), upload_id="u")
-    marker = order.tx.complete(with_order(made, SLOT))
+    marker = order.tx.uploads.complete(with_order(made, SLOT))
     assert marker is not None
     assert not order.is_due(marker)
     order.settle(shard)
@@ -289,7 +289,7 @@ def test_of_two_markers_the_second_waits_for_the_first(order: Order) -> None:
         assert (order.is_due(first), order.is_due(second)) == (True, False)
         again = order.put("a/_SUCCESS")
         last = order.put("a/_SUCCESS")
-        assert order.tx.living([again.id]) == set()
+        assert order.tx.turns.living([again.id]) == set()
         assert [order.is_due(one) for one in (first, second, last)] == [True, False, False]
         order.settle(first)
         assert (order.is_due(second), order.is_due(last)) == (True, not where)
@@ -302,13 +302,13 @@ def test_a_marker_in_conflict_that_is_written_again_is_still_waited_for(order: O
     """Until a person has decided; nothing waits for itself then."""
     for decide in ("discard", "overwrite"):
         first, second = order.put(f"{decide}/_SUCCESS"), order.put(f"{decide}/latest")
-        order.tx.keep(first.id, "others")
+        order.tx.writes.keep(first.id, "others")
         again = order.put(f"{decide}/_SUCCESS")
         assert not any(map(order.is_due, (second, again)))
         if decide == "discard":
-            assert order.tx.discard(first.id, Moment(NOW), only_conflict=True)
+            assert order.tx.writes.discard(first.id, Moment(NOW), only_conflict=True)
         else:
-            assert order.tx.overwrite(first.id, ExpectedVersion(('"theirs"',)), NOW)
+            assert order.tx.writes.overwrite(first.id, ExpectedVersion(('"theirs"',)), NOW)
             assert [order.is_due(one) for one in (first, second, again)] == [True, False, False]
             order.settle(first)
         assert [order.is_due(one) for one in (second, again)] == [True, False]
@@ -320,7 +320,7 @@ def test_a_marker_that_is_deleted_is_still_waited_for(order: Order) -> None:
     """And not sent, whatever waits for it."""
     first, second = order.put("a/_SUCCESS"), order.put("latest")
     gone = order.put("a/_SUCCESS", deleted=True)
-    assert order.tx.living([first.id]) == set()
+    assert order.tx.turns.living([first.id]) == set()
     assert (order.is_due(gone), order.is_due(second)) == (True, False)
     order.settle(gone)
     assert order.is_due(second)
@@ -332,7 +332,7 @@ def test_a_marker_takes_the_place_of_one_that_nothing_waits_for(order: Order) ->
     for elsewhere in ("b/latest", "a/c/latest", "ab/latest"):
         order.put(elsewhere)
     order.put("a/_SUCCESS")
-    assert order.tx.living([first.id]) == set()
+    assert order.tx.turns.living([first.id]) == set()
 
 
 def test_a_marker_that_is_overwritten_speaks_for_more(order: Order) -> None:
@@ -341,7 +341,7 @@ def test_a_marker_that_is_overwritten_speaks_for_more(order: Order) -> None:
     order.put("a/_SUCCESS")
     second_shard = order.put("a/2")
     marker = order.put("a/_SUCCESS")
-    assert [one.id for one in order.tx.waiting(0, 10)] == [first_shard.id, second_shard.id, marker.id]
+    assert [one.id for one in order.tx.writes.waiting(0, 10)] == [first_shard.id, second_shard.id, marker.id]
     order.settle(first_shard)
     assert not order.is_due(marker)
     order.settle(second_shard)
@@ -353,12 +353,12 @@ def test_a_conflict_holds_the_marker_until_somebody_has_decided(order: Order) ->
     for decide in ("discard", "overwrite"):
         shard = order.put(f"{decide}/1")
         marker = order.put(f"{decide}/_SUCCESS")
-        assert order.tx.keep(shard.id, "others")
+        assert order.tx.writes.keep(shard.id, "others")
         assert not order.is_due(marker)
         if decide == "discard":
-            assert order.tx.discard(shard.id, Moment(NOW), only_conflict=True)
+            assert order.tx.writes.discard(shard.id, Moment(NOW), only_conflict=True)
         else:
-            assert order.tx.overwrite(shard.id, ExpectedVersion(('"theirs"',)), NOW)
+            assert order.tx.writes.overwrite(shard.id, ExpectedVersion(('"theirs"',)), NOW)
             assert not order.is_due(marker)
             order.settle(shard)
         assert order.is_due(marker)
@@ -369,44 +369,44 @@ def test_a_deleted_marker_waits_for_nothing(order: Order) -> None:
     order.put("a/1")
     marker = order.put("a/_SUCCESS")
     gone = order.put("a/_SUCCESS", deleted=True)
-    assert (order.tx.living([marker.id]), order.is_due(gone)) == (set(), True)
+    assert (order.tx.turns.living([marker.id]), order.is_due(gone)) == (set(), True)
 
 
 def test_in_a_strict_slot_nobody_deletes_what_is_in_conflict(order: Order) -> None:
     """A person decides first, as elsewhere."""
     order.slot = STRICT
-    order.tx.keep(order.put("a").id, "others")
+    order.tx.writes.keep(order.put("a").id, "others")
     with pytest.raises(InConflict):
-        order.tx.write_tombstone(with_order(pending(key("a"), None, deleted=True), STRICT))
+        order.tx.writes.write_tombstone(with_order(pending(key("a"), None, deleted=True), STRICT))
 
 
 def test_in_a_strict_slot_each_waits_for_all_before_it(order: Order) -> None:
     """Every version of a key gets to the origin; a conflict holds all; another slot, and another bucket, is another."""
     order.slot = STRICT
     writes = [order.put("a"), order.put("b"), order.put("a"), order.put("b", deleted=True)]
-    other = order.tx.acknowledge(
+    other = order.tx.writes.acknowledge(
         replace(pending(key("c"), "c"), in_order=True, spec=replace(pending(key("c")).spec, slot="t"))
     )
     assert order.is_due(other)
     for number, one in enumerate(writes):
         assert [order.is_due(each) for each in writes[number:]] == [True] + [False] * (3 - number)
         if number == 1:
-            order.tx.keep(one.id, "others")
+            order.tx.writes.keep(one.id, "others")
             assert not any(order.is_due(each) for each in writes[2:])
-            order.tx.overwrite(one.id, ExpectedVersion(absent=True), NOW)
+            order.tx.writes.overwrite(one.id, ExpectedVersion(absent=True), NOW)
         order.settle(one)
 
 
 def test_a_complete_for_which_its_client_waits_is_in_a_strict_slots_order(order: Order) -> None:
     """What was acknowledged after it was asked for waits until it is over, one way or another."""
     order.slot = STRICT
-    opened = order.tx.open_upload(upload("u", key("a")))
-    order.tx.put_part("u", part(1, "p"), Moment(NOW))
+    opened = order.tx.uploads.begin(upload("u", key("a")))
+    order.tx.uploads.put_part("u", part(1, "p"), Moment(NOW))
     made = replace(pending(key("a"), parts=[part(1, "p")], multipart=True), upload_id="u")
-    assert order.tx.complete_at_origin(made)
+    assert order.tx.uploads.complete_at_origin(made)
     later = order.put("b")
     assert not order.is_due(later)
-    order.tx.answer(opened.id, "PreconditionFailed", is_over=True)
+    order.tx.uploads.answer(opened.id, "PreconditionFailed", is_over=True)
     assert order.is_due(later)
 
 
@@ -418,7 +418,7 @@ def test_an_upload_that_began_in_a_slot_of_another_name_is_ordered_by_the_one_of
         buffer = await WritebackBuffer.open(tmp_path, 0, [slot])
         try:
             opened = replace(upload("u", key("d/READY")), spec=WriteSpec(key("d/READY"), {}, "one"))
-            await buffer.journal.change(lambda tx: tx.open_upload(opened))
+            await buffer.journal.change(lambda tx: tx.uploads.begin(opened))
             await buffer.put_part("u", part(1, "p"))
             made = replace(opened, parts=(part(1, "p"),), acknowledged_at=9.0, etag='"e-1"', size_bytes=1)
             stored = await buffer.complete(made)

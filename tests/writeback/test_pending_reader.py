@@ -50,7 +50,7 @@ class Area:
             writer.write(memoryview(content))
             parts.append(Part(step * number, self.staging.seal(writer, md5(content)), 1.0))
         new = replace(pending(key("k"), parts=parts), multipart=True)
-        return asyncio.run(self.journal.change(lambda tx: tx.acknowledge(new)))
+        return asyncio.run(self.journal.change(lambda tx: tx.writes.acknowledge(new)))
 
     async def read(self, pending: Write, first: int, last: int) -> bytes:
         return b"".join([bytes(piece) async for piece in self.reader.pieces(pending, ByteRange(first, last))])
@@ -120,7 +120,7 @@ def test_a_range_has_only_its_own_parts_looked_up(area: Area, monkeypatch: pytes
 def test_what_is_over_is_said_so(area: Area) -> None:
     """Its rows went since it was looked up: as with its files."""
     pending = area.stage([bytes(100)])
-    asyncio.run(area.journal.change(lambda tx: tx.settle(pending.id, None, Moment(2.0))))
+    asyncio.run(area.journal.change(lambda tx: tx.writes.settle(pending.id, None, Moment(2.0))))
     with pytest.raises(FileGone) as gone:
         asyncio.run(area.read(pending, 0, 99))
     assert gone.value.read_bytes == 0

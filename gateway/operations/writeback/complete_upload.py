@@ -38,7 +38,7 @@ from gateway.s3.xml import COMPLETE_SIZE_BYTES_MAX, CompletedPart, parse_complet
 from gateway.s3.xml_writer import document, element
 from gateway.writeback.journal.codec import parts_digest
 from gateway.writeback.journal.records import Part, UploadOutcome, Write
-from gateway.writeback.journal.view import JournalView
+from gateway.writeback.journal.transaction import JournalTransaction
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
@@ -51,14 +51,14 @@ async def buffer_complete(context: RequestContext, buffer: WritebackBuffer) -> R
     upload_id = context.request.parameter("uploadId") or ""
     document = await receive_document(context, COMPLETE_SIZE_BYTES_MAX)
     listed = await in_steps(parse_complete_multipart_upload(document))
-    upload = buffer.look(lambda tx: tx.upload(upload_id))
+    upload = buffer.look(lambda tx: tx.uploads.upload(upload_id))
     if upload is None or upload.spec.key != context.object_key:
         return await _completed_before(context, buffer, upload_id, listed)
     await check_owner(context, upload)
     stored = dict(await in_steps(each(lambda part: (part.number, part), await buffer.journal.parts(upload.id))))
     made = await in_steps(complete(upload_id, upload.spec.headers, context.request.headers, stored, listed))
     completed_of = await in_steps(parts_digest(listed))
-    capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
+    capabilities = buffer.look(lambda tx: tx.buckets.capabilities(context.object_key.bucket))
     made = replace(made, is_etag_local=not is_foretold(capabilities, upload.spec.headers))
     are_here = all(await in_steps(each(lambda part: part.file.is_here, made.parts)))
     reason = _why_of_the_origin(context, buffer, upload, made, are_here=are_here)
@@ -72,7 +72,7 @@ async def buffer_complete(context: RequestContext, buffer: WritebackBuffer) -> R
         await goes_through_unseen(context, buffer, refusal)
         return await _left_to_the_origin(context, buffer, upload, made, completed_of)
     completed = await buffer.complete(_as_write(upload, made, completed_of, context.services.clock.now()))
-    if completed is None and buffer.look(lambda tx: tx.upload(upload_id)) is None:
+    if completed is None and buffer.look(lambda tx: tx.uploads.upload(upload_id)) is None:
         return await _completed_before(context, buffer, upload_id, listed)
     if completed is None:
         raise s3_error("ServiceUnavailable", "A part has just been replaced: try again.")
@@ -99,7 +99,7 @@ def _why_of_the_origin(
         return None
     if made.is_etag_local and context.slot.etag != "local":
         return Reason.BUCKET_ETAGS
-    capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
+    capabilities = buffer.look(lambda tx: tx.buckets.capabilities(context.object_key.bucket))
     return Reason.KEY if capabilities is not None and capabilities.refuses(upload.key.key) else None
 
 
@@ -135,7 +135,7 @@ def _as_write(upload: Write, made: Completion, completed_of: str, acknowledged_a
 async def _completed_before(
     context: RequestContext, buffer: WritebackBuffer, upload_id: str, listed: list[CompletedPart]
 ) -> Response:
-    ended = buffer.look(lambda tx: tx.ended(upload_id))
+    ended = buffer.look(lambda tx: tx.uploads.ended(upload_id))
     asked = await in_steps(parts_digest(listed))
     if ended is None or ended.etag is None or ended.key != context.object_key or ended.parts != asked:
         raise no_such_upload(upload_id)
@@ -183,11 +183,11 @@ async def complete_at_origin(context: RequestContext, buffer: WritebackBuffer, m
     raise s3_error("ServiceUnavailable", "The origin has not completed the upload in time: try again.")
 
 
-def _outcome(tx: JournalView, key: ObjectKey, upload_id: str, token: str) -> UploadOutcome | None:
+def _outcome(tx: JournalTransaction, key: ObjectKey, upload_id: str, token: str) -> UploadOutcome | None:
     """Return None while there is no outcome."""
-    upload = tx.upload(upload_id)
+    upload = tx.uploads.upload(upload_id)
     if upload is None:
-        ended = tx.ended(upload_id)
+        ended = tx.uploads.ended(upload_id)
         if ended is None or ended.etag is None:
             raise _aborted(tx, key, upload_id)
         return ended
@@ -198,9 +198,9 @@ def _outcome(tx: JournalView, key: ObjectKey, upload_id: str, token: str) -> Upl
     return None
 
 
-def _aborted(tx: JournalView, key: ObjectKey, upload_id: str) -> S3Error:
+def _aborted(tx: JournalTransaction, key: ObjectKey, upload_id: str) -> S3Error:
     """Return the error of an upload aborted before its outcome was reported: not completed, or perhaps completed."""
-    own = tx.last_own_write(key)
+    own = tx.buckets.last_own_write(key)
     return no_such_upload(upload_id) if own is None or own.known else s3_error("OutcomeUnknown")
 
 

@@ -88,7 +88,7 @@ def copied_here(context: RequestContext, buffer: WritebackBuffer) -> Write | Non
     if not context.slot.is_buffered:
         return None
     is_scratch = context.slot.write == "scratch"
-    capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
+    capabilities = buffer.look(lambda tx: tx.buckets.capabilities(context.object_key.bucket))
     source = parse_copy_source(headers.get("x-amz-copy-source", ""))
     pending = buffer.pending(source.key) if source.version_id is None else None
     of_parts = pending is not None and pending.multipart
@@ -131,7 +131,7 @@ async def buffer_copy(
         refuse_unless_kept_here(Reason.SOURCE if is_scratch else None)
         goes_through(context, Reason.SOURCE)
         return await leave()
-    capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
+    capabilities = buffer.look(lambda tx: tx.buckets.capabilities(context.object_key.bucket))
     copy = Write(
         spec,
         expected,
@@ -217,7 +217,7 @@ async def buffer_part_copy(context: RequestContext, buffer: WritebackBuffer, rea
 
 def _knows_no_etag(context: RequestContext, buffer: WritebackBuffer, upload: Write) -> bool:
     """Return whether the origin's ETag of a part would not give its MD5, which the object's ETag needs."""
-    capabilities = buffer.look(lambda tx: tx.capabilities(upload.key.bucket))
+    capabilities = buffer.look(lambda tx: tx.buckets.capabilities(upload.key.bucket))
     return context.slot.etag == "local" and not is_foretold(capabilities, upload.spec.headers)
 
 

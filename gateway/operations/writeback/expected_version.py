@@ -88,7 +88,7 @@ async def current_expected_version(
     The journal knows changes through the buffer. `deadline` is monotonic; None: a second from now. OriginAnswered if
     the origin refuses.
     """
-    own = buffer.look(lambda tx: tx.last_own_write(context.object_key))
+    own = buffer.look(lambda tx: tx.buckets.last_own_write(context.object_key))
     clock = context.services.clock
     nothing = ExpectedVersion.unknown(clock)
     is_old = not 0 <= nothing.asked_then.since(expected.asked_then)[0] < LAST_OWN_WRITE_KEPT_SECONDS / 2
@@ -123,9 +123,9 @@ async def goes_through_unseen(context: RequestContext, buffer: WritebackBuffer, 
     bucket, now = context.object_key.bucket, context.services.clock.now()
 
     def learn(tx: JournalTransaction) -> None:
-        known = tx.capabilities(bucket)
+        known = tx.buckets.capabilities(bucket)
         if known is not None:
-            tx.learn(bucket, replace(known, may_look=False, learned_at=now))
+            tx.buckets.learn(bucket, replace(known, may_look=False, learned_at=now))
 
     with suppress(BufferUnavailable):  # then the next write learns it
         await buffer.journal.change(learn)

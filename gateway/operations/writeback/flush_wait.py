@@ -65,14 +65,14 @@ class FlushWait:
     def is_needed(self, bucket: str, prefix: str) -> bool:
         start = prefix.encode()
         stop = prefix_end(start) if start else END
-        return bool(self._buffer.look(lambda tx: tx.listing(bucket, start, stop, 1)))
+        return bool(self._buffer.look(lambda tx: tx.writes.listing(bucket, start, stop, 1)))
 
     async def for_prefix(self, bucket: str, prefix: str = "", *, past_local: bool = True) -> None:
         """Wait for writes under a prefix but local objects, which without `past_local` raise S3Error NotImplemented."""
-        newest = self._buffer.look(lambda tx: tx.newest())
+        newest = self._buffer.look(lambda tx: tx.writes.newest())
         start = prefix.encode()
         stop = prefix_end(start) if start else END
-        while found := self._buffer.look(lambda tx: tx.listing(bucket, start, stop, _KEYS_AT_A_LOOK)):  # noqa: B023
+        while found := self._buffer.look(lambda tx: tx.writes.listing(bucket, start, stop, _KEYS_AT_A_LOOK)):  # noqa: B023
             for one in found:
                 if one.state is State.LOCAL and not past_local:
                     raise s3_error(
@@ -125,7 +125,10 @@ class FlushWait:
     async def for_write(self, key: ObjectKey, sequence: int) -> None:
         """Wait for writes of a key up to `sequence`."""
         looks, began = 0, self._clock.monotonic()
-        while (first := self._buffer.look(lambda tx: tx.earliest(key))) is not None and first.sequence <= sequence:
+        while True:
+            first = self._buffer.look(lambda tx: tx.writes.earliest(key))
+            if first is None or first.sequence > sequence:
+                return
             if first.state is State.CONFLICT:
                 raise conflict(self._name(key))
             if first.state is State.LOCAL:
@@ -147,7 +150,7 @@ class FlushWait:
                 "answer this request.",
             )
         now = self._clock.now()
-        await self._buffer.journal.change(lambda tx: tx.send_after_all(local.id, now))
+        await self._buffer.journal.change(lambda tx: tx.local.send_after_all(local.id, now))
 
     def _name(self, key: ObjectKey) -> str:
         """Name a key, but hide one that the caller may not touch, and that only comes before (for_turn)."""

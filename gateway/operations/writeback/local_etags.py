@@ -33,7 +33,7 @@ def name_by_bucket_etags(context: RequestContext, buffer: WritebackBuffer) -> La
         key = context.object_key
         if name.startswith(_OF_SOURCE) and _OF_SOURCE in headers:
             key = parse_copy_source(headers[_OF_SOURCE]).key
-        own = buffer.look(lambda tx: tx.last_own_write(key))  # noqa: B023 - called at once
+        own = buffer.look(lambda tx: tx.buckets.last_own_write(key))  # noqa: B023 - called at once
         if own is None or own.answered is None or own.etag is None or not etag_matches(value, own.answered):
             continue
         found, named = own, value.replace(unquote(own.answered), unquote(own.etag))

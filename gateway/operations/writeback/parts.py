@@ -127,7 +127,7 @@ def _without_checksums(request: OriginRequest) -> OriginRequest:
 
 def may_be_on_its_way(buffer: WritebackBuffer, upload: Write, number: int) -> bool:
     """Return whether the origin may just be getting a local part of this number: its order would be unknown."""
-    found = buffer.look(lambda tx: tx.part(upload.id, number))
+    found = buffer.look(lambda tx: tx.parts.part(upload.id, number))
     return found is not None and found.file.is_here and found.origin_etag is None
 
 
@@ -155,7 +155,7 @@ _OWNER = "x-amz-expected-bucket-owner"
 def upload_of(context: RequestContext, buffer: WritebackBuffer) -> Write:
     """Return the upload; NoSuchUpload for one that has ended, or is of another key."""
     upload_id = context.request.parameter("uploadId") or ""
-    upload = buffer.look(lambda tx: tx.upload(upload_id))
+    upload = buffer.look(lambda tx: tx.uploads.upload(upload_id))
     if upload is None or upload.spec.key != context.object_key:
         raise no_such_upload(upload_id)
     return upload
@@ -164,7 +164,7 @@ def upload_of(context: RequestContext, buffer: WritebackBuffer) -> Write:
 def is_known(context: RequestContext, buffer: WritebackBuffer) -> bool:
     """Return whether the request's upload is open here, or has ended here."""
     upload_id = context.request.parameter("uploadId") or ""
-    return buffer.look(lambda tx: tx.upload(upload_id) is not None or tx.ended(upload_id) is not None)
+    return buffer.look(lambda tx: tx.uploads.upload(upload_id) is not None or tx.uploads.ended(upload_id) is not None)
 
 
 async def check_owner(context: RequestContext, upload: Write) -> None:

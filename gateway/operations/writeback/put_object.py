@@ -63,7 +63,7 @@ async def buffer_put(context: RequestContext, buffer: WritebackBuffer) -> Respon
     if context.slot.write == "scratch":
         refuse_unless_kept_here(reason)
         return await _keep(context, buffer)
-    capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
+    capabilities = buffer.look(lambda tx: tx.buckets.capabilities(context.object_key.bucket))
     if reason is not None:
         return await _through(context, buffer, reason)
     headers, key = context.request.headers, context.object_key.key
@@ -181,8 +181,8 @@ async def _through_and_learn(context: RequestContext, buffer: WritebackBuffer, r
         )
 
         def learn(tx: JournalTransaction) -> None:
-            known = tx.capabilities(context.object_key.bucket) or told
-            tx.learn(context.object_key.bucket, replace(told, multipart_etags=known.multipart_etags))
+            known = tx.buckets.capabilities(context.object_key.bucket) or told
+            tx.buckets.learn(context.object_key.bucket, replace(told, multipart_etags=known.multipart_etags))
 
         with suppress(BufferUnavailable):  # the origin has the object: the next write learns about the bucket
             await buffer.journal.change(learn)

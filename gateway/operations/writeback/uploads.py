@@ -54,7 +54,6 @@ from gateway.writeback.journal.records import BucketCapabilities, ExpectedVersio
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer
     from gateway.writeback.journal.transaction import JournalTransaction
-    from gateway.writeback.journal.view import JournalView
 
 ANSWER_SIZE_BYTES_MAX = 64 * 1024
 
@@ -83,7 +82,7 @@ class _Answer:
 
     def learn(self, tx: JournalTransaction, bucket: str) -> None:
         """Record the bucket's facts. ETags seen to be no MD5s stay so: the next PutObject shows one."""
-        known, told = tx.capabilities(bucket), self.capabilities
+        known, told = tx.buckets.capabilities(bucket), self.capabilities
         if self.origin_upload_id is None or not self.is_of_bucket or (known is None and not self.tells_rights):
             return
         if known is not None:
@@ -93,7 +92,7 @@ class _Answer:
         if known is not None and not known.md5_etags:
             learned_at = 0.0 if self.tells_encryption and told.md5_etags else known.learned_at
             told = replace(told, md5_etags=False, learned_at=learned_at)
-        tx.learn(bucket, told)
+        tx.buckets.learn(bucket, told)
 
     def forwarded(self) -> Response:
         return Response(self.status, self.headers, self.body, "forwarded")
@@ -109,7 +108,7 @@ async def buffer_create(context: RequestContext, buffer: WritebackBuffer) -> Res
         refuse_unless_kept_here(None if may_begin_without_origin(context.request) else Reason.HEADER)
         await receive_payload(context)
         return await _begun_here(context, buffer)
-    capabilities = buffer.look(lambda tx: tx.capabilities(context.object_key.bucket))
+    capabilities = buffer.look(lambda tx: tx.buckets.capabilities(context.object_key.bucket))
     of_key = why_of_key(context.object_key.key)
     may_be_local, key = takes_local_etag(context), context.object_key.key
     reason = of_key or why_of_bucket(capabilities, of_parts=True, may_be_local=may_be_local, key=key)
@@ -158,16 +157,16 @@ async def _created(
 async def _begun_here(context: RequestContext, buffer: WritebackBuffer) -> Response:
     """Begin an upload here alone, as the origin is away. Whether it has begun one too is found out later."""
     upload = _upload(context, buffer, ExpectedVersion.unknown(context.services.clock), None)
-    await buffer.journal.change(lambda tx: tx.open_upload(upload))
+    await buffer.journal.change(lambda tx: tx.uploads.begin(upload))
     return Response(200, [("content-type", "application/xml")], _initiated(upload), "absorbed")
 
 
 def _open(tx: JournalTransaction, answer: _Answer, upload: Write, question: CreateInDoubt, *, is_here: bool) -> None:
     answer.learn(tx, upload.key.bucket)
     if is_here:
-        tx.open_upload(upload, question.id)
+        tx.uploads.begin(upload, question.id)
     else:
-        tx.forget(question.id)
+        tx.uploads.forget(question.id)
 
 
 async def _ask(context: RequestContext) -> _Answer:
@@ -238,14 +237,14 @@ async def buffer_abort(context: RequestContext, buffer: WritebackBuffer) -> Resp
             if clock.monotonic() >= began + PATIENCE_SECONDS:
                 raise s3_error("ServiceUnavailable", "The upload is being completed: try again.")
             await until_next_look(clock, began)
-        if buffer.look(lambda tx: tx.upload(found.upload_id or "")) is None:
+        if buffer.look(lambda tx: tx.uploads.upload(found.upload_id or "")) is None:
             raise no_such_upload(found.upload_id or "")
     return Response(204, cache="absorbed")
 
 
-def _is_being_completed(tx: JournalView, upload: Write) -> bool:
-    now = tx.upload(upload.upload_id or "")
-    return now is not None and tx.is_being_completed(now)
+def _is_being_completed(tx: JournalTransaction, upload: Write) -> bool:
+    now = tx.uploads.upload(upload.upload_id or "")
+    return now is not None and tx.uploads.is_being_completed(now)
 
 
 async def list_buffered_parts(context: RequestContext, buffer: WritebackBuffer) -> Response:

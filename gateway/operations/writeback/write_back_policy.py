@@ -68,7 +68,7 @@ def check_condition(context: RequestContext, buffer: WritebackBuffer) -> None:
         return
     pending = buffer.pending(context.object_key)
     upload_id = context.request.parameter("uploadId") or ""
-    if pending is None or (upload_id and buffer.look(lambda tx: tx.ended(upload_id)) is not None):
+    if pending is None or (upload_id and buffer.look(lambda tx: tx.uploads.ended(upload_id)) is not None):
         return
     if pending.deleted:
         if if_match is not None:

@@ -98,20 +98,14 @@ def _said_bytes(context: RequestContext) -> int:
 async def _learn_of_parts(context: RequestContext, buffer: WritebackBuffer, etag: str) -> None:
     """Note that the ETag of this object of parts could have been foretold, after others could not."""
     bucket = context.object_key.bucket
-    capabilities = buffer.look(lambda tx: tx.capabilities(bucket))
+    capabilities = buffer.look(lambda tx: tx.buckets.capabilities(bucket))
     if (
         capabilities is None
         or capabilities.multipart_etags
         or unquote(multipart_etag(context.made_of) or "") != unquote(etag)
     ):
         return
-
-    def learn(tx: JournalTransaction) -> None:
-        known = tx.capabilities(bucket)
-        if known is not None:
-            tx.learn(bucket, replace(known, multipart_etags=True))
-
-    await buffer.journal.change(learn)
+    await buffer.journal.change(lambda tx: tx.buckets.amend(bucket, multipart_etags=True))
 
 
 class Note(Protocol):
@@ -185,9 +179,9 @@ async def deleted_through(
         def note(tx: JournalTransaction) -> None:
             for one in changed:
                 key = ObjectKey(bucket, one.key)
-                tx.record_own_write(key, own)
+                tx.buckets.record_own_write(key, own)
                 if one not in left and one.version_id is None:
-                    tx.leave_checkpoint(key)
+                    tx.writes.leave_checkpoint(key)
 
         if changed:
             with suppress(BufferUnavailable):

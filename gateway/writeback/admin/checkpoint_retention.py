@@ -7,27 +7,23 @@ Each look decides from the journal anew, so nothing is lost with the process.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
 
 from gateway.core.clock import Clock, Moment
-from gateway.core.errors import BufferUnavailable
 from gateway.core.model import LOCAL_EXPIRY_SECONDS, ObjectKey
 from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slot
-from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, RunRow, key_of
+from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, RunRow
+from gateway.writeback.admin.queries import look_repeatedly
 from gateway.writeback.checkpoints.retention import FlushRule, flush_rule_of, kept, superseded, whole_since
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.view import JournalView
+from gateway.writeback.journal.transaction import JournalTransaction
 
 LOOK_SECONDS = 2.0
 
 EXPIRY_LOOK_SECONDS = 30.0
-
-_SHARE = 50.0
-"""The pause after a look is at least this many times as long as the look."""
 
 _log = structlog.get_logger("forebay.writeback")
 
@@ -92,11 +88,7 @@ class CheckpointRetention:
         """The checkpoints to keep in the cache, by name, each with the reason if the cache cannot keep it."""
 
     async def run(self) -> None:
-        while True:
-            began = self._clock.monotonic()
-            with suppress(BufferUnavailable):  # the journal's writers report it
-                await self.look()
-            await self._clock.sleep(max(LOOK_SECONDS, _SHARE * (self._clock.monotonic() - began)))
+        await look_repeatedly(self.look, self._clock, LOOK_SECONDS)
 
     async def look(self) -> None:
         """Apply all rules once. Raise BufferUnavailable when the journal cannot be read or written."""
@@ -125,23 +117,23 @@ class CheckpointRetention:
             return
         now = self._clock.now()
         for slot, checkpoint_id, run in await self._queries.local(rules.keys()):
-            if checkpoint_id is not None and run is not None:
+            if checkpoint_id is not None:
                 found = await self._queries.run_of(run, now)
                 if checkpoint_id in superseded(found.saves, rules.get(found.slot, "all")):
                     continue
             objects = await self._journal.change(
-                lambda tx: tx.send_checkpoint_after_all(slot, checkpoint_id, now)  # noqa: B023
+                lambda tx: tx.local.send_checkpoint_after_all(slot, checkpoint_id, now)  # noqa: B023
             )
             if objects:
                 _log.info("objects that were not to be sent are sent after all", slot=slot, objects=objects)
 
     async def _keep_here(self, row: CheckpointRow, newer_since: float) -> None:
         now = self._clock.now()
-        objects = await self._journal.change(lambda tx: tx.keep_here(row.id, now, newer_since))
+        objects = await self._journal.change(lambda tx: tx.local.keep_here(row.id, now, newer_since))
         if objects:
             _log.info(
                 "a checkpoint is not sent any more: a newer one is at the origin",
-                checkpoint=str(key_of(row)),
+                checkpoint=str(row.key),
                 slot=row.slot,
                 objects=objects,
             )
@@ -158,7 +150,7 @@ class CheckpointRetention:
                 if row.id in ids and rules[run.slot].prefix.covers(row.name.bucket, row.name.prefix):
                     objects = await self._queries.durable_objects(row.id)
                     mark = (row.facts.state, row.facts.objects, row.facts.began_at, len(objects) == row.facts.objects)
-                    chosen.append(KeptCheckpoint(key_of(row), objects, mark))
+                    chosen.append(KeptCheckpoint(row.key, objects, mark))
         refused = await self._cache.keep(chosen)
         for name, reason in refused.items():
             if self.kept.get(name) != reason:
@@ -172,15 +164,15 @@ class CheckpointRetention:
         for slot in self._journal.read(_with_local):
             rules = self._rules.get(slot, KeepRules())
             now = Moment.of(self._clock)
-            oldest = self._journal.read(lambda tx: tx.oldest_local(slot))  # noqa: B023
+            oldest = self._journal.read(lambda tx: tx.local.oldest(slot))  # noqa: B023
             if oldest is None or now.passed_since(oldest) < rules.local_expiry_seconds:
                 continue
             objects, size_bytes = await self._journal.change(
-                lambda tx: tx.remove_local(slot, now, None, rules.local_expiry_seconds)  # noqa: B023
+                lambda tx: tx.local.remove(slot, now, None, rules.local_expiry_seconds)  # noqa: B023
             )
             if objects:
                 _log.info("objects that were not to be sent have expired", slot=slot, objects=objects, bytes=size_bytes)
 
 
-def _with_local(tx: JournalView) -> list[str]:
-    return [slot for slot, usage in tx.usages().items() if usage.local_objects]
+def _with_local(tx: JournalTransaction) -> list[str]:
+    return [slot for slot, usage in tx.files.usages().items() if usage.local_objects]

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import TypeAlias
 
 from gateway.api import documents as to
 from gateway.core.clock import Clock
-from gateway.core.errors import BufferUnavailable
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.telemetry import metrics
-from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, key_of
-from gateway.writeback.admin.documents import from_token, to_token
+from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow
+from gateway.writeback.admin.documents import checkpoint_document, from_token, to_token
+from gateway.writeback.admin.queries import LOOK_SHARE, look_repeatedly
 from gateway.writeback.checkpoints.rates import FlushRates
 from gateway.writeback.checkpoints.reads import ReadPass, checkpoint_id, file_id
 from gateway.writeback.checkpoints.restores import RestoreFacts, restore_of
 from gateway.writeback.checkpoints.state import CheckpointState
 
 LOOK_SECONDS = 10.0
-
-_SHARE = 50.0
-"""The pause after a look is at least this many times as long as the look."""
-
-RANKS_SHOWN_MAX = 1000
 
 PAGE_BYTES = 2**20
 """A page ends with the checkpoint that brings it to this size."""
@@ -58,11 +52,13 @@ class CheckpointsReport:
         bucket, last = from_token(after, str, str) if after else ("", "")
         await self._see()
         now = self._clock.now()
-        found, following = await self._queries.page(prefix, (bucket, last), count, now, frozenset(states))
+        found, following = await self._queries.checkpoints(prefix, (bucket, last), count, now, frozenset(states))
         read = await asyncio.to_thread(self.reads)
         documents, size_bytes = list[to.Checkpoint](), 0
         for row in found:
-            documents.append(self._document(row, await self._restore(row, read, now), now))
+            restore = await self._restore(row, read, now)
+            left_seconds = self._rates.left_seconds(row.id, row.facts.left_bytes)
+            documents.append(checkpoint_document(row, now, left_seconds, self.kept(), restore))
             size_bytes += len(documents[-1].model_dump_json().encode())
             if size_bytes >= PAGE_BYTES and row is not found[-1]:
                 following = (row.name.bucket, row.name.prefix)
@@ -70,39 +66,32 @@ class CheckpointsReport:
         return to.Checkpoints(
             checkpoints=documents,
             next=to_token(*following) if following is not None else None,
-            ungrouped=None if found or after or states else await self._ungrouped(prefix),
+            ungrouped=None if found or after or states else await self._queries.ungrouped(prefix),
         )
 
-    async def _ungrouped(self, prefix: Prefix) -> to.UngroupedObjects | None:
-        found = await self._queries.ungrouped(prefix)
-        if found is None:
-            return None
-        return to.UngroupedObjects(objects=found.count, first=str(found.first), slot=found.slot)
-
-    async def _restore(self, row: CheckpointRow, read: Reads, now: float) -> to.Restore | None:
-        """Return the last restore as a document; None if the checkpoint was not read within the last hour."""
+    async def _restore(self, row: CheckpointRow, read: Reads, now: float) -> RestoreFacts | None:
+        """Return the last restore; None if the checkpoint was not read within the last hour."""
         of_checkpoint = checkpoint_id(row.name.bucket, row.name.prefix)
         passes = read.get(of_checkpoint)
         if not passes:
             return None
         files = await self._queries.files(row.id)
         by_key = {file.key: found for file in files if (found := passes.get(file_id(of_checkpoint, file.key)))}
-        facts = restore_of(files, by_key, now)
-        return None if facts is None else restore_document(facts)
+        return restore_of(files, by_key, now)
 
     async def watch(self, slots: Collection[str]) -> None:
         """Count the checkpoints by state, and see how fast they move, for ever. `slots` may change."""
         told = set[str]()
-        while True:
-            began = self._clock.monotonic()
-            with suppress(BufferUnavailable):  # the journal's writers report it
-                await self._see()
-                counts = await self._queries.states(self._clock.now())
-                told |= {*slots, *counts}
-                for slot in told:
-                    for state in STATES:
-                        metrics.CHECKPOINTS.set(counts.get(slot, {}).get(state, 0), slot, state)
-            await self._clock.sleep(max(LOOK_SECONDS, _SHARE * (self._clock.monotonic() - began)))
+
+        async def look() -> None:
+            await self._see()
+            counts = await self._queries.states(self._clock.now())
+            told.update(slots, counts)
+            for slot in told:
+                for state in STATES:
+                    metrics.CHECKPOINTS.set(counts.get(slot, {}).get(state, 0), slot, state)
+
+        await look_repeatedly(look, self._clock, LOOK_SECONDS)
 
     async def _see(self) -> None:
         """Sample the progress of unfinished checkpoints; with many, not at each call: others need the thread too."""
@@ -111,53 +100,5 @@ class CheckpointsReport:
             return
         unfinished = await self._queries.unfinished(self._clock.now())
         now = self._clock.monotonic()
-        self._see_again_at = now + _SHARE * (now - began)
+        self._see_again_at = now + LOOK_SHARE * (now - began)
         self._rates.see({one.id: one.facts.flushed_bytes for one in unfinished}, now)
-
-    def _document(self, row: CheckpointRow, restore: to.Restore | None, now: float) -> to.Checkpoint:
-        name, facts, kept = row.name, row.facts, self.kept()
-        left_seconds = self._rates.left_seconds(row.id, facts.left_bytes)
-        missing = facts.missing
-        return to.Checkpoint(
-            bucket=name.bucket,
-            prefix=name.prefix,
-            step=name.step,
-            layout=name.layout,
-            slot=row.slot,
-            state=facts.state.value,
-            files=facts.objects,
-            bytes=facts.size_bytes,
-            bytes_flushed=facts.flushed_bytes,
-            bytes_local=facts.local_bytes,
-            ranks=len(facts.ranks),
-            ranks_seen=sorted(facts.ranks)[:RANKS_SHOWN_MAX],
-            began_at=facts.began_at,
-            last_at=facts.last_at,
-            save_seconds=facts.save_seconds,
-            flush_seconds_left=left_seconds if facts.left_bytes > 0 or facts.exposed_since is not None else None,
-            exposed_seconds=None if facts.exposed_since is None else max(0.0, now - facts.exposed_since),
-            kept=key_of(row) in kept and kept[key_of(row)] is None,
-            kept_reason=kept.get(key_of(row)),
-            missing=to.Missing(ranks=[*missing.ranks], objects=[*missing.keys], open_uploads=missing.uploads),
-            reason=facts.reason,
-            restore=restore,
-        )
-
-
-def restore_document(facts: RestoreFacts) -> to.Restore:
-    ranks = sorted({one.file.rank for one in facts.behind if one.file.rank is not None})
-    behind = [
-        to.FileBehind(key=one.file.key, bytes=one.file.size_bytes, bytes_read=one.read_bytes, last_at=one.last_at)
-        for one in facts.behind
-    ]
-    return to.Restore(
-        state=facts.state.value,
-        began_at=facts.began_at,
-        last_at=facts.last_at,
-        files=facts.files,
-        files_begun=facts.files_begun,
-        files_behind=facts.files_behind,
-        bytes=facts.size_bytes,
-        bytes_read=facts.read_bytes,
-        behind=to.Behind(ranks=ranks, objects=behind),
-    )

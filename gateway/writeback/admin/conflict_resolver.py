@@ -64,7 +64,7 @@ class ConflictResolver:
             raise _not_to_be_decided(row)
         found = await self.at_origin(row)
         expected, now = ExpectedVersion.exactly(found.etag), self._clock.now()
-        if not await self._tools.journal.change(lambda tx: tx.overwrite(row.id, expected, now)):
+        if not await self._tools.journal.change(lambda tx: tx.writes.overwrite(row.id, expected, now)):
             raise _not_to_be_decided(row)
         _log.warning(
             "a conflict was resolved: this node's write overwrites what the origin has",
@@ -84,7 +84,7 @@ class ConflictResolver:
     async def _send_without_files(self, row: PendingRow) -> None:
         self._tools.manifests.waive(row.id)
         now = self._clock.now()
-        await self._tools.journal.change(lambda tx: tx.try_now(*row.key, now, [row.id]))
+        await self._tools.journal.change(lambda tx: tx.turns.try_now(*row.key, now, [row.id]))
         _log.warning("a manifest is sent although the origin lacks files that it names", object=str(row.key))
 
     async def _give_up(self, row: PendingRow, decision: Decision) -> None:
@@ -93,7 +93,7 @@ class ConflictResolver:
             raise _not_to_be_decided(row)
         await self._tools.publication.publish(_gone(row), None)
         now, only = Moment.of(self._clock), row.is_conflict
-        if not await self._tools.journal.change(lambda tx: tx.discard(row.id, now, only_conflict=only)):
+        if not await self._tools.journal.change(lambda tx: tx.writes.discard(row.id, now, only_conflict=only)):
             raise _not_to_be_decided(row)
         _log.warning("an acknowledged write was given up", object=str(row.key), decision=decision.value)
 

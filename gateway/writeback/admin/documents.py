@@ -1,4 +1,4 @@
-"""Pending objects, uploads and figures as documents of the admin API, and the tokens of its pages."""
+"""Pending objects, uploads, checkpoints and figures as documents of the admin API, and the tokens of its pages."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from typing import Any
 import orjson
 
 from gateway.api import documents as to
+from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
+from gateway.writeback.admin.checkpoint_queries import CheckpointRow
 from gateway.writeback.admin.named_prefix import Name
 from gateway.writeback.admin.queries import PendingRow
+from gateway.writeback.checkpoints.restores import RestoreFacts
 from gateway.writeback.checkpoints.state import CheckpointState
 from gateway.writeback.flushing.reconciler import Attempts
 from gateway.writeback.flushing.state import Headed
 from gateway.writeback.journal.records import BucketCapabilities, State
+
+RANKS_SHOWN_MAX = 1000
 
 
 def object_document(row: PendingRow) -> to.PendingObject:
@@ -133,6 +138,60 @@ def flush_document(
         origin_away=attempts.is_away,
         journal_problem=journal_problem,
         problems=[object_document(one) for one in problems],
+    )
+
+
+def checkpoint_document(
+    row: CheckpointRow,
+    now: float,
+    left_seconds: float | None,
+    kept: Mapping[ObjectKey, str | None],
+    restore: RestoreFacts | None,
+) -> to.Checkpoint:
+    """`kept` maps the checkpoints to keep in the cache to why it cannot keep them."""
+    name, facts, missing = row.name, row.facts, row.facts.missing
+    return to.Checkpoint(
+        bucket=name.bucket,
+        prefix=name.prefix,
+        step=name.step,
+        layout=name.layout,
+        slot=row.slot,
+        state=facts.state.value,
+        files=facts.objects,
+        bytes=facts.size_bytes,
+        bytes_flushed=facts.flushed_bytes,
+        bytes_local=facts.local_bytes,
+        ranks=len(facts.ranks),
+        ranks_seen=sorted(facts.ranks)[:RANKS_SHOWN_MAX],
+        began_at=facts.began_at,
+        last_at=facts.last_at,
+        save_seconds=facts.save_seconds,
+        flush_seconds_left=left_seconds if facts.left_bytes > 0 or facts.exposed_since is not None else None,
+        exposed_seconds=None if facts.exposed_since is None else max(0.0, now - facts.exposed_since),
+        kept=row.key in kept and kept[row.key] is None,
+        kept_reason=kept.get(row.key),
+        missing=to.Missing(ranks=[*missing.ranks], objects=[*missing.keys], open_uploads=missing.uploads),
+        reason=facts.reason,
+        restore=None if restore is None else _restore_document(restore),
+    )
+
+
+def _restore_document(facts: RestoreFacts) -> to.Restore:
+    ranks = sorted({one.file.rank for one in facts.behind if one.file.rank is not None})
+    behind = [
+        to.FileBehind(key=one.file.key, bytes=one.file.size_bytes, bytes_read=one.read_bytes, last_at=one.last_at)
+        for one in facts.behind
+    ]
+    return to.Restore(
+        state=facts.state.value,
+        began_at=facts.began_at,
+        last_at=facts.last_at,
+        files=facts.files,
+        files_begun=facts.files_begun,
+        files_behind=facts.files_behind,
+        bytes=facts.size_bytes,
+        bytes_read=facts.read_bytes,
+        behind=to.Behind(ranks=ranks, objects=behind),
     )
 
 

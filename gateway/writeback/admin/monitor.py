@@ -4,20 +4,15 @@ long."""
 from __future__ import annotations
 
 from collections.abc import Collection
-from contextlib import suppress
 
 from gateway.core.clock import Clock, Moment
-from gateway.core.errors import BufferUnavailable
 from gateway.telemetry import metrics
-from gateway.writeback.admin.queries import PendingQueries, UploadStats
+from gateway.writeback.admin.queries import PendingQueries, UploadStats, look_repeatedly
 from gateway.writeback.checkpoints.state import CheckpointState
 
 LOOK_SECONDS = 10.0
 
 STATES = ("conflict", "damaged", "failing", CheckpointState.WAITING.value)
-
-_SHARE = 50.0
-"""The pause after a look is at least this many times its length: a look reads each open upload and its parts."""
 
 
 class PendingMonitor:
@@ -30,11 +25,7 @@ class PendingMonitor:
         self._told = set[str]()
 
     async def run(self) -> None:
-        while True:
-            began = self._clock.monotonic()
-            with suppress(BufferUnavailable):  # the journal's writers report it
-                await self._look()
-            await self._clock.sleep(max(LOOK_SECONDS, _SHARE * (self._clock.monotonic() - began)))
+        await look_repeatedly(self._look, self._clock, LOOK_SECONDS)
 
     async def _look(self) -> None:
         problems = await self._queries.problems_by_slot()
@@ -50,10 +41,10 @@ class PendingMonitor:
             metrics.WRITEBACK_OPEN_UPLOADS.set(stats.uploads, slot)
             metrics.WRITEBACK_OPEN_UPLOAD_BYTES.set(stats.size_bytes, slot)
             metrics.WRITEBACK_OPEN_UPLOAD_IDLE.set(_since(stats.touched, now), slot)
-        journal = await self._queries.journal()
-        metrics.WRITEBACK_REMEMBERED.set(journal.ended_uploads, "ended-upload")
-        metrics.WRITEBACK_REMEMBERED.set(journal.own_writes, "own-write")
-        metrics.WRITEBACK_JOURNAL_BYTES.set(journal.size_bytes)
+        ended_uploads, own_writes, size_bytes = await self._queries.journal()
+        metrics.WRITEBACK_REMEMBERED.set(ended_uploads, "ended-upload")
+        metrics.WRITEBACK_REMEMBERED.set(own_writes, "own-write")
+        metrics.WRITEBACK_JOURNAL_BYTES.set(size_bytes)
 
 
 def _since(moment: Moment | None, now: Moment) -> float:

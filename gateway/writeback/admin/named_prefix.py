@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from gateway.policy.slots import Prefix
 from gateway.writeback.flushing.requests import Requests
-from gateway.writeback.journal.view import JournalView
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +25,6 @@ def may_be_name(prefix: Prefix) -> bool:
 
 def name_of(prefix: Prefix) -> Name:
     return Name(prefix.bucket, prefix.key_prefix)
-
-
-def is_known_here(tx: JournalView, prefix: Prefix) -> bool:
-    """Return whether an object of that name, or one under it, is pending or was flushed a moment ago."""
-    return tx.has_any(prefix.bucket, prefix.key_prefix)
 
 
 async def is_at_origin(requests: Requests, prefix: Prefix) -> bool:

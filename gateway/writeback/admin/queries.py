@@ -7,26 +7,33 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from gateway.api import documents as to
-from gateway.core.clock import Moment
+from gateway.core.clock import Clock, Moment
 from gateway.core.errors import BufferDamaged, BufferUnavailable
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.named_prefix import Name
 from gateway.writeback.journal import codec
+from gateway.writeback.journal.files import Usage
 from gateway.writeback.journal.records import State, Turn, Write
+from gateway.writeback.journal.rows import OPEN, PENDING, Table, Value, at, keys_under, marks, text
 from gateway.writeback.journal.schema import connect_reading
-from gateway.writeback.journal.view import BEHIND_ALL, OPEN, PENDING, TURN_COLUMNS, JournalView, text, turn_of
+from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.turns import TURN_COLUMNS, turn_of
 from gateway.writeback.threads import BufferThreads
 
+P = ParamSpec("P")
 R = TypeVar("R")
-Values: TypeAlias = Sequence[str | bytes | int]
+Q = TypeVar("Q", bound="PendingQueries")
+
+LOOK_SHARE = 50.0
+"""The pause after a look is at least this many times as long as the look."""
 
 TOUCHED_MAX = 10_000
 """The most open uploads whose last activity is read; a thousand rows take some 20 ms."""
@@ -45,10 +52,14 @@ _PROBLEM = f"id IN ({_CONFLICTS} UNION ALL {_FAILED} AND (failing_since IS NOT N
 
 _FAILING = "attempts > 0 AND state <> 3 AND damaged = 0 AND failing_since IS"
 
-_STATS = (
-    "count(*), coalesce(sum(size_bytes), 0), coalesce(sum(state = 3), 0), coalesce(sum(damaged), 0), "
-    f"coalesce(sum({_FAILING} NOT NULL), 0), coalesce(sum({_FAILING} NULL), 0), min(sequence)"
-)
+_PROBLEMS = {
+    "conflicts": "sum(state = 3)",
+    "damaged": "sum(damaged)",
+    "failing": f"sum({_FAILING} NOT NULL)",
+    "waiting_for_bucket": f"sum({_FAILING} NULL)",
+}
+_STATS = {"objects": "count(*)", "bytes": "sum(size_bytes)", **_PROBLEMS}
+_STATS_COLUMNS = ", ".join(f"coalesce({one}, 0)" for one in _STATS.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +95,7 @@ class PendingRow:
         return self.write is None or self.turn.damaged
 
 
-@dataclass(frozen=True, slots=True)
-class UploadStats:
+class UploadStats(NamedTuple):
     """Open uploads; their parts take `size_bytes` here. `touched` is the last activity of the longest idle client,
     among the `TOUCHED_MAX` oldest uploads."""
 
@@ -94,126 +104,223 @@ class UploadStats:
     touched: Moment | None = None
 
 
-class JournalStats(NamedTuple):
-    """The records of ended uploads and of own writes, both bounded, and the size of the journal's files."""
-
-    ended_uploads: int
-    own_writes: int
-    size_bytes: int
-
-
 class _Where(NamedTuple):
     """A condition on bucket and key."""
 
     condition: str
-    values: Values = ()
+    values: Sequence[Value] = ()
 
 
-class PendingQueries:
+async def look_repeatedly(look: Callable[[], Awaitable[None]], clock: Clock, pause_seconds: float) -> None:
+    """Look again and again, less often if looks take long: S3 requests need the time too."""
+    while True:
+        began = clock.monotonic()
+        with suppress(BufferUnavailable):  # the journal's writers report it
+            await look()
+        await clock.sleep(max(pause_seconds, LOOK_SHARE * (clock.monotonic() - began)))
+
+
+def looked(query: Callable[Concatenate[Q, P], R]) -> Callable[Concatenate[Q, P], Coroutine[Any, Any, R]]:
+    """Run a query in a read transaction, on the thread of the queries. BufferUnavailable."""
+
+    async def look(self: Q, /, *arguments: P.args, **keywords: P.kwargs) -> R:
+        return await self.thread.run(self.in_transaction, lambda: query(self, *arguments, **keywords))
+
+    return look
+
+
+class PendingQueries(Table):
     """Queries on one buffer. They raise BufferUnavailable when the journal cannot be read."""
 
     def __init__(self, directory: Path) -> None:
         self._path = str(directory / "journal")
-        self._thread = BufferThreads(1)
-        self._connection: sqlite3.Connection | None = None
+        self.thread = BufferThreads(1)
+        self._tx: JournalTransaction
+        self._is_open = False
 
     def close(self) -> None:
-        self._thread.shut_down()
-        if self._connection is not None:
-            self._connection.close()
+        self.thread.shut_down()
+        if self._is_open:
+            self._rows.close()
 
-    async def flush(self, prefix: Prefix, through: int) -> to.FlushSums:
+    def in_transaction(self, query: Callable[[], R]) -> R:
+        """Return what a query of this connection returns. On the thread of the queries."""
+        try:
+            if not self._is_open:
+                self._rows = connect_reading(self._path)
+                self._tx, self._is_open = JournalTransaction(self._rows), True
+            self._rows.execute("BEGIN")
+            try:
+                return query()
+            finally:
+                self._rows.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            raise BufferUnavailable(f"the write-back journal cannot be read: {error}") from error
+
+    # Figures
+
+    @looked
+    def flush(self, prefix: Prefix, through: int) -> to.FlushSums:
         """Return the figures of the writes under a prefix with sequence `through` or before."""
-        return await self.look(lambda rows: _flush(rows, _where(prefix), through))
-
-    async def slots(self, buffers: Mapping[str, int]) -> list[to.PendingSlot]:
-        """Return the slots that write back, by their buffer sizes in bytes, and all others that hold something here."""
-        return await self.look(lambda rows: _slots(rows, buffers))
-
-    async def problems_by_slot(self) -> Mapping[str, tuple[int, int, int, int]]:
-        """Return the numbers of conflicts and of damaged, failing and waiting writes, for each slot that has any."""
-        counted = (
-            f"SELECT slot, sum(state = 3), sum(damaged), sum({_FAILING} NOT NULL), sum({_FAILING} NULL) FROM writes "
-            f"WHERE {_PENDING} AND {_HELD_UP} GROUP BY slot"
+        where = _where(prefix)
+        here = f"{where.condition} AND sequence <= ? AND {_HERE}"
+        these, values = f"{here} AND state >= 0", (*where.values, through)
+        sent = "parts CROSS JOIN writes ON write_id = id"  # few of the pending parts are sent: look at those first
+        sent_bytes = f"SELECT coalesce(sum(parts.size_bytes), 0) FROM {sent} WHERE sent = 1 AND {these}"
+        behind = (
+            f"WITH RECURSIVE held_up (at) AS (SELECT sequence FROM writes WHERE {_PENDING} AND {{roots}} "
+            "UNION SELECT sequence FROM writes JOIN held_up ON after_sequence = at) "
+            f"SELECT count(*) FROM writes WHERE {these} AND sequence IN held_up"
         )
-        found = await self.look(lambda rows: rows.execute(counted).fetchall())
-        return {slot: (conflicts, damaged, failing, waiting) for slot, conflicts, damaged, failing, waiting in found}
+        uploads = self._row(
+            "SELECT count(DISTINCT id), coalesce(sum(parts.size_bytes), 0) FROM writes "
+            f"LEFT JOIN parts ON write_id = id AND file <> '' WHERE {where.condition} AND {OPEN}",
+            *where.values,
+        )
+        return to.FlushSums(
+            **self._sums(self._row(f"SELECT {_STATS_COLUMNS}, min(sequence) FROM writes WHERE {these}", *values)),
+            **_open(UploadStats(*(uploads or ()))),
+            local_objects=self._value(f"SELECT count(*) FROM writes WHERE {here} AND state = -1", *values),
+            bytes_sent=self._value(sent_bytes, *values),
+            stuck=self._value(behind.format(roots=_STUCK), *values),
+            held_up=self._value(behind.format(roots=_HELD_UP), *values),
+        )
 
-    async def oldest_conflicts_by_slot(self) -> Mapping[str, Moment]:
+    @looked
+    def slots(self, buffers: Mapping[str, int]) -> list[to.PendingSlot]:
+        """Return the slots that write back, by their buffer sizes in bytes, and all others that hold something here."""
+        counted = f"SELECT {_STATS_COLUMNS}, min(sequence), slot FROM writes WHERE {_PENDING} GROUP BY slot"
+        pending = {slot: self._sums(stats) for *stats, slot in self._all(counted)}
+        last_at = "max(due_at + 1e12 * (failing_since IS NOT NULL))"  # failing ones before those that wait
+        last = f"SELECT slot, last_error, {last_at} FROM writes WHERE {_PENDING} AND attempts > 0 GROUP BY slot"
+        reasons = {slot: reason for slot, reason, _ in self._all(last)}
+        uploads, usages = self._uploads_by_slot(), self._tx.files.usages()
+        slots = []
+        for slot in sorted({*buffers, *uploads, *usages, *pending}):
+            used, opened = usages.get(slot, Usage()), uploads.get(slot, UploadStats())
+            made = to.PendingSlot(
+                slot=slot,
+                buffer_bytes=buffers.get(slot),
+                **(pending.get(slot) or self._sums([0] * len(_STATS) + [None])),
+                **_open(opened),
+                oldest_upload_touched_at=opened.touched.at if opened.touched is not None else None,
+                staged_bytes=used.staged_bytes,
+                local_objects=used.local_objects,
+                local_bytes=used.local_bytes,
+                reason=reasons.get(slot),
+            )
+            if slot in buffers or made.objects or made.open_uploads or made.staged_bytes or made.local_objects:
+                slots.append(made)
+        return slots
+
+    @looked
+    def problems_by_slot(self) -> Mapping[str, Sequence[int]]:
+        """Return the numbers of conflicts and of damaged, failing and waiting writes, for each slot that has any."""
+        columns = ", ".join(_PROBLEMS.values())
+        found = self._all(f"SELECT {columns}, slot FROM writes WHERE {_PENDING} AND {_HELD_UP} GROUP BY slot")
+        return {slot: counts for *counts, slot in found}
+
+    @looked
+    def oldest_conflicts_by_slot(self) -> Mapping[str, Moment]:
         """Return when the first of the conflicting writes was acknowledged, for each slot that has any."""
-        return await self.look(_oldest_conflicts)
+        firsts = f"SELECT min(sequence) FROM writes WHERE {_PENDING} AND id IN ({_CONFLICTS}) GROUP BY slot"
+        found = self._column(f"SELECT id FROM writes WHERE sequence IN ({firsts})")
+        return {one.spec.slot: one.acknowledged_then for one in self._tx.writes.readable(found)}
 
-    async def uploads_by_slot(self) -> Mapping[str, UploadStats]:
-        return await self.look(_uploads_by_slot)
+    @looked
+    def uploads_by_slot(self) -> Mapping[str, UploadStats]:
+        return self._uploads_by_slot()
 
-    async def journal(self) -> JournalStats:
-        def look(rows: sqlite3.Connection) -> JournalStats:
-            ended = _one(rows, "SELECT count(*) FROM writes WHERE state = 5")
-            return JournalStats(ended, JournalView(rows).last_own_writes(), self._size_bytes())
+    def _uploads_by_slot(self) -> Mapping[str, UploadStats]:
+        sizes = dict(
+            self._all(
+                "SELECT slot, sum(parts.size_bytes) FROM writes JOIN parts ON write_id = id "
+                f"WHERE {OPEN} AND file <> '' GROUP BY slot"
+            )
+        )
+        touched: dict[str, Moment] = {}
+        oldest = self._column(f"SELECT id FROM writes WHERE {OPEN} ORDER BY id LIMIT ?", TOUCHED_MAX)
+        for one in self._tx.writes.readable(oldest):
+            then = one.touched_then
+            touched[one.spec.slot] = min(then, touched.get(one.spec.slot, then), key=lambda moment: moment.at)
+        counts = self._all(f"SELECT slot, count(*) FROM writes WHERE {OPEN} GROUP BY slot")
+        return {slot: UploadStats(count, sizes.get(slot, 0), touched.get(slot)) for slot, count in counts}
 
-        return await self.look(look)
-
-    def _size_bytes(self) -> int:
+    @looked
+    def journal(self) -> tuple[int, int, int]:
+        """Return the numbers of ended uploads and of own writes on record, and the bytes of the journal's files."""
         size_bytes = 0
         for path in (self._path, f"{self._path}-wal"):
             with suppress(FileNotFoundError):  # the log goes with the last process that has the journal open
                 size_bytes += os.stat(path).st_size
-        return size_bytes
+        return self._tx.ended_count(), self._tx.buckets.own_writes_count(), size_bytes
 
-    async def page(self, prefix: Prefix, after: tuple[str, str, int], count: int) -> Sequence[PendingRow]:
+    def _sums(self, row: Sequence[Any] | None) -> dict[str, Any]:
+        """Return fields of `Sums`; the time is None if nothing is pending, or its row is damaged."""
+        *counts, first = row or ()
+        found = self._column("SELECT id FROM writes WHERE sequence = ?", first)
+        oldest_at = next((one.acknowledged_at for one in self._tx.writes.readable(found)), None)
+        return {**dict(zip(_STATS, counts, strict=True)), "oldest_acknowledged_at": oldest_at}
+
+    # Pages
+
+    @looked
+    def page(self, prefix: Prefix, after: tuple[str, str, int], count: int) -> Sequence[PendingRow]:
         """Return pending writes under a prefix in the order of bucket, key and sequence, behind `after`."""
         where = _where_behind(prefix, "sequence", after, -1)
-        return await self._rows(where, f"{_HERE} ORDER BY bucket, key, sequence", count)
+        return self._pending(where, f"{_HERE} ORDER BY bucket, key, sequence", count)
 
-    async def problems(self, prefix: Prefix, after: int, count: int) -> Sequence[PendingRow]:
+    @looked
+    def problems(self, prefix: Prefix, after: int, count: int) -> Sequence[PendingRow]:
         """Return writes under a prefix that need a person, behind a sequence."""
         condition = f"{_PENDING} AND {_PROBLEM} AND sequence > ? ORDER BY sequence"
-        return await self._rows(_where(prefix), condition, count, after)
+        return self._pending(_where(prefix), condition, count, after)
 
-    async def worst(self, prefix: Prefix, through: int, count: int) -> Sequence[PendingRow]:
+    @looked
+    def worst(self, prefix: Prefix, through: int, count: int) -> Sequence[PendingRow]:
         """Return held-up writes up to a sequence: conflicts first, then damaged, failing and waiting ones."""
         order = "ORDER BY state = 3 DESC, damaged DESC, failing_since IS NULL, sequence"
-        condition = f"{_PENDING} AND {_HELD_UP} AND sequence <= ? {order}"
-        return await self._rows(_where(prefix), condition, count, through)
+        return self._pending(_where(prefix), f"{_PENDING} AND {_HELD_UP} AND sequence <= ? {order}", count, through)
 
-    async def first_of(self, key: ObjectKey) -> PendingRow | None:
-        where = _Where("bucket = ? AND key = ?", (key.bucket, text(key.key)))
-        return next(iter(await self._rows(where, f"{_HERE} ORDER BY sequence", 1)), None)
+    @looked
+    def first_of(self, key: ObjectKey) -> PendingRow | None:
+        found = self._pending(_Where("bucket = ? AND key = ?", at(key)), f"{_HERE} ORDER BY sequence", 1)
+        return next(iter(found), None)
 
-    async def uploads(self, prefix: Prefix, after: tuple[str, str, str], count: int) -> Sequence[PendingRow]:
+    @looked
+    def uploads(self, prefix: Prefix, after: tuple[str, str, str], count: int) -> Sequence[PendingRow]:
         """Return open uploads under a prefix in the order of bucket, key and id, behind `after`."""
         where = _where_behind(prefix, "upload_id", after, "")
-        return await self._rows(where, f"{OPEN} ORDER BY bucket, key, upload_id", count)
+        return self._pending(where, f"{OPEN} ORDER BY bucket, key, upload_id", count)
 
-    async def open_uploads(self, upload_ids: Sequence[str]) -> Sequence[PendingRow]:
-        where = _Where(f"upload_id IN ({','.join('?' * len(upload_ids))})", upload_ids)
-        return await self._rows(where, OPEN, len(upload_ids))
+    @looked
+    def open_uploads(self, upload_ids: Sequence[str]) -> Sequence[PendingRow]:
+        return self._pending(_Where(f"upload_id IN ({marks(upload_ids)})", upload_ids), OPEN, len(upload_ids))
 
-    async def _rows(self, where: _Where, condition: str, count: int, *values: int) -> Sequence[PendingRow]:
+    def _pending(self, where: _Where, condition: str, count: int, *values: int) -> list[PendingRow]:
         """`condition` may end with an order; `values` are its own."""
         columns = f"id, coalesce(sequence, 0), upload_id, bucket, key, slot, size_bytes, state, record, {TURN_COLUMNS}"
         asked = f"SELECT {columns} FROM writes WHERE {where.condition} AND {condition} LIMIT ?"
+        return [self._pending_row(one) for one in self._all(asked, *where.values, *values, count)]
 
-        def look(rows: sqlite3.Connection) -> list[PendingRow]:
-            return [_row(rows, one) for one in rows.execute(asked, (*where.values, *values, count)).fetchall()]
-
-        return await self.look(look)
-
-    async def look(self, at: Callable[[sqlite3.Connection], R]) -> R:
-        """Return what `at` returns, run in a read transaction on the thread of the queries. BufferUnavailable."""
-        return await self._thread.run(self._looked, at)
-
-    def _looked(self, at: Callable[[sqlite3.Connection], R]) -> R:
+    def _pending_row(self, columns: Sequence[Any]) -> PendingRow:
+        write_id, sequence, upload_id, bucket, key, slot, size_bytes, state, record, *turn = columns
+        write, problem = None, None
         try:
-            if self._connection is None:
-                self._connection = connect_reading(self._path)
-            self._connection.execute("BEGIN")
-            try:
-                return at(self._connection)
-            finally:
-                self._connection.execute("ROLLBACK")
-        except sqlite3.Error as error:
-            raise BufferUnavailable(f"the write-back journal cannot be read: {error}") from error
+            write = codec.unpack_write(write_id, record)
+        except BufferDamaged as error:
+            problem = str(error)
+        parts = self._row(
+            "SELECT count(*), coalesce(sum(sent), 0), coalesce(sum(sent * size_bytes), 0), "
+            "coalesce(sum((file <> '') * size_bytes), 0) FROM parts WHERE write_id = ?",
+            write_id,
+        )
+        name, known = ObjectKey(bucket, key.decode(errors="replace")), (State(state), turn_of(turn), write, problem)
+        return PendingRow(write_id, sequence, upload_id, name, slot, size_bytes, *known, *(parts or ()))
+
+
+def _open(uploads: UploadStats) -> dict[str, int]:
+    return {"open_uploads": uploads.uploads, "open_upload_bytes": uploads.size_bytes}
 
 
 def _where(prefix: Prefix) -> _Where:
@@ -223,7 +330,7 @@ def _where(prefix: Prefix) -> _Where:
     if isinstance(prefix, Name):
         condition = "bucket = ? AND key >= ? AND key < ? AND (key = ? OR key >= ?)"
         return _Where(condition, (prefix.bucket, start, start + b"0", start, start + b"/"))
-    return _Where("bucket = ? AND key >= ? AND key < ?", (prefix.bucket, start, start + BEHIND_ALL))
+    return _Where("bucket = ? AND key >= ? AND key < ?", (prefix.bucket, *keys_under(prefix.key_prefix)))
 
 
 def _where_behind(prefix: Prefix, last: str, after: tuple[str, str, str | int], least: str | int) -> _Where:
@@ -231,117 +338,6 @@ def _where_behind(prefix: Prefix, last: str, after: tuple[str, str, str | int], 
     bucket, key, value = after
     if not prefix.bucket:
         return _Where(f"(bucket, key, {last}) > (?, ?, ?)", (bucket, text(key), value))
-    start = text(prefix.key_prefix)
+    start, stop = keys_under(prefix.key_prefix)
     place = (text(key), value) if bucket == prefix.bucket and text(key) >= start else (start, least)
-    return _Where(f"bucket = ? AND (key, {last}) > (?, ?) AND key < ?", (prefix.bucket, *place, start + BEHIND_ALL))
-
-
-def _one(rows: sqlite3.Connection, query: str, values: Values = ()) -> int:
-    value: int = rows.execute(query, tuple(values)).fetchone()[0]
-    return value
-
-
-def _flush(rows: sqlite3.Connection, where: _Where, through: int) -> to.FlushSums:
-    these, values = f"{where.condition} AND sequence <= ? AND {_PENDING}", (*where.values, through)
-    sent_parts = "parts CROSS JOIN writes ON write_id = id"  # few of the pending parts are sent: look at those first
-    behind = (
-        f"WITH RECURSIVE held_up (at) AS (SELECT sequence FROM writes WHERE {_PENDING} AND {{roots}} "
-        "UNION SELECT sequence FROM writes JOIN held_up ON after_sequence = at) "
-        f"SELECT count(*) FROM writes WHERE {these} AND sequence IN held_up"
-    )
-    sent = f"SELECT coalesce(sum(parts.size_bytes), 0) FROM {sent_parts} WHERE sent = 1 AND {these}"
-    local = f"SELECT count(*) FROM writes WHERE {where.condition} AND sequence <= ? AND {_HERE} AND state = -1"
-    open_here = f"FROM writes LEFT JOIN parts ON write_id = id AND file <> '' WHERE {where.condition} AND {OPEN}"
-    uploads = f"SELECT count(DISTINCT id), coalesce(sum(parts.size_bytes), 0) {open_here}"
-    return to.FlushSums(
-        **_sums(rows, rows.execute(f"SELECT {_STATS} FROM writes WHERE {these}", values).fetchone()),
-        **_open(UploadStats(*rows.execute(uploads, tuple(where.values)).fetchone())),
-        local_objects=_one(rows, local, values),
-        bytes_sent=_one(rows, sent, values),
-        stuck=_one(rows, behind.format(roots=_STUCK), values),
-        held_up=_one(rows, behind.format(roots=_HELD_UP), values),
-    )
-
-
-def _slots(rows: sqlite3.Connection, buffers: Mapping[str, int]) -> list[to.PendingSlot]:
-    found = rows.execute(f"SELECT slot, {_STATS} FROM writes WHERE {_PENDING} GROUP BY slot").fetchall()
-    pending = {slot: _sums(rows, stats) for slot, *stats in found}
-    last_at = "max(due_at + 1e12 * (failing_since IS NOT NULL))"  # failing ones before those that wait for the bucket
-    last = f"SELECT slot, last_error, {last_at} FROM writes WHERE {_PENDING} AND attempts > 0 GROUP BY slot"
-    reasons = {slot: reason for slot, reason, _ in rows.execute(last).fetchall()}
-    uploads, usages = _uploads_by_slot(rows), JournalView(rows).usages()
-    slots = []
-    for slot in sorted({*buffers, *uploads, *usages, *pending}):
-        used, opened = usages.get(slot), uploads.get(slot, UploadStats())
-        made = to.PendingSlot(
-            slot=slot,
-            buffer_bytes=buffers.get(slot),
-            **(pending.get(slot) or _sums(rows, [0] * 6 + [None])),
-            **_open(opened),
-            oldest_upload_touched_at=opened.touched.at if opened.touched is not None else None,
-            staged_bytes=used.staged_bytes if used is not None else 0,
-            local_objects=used.local_objects if used is not None else 0,
-            local_bytes=used.local_bytes if used is not None else 0,
-            reason=reasons.get(slot),
-        )
-        if slot in buffers or made.objects or made.open_uploads or made.staged_bytes or made.local_objects:
-            slots.append(made)
-    return slots
-
-
-def _uploads_by_slot(rows: sqlite3.Connection) -> dict[str, UploadStats]:
-    counts = rows.execute(f"SELECT slot, count(*) FROM writes WHERE {OPEN} GROUP BY slot").fetchall()
-    of_parts = (
-        "SELECT slot, sum(parts.size_bytes) FROM writes JOIN parts ON write_id = id "
-        f"WHERE {OPEN} AND file <> '' GROUP BY slot"
-    )
-    sizes = dict(rows.execute(of_parts).fetchall())
-    touched: dict[str, Moment] = {}
-    found = rows.execute(f"SELECT id, slot, record FROM writes WHERE {OPEN} ORDER BY id LIMIT ?", (TOUCHED_MAX,))
-    for write_id, slot, record in found:
-        with suppress(BufferDamaged):  # the reconciler reports it
-            at = codec.unpack_write(write_id, record).touched_then
-            touched[slot] = min(at, touched.get(slot, at), key=lambda one: one.at)
-    return {slot: UploadStats(count, sizes.get(slot, 0), touched.get(slot)) for slot, count in counts}
-
-
-def _oldest_conflicts(rows: sqlite3.Connection) -> dict[str, Moment]:
-    found: dict[str, Moment] = {}
-    firsts = f"SELECT min(sequence) FROM writes WHERE {_PENDING} AND id IN ({_CONFLICTS}) GROUP BY slot"
-    for slot, write_id, record in rows.execute(f"SELECT slot, id, record FROM writes WHERE sequence IN ({firsts})"):
-        with suppress(BufferDamaged):  # listed among the damaged
-            found[slot] = codec.unpack_write(write_id, record).acknowledged_then
-    return found
-
-
-def _sums(rows: sqlite3.Connection, stats: Sequence[int | None]) -> dict[str, Any]:
-    """Return fields of `Sums` from a row of _STATS; the time is None if nothing is pending, or its row is damaged."""
-    *counts, first = stats
-    oldest_at = None
-    if first is not None:
-        row = rows.execute("SELECT id, record FROM writes WHERE sequence = ?", (first,)).fetchone()
-        with suppress(BufferDamaged):  # listed among the damaged
-            oldest_at = codec.unpack_write(*row).acknowledged_at
-    names = ("objects", "bytes", "conflicts", "damaged", "failing", "waiting_for_bucket")
-    return {**dict(zip(names, counts, strict=True)), "oldest_acknowledged_at": oldest_at}
-
-
-def _open(uploads: UploadStats) -> dict[str, int]:
-    return {"open_uploads": uploads.uploads, "open_upload_bytes": uploads.size_bytes}
-
-
-def _row(rows: sqlite3.Connection, columns: Sequence[Any]) -> PendingRow:
-    write_id, sequence, upload_id, bucket, key, slot, size_bytes, state, record, *turn = columns
-    try:
-        write, problem = codec.unpack_write(write_id, record), None
-    except BufferDamaged as error:
-        write, problem = None, str(error)
-    parts = rows.execute(
-        "SELECT count(*), coalesce(sum(sent), 0), coalesce(sum(sent * size_bytes), 0), "
-        "coalesce(sum((file <> '') * size_bytes), 0) FROM parts WHERE write_id = ?",
-        (write_id,),
-    ).fetchone()
-    at = ObjectKey(bucket, key.decode(errors="replace"))
-    return PendingRow(
-        write_id, sequence, upload_id, at, slot, size_bytes, State(state), turn_of(turn), write, problem, *parts
-    )
+    return _Where(f"bucket = ? AND (key, {last}) > (?, ?) AND key < ?", (prefix.bucket, *place, stop))

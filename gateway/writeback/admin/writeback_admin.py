@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import structlog
 
 from gateway.api import documents as to
-from gateway.core.clock import Clock, Moment
+from gateway.core.clock import Moment
 from gateway.core.errors import NothingPending
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
@@ -23,12 +23,11 @@ from gateway.writeback.admin.documents import (
     upload_document,
     versions_document,
 )
-from gateway.writeback.admin.named_prefix import Name, is_at_origin, is_known_here, may_be_name, name_of
-from gateway.writeback.admin.queries import PendingQueries, PendingRow
-from gateway.writeback.flushing.reconciler import Attempts, Reconciler
-from gateway.writeback.journal.journal import Journal
+from gateway.writeback.admin.named_prefix import Name, is_at_origin, may_be_name, name_of
+from gateway.writeback.admin.queries import PendingRow
+from gateway.writeback.flushing.reconciler import Attempts, FlushDependencies, Reconciler
+from gateway.writeback.journal.rows import keys_under, text
 from gateway.writeback.journal.transaction import JournalTransaction
-from gateway.writeback.journal.view import BEHIND_ALL, text
 
 _log = structlog.get_logger("forebay.writeback")
 
@@ -43,33 +42,24 @@ class WritebackAdmin:
     """Actions on one buffer, in the process that flushes it. BufferUnavailable if the journal is unreadable."""
 
     def __init__(
-        self,
-        queries: PendingQueries,
-        journal: Journal,
-        reconciler: Reconciler,
-        resolver: ConflictResolver,
-        buffers: Mapping[str, int],
-        clock: Clock,
+        self, queries: CheckpointQueries, tools: FlushDependencies, reconciler: Reconciler, buffers: Mapping[str, int]
     ) -> None:
         """`buffers` maps the slots that write back to their buffer sizes in bytes; it may change."""
         self._queries = queries
-        self._journal = journal
+        self._journal = tools.journal
         self._reconciler = reconciler
-        self._resolver = resolver
+        self._resolver = ConflictResolver(tools)
         self._buffers = buffers
-        self._clock = clock
-        self.checkpoint_queries = CheckpointQueries(queries)
-        self.report = CheckpointsReport(self.checkpoint_queries, clock)
+        self._clock = tools.clock
+        self.report = CheckpointsReport(queries, tools.clock)
         self._summary: tuple[float, to.Writeback] | None = None
 
     async def summary(self) -> to.Writeback:
         """Return the data that only this node has, slot by slot, at most REMEMBERED_SECONDS old."""
         now = self._clock.monotonic()
         if self._summary is None or now - self._summary[0] > REMEMBERED_SECONDS:
-            slots, buckets = (
-                await self._queries.slots(self._buffers),
-                self._journal.read(lambda tx: tx.all_capabilities()),
-            )
+            slots = await self._queries.slots(self._buffers)
+            buckets = self._journal.read(lambda tx: tx.buckets.all_capabilities())
             self._summary = now, summary_document(slots, buckets, self._journal.problem)
         return self._summary[1]
 
@@ -101,7 +91,7 @@ class WritebackAdmin:
     async def flush(self, prefix: Prefix) -> to.FlushProgress:
         """Try all that is pending under a prefix at once, before other writes, and return how much it is. A prefix that
         names an object or a directory covers only that."""
-        through = self._journal.read(lambda tx: tx.newest())
+        through = self._journal.read(lambda tx: tx.writes.newest())
         scope = await self._meant(prefix)
         begun = await self.progress(prefix, through, is_name=isinstance(scope, Name))
         if scope.key_prefix:
@@ -121,24 +111,24 @@ class WritebackAdmin:
     async def _meant(self, prefix: Prefix) -> Prefix:
         if not may_be_name(prefix):
             return prefix
-        if self._journal.read(lambda tx: is_known_here(tx, prefix)):
+        if self._journal.read(lambda tx: tx.writes.has_any(prefix.bucket, prefix.key_prefix)):
             return name_of(prefix)
-        start = text(prefix.key_prefix)
-        is_any_pending = self._journal.read(lambda tx: tx.listing(prefix.bucket, start, start + BEHIND_ALL, 1))
+        under = keys_under(prefix.key_prefix)
+        is_any_pending = self._journal.read(lambda tx: tx.writes.listing(prefix.bucket, *under, 1))
         if is_any_pending and await is_at_origin(self._reconciler.requests, prefix):
             return name_of(prefix)
         return prefix
 
     async def _raise_priority(self, scope: Prefix) -> None:
-        now, start = self._clock.now(), text(scope.key_prefix)
-        ranges = [(start, start + BEHIND_ALL)]
+        now, ranges = self._clock.now(), [keys_under(scope.key_prefix)]
         if isinstance(scope, Name):
+            start = text(scope.key_prefix)
             ranges = [(start, start + b"\0"), (start + b"/", start + b"0")]
 
         def of_scope(tx: JournalTransaction) -> None:
             for first, stop in ranges:
-                tx.send_all_after_all(scope.bucket, first, stop, now, self._reconciler.scratch_slots())
-                tx.raise_priority(scope.bucket, first, stop, now)
+                tx.local.send_all_after_all(scope.bucket, first, stop, now, self._reconciler.scratch_slots())
+                tx.turns.raise_priority(scope.bucket, first, stop, now)
 
         await self._journal.change(of_scope)
 
@@ -179,9 +169,9 @@ class WritebackAdmin:
     async def _abort(self, row: PendingRow) -> bool:
         now = Moment.of(self._clock)
         if row.write is None:
-            is_over = await self._journal.change(lambda tx: tx.discard(row.id, now, only_conflict=False))
+            is_over = await self._journal.change(lambda tx: tx.writes.discard(row.id, now, only_conflict=False))
         else:
-            is_over = await self._journal.change(lambda tx: tx.abort(row.upload_id or "", now))
+            is_over = await self._journal.change(lambda tx: tx.uploads.abort(row.upload_id or "", now))
         if is_over:
             _log.warning(
                 "an open upload was aborted by an operator",
@@ -195,7 +185,7 @@ class WritebackAdmin:
 
     async def _try_now(self, prefix: Prefix) -> None:
         now, awaiting = self._clock.now(), self._awaiting(prefix)
-        await self._journal.change(lambda tx: tx.try_now(prefix.bucket, prefix.key_prefix, now, awaiting))
+        await self._journal.change(lambda tx: tx.turns.try_now(prefix.bucket, prefix.key_prefix, now, awaiting))
         self._reconciler.prioritise(prefix)
 
 

@@ -29,8 +29,8 @@ from gateway.telemetry import metrics
 from gateway.telemetry.metric_kinds import GONE
 from gateway.writeback.bounds.backpressure import BACKPRESSURE_FROM, delay_seconds, retry_after_seconds
 from gateway.writeback.bounds.room import MARGIN_BYTES, DiskRoom, Reservations, on_disk
+from gateway.writeback.journal.files import Usage
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.view import Usage
 
 _log = structlog.get_logger("forebay.writeback")
 
@@ -113,7 +113,7 @@ class Shared:
 
     def age_seconds(self, slot: str) -> float | None:
         """Return the age of a slot's oldest write that is on its way to the origin; None: there is none."""
-        at = self.journal.read(lambda tx: tx.oldest(slot))
+        at = self.journal.read(lambda tx: tx.writes.oldest(slot))
         return None if at is None else max(0.0, Moment.of(self.clock).since(at)[0])
 
 
@@ -160,7 +160,7 @@ class SlotBounds:
         return arriving_bytes + self.usage().staged_bytes
 
     def usage(self) -> Usage:
-        return self._shared.journal.read(lambda tx: tx.usage(self.slot.name))
+        return self._shared.journal.read(lambda tx: tx.files.usage(self.slot.name))
 
     def exposure(self) -> SlotExposure:
         usage, age_seconds = self.usage(), self.age_seconds()
@@ -228,14 +228,14 @@ class SlotBounds:
     async def _ask_for_uploads(self) -> None:
         with suppress(BufferUnavailable):  # the journal's writers report it
             at = self._shared.clock.now()
-            await self._shared.journal.change(lambda tx: tx.look_at_uploads(self.slot.name, at))
+            await self._shared.journal.change(lambda tx: tx.turns.look_at_uploads(self.slot.name, at))
 
     async def _remove_local(self, size_bytes: int) -> bool:
         """Remove local objects, oldest first, until `size_bytes` fit. Return whether any was removed.
 
         False if the journal cannot be written: its writers report that.
         """
-        oldest = self._shared.journal.read(lambda tx: tx.oldest_local(self.slot.name))
+        oldest = self._shared.journal.read(lambda tx: tx.local.oldest(self.slot.name))
         now = Moment.of(self._shared.clock)
         if oldest is None or now.passed_since(oldest) < STAYS_SECONDS:
             return False
@@ -245,7 +245,7 @@ class SlotBounds:
         objects = removed_bytes = 0
         with suppress(BufferUnavailable):
             objects, removed_bytes = await self._shared.journal.change(
-                lambda tx: tx.remove_local(self.slot.name, now, over_bytes, STAYS_SECONDS)
+                lambda tx: tx.local.remove(self.slot.name, now, over_bytes, STAYS_SECONDS)
             )
         if objects:
             _log.info(
@@ -419,7 +419,7 @@ class Bounds:
 
     def _left_behind(self) -> SlotExposure:
         """Return what slots have here that do not write back any more, all of them together."""
-        usages = self._shared.journal.read(lambda tx: tx.usages())
+        usages = self._shared.journal.read(lambda tx: tx.files.usages())
         left = {slot: usage for slot, usage in usages.items() if slot not in self._of}
         staged, objects, local_bytes, local_objects = map(
             sum, zip(*map(astuple, (Usage(), *left.values())), strict=True)

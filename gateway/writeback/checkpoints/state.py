@@ -79,7 +79,6 @@ class UploadFacts:
     key: str
     began_at: float
     touched_at: float
-    size_bytes: int = 0
     rank: int | None = None
 
 
@@ -117,6 +116,11 @@ class CheckpointFacts:
     reason: str | None = None
     local_bytes: int = 0
     """Bytes that the slot leaves out of flushes."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether nothing is missing, as far as names tell."""
+        return self.objects > 0 and not self.missing and self.state is not CheckpointState.WRITING
 
     @property
     def left_bytes(self) -> int:

@@ -20,14 +20,15 @@ from gateway.writeback.flushing.requests import OpenUpload, OpenUploads
 from gateway.writeback.flushing.state import CLOCKS_APART_SECONDS, TOLD_APART_SECONDS
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import CreateAttempt
-from gateway.writeback.journal.transaction import CARRIED_OUT_SECONDS, JournalTransaction
+from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.uploads import CARRIED_OUT_SECONDS
 
 
 @asynccontextmanager
 async def in_doubt(journal: Journal, key: ObjectKey, slot: str, clock: Clock) -> AsyncIterator[CreateInDoubt]:
     """Enter the question before it is asked. BufferUnavailable when that fails: then nothing is asked."""
     asked = CreateAttempt(journal.worker, Moment.of(clock))
-    question = CreateInDoubt(await journal.change(lambda tx: tx.ask(key, slot, asked)))
+    question = CreateInDoubt(await journal.change(lambda tx: tx.uploads.ask(key, slot, asked)))
     try:
         yield question
     finally:
@@ -48,9 +49,9 @@ class CreateInDoubt:
 
     def leave(self, tx: JournalTransaction, now: Moment) -> None:
         if self.is_refused:
-            tx.forget(self.id)
+            tx.uploads.forget(self.id)
         else:
-            tx.mark_in_doubt(self.id, now)
+            tx.uploads.mark_in_doubt(self.id, now)
 
 
 def settle_in_doubt(tx: JournalTransaction, key: ObjectKey, listed: OpenUploads, now: Moment) -> Sequence[OpenUpload]:
@@ -58,17 +59,17 @@ def settle_in_doubt(tx: JournalTransaction, key: ObjectKey, listed: OpenUploads,
 
     Return them if they are more than were asked for. Decide nothing while a process is asking for an upload of the key.
     """
-    rows = [(one, one.asked) for one in tx.asked(key) if one.asked is not None]
+    rows = [(one, one.asked) for one in tx.uploads.asked(key) if one.asked is not None]
     if any(not _is_carried_out(asked, now) for _, asked in rows):
         return []
-    known, found = tx.origin_upload_ids(key), list[OpenUpload]()
+    known, found = tx.uploads.origin_upload_ids(key), list[OpenUpload]()
     for one in listed.uploads:
         if one.upload_id not in known and any(_may_be_of(asked, one, listed) for _, asked in rows):
             found.append(one)
     for row, _ in rows:
-        tx.forget(row.id)
+        tx.uploads.forget(row.id)
     for one in found:
-        tx.abort_at_origin(key, rows[0][0].spec.slot, one.upload_id, now.at, rows[0][1])
+        tx.writes.abort_at_origin(key, rows[0][0].spec.slot, one.upload_id, now.at, rows[0][1])
     return found if len(found) > len(rows) else []
 
 

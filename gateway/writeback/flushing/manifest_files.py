@@ -33,7 +33,7 @@ from gateway.writeback.threads import BufferThreads
 if TYPE_CHECKING:
     from gateway.writeback.flushing.requests import Requests
     from gateway.writeback.journal.journal import Journal
-    from gateway.writeback.journal.view import JournalView
+    from gateway.writeback.journal.transaction import JournalTransaction
 
 PARALLEL = 16
 """Questions about one manifest's files at a time."""
@@ -271,15 +271,15 @@ class ManifestFiles:
         self.forget([write_id])
 
 
-def is_to_be_deleted(tx: JournalView, manifest: Write) -> bool:
+def is_to_be_deleted(tx: JournalTransaction, manifest: Write) -> bool:
     """Return whether a deletion waits behind the manifest: the files that it names may be deleted already."""
-    latest = tx.latest(manifest.key)
+    latest = tx.writes.latest(manifest.key)
     return latest is not None and latest.deleted and latest.sequence > manifest.sequence
 
 
-def comes_behind(tx: JournalView, manifest: Write, key: ObjectKey) -> bool:
+def comes_behind(tx: JournalTransaction, manifest: Write, key: ObjectKey) -> bool:
     """Tell whether a key's pending write waits for this manifest, an older one. Two that wait would never end."""
-    pending = tx.latest(key)
+    pending = tx.writes.latest(key)
     if pending is None or pending.sequence < manifest.sequence:
         return False
     return pending.in_order or (pending.behind is not None and manifest.key.key.startswith(pending.behind))

@@ -90,13 +90,9 @@ from gateway.writeback.journal.records import (
     Turn,
     Write,
 )
-from gateway.writeback.journal.transaction import (
-    CARRIED_OUT_SECONDS,
-    RETRY_SECONDS_MAX,
-    UPLOAD_SECONDS_MAX,
-    JournalTransaction,
-)
-from gateway.writeback.journal.view import Due, JournalView
+from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.turns import RETRY_SECONDS_MAX, UPLOAD_SECONDS_MAX, Due
+from gateway.writeback.journal.uploads import CARRIED_OUT_SECONDS
 from gateway.writeback.journal_gc import JournalGC
 from gateway.writeback.order import is_marker
 
@@ -207,7 +203,7 @@ class Reconciler:
         self._wall_ahead_seconds = 0.0
 
     def prioritise(self, prefix: Prefix) -> None:
-        """Ask origins that were away again. Failed writes under a prefix are due (`JournalTransaction.try_now`).
+        """Ask origins that were away again. Failed writes under a prefix are due (`Turns.try_now`).
 
         Those that fail at this moment will be soon.
         """
@@ -237,7 +233,7 @@ class Reconciler:
     def awaiting_files(self, covers: Callable[[ObjectKey], bool]) -> Mapping[int, int]:
         """Return the covered manifests that wait for files: ids of their writes → numbers of missing files."""
         found = self._dependencies.manifests.waiting(covers)
-        living = self._journal.read(lambda tx: tx.living(list(found))) if found else set()
+        living = self._journal.read(lambda tx: tx.turns.living(list(found))) if found else set()
         self._dependencies.manifests.forget(found.keys() - living)
         return {one: missing for one, missing in found.items() if one in living}
 
@@ -257,15 +253,15 @@ class Reconciler:
         finally:
             await self._stop(tidying)
 
-    def look(self, tx: JournalView) -> None:
+    def look(self, tx: JournalTransaction) -> None:
         """Start tasks for what is due, and cancel those of writes that have ended."""
         now, monotonic = self._clock.now(), self._clock.monotonic()
         if self._tasks:
             self._cut_off(tx)
-            for write_id in tx.urgent(list(self._runs)):
+            for write_id in tx.turns.urgent(list(self._runs)):
                 self._runs[write_id].is_urgent = True
                 self._runs[write_id].prioritise_parts()
-        lanes = tx.lanes()
+        lanes = tx.turns.lanes()
         self._is_ahead = any(_is_ahead(first_due_at, now) for first_due_at in lanes.values())
         for name, first_due_at in lanes.items():
             due = {priority for priority, at in first_due_at.items() if at <= now}
@@ -283,7 +279,7 @@ class Reconciler:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _start_due(
-        self, tx: JournalView, name: tuple[str, str], lane: Lane, priority: Priority, now: float, room: int
+        self, tx: JournalTransaction, name: tuple[str, str], lane: Lane, priority: Priority, now: float, room: int
     ) -> None:
         began = self._clock.monotonic()
         for due in self._chosen(tx, name, lane, priority, now, room):
@@ -292,24 +288,24 @@ class Reconciler:
             self._notifier.notify_at(began + SLOW_SECONDS)
 
     def _chosen(
-        self, tx: JournalView, name: tuple[str, str], lane: Lane, priority: Priority, now: float, room: int
+        self, tx: JournalTransaction, name: tuple[str, str], lane: Lane, priority: Priority, now: float, room: int
     ) -> Sequence[Due]:
         """Choose what has waited longest. If that may fail, also take, or take instead, a later write.
 
         Of some neighbours that is the one with the fewest failures.
         """
         count_max = room + len(self._tasks) + 1
-        found = [one for one in tx.due(name, priority, now, count_max) if one.id not in self._tasks]
+        found = [one for one in tx.turns.due(name, priority, now, count_max) if one.id not in self._tasks]
         if len(found) <= room or not lane.is_mixed(priority, self._clock.monotonic()):
             return found[:room]
-        first, last = found[0].due_at, tx.due(name, priority, now, 1, newest=True)[0].due_at
+        first, last = found[0].due_at, tx.turns.due(name, priority, now, 1, newest=True)[0].due_at
         until = self._dice.choice((first, last, *(self._dice.uniform(first, last) for _ in range(2))))
-        behind = tx.due(name, priority, until, count_max + _NEIGHBOURS, newest=True)
+        behind = tx.turns.due(name, priority, until, count_max + _NEIGHBOURS, newest=True)
         chosen = sorted((one for one in behind if one.id not in self._tasks), key=lambda one: one.attempts)[:1]
         return [*chosen, *(one for one in found if one not in chosen)][:room]
 
-    def _cut_off(self, tx: JournalView) -> None:
-        living = tx.living(list(self._tasks))
+    def _cut_off(self, tx: JournalTransaction) -> None:
+        living = tx.turns.living(list(self._tasks))
         for write_id, task in self._tasks.items():
             run = self._runs.get(write_id)
             if write_id not in living and (run is None or not run.is_ending):
@@ -363,8 +359,8 @@ class Reconciler:
 
     async def _quarantine(self, slot: str, due: Due, reason: str) -> None:
         with suppress(BufferUnavailable):
-            if due.id in self._journal.read(lambda tx: tx.living([due.id])):  # otherwise its files went with the write
-                await self._journal.change(lambda tx: tx.quarantine(due.id, reason))
+            if due.id in self._journal.read(lambda tx: tx.turns.living([due.id])):  # else its files went with the write
+                await self._journal.change(lambda tx: tx.turns.quarantine(due.id, reason))
                 self._dependencies.log.damaged(due.id, str(due.key), slot, reason)
 
     # Which conditions a bucket honours
@@ -372,7 +368,7 @@ class Reconciler:
     async def _conditions(self, write: Write) -> Conditions:
         """Return the known conditions of a bucket; probe it before its first write, and again while others go on."""
         bucket = write.key.bucket
-        capabilities = self._journal.read(lambda tx: tx.capabilities(bucket))
+        capabilities = self._journal.read(lambda tx: tx.buckets.capabilities(bucket))
         if capabilities is None or not write.is_acknowledged:
             return Conditions()
         if not is_due(capabilities.conditions, self._clock.now()):
@@ -404,7 +400,7 @@ class Reconciler:
         if found is None:
             return capabilities.conditions
         found = replace(found, learned_at=self._clock.now())  # the clock may have been set meanwhile
-        await self._journal.change(lambda tx: tx.learn_conditions(bucket, found))
+        await self._journal.change(lambda tx: tx.buckets.amend(bucket, conditions=found))
         _log.info(
             "Forebay has found out which conditions a bucket honours",
             bucket=bucket,
@@ -416,18 +412,18 @@ class Reconciler:
 
     async def _probed(self, key: ObjectKey, slot: str) -> Conditions | None:
         """Enter the probe first, so that the remains of a killed one are removed. All failed ones share a row."""
-        rows = self._journal.read(lambda tx: tx.asked(key))
+        rows = self._journal.read(lambda tx: tx.uploads.asked(key))
         asked = CreateAttempt(self._journal.worker, Moment.of(self._clock))
-        row_id = rows[0].id if rows else await self._journal.change(lambda tx: tx.ask(key, slot, asked))
+        row_id = rows[0].id if rows else await self._journal.change(lambda tx: tx.uploads.ask(key, slot, asked))
         found, probe = None, Probe(self._dependencies.requests.origin, key, slot)
         try:
             found = await probe.run(self._clock.now())
         finally:
             with suppress(BufferUnavailable):  # the next start marks it instead
                 if probe.has_left or (found is None and probe.has_asked):
-                    await self._journal.change(lambda tx: tx.mark_in_doubt(row_id, Moment.of(self._clock)))
+                    await self._journal.change(lambda tx: tx.uploads.mark_in_doubt(row_id, Moment.of(self._clock)))
                 elif not rows:  # else an earlier probe may have left something
-                    await self._journal.change(lambda tx: tx.forget(row_id))
+                    await self._journal.change(lambda tx: tx.uploads.forget(row_id))
         return found
 
     async def _stop(self, tidying: asyncio.Task[None]) -> None:
@@ -558,7 +554,7 @@ class _Run:
             if not isinstance(found, str):
                 question.is_refused = isinstance(found, WriteRefused)
                 return found
-            begun = await self._journal.change(lambda tx: tx.begun(write.id, found, question.id))
+            begun = await self._journal.change(lambda tx: tx.uploads.begun(write.id, found, question.id))
             question.is_over = True
         if begun is None or begun.origin_upload_id is None:
             raise Superseded
@@ -569,14 +565,14 @@ class _Run:
             try:
                 event = await self._requests.send_part(write, send)
             except BufferDamaged as error:
-                now_there = self._journal.read(lambda tx: tx.part(write.id, send.part.number))
+                now_there = self._journal.read(lambda tx: tx.parts.part(write.id, send.part.number))
                 if now_there is None or now_there.file.name != send.part.file.name:
                     raise Superseded from error  # its client has replaced it, or left it out: no damage
                 raise
         if not isinstance(event, PartSent):
             return event
         part: Part = replace(send.part, origin_etag=event.etag)
-        now = await self._journal.change(lambda tx: tx.part_sent(write.id, part))
+        now = await self._journal.change(lambda tx: tx.uploads.part_sent(write.id, part))
         if now is None or now.origin_upload_id != send.origin_upload_id:
             raise Superseded
         if self._turn.attempts and not write.restarts:  # else it is not the first time that the part gets there
@@ -588,7 +584,7 @@ class _Run:
         """Mark the write as publishing, then send: the origin may have it from here on, so later writes must wait."""
         if not self._is_marked:
             marked = replace(write, state=State.PUBLISHING)
-            if not await self._journal.change(lambda tx: tx.change(marked, State.COMMITTED)):
+            if not await self._journal.change(lambda tx: tx.writes.change(marked, State.COMMITTED)):
                 raise Superseded
             self._is_marked = True
         return await send()
@@ -609,7 +605,7 @@ class _Run:
                 key=write.key.key,
                 upload_ids=[one.upload_id for one in unclear],
             )
-        if self._journal.read(lambda tx: tx.write(write.id, with_parts=False)) is not None:
+        if self._journal.read(lambda tx: tx.writes.get(write.id)) is not None:
             return Lost("an upload of the key is just being begun")
         raise Superseded
 
@@ -645,11 +641,11 @@ class _Run:
                 unmarked = replace(write, state=State.COMMITTED)
                 self._progress.write = unmarked
                 self._is_marked = False
-                await self._journal.change(lambda tx: tx.change(unmarked, State.PUBLISHING))
+                await self._journal.change(lambda tx: tx.writes.change(unmarked, State.PUBLISHING))
             case StartOver():
                 await self._stop()
                 self._events = asyncio.Queue()  # what has become of its other parts is of no use
-                await self._journal.change(lambda tx: tx.start_over(write.id, now))
+                await self._journal.change(lambda tx: tx.writes.start_over(write.id, now))
 
     # The end, for now
 
@@ -659,7 +655,7 @@ class _Run:
             case Settle():
                 await self._settle(write, end)
             case MarkConflict():
-                if await self._journal.change(lambda tx: tx.keep(self._id, end.reason)):
+                if await self._journal.change(lambda tx: tx.writes.keep(self._id, end.reason)):
                     self._dependencies.log.conflict(write, end.reason)
             case Completed():
                 await self._dependencies.publication.publish(write, end.etag)
@@ -669,12 +665,12 @@ class _Run:
                 if not end.is_over:
                     await self._rest(5.0)
             case Expire():
-                if await self._journal.change(lambda tx: tx.abort(write.upload_id or "", now)):
+                if await self._journal.change(lambda tx: tx.uploads.abort(write.upload_id or "", now)):
                     self._dependencies.log.expired(write, end.reason)
             case Forget():
                 if end.reason is not None:
                     _log.warning("an upload may be left at the origin", object=str(write.key), reason=end.reason)
-                await self._journal.change(lambda tx: tx.forget(self._id))
+                await self._journal.change(lambda tx: tx.uploads.forget(self._id))
             case Rest():
                 await self._rest(end.seconds)
             case Wait():
@@ -693,10 +689,10 @@ class _Run:
         write, now = self._progress.write, self._clock.now()
         asked_seconds, _ = Moment.of(self._clock).since(write.touched_then)
         if write.is_completed_at_origin and write.sequence and not 0 <= asked_seconds < CARRIED_OUT_SECONDS:
-            await self._journal.change(lambda tx: tx.leave_order(self._id, now))
+            await self._journal.change(lambda tx: tx.uploads.leave_order(self._id, now))
         turn = Turn(now + seconds, priority=Priority.UPLOAD if write.state is State.OPEN else self._turn.priority)
         is_idle = self._progress.is_scratch and write.state is State.OPEN
-        await self._journal.change(lambda tx: (tx.wait if is_idle else tx.rest)(self._id, self._turn, turn))
+        await self._journal.change(lambda tx: (tx.turns.wait if is_idle else tx.turns.rest)(self._id, self._turn, turn))
         self._notifier.notify_at(self._clock.monotonic() + seconds)
 
     async def _await_files(self, write: Write, wait: AwaitFiles) -> None:
@@ -706,7 +702,7 @@ class _Run:
         pause_seconds = min(longest, pause_seconds) * self._dice.uniform(0.5, 1.0)
         priority = self._turn.priority if self._turn.priority in _OWN_PRIORITY else Priority.RETRY
         turn = Turn(self._clock.now() + pause_seconds, last_error=wait.reason, priority=priority)
-        await self._journal.change(lambda tx: tx.wait(self._id, self._turn, turn))
+        await self._journal.change(lambda tx: tx.turns.wait(self._id, self._turn, turn))
         self._notifier.notify_at(self._clock.monotonic() + pause_seconds)
 
     async def _wait(self, write: Write, wait: Wait) -> None:
@@ -741,12 +737,12 @@ async def _taken_up(journal: Journal, write_id: int) -> tuple[Write, Turn] | Non
     BufferDamaged when parts are missing: the write has ended, or is damaged.
     """
 
-    def look(tx: JournalView) -> tuple[Write, Turn] | None:
-        write, turn = tx.write(write_id, with_parts=False), tx.turn(write_id)
+    def look(tx: JournalTransaction) -> tuple[Write, Turn] | None:
+        write, turn = tx.writes.get(write_id), tx.turns.of(write_id)
         if write is None or turn is None or turn.due_at is None:
             return None
         is_open = write.state is State.OPEN
-        return replace(write, parts=tx.unsent_parts(write_id, UNSENT_AT_ONCE)) if is_open else write, turn
+        return replace(write, parts=tx.parts.unsent(write_id, UNSENT_AT_ONCE)) if is_open else write, turn
 
     found = journal.read(look)
     if found is None or not found[0].runs or found[0].state is State.OPEN:
@@ -763,46 +759,47 @@ async def _taken_up(journal: Journal, write_id: int) -> tuple[Write, Turn] | Non
 
 def _completed(tx: JournalTransaction, write: Write, completed: Completed, now: Moment) -> None:
     if _is_asked_for(tx, write):
-        tx.completed(write.id, completed.etag, now)
+        tx.uploads.completed(write.id, completed.etag, now)
 
 
 def _answer(tx: JournalTransaction, write: Write, answer: OriginReply) -> None:
     if _is_asked_for(tx, write):
-        tx.answer(write.id, answer.code, is_over=answer.is_over)
+        tx.uploads.answer(write.id, answer.code, is_over=answer.is_over)
 
 
-def _is_asked_for(tx: JournalView, write: Write) -> bool:
+def _is_asked_for(tx: JournalTransaction, write: Write) -> bool:
     """Return whether the client has not yet completed the upload with other parts, which this answer is not about."""
-    now = tx.write(write.id, with_parts=False)
+    now = tx.writes.get(write.id)
     return now is not None and now.completed_of == write.completed_of
 
 
 def _failed(tx: JournalTransaction, write: Write, wait: Wait, seen: Turn, turn: Turn) -> None:
-    tx.wait(write.id, seen, turn)
+    tx.turns.wait(write.id, seen, turn)
     if wait.refused_with is not None and not write.deleted:
-        tx.refused_for_good(write.key, wait.refused_with)
+        tx.buckets.refused_for_good(write.key, wait.refused_with)
 
 
 def _learn(tx: JournalTransaction, bucket: str, learn: Learn, now: float) -> None:
-    capabilities = tx.capabilities(bucket)
+    capabilities = tx.buckets.capabilities(bucket)
     if capabilities is not None:
-        tx.learn_conditions(bucket, replace(capabilities.conditions, **{learn.kind: Honoured.REFUSED}, learned_at=now))
+        refused = replace(capabilities.conditions, **{learn.kind: Honoured.REFUSED}, learned_at=now)
+        tx.buckets.amend(bucket, conditions=refused)
 
 
 def _probe_again(tx: JournalTransaction, bucket: str, now: float) -> None:
     """Make a probe due, but not each time: others may quickly change a key, and change it back."""
-    capabilities = tx.capabilities(bucket)
+    capabilities = tx.buckets.capabilities(bucket)
     if capabilities is not None and now - capabilities.conditions.learned_at >= UNKNOWN_AGAIN_SECONDS:
         due = replace(capabilities.conditions, learned_at=now - LEARNED_AGAIN_SECONDS)
-        tx.learn_conditions(bucket, due)
+        tx.buckets.amend(bucket, conditions=due)
 
 
 def _settle(tx: JournalTransaction, write: Write, settle: Settle, now: Moment) -> None:
-    tx.settle(write.id, settle.etag, now, upload_may_be_open=settle.upload_may_be_open)
-    capabilities = tx.capabilities(write.key.bucket)
+    tx.writes.settle(write.id, settle.etag, now, upload_may_be_open=settle.upload_may_be_open)
+    capabilities = tx.buckets.capabilities(write.key.bucket)
     is_surprise = settle.etag is not None and unquote(settle.etag) != unquote(write.etag) and not write.is_etag_local
     if is_surprise and capabilities is not None:
         # Writes go through from now on. A PutObject tells nothing about ETags of objects of parts.
         multipart_etags = capabilities.multipart_etags and not write.multipart
         told = replace(capabilities, md5_etags=False, learned_at=now.at, multipart_etags=multipart_etags)
-        tx.learn(write.key.bucket, told)
+        tx.buckets.learn(write.key.bucket, told)

@@ -16,13 +16,12 @@ look-up: other rules may have counted its key before.
 
 from __future__ import annotations
 
-import sqlite3
-from typing import Any
+from collections.abc import Sequence
 
 from gateway.core.model import ObjectKey
 from gateway.writeback.checkpoints.layouts import CheckpointName, Member
 from gateway.writeback.journal.records import Write
-from gateway.writeback.journal.view import BEHIND_ALL, OPEN, encoded, text
+from gateway.writeback.journal.rows import BEHIND_ALL, OPEN, Table, Value, at, text
 
 DURABLE_MAX = 200
 """The durable checkpoints that are remembered for each slot: the newest."""
@@ -35,15 +34,17 @@ AGAIN_SECONDS = 60.0
 
 _LEFT = "EXISTS (SELECT 1 FROM checkpoint_objects WHERE checkpoint_id = checkpoints.id AND durable_at IS NULL)"
 
-
 _NEXT_ORDER = "(SELECT coalesce(max(save_order), 0) + 1 FROM checkpoints)"
 
 
-class CheckpointRows:
-    """Within one transaction."""
-
-    def __init__(self, rows: sqlite3.Connection) -> None:
-        self._rows = rows
+class Checkpoints(Table):
+    def is_rest_pending(self, key: ObjectKey) -> bool:
+        """Return whether the origin lacks an object of the checkpoint that this one belongs to."""
+        left = (
+            "SELECT 1 FROM checkpoint_objects WHERE durable_at IS NULL AND checkpoint_id = "
+            "(SELECT checkpoint_id FROM checkpoint_objects WHERE bucket = ? AND key = ?) LIMIT 1"
+        )
+        return self._row(left, *at(key)) is not None
 
     def begun(self, write: Write) -> None:
         """Enter the checkpoint of a write whose first byte is about to come."""
@@ -57,25 +58,23 @@ class CheckpointRows:
             self.removed(write.key)
         else:
             row = (write.id, write.size_bytes, write.began_at, write.acknowledged_at, None)
-            self._put(write.key, write.member, write.spec.slot, row)
+            self._enter(write.key, write.member, write.spec.slot, row)
 
-    def written_past(self, key: ObjectKey, member: Member, slot: str, size_bytes: int, at: float) -> None:
+    def written_past(self, key: ObjectKey, member: Member, slot: str, size_bytes: int, now: float) -> None:
         """Count an object that was written to the origin directly."""
-        self._put(key, member, slot, (0, size_bytes, at, at, at))
+        self._enter(key, member, slot, (0, size_bytes, now, now, now))
 
-    def completed(self, write: Write, at: float) -> None:
+    def completed(self, write: Write, now: float) -> None:
         if write.member is None:
             self.removed(write.key)
         else:
-            self._put(write.key, write.member, write.spec.slot, (0, write.size_bytes, write.began_at, at, at))
+            self._enter(write.key, write.member, write.spec.slot, (0, write.size_bytes, write.began_at, now, now))
 
-    def settled(self, write: Write, at: float) -> None:
+    def settled(self, write: Write, now: float) -> None:
         """Mark an object that has reached the origin as durable."""
         if write.member is not None and not write.deleted:
-            self._rows.execute(
-                "UPDATE checkpoint_objects SET durable_at = ? WHERE bucket = ? AND key = ? AND write_id = ?",
-                (at, write.key.bucket, encoded(write.key), write.id),
-            )
+            of_write = "WHERE bucket = ? AND key = ? AND write_id = ?"
+            self._change(f"UPDATE checkpoint_objects SET durable_at = ? {of_write}", now, *at(write.key), write.id)
 
     def given_up(self, write: Write) -> None:
         if write.member is not None:
@@ -85,109 +84,94 @@ class CheckpointRows:
         """Remove a deleted object, and its checkpoint with the last one."""
         self._remove(key, "")
 
-    def _remove(self, key: ObjectKey, condition: str, *values: int) -> None:
-        found = self._rows.execute(
-            f"DELETE FROM checkpoint_objects WHERE bucket = ? AND key = ? {condition} RETURNING checkpoint_id",
-            (key.bucket, encoded(key), *values),
-        ).fetchall()
-        for (checkpoint_id,) in found:
+    def _remove(self, key: ObjectKey, condition: str, *values: Value) -> None:
+        gone = f"DELETE FROM checkpoint_objects WHERE bucket = ? AND key = ? {condition} RETURNING checkpoint_id"
+        for checkpoint_id in self._column(gone, *at(key), *values):
             self._drop_empty("id = ?", checkpoint_id)
 
-    def _put(self, key: ObjectKey, member: Member, slot: str, row: tuple[int, int, float, float, float | None]) -> None:
-        began_at = row[2]
+    def _enter(
+        self, key: ObjectKey, member: Member, slot: str, row: tuple[int, int, float, float, float | None]
+    ) -> None:
+        _, _, began_at, acknowledged_at, _ = row
         checkpoint_id, save_began_at = self._checkpoint(member.checkpoint, slot, began_at)
-        before = self._rows.execute(
-            "SELECT began_at FROM checkpoint_objects WHERE bucket = ? AND key = ? AND checkpoint_id = ?",
-            (key.bucket, encoded(key), checkpoint_id),
-        ).fetchone()
-        if before is not None and before[0] >= save_began_at:
-            last = "SELECT max(acknowledged_at) FROM checkpoint_objects WHERE checkpoint_id = ?"
-            [last_at] = self._rows.execute(last, (checkpoint_id,)).fetchone()
-            went_back = row[3] < last_at - AGAIN_SECONDS  # the clock was set: a long upload, too, began earlier
+        same = "SELECT began_at FROM checkpoint_objects WHERE bucket = ? AND key = ? AND checkpoint_id = ?"
+        before = self._value(same, *at(key), checkpoint_id)
+        if before is not None and before >= save_began_at:
+            last_at = self._value(
+                "SELECT max(acknowledged_at) FROM checkpoint_objects WHERE checkpoint_id = ?", checkpoint_id
+            )
+            # the clock was set: a long upload, too, began earlier
+            went_back = acknowledged_at < last_at - AGAIN_SECONDS
             if went_back or began_at - last_at > AGAIN_SECONDS:
                 again = f"UPDATE checkpoints SET began_at = ?, save_order = {_NEXT_ORDER} WHERE id = ?"
-                self._rows.execute(again, (began_at, checkpoint_id))
+                self._change(again, began_at, checkpoint_id)
         elif began_at < save_began_at:
-            self._rows.execute("UPDATE checkpoints SET began_at = ? WHERE id = ?", (began_at, checkpoint_id))
-        self._rows.execute(
-            "INSERT OR REPLACE INTO checkpoint_objects VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (key.bucket, encoded(key), checkpoint_id, member.rank, *row),
-        )
+            self._change("UPDATE checkpoints SET began_at = ? WHERE id = ?", began_at, checkpoint_id)
+        self._put("checkpoint_objects", *at(key), checkpoint_id, member.rank, *row)
 
     def _checkpoint(self, name: CheckpointName, slot: str, began_at: float) -> tuple[int, float]:
         """Return its id, and when its save began; enter a new one."""
-        at = (name.bucket, text(name.prefix))
-        row: tuple[Any, ...] | None = self._rows.execute(
-            "SELECT id, began_at, slot, layout FROM checkpoints WHERE bucket = ? AND prefix = ?", at
-        ).fetchone()
+        named = (name.bucket, text(name.prefix))
+        row = self._row("SELECT id, began_at, slot, layout FROM checkpoints WHERE bucket = ? AND prefix = ?", *named)
         if row is None:
-            inserted = self._rows.execute(
+            checkpoint_id = self._insert(
                 "INSERT INTO checkpoints (bucket, prefix, run, slot, step, layout, began_at, ordinal, save_order) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, "
                 f"(SELECT coalesce(max(ordinal), 0) + 1 FROM checkpoints WHERE bucket = ? AND run = ?), {_NEXT_ORDER})",
-                (*at, text(name.run), slot, name.step, name.layout, began_at, name.bucket, text(name.run)),
+                *(*named, text(name.run), slot, name.step, name.layout, began_at, name.bucket, text(name.run)),
             )
-            return int(inserted.lastrowid or 0), began_at
+            return checkpoint_id, began_at
         checkpoint_id, save_began_at, slot_before, layout = row
         told = name.layout if layout == "step" else layout  # the first object's name had only a number
         if (slot, told) != (slot_before, layout):
-            self._rows.execute("UPDATE checkpoints SET slot = ?, layout = ? WHERE id = ?", (slot, told, checkpoint_id))
+            self._change("UPDATE checkpoints SET slot = ?, layout = ? WHERE id = ?", slot, told, checkpoint_id)
         return checkpoint_id, save_began_at
 
     # So that nothing grows for ever
 
     def forget(self, count_max: int) -> bool:
         """Remove what no longer counts, and the oldest; return whether more may be left."""
-        counts = [self._forget_given_up(count_max), self._drop_empty("1 LIMIT ?", count_max)]
-        for (slot,) in self._rows.execute("SELECT DISTINCT slot FROM checkpoints").fetchall():
-            counts.append(self._forget_old(slot, count_max))
-        counts.append(self._forget_too_many(count_max))
-        return max(counts) >= count_max
-
-    def _forget_given_up(self, count_max: int) -> int:
-        gone = (
+        given_up = (
             "SELECT o.bucket, o.key FROM checkpoint_objects o "
             "LEFT JOIN writes w ON w.id = o.write_id AND w.pending = 1 "
             "WHERE o.durable_at IS NULL AND w.id IS NULL LIMIT ?"
         )
-        return self._rows.execute(
-            f"DELETE FROM checkpoint_objects WHERE (bucket, key) IN ({gone})", (count_max,)
-        ).rowcount
+        counts = [self._forget_these(given_up, count_max), self._drop_empty("1 LIMIT ?", count_max)]
+        slots = self._column("SELECT DISTINCT slot FROM checkpoints")
+        counts += [self._forget_old(slot, count_max) for slot in slots]
+        counts.append(self._forget_too_many(count_max))
+        return max(counts) >= count_max
 
-    def _drop_empty(self, condition: str, *values: int) -> int:
+    def _drop_empty(self, condition: str, *values: Value) -> int:
         empty = (
             "SELECT id FROM checkpoints WHERE NOT EXISTS "
             "(SELECT 1 FROM checkpoint_objects WHERE checkpoint_id = checkpoints.id) AND NOT EXISTS "
             "(SELECT 1 FROM writes WHERE bucket = checkpoints.bucket AND key >= checkpoints.prefix "
             f"AND key < CAST(checkpoints.prefix || x'{BEHIND_ALL.hex()}' AS BLOB) AND {OPEN}) AND {condition}"
         )
-        return self._rows.execute(f"DELETE FROM checkpoints WHERE id IN ({empty})", values).rowcount
+        return self._change(f"DELETE FROM checkpoints WHERE id IN ({empty})", *values)
 
     def _forget_old(self, slot: str, count_max: int) -> int:
         """Forget whole checkpoints of a slot, older than the newest DURABLE_MAX durable ones."""
         old = f"SELECT id FROM checkpoints WHERE slot = ? AND NOT {_LEFT} ORDER BY save_order DESC LIMIT -1 OFFSET ?"
+        return self._forget_objects(self._column(old, slot, DURABLE_MAX), count_max)
+
+    def _forget_too_many(self, count_max: int) -> int:
+        wanted = min(count_max, self._value("SELECT count(*) FROM checkpoint_objects") - OBJECTS_MAX)
+        if wanted <= 0:
+            return 0
+        return self._forget_objects(self._column("SELECT id FROM checkpoints ORDER BY save_order"), wanted)
+
+    def _forget_objects(self, checkpoint_ids: Sequence[int], count_max: int) -> int:
+        """Forget durable objects of checkpoints, and the checkpoints with their last ones; return how many."""
+        these = "SELECT bucket, key FROM checkpoint_objects WHERE checkpoint_id = ? AND durable_at IS NOT NULL LIMIT ?"
         count = 0
-        for (checkpoint_id,) in self._rows.execute(old, (slot, DURABLE_MAX)).fetchall():
-            count += self._forget_objects(checkpoint_id, count_max - count)
+        for checkpoint_id in checkpoint_ids:
+            count += self._forget_these(these, checkpoint_id, count_max - count)
+            self._drop_empty("id = ?", checkpoint_id)
             if count >= count_max:
                 break
         return count
 
-    def _forget_too_many(self, count_max: int) -> int:
-        [found] = self._rows.execute("SELECT count(*) FROM checkpoint_objects").fetchone()
-        wanted: int = max(0, min(count_max, found - OBJECTS_MAX))
-        left = wanted
-        oldest = self._rows.execute("SELECT id FROM checkpoints ORDER BY save_order") if left else ()
-        for (checkpoint_id,) in list(oldest):
-            if left <= 0:
-                break
-            left -= self._forget_objects(checkpoint_id, left)
-        return wanted - left
-
-    def _forget_objects(self, checkpoint_id: int, count_max: int) -> int:
-        these = "SELECT bucket, key FROM checkpoint_objects WHERE checkpoint_id = ? AND durable_at IS NOT NULL LIMIT ?"
-        count = self._rows.execute(
-            f"DELETE FROM checkpoint_objects WHERE (bucket, key) IN ({these})", (checkpoint_id, count_max)
-        ).rowcount
-        self._drop_empty("id = ?", checkpoint_id)
-        return count
+    def _forget_these(self, query: str, *values: Value) -> int:
+        return self._change(f"DELETE FROM checkpoint_objects WHERE (bucket, key) IN ({query})", *values)

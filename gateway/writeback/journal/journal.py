@@ -20,7 +20,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, TypeVar
@@ -34,7 +34,6 @@ from gateway.telemetry import metrics
 from gateway.writeback.journal.records import Part
 from gateway.writeback.journal.schema import connect, prepare
 from gateway.writeback.journal.transaction import JournalTransaction
-from gateway.writeback.journal.view import JournalView
 from gateway.writeback.pending_key_filter import PendingKeyFilter
 
 R = TypeVar("R")
@@ -79,6 +78,8 @@ class Journal:
             self._writer = connect(self._path)
             prepare(self._writer)
             self._reader = connect(self._path)
+            self._reader.execute("PRAGMA query_only = ON")
+            self._view = JournalTransaction(self._reader)
             self._inode = _inode(self._path)
             self.pending_keys = PendingKeyFilter(directory / "presence")
         except (sqlite3.Error, OSError) as error:
@@ -121,12 +122,12 @@ class Journal:
 
     # Reads
 
-    def read(self, look: Callable[[JournalView], R]) -> R:
+    def read(self, look: Callable[[JournalTransaction], R]) -> R:
         """Return what `look` finds in the journal as it is now. Event loop only."""
         try:
             self._reader.execute("BEGIN")
             try:
-                return look(JournalView(self._reader))
+                return look(self._view)
             finally:
                 self._reader.execute("ROLLBACK")
         except sqlite3.Error as error:
@@ -141,7 +142,7 @@ class Journal:
         found: list[Part] = []
         while len(found) < count_max:
             after, count = found[-1].number if found else after, min(PARTS_AT_ONCE, count_max - len(found))
-            page = self.read(lambda tx: list(tx.parts(write_id, after, count_max=count)))  # noqa: B023
+            page = self.read(lambda tx: list(tx.parts.of(write_id, after, count_max=count)))  # noqa: B023
             found += page
             if len(page) < count:
                 break
@@ -150,7 +151,7 @@ class Journal:
 
     def unknown_files(self, names: Sequence[str]) -> Sequence[str]:
         """Return the staged files in which nothing is acknowledged. Not while other threads read."""
-        return self.read(lambda tx: tx.unknown_files(names))
+        return self.read(lambda tx: tx.files.unknown(names))
 
     # Changes
 
@@ -174,46 +175,45 @@ class Journal:
 
         Blocks. BufferUnavailable when the disk does not take it.
         """
-        self._remove(self.read(lambda tx: tx.left_behind()))
-        tx = JournalTransaction(self._writer, self.pending_keys)
-        try:
-            with self._transaction():
-                tx.removed(self._removed)
-                while tx.forget_ended(now):
-                    pass
-                tx.recount()
-                tx.mark_all_in_doubt(now)
-        except sqlite3.Error as error:
-            raise BufferUnavailable(f"the write-back journal cannot be written: {error}") from error
+        self._remove(self.read(lambda tx: tx.files.left_behind()))
+
+        def put_right(tx: JournalTransaction) -> None:
+            tx.files.removed(self._removed)
+            while tx.forget_ended(now):
+                pass
+            tx.files.recount()
+            tx.uploads.mark_all_in_doubt(now)
+
+        self._change_alone(put_right)
         self._removed.clear()
         self._tidy()
         return self.read(lambda tx: tx.counts())
 
     def forget_buckets(self, buckets: Callable[[str], bool]) -> None:
         """Forget facts about buckets; no other process may have the journal open. Blocks. BufferUnavailable."""
-        tx = JournalTransaction(self._writer, self.pending_keys)
-        try:
-            with self._transaction():
-                tx.forget_buckets(buckets)
-        except sqlite3.Error as error:
-            raise BufferUnavailable(f"the write-back journal cannot be written: {error}") from error
+        self._change_alone(lambda tx: tx.buckets.forget(buckets))
 
     def inherit(self, now: Moment) -> None:
         """Take over a worker slot from a dead process: its requests to the origin are in doubt. Blocks.
 
         Also remove files that any process had no time to remove.
         """
-        tx = JournalTransaction(self._writer, self.pending_keys)
-        self._remove(self.read(lambda tx: tx.left_behind()))
+        self._remove(self.read(lambda tx: tx.files.left_behind()))
+
+        def take(tx: JournalTransaction) -> None:
+            tx.uploads.mark_all_in_doubt(now, self.worker)
+            tx.files.removed(self._removed)
+
+        with suppress(BufferRefused):  # then the next start does it
+            self._change_alone(take)
+            self._removed.clear()
+
+    def _change_alone(self, step: Callable[[JournalTransaction], None]) -> None:
         try:
             with self._transaction():
-                tx.mark_all_in_doubt(now, self.worker)
-                tx.removed(self._removed)
+                step(JournalTransaction(self._writer, self.pending_keys))
         except sqlite3.Error as error:
-            if _primary_code(error) not in _PASSING:  # else the next start does it
-                raise BufferUnavailable(f"the write-back journal cannot be written: {error}") from error
-        else:
-            self._removed.clear()
+            raise _not_written(error) from error
 
     async def tidy(self) -> None:
         """Clear the hash slots in which nothing is pending any more, so that their reads skip the journal."""
@@ -249,10 +249,10 @@ class Journal:
                 future.set_exception(failure)
             return
         self._refusal = None
-        if tx.has_due:
+        if tx.turns.has_due:
             self.pending_keys.bump_version()
-        if tx.freed:
-            self._remove(tx.freed)
+        if tx.files.freed:
+            self._remove(tx.files.freed)
         for (_, future), tell in zip(batch, outcomes, strict=True):
             tell(future)
 
@@ -291,7 +291,7 @@ class Journal:
 
     def _commit(self, tx: JournalTransaction, batch: list[_Waiting]) -> list[Callable[[Future[Any]], None]]:
         with self._transaction():
-            tx.removed(self._removed)
+            tx.files.removed(self._removed)
             outcomes = [self._carry_out(tx, step) for step, _ in batch]
         self._removed.clear()
         return outcomes
@@ -316,7 +316,7 @@ class Journal:
     def _carry_out(
         self, tx: JournalTransaction, step: Callable[[JournalTransaction], Any]
     ) -> Callable[[Future[Any]], None]:
-        freed = len(tx.freed)
+        freed = len(tx.files.freed)
         self._writer.execute("SAVEPOINT change")
         try:
             result = step(tx)
@@ -324,7 +324,7 @@ class Journal:
             raise
         except Exception as error:  # noqa: BLE001 - it is raised where the change was asked for
             self._writer.execute("ROLLBACK TO change")
-            del tx.freed[freed:]
+            del tx.files.freed[freed:]
             failure = error
             return lambda future: future.set_exception(failure)
         finally:
@@ -335,10 +335,8 @@ class Journal:
     def _failed(self, error: Exception) -> BufferUnavailable:
         if isinstance(error, BufferUnavailable):
             return error
-        passes = _primary_code(error) in _PASSING
-        failure = (BufferRefused if passes else BufferUnavailable)(f"the write-back journal cannot be written: {error}")
-        failure.__cause__ = error
-        if passes:
+        failure = _not_written(error)
+        if isinstance(failure, BufferRefused):
             self._refusal = str(error)
         else:
             self._is_damaged = _primary_code(error) in _DAMAGED
@@ -388,7 +386,7 @@ class Journal:
             self._writer = connect(self._path)
             self._commit_with_room([(JournalTransaction.count_reopening, Future())])
             tx = JournalTransaction(self._writer, self.pending_keys)
-            unknown = tx.unknown_files(in_doubt) if in_doubt else ()
+            unknown = tx.files.unknown(in_doubt) if in_doubt else ()
         except (sqlite3.Error, OSError) as error:
             self._failure = str(error)
             return False
@@ -400,7 +398,7 @@ class Journal:
         try:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
-                self.pending_keys.keep(JournalTransaction(self._writer, self.pending_keys).hash_slots())
+                self.pending_keys.keep(JournalTransaction(self._writer).writes.hash_slots())
             finally:
                 self._writer.execute("ROLLBACK")
         except sqlite3.Error as error:
@@ -417,3 +415,10 @@ def _primary_code(error: Exception) -> int:
     """Return SQLite's primary error code."""
     code: int = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF
+
+
+def _not_written(error: Exception) -> BufferUnavailable:
+    kind = BufferRefused if _primary_code(error) in _PASSING else BufferUnavailable
+    failure = kind(f"the write-back journal cannot be written: {error}")
+    failure.__cause__ = error
+    return failure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import NamedTuple, Self
 
@@ -101,6 +101,10 @@ class ExpectedVersion:
     @property
     def asked_then(self) -> Moment:
         return self.asked or Moment(self.asked_at)
+
+    def and_also(self, etag: str | None) -> ExpectedVersion:
+        """Expect this version too, if there is one."""
+        return self if etag is None else replace(self, etags=(*self.etags, etag))
 
     @property
     def is_exact(self) -> bool:
@@ -256,6 +260,21 @@ class Write:
     @property
     def is_completed_at_origin(self) -> bool:
         return self.state is State.PUBLISHING and not self.is_acknowledged
+
+    def completed_as(self, made: Write) -> Write:
+        """Return the upload with what its Complete has chosen and made."""
+        return replace(
+            self,
+            etag=made.etag,
+            size_bytes=made.size_bytes,
+            checksums=made.checksums,
+            completed_of=made.completed_of,
+            behind=made.behind,
+            in_order=made.in_order,
+            member=made.member,
+            is_etag_local=made.is_etag_local,
+            runs=runs_of(made.parts),
+        )
 
     def is_completed_of(self, number: int) -> bool:
         """Return whether the origin is asked to complete it with its part of this number."""

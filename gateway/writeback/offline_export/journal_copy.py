@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from gateway.core.errors import BufferDamaged, BufferUnavailable, StartupError
@@ -16,6 +17,7 @@ from gateway.core.model import ObjectKey
 from gateway.writeback.journal import codec, schema
 from gateway.writeback.journal.log import check_log
 from gateway.writeback.journal.records import Write
+from gateway.writeback.journal.rows import OPEN
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.offline_export.manifest import Unreadable
 
@@ -24,14 +26,6 @@ _UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
 
 JOURNAL = "journal"
 _LOG = "journal-wal"
-_Row = tuple[int, int, str, bytes, bytes]
-
-
-class _Nowhere:
-    """The places of a journal that is only read."""
-
-    def set(self, place: int) -> None:
-        raise AssertionError(f"place {place} of a copy is to be set")
 
 
 class JournalCopy:
@@ -39,7 +33,7 @@ class JournalCopy:
 
     def __init__(self, connection: sqlite3.Connection, warnings: list[str]) -> None:
         self._connection = connection
-        self._book = JournalTransaction(connection, _Nowhere())
+        self._book = JournalTransaction(connection)
         self.warnings = warnings
 
     @classmethod
@@ -106,52 +100,41 @@ class JournalCopy:
 
         If pages of the journal are damaged, the writes behind them come last, in reverse order.
         """
+        pending = "SELECT id, sequence, bucket, key, record FROM writes WHERE pending = 1 AND sequence > ?"
         last = 0
         try:
-            for row in self._rows("WHERE pending = 1 AND sequence > ? ORDER BY sequence", 0):
+            # One by one: in a page of rows, an unreadable one would take the others with it.
+            for row in self._connection.execute(f"{pending} ORDER BY sequence", (0,)):
                 last = row[1]
                 yield self._object(row, with_parts)
         except _UNREADABLE as error:
             self._warn(error)
-            yield from self._from_the_end(last, with_parts)
+            with suppress(*_UNREADABLE):  # nothing between the two can be read
+                for row in self._connection.execute(f"{pending} ORDER BY sequence DESC", (last,)):
+                    yield self._object(row, with_parts)
 
     def uploads(self) -> Iterator[tuple[Write, int, int]]:
         """Yield open uploads with the number of their parts, and these parts' bytes."""
         try:
-            found = (
-                "SELECT id, record FROM writes WHERE upload_id IS NOT NULL AND pending = 0 AND state < 3 ORDER BY key"
-            )
+            found = f"SELECT id, record FROM writes WHERE {OPEN} ORDER BY key"  # noqa: S608
             for write_id, record in self._connection.execute(found):
-                upload = codec.unpack_write(write_id, record)
-                sizes = [part.file.size_bytes for part in self._book.parts(write_id)]
-                yield upload, len(sizes), sum(sizes)
+                sizes = [part.file.size_bytes for part in self._book.parts.of(write_id)]
+                yield codec.unpack_write(write_id, record), len(sizes), sum(sizes)
         except (*_UNREADABLE, BufferDamaged) as error:
             self._warn(error)
 
     def knows_file(self, name: str) -> bool:
         """Return whether a readable row names a staged file."""
         try:
-            return self._book.knows_file(name)
+            return self._book.files.knows(name)
         except _UNREADABLE:
             return False
 
-    def _from_the_end(self, last: int, with_parts: bool) -> Iterator[Write | Unreadable]:
-        try:
-            for row in self._rows("WHERE pending = 1 AND sequence > ? ORDER BY sequence DESC", last):
-                yield self._object(row, with_parts)
-        except _UNREADABLE:
-            return  # reported already: nothing between the two can be read
-
-    def _rows(self, where: str, last: int) -> Iterator[_Row]:
-        """Yield rows one by one: in a page of rows, an unreadable one would take the others with it."""
-        query = f"SELECT id, sequence, bucket, key, record FROM writes {where}"  # noqa: S608
-        yield from self._connection.execute(query, (last,))
-
-    def _object(self, row: _Row, with_parts: bool) -> Write | Unreadable:
+    def _object(self, row: tuple[int, int, str, bytes, bytes], with_parts: bool) -> Write | Unreadable:
         write_id, sequence, bucket, key, record = row
         try:
             plain = codec.unpack_write(write_id, record)
-            found = self._book.write(write_id) if with_parts else plain
+            found = self._book.writes.whole(write_id) if with_parts else plain
             return found if found is not None else plain
         except (*_UNREADABLE, BufferDamaged) as error:
             return Unreadable(sequence, ObjectKey(bucket, key.decode(errors="replace")), str(error))

@@ -15,7 +15,7 @@ from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.flushing.state import UNUSED_SECONDS
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Write
-from gateway.writeback.journal.transaction import CARRIED_OUT_SECONDS
+from gateway.writeback.journal.uploads import CARRIED_OUT_SECONDS
 from gateway.writeback.threads import BufferThreads
 from tests.crash.points.client import BUCKET
 from tests.crash.points.field import Field
@@ -65,10 +65,10 @@ async def _reconcile(field: Field, journal: Journal, ahead_seconds: float, is_le
     reconciling = asyncio.create_task(Reconciler(FlushDependencies(journal, requests, observer, observer, clock)).run())
     try:
         async with asyncio.timeout(SECONDS_MAX):
-            while any(map(is_left, journal.read(lambda tx: tx.aborting()))):  # noqa: ASYNC110 - another process has no event
+            while any(map(is_left, journal.read(lambda tx: tx.uploads.aborting()))):  # noqa: ASYNC110 - another process has no event
                 await asyncio.sleep(0.05)
     except TimeoutError:
-        left = list(filter(is_left, journal.read(lambda tx: tx.aborting())))
+        left = list(filter(is_left, journal.read(lambda tx: tx.uploads.aborting())))
         raise Difference(f"what was asked for at the origin is still to be found out: {left}") from None
     finally:
         reconciling.cancel()

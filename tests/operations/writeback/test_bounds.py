@@ -16,7 +16,7 @@ from gateway.s3.requests import Operation
 from gateway.telemetry import metrics
 from gateway.writeback.bounds import backpressure
 from gateway.writeback.bounds.bounds import Bound
-from gateway.writeback.journal.view import Usage
+from gateway.writeback.journal.files import Usage
 from tests.support.asgi import call, signed_headers
 from tests.support.counting import by_label, counted
 from tests.support.memory_origin.faults import Unreachable
@@ -166,7 +166,7 @@ def test_many_bodies_at_once_never_exceed_the_size(tmp_path: Path) -> None:
         await client.learn()
         answers = await asyncio.gather(*(put(client, f"k{n}", 30 * KIB) for n in range(20)))
         assert sorted(answers) == ["absorbed"] * 3 + ["forwarded"] * 17
-        assert client.buffer.look(lambda tx: tx.usage("back")) == Usage(90 * KIB, 3)
+        assert client.buffer.look(lambda tx: tx.files.usage("back")) == Usage(90 * KIB, 3)
 
     with_client(tmp_path, scenario, slot())
 

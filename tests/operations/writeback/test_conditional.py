@@ -16,7 +16,7 @@ from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
 from gateway.s3.results import etag_of_result
 from gateway.s3.xml import CompletedPart, complete_multipart_upload_document
-from gateway.writeback.journal.view import JournalView
+from gateway.writeback.journal.transaction import JournalTransaction
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.memory_origin import MemoryOrigin
@@ -112,7 +112,7 @@ def test_a_failure_can_be_tried_again(tmp_path: Path, operation: Operation) -> N
 
 def is_asked_for(client: Client, upload_id: str) -> bool:
     """Whether the journal says that the origin may be carrying out its Complete."""
-    upload = client.buffer.look(lambda tx: tx.upload(upload_id))
+    upload = client.buffer.look(lambda tx: tx.uploads.upload(upload_id))
     return upload is not None and upload.is_completed_at_origin
 
 
@@ -252,15 +252,15 @@ def test_an_abort_of_what_nobody_knows_the_outcome_of_says_nothing_of_it(
         client.origin.inject(on(Operation.HEAD_OBJECT), Unreachable())
         asked = asyncio.create_task(client.complete("back/m", upload_id, etags, 424, headers=IF_ABSENT))
 
-        def is_unclear(tx: JournalView) -> bool:
-            upload = tx.upload(upload_id)
+        def is_unclear(tx: JournalTransaction) -> bool:
+            upload = tx.uploads.upload(upload_id)
             return upload is not None and upload.answer is not None
 
         await eventually(lambda: client.buffer.look(is_unclear))
         await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=204)
         ended.set()
         await asked
-        own = client.buffer.look(lambda tx: tx.last_own_write(key("back/m")))
+        own = client.buffer.look(lambda tx: tx.buckets.last_own_write(key("back/m")))
         assert own is not None
         assert not own.known
 

@@ -25,7 +25,7 @@ CREATE = Operation.CREATE_MULTIPART_UPLOAD
 
 def questions(client: Client, name: str) -> list[CreateAttempt]:
     """What the origin was asked to begin, and nobody knows yet what came of it."""
-    return [one.asked for one in client.buffer.look(lambda tx: tx.asked(key(name))) if one.asked is not None]
+    return [one.asked for one in client.buffer.look(lambda tx: tx.uploads.asked(key(name))) if one.asked is not None]
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -43,7 +43,7 @@ def test_no_answer_waits_for_what_lies_under_the_key(
         upload_id = await asyncio.wait_for(client.create("back/m"), 10.0)
         assert upload_id.startswith(client.buffer.node_id)
         await asyncio.wait_for(client.ask("PUT", "back/k", b"x"), 10.0)
-        assert (client.buffer.look(lambda tx: tx.capabilities("bucket")) is not None) == known
+        assert (client.buffer.look(lambda tx: tx.buckets.capabilities("bucket")) is not None) == known
         held.set()
 
     with_client(tmp_path, scenario)
@@ -116,7 +116,7 @@ def test_it_is_written_down_before_the_origin_is_asked(tmp_path: Path) -> None:
         held.set()
         upload_id = await creating
         assert not questions(client, "back/m")
-        assert client.buffer.look(lambda tx: tx.upload(upload_id)) is not None
+        assert client.buffer.look(lambda tx: tx.uploads.upload(upload_id)) is not None
 
     with_client(tmp_path, scenario)
 
@@ -130,7 +130,7 @@ def test_its_age_is_told_by_no_clock_that_can_be_set(tmp_path: Path) -> None:
                 await client.learn()
                 client.origin.inject(lambda _: True, Unreachable(), times=None)
             upload_id = await client.create("back/m")
-            upload = client.buffer.look(lambda tx, upload_id=upload_id: tx.upload(upload_id))  # type: ignore[misc]
+            upload = client.buffer.look(lambda tx, upload_id=upload_id: tx.uploads.upload(upload_id))  # type: ignore[misc]
             assert upload is not None
             assert upload.touched is not None
             assert (upload.touched.at, bool(upload.touched.boot_id)) == (upload.began_at, True)
@@ -316,13 +316,13 @@ def test_an_upload_does_not_make_etags_md5s_that_were_seen_to_be_none(
 
     async def scenario(client: Client) -> None:
         now = client.gateway.app.services.clock.now()
-        await client.buffer.journal.change(lambda tx: tx.learn("bucket", BucketCapabilities(False, False, now)))
+        await client.buffer.journal.change(lambda tx: tx.buckets.learn("bucket", BucketCapabilities(False, False, now)))
         client.origin.inject(on(Operation.CREATE_MULTIPART_UPLOAD), AlterHeaders(told), times=None)
         if not is_md5:
             client.origin.inject(on(Operation.PUT_OBJECT), AlterHeaders({"etag": '"opaque"'}), times=None)
         for _ in range(2):
             await client.ask("POST", "back/m?uploads")
-            capabilities = client.buffer.look(lambda tx: tx.capabilities("bucket"))
+            capabilities = client.buffer.look(lambda tx: tx.buckets.capabilities("bucket"))
             assert capabilities is not None
             assert capabilities.may_look
             assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == "forwarded"
@@ -375,7 +375,7 @@ def test_what_a_create_says_of_its_sender_is_not_kept(tmp_path: Path, is_away: b
         if is_away:
             client.origin.inject(on(CREATE), Unreachable())
         upload_id = await client.create("back/m", {**kept, **sender})
-        upload = client.buffer.look(lambda tx: tx.upload(upload_id))
+        upload = client.buffer.look(lambda tx: tx.uploads.upload(upload_id))
         assert upload is not None
         assert upload.spec.headers == kept
 

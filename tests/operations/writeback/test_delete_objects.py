@@ -113,7 +113,7 @@ def test_a_key_that_cannot_go_keeps_no_other(tmp_path: Path) -> None:
         await client.ask("PUT", "back/a", b"x")
         stored = client.pending("back/a")
         assert stored is not None
-        await client.buffer.journal.change(lambda tx: tx.keep(stored.id, "others have changed it"))
+        await client.buffer.journal.change(lambda tx: tx.writes.keep(stored.id, "others have changed it"))
         answer = await delete(client, DeleteEntry("back/a", etag=stored.etag), "back/first")
         assert (deleted(answer), errors(answer)) == (["back/first"], {"back/a": "OperationAborted"})
 

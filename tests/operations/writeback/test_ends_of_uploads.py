@@ -79,7 +79,7 @@ def test_what_is_completed_has_an_objects_turn(tmp_path: Path, effect: Answer | 
             await client.reconciler.drain()
         write = client.pending("back/m")
         assert write is not None
-        turn = client.buffer.look(lambda tx: tx.turn(write.id))
+        turn = client.buffer.look(lambda tx: tx.turns.of(write.id))
         assert turn is not None
         assert turn.priority in (Priority.SMALL, Priority.RETRY)
         await client.flush()

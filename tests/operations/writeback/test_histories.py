@@ -165,7 +165,7 @@ class History:
             self.origin.put("bucket", at, value)
         self.theirs[at] = value
         self.disturbed.add(at)
-        first = client.buffer.look(lambda tx: tx.earliest(ObjectKey("bucket", at)))
+        first = client.buffer.look(lambda tx: tx.writes.earliest(ObjectKey("bucket", at)))
         if first is None:
             self.may_be[at] = {value}
         else:
@@ -329,22 +329,21 @@ class History:
         for key, values in self.may_be.items():
             value = self.origin.data("bucket", key) if key in stored else None
             assert value in values, f"{key} is {str(value)[:40]} at the origin"
-        for upload in client.buffer.look(lambda tx: list(tx.uploads("bucket"))):
+        for upload in client.buffer.look(lambda tx: list(tx.uploads.under("bucket"))):
             await self._ask(client, "DELETE", f"{upload.spec.key.key}?uploadId={upload.upload_id}")
         await client.flush()
 
     async def _give_up_conflicts(self, client: Client) -> None:
         """Ours is what was acknowledged last, theirs what is at the origin: somebody decides for theirs."""
         stored = self.origin.buckets["bucket"].objects
-        while left := client.buffer.look(lambda tx: tx.waiting(0, 1)):
+        while left := client.buffer.look(lambda tx: tx.writes.waiting(0, 1)):
             [one] = left
             assert one.state is State.CONFLICT
             assert one.key.key in self.disturbed
             name = one.key.key
             self.may_be[name] |= {self.origin.data("bucket", name) if name in stored else None}
-            await client.buffer.journal.change(
-                partial(JournalTransaction.discard, write_id=one.id, now=Moment(self.clock.now()), only_conflict=True)
-            )
+            discarded = partial(_discard, write_id=one.id, now=Moment(self.clock.now()))
+            await client.buffer.journal.change(discarded)
             await client.flush_startable()
             self._check_theirs()
 
@@ -387,3 +386,7 @@ def test_every_answer_is_of_what_was_acknowledged_last(tmp_path_factory: pytest.
         patch.setattr(state, "TOLD_APART_SECONDS", 1.0)
         play()
     print(f"{played['steps']:,} steps in {played['histories']:,} histories, without a difference")
+
+
+def _discard(tx: JournalTransaction, write_id: int, now: Moment) -> bool:
+    return tx.writes.discard(write_id, now, only_conflict=True)

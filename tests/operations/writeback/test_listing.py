@@ -186,7 +186,7 @@ def test_only_what_is_pending_under_the_prefix_is_waited_for(tmp_path: Path) -> 
         await client.ask("PUT", "back/k", b"x")
         stored = client.pending("back/k")
         assert stored is not None
-        await client.buffer.journal.change(lambda tx: tx.keep(stored.id, "others have changed it"))
+        await client.buffer.journal.change(lambda tx: tx.writes.keep(stored.id, "others have changed it"))
         await client.ask("GET", "?prefix=back%2Fl&versions=", status=501)
         for query, method in (("?prefix=back%2F&versions=", "GET"), ("", "DELETE")):
             assert b"OperationAborted" in (await client.ask(method, query, status=409)).body

@@ -78,7 +78,7 @@ class Bucket:
     async def fill(self, writes: dict[str, bool]) -> None:
         """Have something pending: objects, and tombstones for the False ones."""
         buffer, now = self.client.buffer, self.client.gateway.app.services.clock.now()
-        await buffer.journal.change(lambda tx: tx.learn(self.name, BucketCapabilities(True, True, now)))
+        await buffer.journal.change(lambda tx: tx.buckets.learn(self.name, BucketCapabilities(True, True, now)))
         await asyncio.gather(*(self._put(name) for name, is_put in writes.items() if is_put))
         await asyncio.gather(*(self._delete(name, now) for name, is_put in writes.items() if not is_put))
 
@@ -94,7 +94,7 @@ class Bucket:
             ExpectedVersion.exactly(there and etag_of(there)),
         )
         tombstone = Write(spec, expected, now, deleted=True, acknowledged_at=now)
-        await self.client.buffer.journal.change(lambda tx: tx.acknowledge(tombstone))
+        await self.client.buffer.journal.change(lambda tx: tx.writes.acknowledge(tombstone))
         self.holds.pop(name, None)
 
     async def walk(self, walk: Walk, flushes: dict[str, int]) -> None:

@@ -26,9 +26,9 @@ from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventual
 
 def parts_of(client: Client, upload_id: str) -> list[Part]:
     """What of an upload is here."""
-    upload = client.buffer.look(lambda tx: tx.upload(upload_id))
+    upload = client.buffer.look(lambda tx: tx.uploads.upload(upload_id))
     assert upload is not None
-    return client.buffer.look(lambda tx: list(tx.parts(upload.id)))
+    return client.buffer.look(lambda tx: list(tx.parts.of(upload.id)))
 
 
 async def copied(

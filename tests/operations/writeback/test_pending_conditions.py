@@ -33,7 +33,7 @@ async def complete(client: Client, headers: Mapping[str, str], status: int) -> G
     upload_id = await client.create("back/k")
     etags = {1: await client.part("back/k", upload_id, 1, b"new")}
     answer = await client.complete("back/k", upload_id, etags, status, headers)
-    assert (client.buffer.look(lambda tx: tx.upload(upload_id)) is not None) == (status != 200)
+    assert (client.buffer.look(lambda tx: tx.uploads.upload(upload_id)) is not None) == (status != 200)
     return answer
 
 

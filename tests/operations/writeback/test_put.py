@@ -143,7 +143,7 @@ def test_what_is_pending_is_flushed_before_a_bucket_is_looked_at_again(
         await client.learn()
         await client.ask("PUT", "back/k", b"first")
         unknown = BucketCapabilities(md5_etags=False, may_look=True, learned_at=0.0)
-        await client.buffer.journal.change(lambda tx: tx.learn("bucket", unknown))
+        await client.buffer.journal.change(lambda tx: tx.buckets.learn("bucket", unknown))
         async with client.flushing():
             assert (await client.ask("PUT", "back/k", b"second")).headers["x-forebay-cache"] == "forwarded"
         await client.flush()

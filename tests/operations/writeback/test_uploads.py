@@ -340,7 +340,7 @@ def test_what_waits_too_long_is_told_so(tmp_path: Path) -> None:
             while not asking.done():
                 await clock.advance(PATIENCE_SECONDS / 10)
             assert (await asking).status == 503
-            await client.buffer.journal.change(lambda tx: tx.keep(stored.id, "others have changed it"))
+            await client.buffer.journal.change(lambda tx: tx.writes.keep(stored.id, "others have changed it"))
             answer = await call(gateway.app, "GET", "/bucket/back/k?tagging", sign=False)
             assert answer.status == 409
             assert b"OperationAborted" in answer.body
@@ -369,7 +369,7 @@ def test_all_that_a_request_waits_for_takes_no_longer_than_one_thing(
             while clock.monotonic() < began + PATIENCE_SECONDS * 0.8:
                 await clock.advance(PATIENCE_SECONDS / 10)
             await client.buffer.journal.change(
-                lambda tx: tx.discard(source.id, Moment(clock.now()), only_conflict=False)
+                lambda tx: tx.writes.discard(source.id, Moment(clock.now()), only_conflict=False)
             )
             while not asking.done():
                 await clock.advance(PATIENCE_SECONDS / 10)

@@ -53,7 +53,7 @@ WITH_DOCUMENT = pytest.mark.parametrize(("operation", "write"), [(COPY, copied),
 
 
 def own(client: Client) -> LastOwnWrite | None:
-    return client.buffer.look(lambda tx: tx.last_own_write(AT))
+    return client.buffer.look(lambda tx: tx.buckets.last_own_write(AT))
 
 
 def at_origin(client: Client) -> str:

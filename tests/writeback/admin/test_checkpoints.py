@@ -57,7 +57,7 @@ async def put(harness: AdminHarness, name: str | ObjectKey, content: bytes = b"x
         parts=(Part(1, file, now),),
         acknowledged_at=now,
     )
-    return await buffer.journal.change(lambda tx: tx.acknowledge(with_order(made, SLOT)))
+    return await buffer.journal.change(lambda tx: tx.writes.acknowledge(with_order(made, SLOT)))
 
 
 async def save(harness: AdminHarness, step: int, ranks: int = 2) -> None:
@@ -118,10 +118,10 @@ def test_what_is_on_its_way_says_how_much_is_there_and_how_long_the_rest_takes(t
         opened = await harness.buffer.upload(key(name), sizes)
         await put(harness, "run/step-1/.metadata")
         made = with_order(opened, SLOT)
-        await harness.buffer.journal.change(lambda tx: tx._checkpoints.acknowledged(made))
+        await harness.buffer.journal.change(lambda tx: tx.checkpoints.acknowledged(made))
 
         async def send(part: Part) -> None:
-            await harness.buffer.journal.change(lambda tx: tx.part_sent(opened.id, part))
+            await harness.buffer.journal.change(lambda tx: tx.uploads.part_sent(opened.id, part))
 
         await shown(harness)
         for number, part in enumerate(list(await harness.buffer.journal.parts(opened.id))[:2], 1):
@@ -225,7 +225,7 @@ def test_an_open_upload_is_of_its_checkpoint(tmp_path: Path) -> None:
         opened = with_order(
             Write(WriteSpec(key("run/step-1/rank_3.pt"), HEADERS, "slot"), ExpectedVersion(), now, upload_id="u"), SLOT
         )
-        await harness.buffer.journal.change(lambda tx: tx.open_upload(opened))
+        await harness.buffer.journal.change(lambda tx: tx.uploads.begin(opened))
         [one] = await shown(harness)
         assert (one["state"], one["files"], one["save_seconds"]) == ("writing", 0, None)
         assert one["missing"] == {"ranks": [3], "objects": [], "open_uploads": 1}
@@ -337,7 +337,7 @@ class SlowQueries(CheckpointQueries):
         await self._clock.advance(4.0)
         return []
 
-    async def page(self, *_: Any) -> tuple[Sequence[CheckpointRow], None]:
+    async def checkpoints(self, *_: Any) -> tuple[Sequence[CheckpointRow], None]:
         return [], None
 
     async def ungrouped(self, prefix: Prefix) -> None:

@@ -104,16 +104,16 @@ def test_what_does_not_get_to_the_origin_is_counted_by_state(tmp_path: Path) -> 
             stored = [await one.harness.buffer.put(key(f"{number}"), b"x") for number in range(7)]
             failed = Turn(0.0, 2, 50.0, "why", Priority.RETRY)
             for write in stored[:4]:
-                await journal.change(lambda tx, write=write: tx.keep(write.id, OTHERS))  # type: ignore[misc]
+                await journal.change(lambda tx, write=write: tx.writes.keep(write.id, OTHERS))  # type: ignore[misc]
             waits = Turn(0.0, 2, None, "no answer", Priority.RETRY)
-            await journal.change(lambda tx: tx.wait(stored[6].id, tx.turn(stored[6].id), waits))  # type: ignore[arg-type]
+            await journal.change(lambda tx: tx.turns.wait(stored[6].id, tx.turns.of(stored[6].id), waits))  # type: ignore[arg-type]
             for write in stored[4:6]:
-                await journal.change(lambda tx, write=write: tx.wait(write.id, tx.turn(write.id), failed))  # type: ignore[misc]
-            await journal.change(lambda tx: tx.quarantine(stored[3].id, "how"))
+                await journal.change(lambda tx, write=write: tx.turns.wait(write.id, tx.turns.of(write.id), failed))  # type: ignore[misc]
+            await journal.change(lambda tx: tx.turns.quarantine(stored[3].id, "how"))
             one.let_see()
             await one.looked()
             for write in stored:
-                await journal.change(lambda tx, write=write: tx.settle(write.id, write.etag, Moment(1.0)))  # type: ignore[misc]
+                await journal.change(lambda tx, write=write: tx.writes.settle(write.id, write.etag, Moment(1.0)))  # type: ignore[misc]
             before, age_seconds = dict(one.problems), one.conflict_age_seconds
             assert age_seconds == pytest.approx(
                 one.harness.buffer.clock.now() - stored[0].acknowledged_at, abs=2 * LOOK_SECONDS
@@ -166,7 +166,7 @@ def test_open_uploads_are_told_with_what_they_take_and_how_long_nobody_has_gone_
             await buffer.clock.advance(100.0)
             stored = replace(part(1, "p"), file=buffer.stage(b"bytes"))
             now = buffer.clock.now()
-            await buffer.journal.change(lambda tx: tx.put_part("u2", stored, Moment(now)))
+            await buffer.journal.change(lambda tx: tx.uploads.put_part("u2", stored, Moment(now)))
             await one.looked()
             uploads, size_bytes, idle_seconds = one.uploads
             assert (uploads, size_bytes) == (3, 5)

@@ -19,7 +19,7 @@ from gateway.core.errors import BufferUnavailable, NothingPending, NotToBeDecide
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
-from gateway.writeback.admin.queries import PendingQueries
+from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 from gateway.writeback.flushing.reconciler import LONGEST_PAUSE_SECONDS
 from gateway.writeback.flushing.state import OTHERS
@@ -105,8 +105,7 @@ def test_a_page_is_found_by_index(tmp_path: Path) -> None:
             return 0
 
         await harness.admin.objects(EVERYTHING, "", 1)
-        connection = harness.queries._connection
-        assert connection is not None
+        connection = harness.queries._rows
         costs = []
         for name in ("k000", "k098"):
             place = ("bucket", name, 0)
@@ -133,7 +132,7 @@ def test_an_upload_is_shown_with_what_the_origin_has_of_it(tmp_path: Path) -> No
     async def scenario(harness: AdminHarness) -> None:
         stored = await harness.buffer.upload(key("model"), [PART_BYTES, 1000, 3])
         sent = replace(stored.parts[0], origin_etag='"x"')
-        await harness.buffer.journal.change(lambda tx: tx.part_sent(stored.id, sent))
+        await harness.buffer.journal.change(lambda tx: tx.uploads.part_sent(stored.id, sent))
         [shown] = found_all(await harness.admin.objects(EVERYTHING, "", 10))
         assert (shown["state"], shown["parts"], shown["parts_sent"], shown["bytes_sent"]) == (
             "sending",
@@ -145,7 +144,7 @@ def test_an_upload_is_shown_with_what_the_origin_has_of_it(tmp_path: Path) -> No
         began_at = harness.buffer.clock.now()
         for upload_id in ("u2", "u1", "u3"):
             await harness.open_upload("open", upload_id)
-        await harness.buffer.journal.change(lambda tx: tx.put_part("u2", part(1, "p"), Moment(9.0)))
+        await harness.buffer.journal.change(lambda tx: tx.uploads.put_part("u2", part(1, "p"), Moment(9.0)))
         found = await all_pages(harness.admin.uploads, Prefix("bucket", "o"), 2, "uploads")
         assert [(one["upload_id"], one["parts"], one["bytes"], one["touched_at"]) for one in found] == [
             ("u1", 0, 0, began_at),
@@ -209,7 +208,7 @@ def test_a_flush_that_waits_is_tried_at_once(tmp_path: Path, effect: Answer | Un
 def turns(harness: AdminHarness) -> list[Turn]:
     """How all that is pending fares."""
     journal = harness.buffer.journal
-    found = [journal.read(lambda tx: tx.turn(one.id)) for one in harness.buffer.left()]  # noqa: B023
+    found = [journal.read(lambda tx: tx.turns.of(one.id)) for one in harness.buffer.left()]  # noqa: B023
     return [one for one in found if one is not None]
 
 
@@ -329,7 +328,7 @@ def test_what_is_damaged_can_be_given_up_and_holds_nobody_up(tmp_path: Path) -> 
     async def scenario(harness: AdminHarness) -> None:
         stored = await harness.buffer.put(key("k"), os.urandom(100))
         marked = replace(stored, state=State.PUBLISHING)
-        await harness.buffer.journal.change(lambda tx: tx.change(marked, State.COMMITTED))
+        await harness.buffer.journal.change(lambda tx: tx.writes.change(marked, State.COMMITTED))
         with (tmp_path / "staged" / stored.parts[0].file.name).open("r+b") as damaged:
             damaged.write(os.urandom(100))
         await harness.buffer.put(key("k"), b"behind")
@@ -380,7 +379,7 @@ def test_what_waits_behind_a_conflict_is_stuck_with_it(tmp_path: Path) -> None:
     async def scenario(harness: AdminHarness) -> None:
         first = await harness.buffer.put(key("k"), b"one")
         await harness.buffer.journal.change(
-            lambda tx: tx.change(replace(first, state=State.PUBLISHING), State.COMMITTED)
+            lambda tx: tx.writes.change(replace(first, state=State.PUBLISHING), State.COMMITTED)
         )
         await harness.buffer.put(key("k"), b"two")
         harness.buffer.origin.put("bucket", "k", b"theirs")
@@ -403,10 +402,10 @@ def test_problems_come_in_pages_in_the_order_of_acknowledgement(tmp_path: Path) 
         stored = [await harness.buffer.put(key(f"k{9 - number}"), b"x") for number in range(10)]
         journal = harness.buffer.journal
         for one in stored[::3]:
-            await journal.change(lambda tx, one=one: tx.keep(one.id, OTHERS))  # type: ignore[misc]
+            await journal.change(lambda tx, one=one: tx.writes.keep(one.id, OTHERS))  # type: ignore[misc]
         for one in stored[1::3]:
             await fail(harness, one)
-        await journal.change(lambda tx: tx.quarantine(stored[2].id, "how"))
+        await journal.change(lambda tx: tx.turns.quarantine(stored[2].id, "how"))
         expected = [one.key.key for n, one in enumerate(stored) if n % 3 < 2 or n == 2]
         for count in (1, 2, 3, 100):
             found = await all_pages(harness.admin.problems, EVERYTHING, count, "objects")
@@ -421,9 +420,9 @@ async def fail(harness: AdminHarness, write: Write, reason: str = "why") -> None
     """It has failed, since a time."""
 
     def wait(tx: JournalTransaction) -> None:
-        seen = tx.turn(write.id)
+        seen = tx.turns.of(write.id)
         assert seen is not None
-        tx.wait(write.id, seen, Turn(harness.buffer.clock.now() + 60.0, 2, 50.0, reason, Priority.RETRY))
+        tx.turns.wait(write.id, seen, Turn(harness.buffer.clock.now() + 60.0, 2, 50.0, reason, Priority.RETRY))
 
     await harness.buffer.journal.change(wait)
 
@@ -432,11 +431,8 @@ def test_a_journal_that_cannot_be_read_ends_nothing(tmp_path: Path) -> None:
     """Who asks is told, and answered when it is there."""
 
     async def scenario(harness: AdminHarness) -> None:
-        queries = PendingQueries(tmp_path / "later")
-        admin = WritebackAdmin(
-            *(queries, harness.buffer.journal, harness.reconciler, harness.resolver),
-            *({"slot": 1000}, harness.buffer.clock),
-        )
+        queries = CheckpointQueries(tmp_path / "later")
+        admin = WritebackAdmin(queries, harness.tools, harness.reconciler, {"slot": 1000})
         try:
             with pytest.raises(BufferUnavailable, match="cannot be read"):
                 await admin.summary()
@@ -463,7 +459,7 @@ def test_a_damaged_row_is_shown_and_can_be_given_up(tmp_path: Path) -> None:
         await harness.buffer.put(key("other"), b"other")
         harness.start()
         journal = harness.buffer.journal
-        await harness.buffer.until(lambda: journal.read(lambda tx: tx.latest(key("other"))) is None)
+        await harness.buffer.until(lambda: journal.read(lambda tx: tx.writes.latest(key("other"))) is None)
         await harness.buffer.until(lambda: harness.buffer.observer.damages == ["k"])
         left = await harness.progress()
         assert (left.objects, left.damaged, left.stuck) == (1, 1, 1)
@@ -517,7 +513,7 @@ def test_how_a_write_fares_is_shown_and_outlives_the_process(tmp_path: Path) -> 
         await fail(harness, stored, "AccessDenied")
         await harness.buffer.put(key("step/manifest.json"), b"{}", behind="step/")
         kept = await harness.buffer.put(key("kept"), b"x")
-        await harness.buffer.journal.change(lambda tx: tx.keep(kept.id, OTHERS))
+        await harness.buffer.journal.change(lambda tx: tx.writes.keep(kept.id, OTHERS))
 
     async def after(harness: AdminHarness) -> None:
         shown = {one["key"]: one for one in found_all(await harness.admin.objects(EVERYTHING, "", 10))}
@@ -555,7 +551,7 @@ def test_open_uploads_are_aborted_with_their_bytes(tmp_path: Path) -> None:
             await harness.open_upload("k", upload_id)
         now, journal = harness.buffer.clock.now(), harness.buffer.journal
         stored = replace(part(1, "p"), file=harness.buffer.stage(b"bytes"))
-        await journal.change(lambda tx: tx.put_part("u", stored, Moment(now)))
+        await journal.change(lambda tx: tx.uploads.put_part("u", stored, Moment(now)))
         harness.start()
         await harness.buffer.until(lambda: len(harness.buffer.bucket.uploads) == 3)
         with capture_logs() as logs:
@@ -566,8 +562,8 @@ def test_open_uploads_are_aborted_with_their_bytes(tmp_path: Path) -> None:
             ("s3://bucket/k", "v", 0),
         ]
         assert [one.upload_id for one in (await harness.admin.uploads(EVERYTHING, "", 10)).uploads] == ["stays"]
-        assert journal.read(lambda tx: tx.usage("slot").staged_bytes) == 0
-        assert not await journal.change(lambda tx: tx.put_part("u", stored, Moment(now)))
+        assert journal.read(lambda tx: tx.files.usage("slot").staged_bytes) == 0
+        assert not await journal.change(lambda tx: tx.uploads.put_part("u", stored, Moment(now)))
         await harness.buffer.until(lambda: len(harness.buffer.bucket.uploads) == 1)
         assert list(harness.buffer.staging.names()) == []
         for admin in (harness.admin, NoWriteback()):
@@ -582,7 +578,7 @@ def test_a_damaged_upload_can_be_aborted(tmp_path: Path) -> None:
     async def scenario(harness: AdminHarness) -> None:
         await harness.open_upload("k", "u")
         stored = replace(part(1, "p"), file=harness.buffer.stage(b"bytes"))
-        await harness.buffer.journal.change(lambda tx: tx.put_part("u", stored, Moment(9.0)))
+        await harness.buffer.journal.change(lambda tx: tx.uploads.put_part("u", stored, Moment(9.0)))
         with sqlite3.connect(tmp_path / "journal") as other:
             other.execute("UPDATE writes SET record = zeroblob(60)")
         other.close()
@@ -599,7 +595,7 @@ def test_what_a_marker_waits_for_that_is_stuck_makes_it_stuck(tmp_path: Path) ->
     async def scenario(harness: AdminHarness) -> None:
         shard = await harness.buffer.put(key("step/1"), b"x")
         await harness.buffer.put(key("step/manifest.json"), b"{}", behind="step/")
-        await harness.buffer.journal.change(lambda tx: tx.keep(shard.id, OTHERS))
+        await harness.buffer.journal.change(lambda tx: tx.writes.keep(shard.id, OTHERS))
         left = await harness.progress()
         assert (left.objects, left.conflicts, left.stuck) == (2, 1, 2)
 

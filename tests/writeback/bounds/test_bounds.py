@@ -83,7 +83,7 @@ def test_what_is_acknowledged_and_what_arrives_share_the_room(tmp_path: Path) ->
         assert bounds.used_bytes() == 600
         assert await bounds.take("key", 400, 0) is None
         assert await bounds.take("key", 1, 0) is Bound.FULL
-        await buffer.journal.change(lambda tx: tx.settle(stored.sequence, '"e"', Moment(1.0)))
+        await buffer.journal.change(lambda tx: tx.writes.settle(stored.sequence, '"e"', Moment(1.0)))
         assert await bounds.take("key", 600, 0) is None
 
     with_bounds(tmp_path, scenario)
@@ -329,7 +329,7 @@ def test_exposure_is_bytes_and_age(tmp_path: Path) -> None:
         assert await bounds.take("key", 1, 20.0) is None
         await clock.advance(0.1)
         assert await bounds.take("key", 1, 20.0) is Bound.EXPOSURE_AGE
-        await buffer.journal.change(lambda tx: tx.settle(stored.sequence, '"e"', Moment(1.0)))
+        await buffer.journal.change(lambda tx: tx.writes.settle(stored.sequence, '"e"', Moment(1.0)))
         assert await bounds.take("key", 1, 20.0) is None
 
     with_bounds(tmp_path, scenario, slot(unflushed_bytes_max=500, unflushed_age_seconds_max=60.0))

@@ -50,7 +50,7 @@ def test_pending_and_arriving_writes_are_told_with_the_age_of_the_oldest(
         await clock.advance(EXPOSURE_SECONDS)
         assert told() == SlotExposure(1000, 0, 0, 0, 0.0)
         first = await buffer.acknowledge(replace(pending(key("a"), "x" * 10), acknowledged_at=clock.now()))
-        await buffer.journal.change(lambda tx: tx.open_upload(upload("u", key("b"))))
+        await buffer.journal.change(lambda tx: tx.uploads.begin(upload("u", key("b"))))
         await buffer.put_part("u", part(1, "y" * 7))
         await clock.advance(5.0)
         await buffer.acknowledge(replace(pending(key("c"), deleted=True), acknowledged_at=clock.now()))
@@ -61,7 +61,7 @@ def test_pending_and_arriving_writes_are_told_with_the_age_of_the_oldest(
         with monkeypatch.context() as patch:
             patch.setattr(buffer.journal, "read", _fail)
             await clock.advance(EXPOSURE_SECONDS)
-        await buffer.journal.change(lambda tx: tx.keep(first.id, "others"))
+        await buffer.journal.change(lambda tx: tx.writes.keep(first.id, "others"))
         await clock.advance(EXPOSURE_SECONDS)
         assert told().pending_objects == 2
         assert told().oldest_seconds == pytest.approx(27.0, abs=3 * EXPOSURE_SECONDS)

@@ -25,7 +25,7 @@ from gateway.writeback.flushing.condition_probe import (
 )
 from gateway.writeback.flushing.reconciler import SlotOrder
 from gateway.writeback.journal.records import BucketCapabilities, Conditions, ExpectedVersion, Honoured
-from gateway.writeback.journal.transaction import CARRIED_OUT_SECONDS
+from gateway.writeback.journal.uploads import CARRIED_OUT_SECONDS
 from tests.support.flushing import Buffer, with_buffer
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.faults import Answer, Delay, Hold, Unreachable, on
@@ -185,11 +185,11 @@ def test_the_key_is_under_the_prefix_of_its_slot_and_of_this_node() -> None:
 async def know(buffer: Buffer) -> None:
     """The bucket absorbs; nobody has tried its conditions."""
     capabilities = BucketCapabilities(True, True, buffer.clock.now())
-    await buffer.journal.change(lambda tx: tx.learn("bucket", capabilities))
+    await buffer.journal.change(lambda tx: tx.buckets.learn("bucket", capabilities))
 
 
 def conditions(buffer: Buffer) -> Conditions:
-    capabilities = buffer.journal.read(lambda tx: tx.capabilities("bucket"))
+    capabilities = buffer.journal.read(lambda tx: tx.buckets.capabilities("bucket"))
     assert capabilities is not None
     return capabilities.conditions
 
@@ -220,7 +220,7 @@ def test_a_bucket_is_probed_once_before_the_first_of_its_writes(tmp_path: Path) 
         assert probes(buffer) == asked
         assert sorted(buffer.bucket.objects) == sorted([*(f"data/{number}" for number in range(20)), "data/late"])
         assert not buffer.bucket.uploads
-        assert not buffer.journal.read(lambda tx: tx.aborting())
+        assert not buffer.journal.read(lambda tx: tx.uploads.aborting())
 
     with_buffer(tmp_path, scenario)
 
@@ -241,12 +241,12 @@ def test_a_probe_that_was_killed_leaves_nothing_in_the_end(tmp_path: Path, opera
         await buffer.until(reached.is_set)
         await buffer.kill()
         buffer.origin.put("bucket", at.key, b"")  # what was held has been carried out
-        await buffer.journal.change(lambda tx: tx.mark_all_in_doubt(Moment.of(buffer.clock)))
+        await buffer.journal.change(lambda tx: tx.uploads.mark_all_in_doubt(Moment.of(buffer.clock)))
         buffer.origin.inject(on(Operation.PUT_OBJECT, key=at.key), Answer(403, "AccessDenied"), times=None)
         buffer.start()
         await buffer.passes(2 * CARRIED_OUT_SECONDS)
         await buffer.until(lambda: list(buffer.bucket.objects) == ["k"] and not buffer.bucket.uploads)
-        await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.aborting()))
+        await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.uploads.aborting()))
 
     with_buffer(tmp_path, scenario)
 
@@ -266,12 +266,12 @@ def test_the_object_of_a_killed_probe_goes_where_uploads_are_not_listed(tmp_path
         await buffer.until(reached.is_set)
         await buffer.kill()
         buffer.origin.put("bucket", at.key, b"")  # what a process that is killed in truth has no time to remove
-        await buffer.journal.change(lambda tx: tx.mark_all_in_doubt(Moment.of(buffer.clock)))
+        await buffer.journal.change(lambda tx: tx.uploads.mark_all_in_doubt(Moment.of(buffer.clock)))
         found = replace(ALL_HONOURED, learned_at=buffer.clock.now())  # by others: no probe follows that would remove it
-        await buffer.journal.change(lambda tx: tx.learn_conditions("bucket", found))
+        await buffer.journal.change(lambda tx: tx.buckets.amend("bucket", conditions=found))
         buffer.start()
         await buffer.passes(2 * CARRIED_OUT_SECONDS)
-        await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.aborting()))
+        await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.uploads.aborting()))
         assert list(buffer.bucket.objects) == ["k"]
 
     with_buffer(tmp_path, scenario)
@@ -293,7 +293,7 @@ def test_an_origin_that_was_away_at_the_probe_is_probed_again(tmp_path: Path) ->
         await buffer.put(key("c"), b"x")
         await buffer.until(lambda: conditions(buffer).put is Honoured.YES)
         await buffer.until(lambda: sorted(buffer.bucket.objects) == ["a", "b", "c"])
-        await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.aborting()))
+        await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.uploads.aborting()))
 
     with_buffer(tmp_path, scenario)
 
@@ -306,7 +306,7 @@ def test_a_bucket_that_is_known_is_probed_while_its_writes_go_on(tmp_path: Path)
 
     async def scenario(buffer: Buffer) -> None:
         old = Conditions(Honoured.YES, Honoured.YES, Honoured.YES, buffer.clock.now() - LEARNED_AGAIN_SECONDS)
-        await buffer.journal.change(lambda tx: tx.learn("bucket", BucketCapabilities(True, True, 0.0, old)))
+        await buffer.journal.change(lambda tx: tx.buckets.learn("bucket", BucketCapabilities(True, True, 0.0, old)))
         resume, reached = asyncio.Event(), asyncio.Event()
         node, _ = buffer.journal.read(lambda tx: tx.node())
         at = probe_key("bucket", "", node)
@@ -316,13 +316,13 @@ def test_a_bucket_that_is_known_is_probed_while_its_writes_go_on(tmp_path: Path)
         await buffer.flushed()
         await buffer.until(reached.is_set)
         assert conditions(buffer) == old
-        await buffer.journal.change(lambda tx: tx.learn("bucket", BucketCapabilities(False, True, 0.0)))
+        await buffer.journal.change(lambda tx: tx.buckets.learn("bucket", BucketCapabilities(False, True, 0.0)))
         await buffer.passes(10.0)
         ends_at = buffer.clock.now()
         resume.set()
         await buffer.until(lambda: conditions(buffer) != old)
         assert conditions(buffer).learned_at >= ends_at
-        capabilities = buffer.journal.read(lambda tx: tx.capabilities("bucket"))
+        capabilities = buffer.journal.read(lambda tx: tx.buckets.capabilities("bucket"))
         assert capabilities is not None
         assert not capabilities.md5_etags
 
@@ -379,7 +379,7 @@ def test_a_probe_that_never_got_there_has_left_nothing(tmp_path: Path) -> None:
         await buffer.put(key("a"), b"x")
         closed = Closed(buffer.origin)
         buffer.start(cast("Origin", closed))
-        await buffer.until(lambda: closed.refused > 3 and not buffer.journal.read(lambda tx: tx.aborting()))
+        await buffer.until(lambda: closed.refused > 3 and not buffer.journal.read(lambda tx: tx.uploads.aborting()))
         await buffer.kill()
         buffer.start()
         await buffer.until(lambda: not buffer.left())
@@ -400,7 +400,7 @@ def test_an_upload_of_a_probe_that_may_not_be_aborted_now_is_aborted_later(tmp_p
         assert len(buffer.bucket.uploads) == 1
         buffer.origin.faults.remove(refused)
         assert await buffer.passes(3 * CARRIED_OUT_SECONDS, lambda: not buffer.bucket.uploads)
-        await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.aborting()))
+        await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.uploads.aborting()))
 
     with_buffer(tmp_path, scenario)
 
@@ -414,7 +414,7 @@ def test_a_bucket_that_refuses_what_holds_is_written_without_conditions(tmp_path
         await know(buffer)
         if is_known:
             known = replace(ALL_HONOURED, learned_at=buffer.clock.now() - UNKNOWN_AGAIN_SECONDS)
-            await buffer.journal.change(lambda tx: tx.learn_conditions("bucket", known))
+            await buffer.journal.change(lambda tx: tx.buckets.amend("bucket", conditions=known))
         old = buffer.origin.put("bucket", "k", b"old")
         await buffer.put(key("k"), b"new", expected=ExpectedVersion.exactly(old))
         buffer.start(cast("Origin", Kind(buffer.origin, "unquoted", "honoured", "honoured")))
@@ -432,7 +432,7 @@ def test_a_bucket_is_not_probed_again_at_each_refusal(tmp_path: Path) -> None:
     async def scenario(buffer: Buffer) -> None:
         old = buffer.origin.put("bucket", "k", b"old")
         known = replace(ALL_HONOURED, learned_at=buffer.clock.now())
-        await buffer.journal.change(lambda tx: tx.learn("bucket", BucketCapabilities(True, True, 1.0, known)))
+        await buffer.journal.change(lambda tx: tx.buckets.learn("bucket", BucketCapabilities(True, True, 1.0, known)))
         await buffer.put(key("k"), b"new", expected=ExpectedVersion.exactly(old))
         buffer.origin.inject(on(Operation.PUT_OBJECT, key="k"), Answer(412, "PreconditionFailed"), times=None)
         buffer.start()

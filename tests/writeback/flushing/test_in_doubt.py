@@ -20,7 +20,8 @@ from gateway.writeback.flushing.in_doubt import in_doubt
 from gateway.writeback.flushing.state import TOLD_APART_SECONDS, UNLISTED_GIVEN_UP_SECONDS
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import CreateAttempt, ExpectedVersion, State, Write
-from gateway.writeback.journal.transaction import CARRIED_OUT_SECONDS, JournalTransaction
+from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.uploads import CARRIED_OUT_SECONDS
 from tests.support.flushing import PART_BYTES, Buffer
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Hold, Unreachable, on
@@ -48,20 +49,20 @@ class Node(Buffer):
 
     async def intend(self, at: ObjectKey = AT, worker: int = 0) -> int:
         asked = CreateAttempt(worker, Moment.of(self.clock))
-        return await self.journal.change(lambda tx: tx.ask(at, "slot", asked))
+        return await self.journal.change(lambda tx: tx.uploads.ask(at, "slot", asked))
 
     async def die(self, worker: int = 0) -> None:
         """The process of a worker slot is gone, and the next one has begun."""
-        await self.journal.change(lambda tx: tx.mark_all_in_doubt(Moment.of(self.clock), worker))
+        await self.journal.change(lambda tx: tx.uploads.mark_all_in_doubt(Moment.of(self.clock), worker))
 
     def asked(self) -> list[Write]:
-        return list(self.journal.read(lambda tx: tx.asked(AT)))
+        return list(self.journal.read(lambda tx: tx.uploads.asked(AT)))
 
     def to_be_aborted(self) -> set[str | None]:
         return {one.origin_upload_id for one in self.aborting() if one.asked is None}
 
     def aborting(self) -> list[Write]:
-        return list(self.journal.read(lambda tx: tx.aborting()))
+        return list(self.journal.read(lambda tx: tx.uploads.aborting()))
 
     async def found_out(self, within_seconds: float = 2 * CARRIED_OUT_SECONDS) -> None:
         """Let time pass until nothing is in doubt any more, and nothing to be aborted; what may be another's is looked
@@ -130,8 +131,8 @@ def test_a_bucket_that_lets_nothing_be_aborted_keeps_no_other_from_it(tmp_path: 
 
         def orphan(tx: JournalTransaction) -> None:
             for name in ("0", "1", "2"):
-                tx.abort_at_origin(refusing, "slot", name, 1.0)
-            tx.abort_at_origin(AT, "slot", upload_id, 1.0)
+                tx.writes.abort_at_origin(refusing, "slot", name, 1.0)
+            tx.writes.abort_at_origin(AT, "slot", upload_id, 1.0)
 
         await node.journal.change(orphan)
         node.start()
@@ -173,7 +174,7 @@ def test_one_that_may_be_another_writers_is_left_alone_for_half_a_day(tmp_path: 
         node.start()
         await node.passes(10 * CARRIED_OUT_SECONDS, step=1.0)
         assert set(node.bucket.uploads) == {upload_id}
-        assert node.journal.read(lambda tx: (len(tx.aborting()), tx.aborting_count())) == (1, 0)
+        assert node.journal.read(lambda tx: (len(tx.uploads.aborting()), tx.uploads.aborting_count())) == (1, 0)
         assert node.origin.count(Operation.LIST_PARTS) == 0
 
     play(tmp_path, scenario)
@@ -301,7 +302,7 @@ def test_what_is_known_of_is_left_alone(tmp_path: Path) -> None:
         below = await node.ask(key(AT.key + "/below"))
         now = node.clock.now()
         opened = Write(spec(AT), ExpectedVersion(), now, upload_id="open", origin_upload_id=ids[0])
-        await node.journal.change(lambda tx: tx.open_upload(opened))
+        await node.journal.change(lambda tx: tx.uploads.begin(opened))
         pending = await node.upload(AT, [PART_BYTES, 3], origin_upload_id=ids[1])
         for operation in (Operation.HEAD_OBJECT, Operation.GET_OBJECT):
             node.origin.inject(on(operation), Answer(403, "AccessDenied"), times=None)
@@ -327,7 +328,7 @@ def test_nothing_is_decided_while_somebody_asks_for_the_same_key(tmp_path: Path)
         await node.passes(3 * CARRIED_OUT_SECONDS, step=1.0)
         assert (set(node.bucket.uploads), len(node.asked())) == ({upload_id}, 2)
         opened = Write(spec(AT), ExpectedVersion(), node.clock.now(), upload_id="u", origin_upload_id=upload_id)
-        await node.journal.change(lambda tx: tx.open_upload(opened, living))
+        await node.journal.change(lambda tx: tx.uploads.begin(opened, living))
         await node.found_out()
         assert set(node.bucket.uploads) == {upload_id}
 
@@ -444,7 +445,7 @@ def test_a_question_ends_with_the_change_that_notes_its_upload(tmp_path: Path) -
         async with in_doubt(node.journal, AT, "slot", node.clock) as one:
             assert [row.id for row in node.asked()] == [one.id]
             opened = Write(spec(AT), ExpectedVersion(), 1.0, upload_id="u", origin_upload_id="o")
-            await node.journal.change(lambda tx: tx.open_upload(opened, one.id))
+            await node.journal.change(lambda tx: tx.uploads.begin(opened, one.id))
             one.is_over = True
             assert not node.asked()
         async with in_doubt(node.journal, AT, "slot", node.clock) as one:
@@ -514,7 +515,7 @@ def test_the_next_process_of_a_worker_slot_takes_over_what_the_last_has_left(tmp
     for worker in (1, 2):
         journal = Journal(tmp_path, lambda _: None, worker)
         asked = CreateAttempt(worker, Moment(1.0))
-        asyncio.run(journal.change(lambda tx: tx.ask(AT, "slot", asked)))  # noqa: B023
+        asyncio.run(journal.change(lambda tx: tx.uploads.ask(AT, "slot", asked)))  # noqa: B023
         journal.close()
     journal = Journal(tmp_path, lambda _: None, 1)
     journal.inherit(Moment(7.0))
@@ -525,7 +526,7 @@ def test_the_next_process_of_a_worker_slot_takes_over_what_the_last_has_left(tmp
 
 
 def _suspects(journal: Journal) -> dict[int, float | None]:
-    found = [one for one in journal.read(lambda tx: tx.asked(AT)) if one.state is State.ABORTING]
+    found = [one for one in journal.read(lambda tx: tx.uploads.asked(AT)) if one.state is State.ABORTING]
     return {
         one.asked.worker: None if one.asked.in_doubt_since is None else one.asked.in_doubt_since.at
         for one in found

@@ -166,6 +166,8 @@ class NothingPending:
     def pending_keys(self) -> NothingPending:
         return self
 
+    writes = pending_keys
+
     def may_be(self, _: ObjectKey) -> bool:
         return False
 

@@ -60,7 +60,7 @@ class Torn:
 
 
 def turn_of(buffer: Buffer, write: Write) -> Turn:
-    found = buffer.journal.read(lambda tx: tx.turn(write.id))
+    found = buffer.journal.read(lambda tx: tx.turns.of(write.id))
     assert found is not None
     return found
 
@@ -182,7 +182,7 @@ def test_a_plain_refusal_leaves_nothing_in_doubt(tmp_path: Path) -> None:
         buffer.start()
         await buffer.at_once(lambda: len(buffer.observer.failures) == 2)
         await buffer.kill()
-        states = [buffer.journal.read(lambda tx: tx.write(one.id)) for one in (refused, lost)]  # noqa: B023
+        states = [buffer.journal.read(lambda tx: tx.writes.whole(one.id)) for one in (refused, lost)]  # noqa: B023
         assert [one.state for one in states if one is not None] == [State.COMMITTED, State.PUBLISHING]
         for name in ("refused", "lost"):
             await buffer.put(key(name), b"2")
@@ -325,7 +325,7 @@ def test_a_deletion_that_was_answered_503_removes_nothing_that_others_write(tmp_
         effect = Unreachable(late=True) if lost else Answer(503, "SlowDown")
         buffer.origin.inject(on(Operation.DELETE_OBJECT), effect)
         gone = Write(WriteSpec(key("k"), {}, "slot"), ExpectedVersion((etag,)), 1.0, deleted=True, acknowledged_at=1.0)
-        await buffer.journal.change(lambda tx: tx.acknowledge(gone))
+        await buffer.journal.change(lambda tx: tx.writes.acknowledge(gone))
         buffer.start()
         await buffer.at_once(lambda: bool(buffer.observer.failures))
         buffer.origin.put("bucket", "k", b"theirs")
@@ -349,7 +349,7 @@ def test_an_origin_without_conditions_is_written_after_a_look(tmp_path: Path) ->
         await buffer.flushed()
         assert (buffer.origin.data("bucket", "a"), buffer.origin.data("bucket", "b")) == (b"one", b"two")
         assert buffer.observer.failures == []
-        capabilities = buffer.journal.read(lambda tx: tx.capabilities("bucket"))
+        capabilities = buffer.journal.read(lambda tx: tx.buckets.capabilities("bucket"))
         assert capabilities is not None
         assert (capabilities.conditions.put, capabilities.conditions.complete) == (Honoured.REFUSED, Honoured.YES)
         assert buffer.origin.count(Operation.PUT_OBJECT, key="b") == 1
@@ -386,16 +386,16 @@ def test_what_is_kept_here_from_now_on_is_cut_off_in_its_transfer(tmp_path: Path
         await buffer.put(key("run/latest"), b"of no checkpoint", behind="run/")
         buffer.start(torn)
         await buffer.until(torn.reached.is_set)
-        assert await buffer.journal.change(lambda tx: tx.keep_here(1, 1.0)) == 1
+        assert await buffer.journal.change(lambda tx: tx.local.keep_here(1, 1.0)) == 1
         await buffer.until(lambda: bool(torn.torn))
         await buffer.until(lambda: "run/latest" in buffer.bucket.objects)
         await buffer.until(lambda: not buffer.bucket.uploads)
         await buffer.until(lambda: len(buffer.left()) == 1)
         [left] = buffer.left()
         assert (left.state, left.origin_upload_id) == (State.LOCAL, None)
-        assert all(part.origin_etag is None for part in buffer.journal.read(lambda tx: list(tx.parts(left.id))))
+        assert all(part.origin_etag is None for part in buffer.journal.read(lambda tx: list(tx.parts.of(left.id))))
         assert list(buffer.bucket.objects) == ["run/latest"]
-        assert await buffer.journal.change(lambda tx: tx.send_after_all(left.id, buffer.clock.now()))
+        assert await buffer.journal.change(lambda tx: tx.local.send_after_all(left.id, buffer.clock.now()))
         await buffer.flushed()
         assert sorted(buffer.bucket.objects) == ["run/latest", "run/step-1/a.pt"]
         assert not buffer.observer.damages
@@ -413,9 +413,9 @@ def test_what_is_not_wanted_any_more_is_cut_off_in_its_transfer(tmp_path: Path, 
         if what == "aborted":
             now = buffer.clock.now()
             opened = Write(WriteSpec(key("k"), HEADERS, "slot"), ExpectedVersion(absent=True), now, upload_id="u")
-            await buffer.journal.change(lambda tx: tx.open_upload(opened))
+            await buffer.journal.change(lambda tx: tx.uploads.begin(opened))
             part = Part(1, buffer.stage(os.urandom(PART_BYTES)), now)
-            await buffer.journal.change(lambda tx: tx.put_part("u", part, Moment(now)))
+            await buffer.journal.change(lambda tx: tx.uploads.put_part("u", part, Moment(now)))
         else:
             await buffer.upload(key("k"), [PART_BYTES, PART_BYTES])
         buffer.start(torn)
@@ -426,9 +426,9 @@ def test_what_is_not_wanted_any_more_is_cut_off_in_its_transfer(tmp_path: Path, 
             gone = Write(
                 WriteSpec(key("k"), {}, "slot"), ExpectedVersion(absent=True), 1.0, deleted=True, acknowledged_at=1.0
             )
-            assert await buffer.journal.change(lambda tx: tx.write_tombstone(gone)) is None
+            assert await buffer.journal.change(lambda tx: tx.writes.write_tombstone(gone)) is None
         else:
-            assert await buffer.journal.change(lambda tx: tx.abort("u", Moment(buffer.clock.now())))
+            assert await buffer.journal.change(lambda tx: tx.uploads.abort("u", Moment(buffer.clock.now())))
         await buffer.until(lambda: bool(torn.torn))
         await buffer.flushed()
         await buffer.until(lambda: not buffer.bucket.uploads)
@@ -558,7 +558,7 @@ def test_what_others_commit_is_soon_on_its_way(tmp_path: Path) -> None:
                     parts=(part,),
                     acknowledged_at=1.0,
                 )
-                await other.change(partial(lambda tx, new: tx.acknowledge(new), new=new))
+                await other.change(partial(lambda tx, new: tx.writes.acknowledge(new), new=new))
                 asked = buffer.origin.count(Operation.HEAD_OBJECT)
                 await buffer.clock.advance(seconds)
                 await buffer.at_once(lambda: buffer.origin.count(Operation.HEAD_OBJECT) > asked)  # noqa: B023
@@ -589,7 +589,7 @@ def test_a_clock_that_was_set_back_keeps_nothing_waiting(tmp_path: Path) -> None
         stored = await buffer.put(key("k"), b"x")
         far = Turn(buffer.clock.now() + 365 * 24 * 3600.0, 1)
         seen = turn_of(buffer, stored)
-        await buffer.journal.change(lambda tx: tx.wait(stored.id, seen, far))
+        await buffer.journal.change(lambda tx: tx.turns.wait(stored.id, seen, far))
         buffer.start()
         await buffer.flushed()
 
@@ -609,7 +609,7 @@ def test_what_is_acknowledged_by_a_clock_that_was_just_set_back_is_flushed_soon(
         await buffer.passes(LOOK_SECONDS + QUIET_SECONDS)
         await buffer.put(key("k"), b"x", acknowledged_at=read_before)
         if hurried:
-            await buffer.journal.change(lambda tx: tx.prioritise(key("k"), read_before))
+            await buffer.journal.change(lambda tx: tx.turns.prioritise(key("k"), read_before))
         assert await buffer.passes(2 * LOOK_SECONDS + QUIET_SECONDS, lambda: "k" in buffer.bucket.objects)
 
     with_buffer(tmp_path, scenario)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import os
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from gateway.origin.client import OriginRequest
 from gateway.writeback.flushing import state
 from gateway.writeback.flushing.reconciler import AGAIN_SECONDS
 from gateway.writeback.journal.records import CreateAttempt, ExpectedVersion, Part, Turn, Write, WriteSpec
-from gateway.writeback.journal.transaction import CARRIED_OUT_SECONDS, JournalTransaction
+from gateway.writeback.journal.uploads import CARRIED_OUT_SECONDS
 from gateway.writeback.opening import recover
 from gateway.writeback.pending_reader import IN_MEMORY_BYTES_MAX
 from tests.support.flushing import HEADERS, Buffer, with_buffer
@@ -42,7 +41,7 @@ async def begin_at_origin(buffer: Buffer) -> str:
 
 
 def turn_of(buffer: Buffer, write_id: int) -> Turn | None:
-    return buffer.journal.read(lambda tx: tx.turn(write_id))
+    return buffer.journal.read(lambda tx: tx.turns.of(write_id))
 
 
 @pytest.mark.parametrize("how", ["flipped", "cut", "missing"])
@@ -93,17 +92,17 @@ def test_a_damaged_part_stops_no_other_upload(tmp_path: Path) -> None:
             upload = Write(
                 WriteSpec(key(name), HEADERS, "slot"), ExpectedVersion(absent=True), buffer.clock.now(), upload_id=name
             )
-            opened.append(await buffer.journal.change(lambda tx: tx.open_upload(upload)))  # noqa: B023
+            opened.append(await buffer.journal.change(lambda tx: tx.uploads.begin(upload)))  # noqa: B023
             part = Part(1, buffer.stage(name.encode()), 1.0)
-            await buffer.journal.change(lambda tx: tx.put_part(name, part, Moment(buffer.clock.now())))  # noqa: B023
+            await buffer.journal.change(lambda tx: tx.uploads.put_part(name, part, Moment(buffer.clock.now())))  # noqa: B023
             if name == "1":
                 buffer.staging.path(part.file).unlink()
         buffer.start()
         await buffer.until(lambda: buffer.observer.damages == ["1"])
-        await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.unsent_parts(opened[1].id, 9)))
+        await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.parts.unsent(opened[1].id, 9)))
         again = Part(1, buffer.stage(b"again"), 2.0)
-        await buffer.journal.change(lambda tx: tx.put_part("1", again, Moment(buffer.clock.now())))
-        await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.unsent_parts(opened[0].id, 9)))
+        await buffer.journal.change(lambda tx: tx.uploads.put_part("1", again, Moment(buffer.clock.now())))
+        await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.parts.unsent(opened[0].id, 9)))
 
     with_buffer(tmp_path, scenario)
 
@@ -136,7 +135,7 @@ def test_a_damaged_row_stops_nothing_else(tmp_path: Path) -> None:
         await buffer.until(lambda: buffer.observer.damages == ["damaged"])
         await buffer.passes(2 * AGAIN_SECONDS, step=5.0)
         assert buffer.observer.damages == ["damaged"]
-        assert buffer.journal.read(lambda tx: tx.living([stored[1].id]))
+        assert buffer.journal.read(lambda tx: tx.turns.living([stored[1].id]))
         assert len(list(buffer.staging.names())) == 1
         await buffer.kill()
 
@@ -181,9 +180,9 @@ def test_an_upload_that_cannot_be_read_keeps_no_other_from_being_sent(tmp_path: 
                 upload_id=name,
                 origin_upload_id=origin_upload_id,
             )
-            opened[name] = await buffer.journal.change(lambda tx: tx.open_upload(upload))  # noqa: B023
+            opened[name] = await buffer.journal.change(lambda tx: tx.uploads.begin(upload))  # noqa: B023
             part = Part(1, buffer.stage(name.encode()), 1.0)
-            await buffer.journal.change(lambda tx: tx.put_part(name, part, Moment(buffer.clock.now())))  # noqa: B023
+            await buffer.journal.change(lambda tx: tx.uploads.put_part(name, part, Moment(buffer.clock.now())))  # noqa: B023
         await damage(buffer, opened["2"].id)
         buffer.start()
 
@@ -196,7 +195,7 @@ def test_an_upload_that_cannot_be_read_keeps_no_other_from_being_sent(tmp_path: 
 
 
 def _unsent(buffer: Buffer, write_id: int) -> bool:
-    return bool(buffer.journal.read(lambda tx: tx.unsent_parts(write_id, 9)))
+    return bool(buffer.journal.read(lambda tx: tx.parts.unsent(write_id, 9)))
 
 
 def test_one_to_be_aborted_that_cannot_be_read_keeps_no_other_from_it(tmp_path: Path) -> None:
@@ -204,16 +203,16 @@ def test_one_to_be_aborted_that_cannot_be_read_keeps_no_other_from_it(tmp_path: 
 
     async def scenario(buffer: Buffer) -> None:
         upload_id, now = await begin_at_origin(buffer), buffer.clock.now()
-        await buffer.journal.change(lambda tx: tx.abort_at_origin(AT, "slot", "0", now))
-        await buffer.journal.change(lambda tx: tx.abort_at_origin(AT, "slot", upload_id, now))
-        first, _ = buffer.journal.read(lambda tx: tx.aborting())
+        await buffer.journal.change(lambda tx: tx.writes.abort_at_origin(AT, "slot", "0", now))
+        await buffer.journal.change(lambda tx: tx.writes.abort_at_origin(AT, "slot", upload_id, now))
+        first, _ = buffer.journal.read(lambda tx: tx.uploads.aborting())
         await damage(buffer, first.id)
         await buffer.put(key("object"), b"bytes")
         buffer.start()
         await buffer.until(lambda: not buffer.bucket.uploads and not buffer.left())
         await buffer.passes(AGAIN_SECONDS, step=5.0)
         assert buffer.observer.damages == ["k"]
-        assert buffer.journal.read(lambda tx: tx.living([first.id])) == {first.id}
+        assert buffer.journal.read(lambda tx: tx.turns.living([first.id])) == {first.id}
 
     with_buffer(tmp_path, scenario)
 
@@ -228,14 +227,14 @@ def test_a_question_that_cannot_be_read_keeps_no_other_from_being_found_out(
         await begin_at_origin(buffer)
         asked = CreateAttempt(0, Moment.of(buffer.clock))
         ids = [
-            await buffer.journal.change(lambda tx, at=at: tx.ask(at, "slot", asked))  # type: ignore[misc]
+            await buffer.journal.change(lambda tx, at=at: tx.uploads.ask(at, "slot", asked))  # type: ignore[misc]
             for at in (key("other"), AT)
         ]
         await damage(buffer, ids[0])
-        await buffer.journal.change(lambda tx: tx.mark_all_in_doubt(Moment.of(buffer.clock)))
+        await buffer.journal.change(lambda tx: tx.uploads.mark_all_in_doubt(Moment.of(buffer.clock)))
         buffer.start()
-        living = partial(JournalTransaction.living, write_ids=ids)
-        assert await buffer.passes(2 * CARRIED_OUT_SECONDS, lambda: buffer.journal.read(living) == {ids[0]})
+        seen, last = buffer.journal.read, 2 * CARRIED_OUT_SECONDS
+        assert await buffer.passes(last, lambda: seen(lambda tx: tx.turns.living(ids)) == {ids[0]})
         await buffer.clock.advance(state.UNUSED_SECONDS)
         assert await buffer.passes(2 * CARRIED_OUT_SECONDS, lambda: not buffer.bucket.uploads)
         assert buffer.observer.damages == ["other"]
@@ -248,9 +247,9 @@ def test_the_gateway_starts_with_such_rows(tmp_path: Path) -> None:
     left: set[int] = set()
 
     async def scenario(buffer: Buffer) -> None:
-        await buffer.journal.change(lambda tx: tx.abort_at_origin(AT, "slot", "0", 1.0))
-        [aborting] = buffer.journal.read(lambda tx: tx.aborting())
-        asked = await buffer.journal.change(lambda tx: tx.ask(AT, "slot", CreateAttempt(1, Moment(1.0))))
+        await buffer.journal.change(lambda tx: tx.writes.abort_at_origin(AT, "slot", "0", 1.0))
+        [aborting] = buffer.journal.read(lambda tx: tx.uploads.aborting())
+        asked = await buffer.journal.change(lambda tx: tx.uploads.ask(AT, "slot", CreateAttempt(1, Moment(1.0))))
         put = await buffer.put(key("object"), b"bytes")
         left.update((aborting.id, asked, put.id))
         for write_id in left:
@@ -259,7 +258,7 @@ def test_the_gateway_starts_with_such_rows(tmp_path: Path) -> None:
     async def again(buffer: Buffer) -> None:
         buffer.start()
         await buffer.until(lambda: len(buffer.observer.damages) == 3)
-        assert buffer.journal.read(lambda tx: tx.living(list(left))) == left
+        assert buffer.journal.read(lambda tx: tx.turns.living(list(left))) == left
 
     (tmp_path / "FORMAT").write_bytes(b"forebay writeback 1\n")
     with_buffer(tmp_path, scenario)

@@ -27,8 +27,8 @@ from gateway.writeback.flushing.lanes import (
 from gateway.writeback.flushing.reconciler import LONGEST_PAUSE_SECONDS
 from gateway.writeback.flushing.state import PARTS_AT_ONCE
 from gateway.writeback.journal.records import Priority, Turn, Write, WriteSpec
-from gateway.writeback.journal.transaction import SMALL_BYTES_MAX, JournalTransaction
-from gateway.writeback.journal.view import JournalView
+from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.writes import SMALL_BYTES_MAX
 from tests.support.flushing import HEADERS, PART_BYTES, Buffer, with_buffer
 from tests.support.journal_steps import steps_of_reads
 from tests.support.memory_origin.faults import Answer, Call, Delay, Hold, Unreachable, on
@@ -74,8 +74,8 @@ async def put_many(buffer: Buffer, names: list[str], bucket: str = "bucket") -> 
 
 
 def turns(buffer: Buffer) -> list[Turn]:
-    def look(tx: JournalView) -> list[Turn]:
-        return [turn for one in tx.waiting(0, 10_000) if (turn := tx.turn(one.id)) is not None]
+    def look(tx: JournalTransaction) -> list[Turn]:
+        return [turn for one in tx.writes.waiting(0, 10_000) if (turn := tx.turns.of(one.id)) is not None]
 
     return buffer.journal.read(look)
 
@@ -178,7 +178,7 @@ def test_somebody_who_asks_is_not_kept_waiting_by_an_origin_that_was_away(tmp_pa
         await buffer.until(lambda: line.passed > 3 * AWAY_AFTER)
         await buffer.still()  # what is on its way has failed, and that is written down
         buffer.origin.faults.remove(away)
-        await buffer.journal.change(lambda tx: tx.try_now("bucket", "", buffer.clock.now()))
+        await buffer.journal.change(lambda tx: tx.turns.try_now("bucket", "", buffer.clock.now()))
         buffer.reconciler.prioritise(Prefix("bucket"))
         await buffer.at_once(lambda: len(buffer.bucket.objects) == 3)
 
@@ -283,7 +283,7 @@ def test_what_somebody_waits_for_goes_first(tmp_path: Path) -> None:
         buffer.start()
         await buffer.until(reached.is_set)
         await buffer.delete(key("gone"))
-        await buffer.journal.change(lambda tx: tx.prioritise(key("hurried"), buffer.clock.now()))
+        await buffer.journal.change(lambda tx: tx.turns.prioritise(key("hurried"), buffer.clock.now()))
         await buffer.until(lambda: len(buffer.left()) == many)
         assert buffer.origin.data("bucket", "hurried") == b"x"
         assert "gone" not in buffer.bucket.objects
@@ -308,7 +308,7 @@ def test_parts_that_somebody_waits_for_do_not_wait_for_those_of_large_objects(tm
         buffer.start(line)
         await buffer.until(lambda: len(line.under_way) == PARTS_PER_LANE)
         await buffer.upload(key("needed"), sizes, upload_id="needed")
-        await buffer.journal.change(lambda tx: tx.prioritise(key("needed"), buffer.clock.now()))
+        await buffer.journal.change(lambda tx: tx.turns.prioritise(key("needed"), buffer.clock.now()))
         await buffer.until(lambda: "needed" in buffer.bucket.objects)
         assert len(buffer.bucket.objects) == 1
         held.set()
@@ -328,7 +328,7 @@ def test_the_origin_client_knows_for_which_flush_somebody_waits(tmp_path: Path) 
         buffer.start(line)
         await buffer.until(lambda: len(line.under_way) == 3)
         assert [is_awaited() for is_awaited in line.is_awaited.values()] == [False] * 3
-        await buffer.journal.change(lambda tx: tx.prioritise(key("needed"), buffer.clock.now()))
+        await buffer.journal.change(lambda tx: tx.turns.prioritise(key("needed"), buffer.clock.now()))
         buffer.reconciler.prioritise(Prefix("bucket", "a/"))
         await buffer.until(lambda: line.is_awaited["needed"]() and line.is_awaited["a/asked"]())
         assert not line.is_awaited["other"]()
@@ -391,7 +391,7 @@ def test_a_look_costs_what_it_starts(tmp_path: Path) -> None:
 
 def _acknowledge(tx: JournalTransaction, new: list[Write]) -> None:
     for one in new:
-        tx.acknowledge(one)
+        tx.writes.acknowledge(one)
 
 
 def test_how_it_fares_outlives_the_process(tmp_path: Path) -> None:

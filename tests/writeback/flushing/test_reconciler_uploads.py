@@ -70,22 +70,22 @@ class OpenUpload:
             upload_id=upload_id,
             origin_upload_id=origin_upload_id,
         )
-        return cls(buffer, await buffer.journal.change(lambda tx: tx.open_upload(opened)))
+        return cls(buffer, await buffer.journal.change(lambda tx: tx.uploads.begin(opened)))
 
     async def store(self, number: int, content: bytes) -> None:
         now = self.buffer.clock.now()
         part = Part(number, self.buffer.stage(content), now)
         self.contents[number] = content
-        assert await self.buffer.journal.change(lambda tx: tx.put_part(self.upload_id, part, Moment(now)))
+        assert await self.buffer.journal.change(lambda tx: tx.uploads.put_part(self.upload_id, part, Moment(now)))
 
     def parts(self) -> tuple[Part, ...]:
-        return self.buffer.journal.read(lambda tx: tuple(tx.parts(self.id)))
+        return self.buffer.journal.read(lambda tx: tuple(tx.parts.of(self.id)))
 
     def sent(self) -> set[int]:
         return {part.number for part in self.parts() if part.origin_etag is not None}
 
     def now(self) -> Write | None:
-        return self.buffer.journal.read(lambda tx: tx.upload(self.upload_id))
+        return self.buffer.journal.read(lambda tx: tx.uploads.upload(self.upload_id))
 
     @property
     def is_open(self) -> bool:
@@ -104,14 +104,14 @@ class OpenUpload:
     async def complete(self) -> Write:
         """Acknowledged here."""
         made = replace(self._made(), acknowledged_at=self.buffer.clock.now())
-        completed = await self.buffer.journal.change(lambda tx: tx.complete(made))
+        completed = await self.buffer.journal.change(lambda tx: tx.uploads.complete(made))
         assert completed is not None
         return completed
 
     async def complete_at_origin(self, **conditions: str) -> None:
         """Its client waits for the origin."""
         made = replace(self._made(), conditions=conditions, asked_as="token", touched=Moment.of(self.buffer.clock))
-        assert await self.buffer.journal.change(lambda tx: tx.complete_at_origin(made))
+        assert await self.buffer.journal.change(lambda tx: tx.uploads.complete_at_origin(made))
 
     def answer(self) -> str | None:
         now = self.now()
@@ -127,7 +127,9 @@ class OpenUpload:
 
         def put(tx: JournalTransaction) -> None:
             for number in range(1, count + 1):
-                assert tx.put_part(self.upload_id, Part(number, staged(f"{self.upload_id}/{number}"), 1.0), Moment(1.0))
+                assert tx.uploads.put_part(
+                    self.upload_id, Part(number, staged(f"{self.upload_id}/{number}"), 1.0), Moment(1.0)
+                )
 
         await self.buffer.journal.change(put)
 
@@ -215,9 +217,9 @@ def test_a_part_that_fails_is_tried_again_and_the_others_go_on(tmp_path: Path) -
             await upload.store(number, b"x")
         buffer.start()
         await buffer.until(lambda: len(upload.sent()) == 9)
-        turn = buffer.journal.read(lambda tx: tx.turn(upload.id))
+        turn = buffer.journal.read(lambda tx: tx.turns.of(upload.id))
         assert turn is not None
-        await buffer.until(lambda: getattr(buffer.journal.read(lambda tx: tx.turn(upload.id)), "attempts", 1) == 0)
+        await buffer.until(lambda: getattr(buffer.journal.read(lambda tx: tx.turns.of(upload.id)), "attempts", 1) == 0)
         assert buffer.observer.failures
 
     with_buffer(tmp_path, scenario)
@@ -362,7 +364,7 @@ def test_a_part_that_complete_leaves_out_is_no_damage(tmp_path: Path) -> None:
         made, parts = upload._made(), upload.parts()[:1]
         etag = multipart_etag([one.file.etag for one in parts]) or ""
         made = replace(made, parts=parts, etag=etag, size_bytes=PART_BYTES, acknowledged_at=buffer.clock.now())
-        assert await buffer.journal.change(lambda tx: tx.complete(made))
+        assert await buffer.journal.change(lambda tx: tx.uploads.complete(made))
         held.set()
         await buffer.flushed()
         assert buffer.origin.data("bucket", AT.key) == upload.contents[1]
@@ -416,7 +418,7 @@ def test_an_upload_that_nobody_touches_expires(tmp_path: Path) -> None:
         assert not buffer.observer.expiries
         assert await buffer.passes(2 * UPLOAD_LOOK_SECONDS, lambda: buffer.observer.expiries == [AT.key], step=10.0)
         await buffer.until(lambda: not buffer.bucket.uploads and not list(buffer.staging.names()))
-        ended = buffer.journal.read(lambda tx: tx.ended("u"))
+        ended = buffer.journal.read(lambda tx: tx.uploads.ended("u"))
         assert ended is not None
         assert ended.etag is None
         assert AT.key not in buffer.bucket.objects
@@ -500,10 +502,10 @@ def test_what_the_origin_completes_is_over_here(tmp_path: Path) -> None:
         await buffer.until(lambda: not upload.is_open)
         await buffer.flushed()
         assert buffer.observer.published == [(AT.key, etag)]
-        ended = buffer.journal.read(lambda tx: tx.ended("u"))
+        ended = buffer.journal.read(lambda tx: tx.uploads.ended("u"))
         assert ended is not None
         assert (ended.etag, ended.parts) == (etag, "these")
-        own = buffer.journal.read(lambda tx: tx.last_own_write(AT))
+        own = buffer.journal.read(lambda tx: tx.buckets.last_own_write(AT))
         assert own is not None
         assert own.etag == etag
         [sent] = [one for one in buffer.origin.calls if one.operation is Operation.COMPLETE_MULTIPART_UPLOAD]
@@ -655,10 +657,10 @@ def test_one_that_has_ended_meanwhile_is_left_as_it_is(tmp_path: Path) -> None:
         held, reached = asyncio.Event(), asyncio.Event()
         buffer.origin.inject(on(Operation.LIST_PARTS), Hold(held, reached))
         await buffer.until(reached.is_set)
-        assert await buffer.journal.change(lambda tx: tx.abort("u", Moment(buffer.clock.now())))
+        assert await buffer.journal.change(lambda tx: tx.uploads.abort("u", Moment(buffer.clock.now())))
         held.set()
         await buffer.until(lambda: not buffer.bucket.uploads)
-        ended = buffer.journal.read(lambda tx: tx.ended("u"))
+        ended = buffer.journal.read(lambda tx: tx.uploads.ended("u"))
         assert ended is not None
         assert ended.etag is None
         assert not buffer.observer.published
@@ -673,10 +675,10 @@ def test_what_this_gateway_has_written_since_counts(tmp_path: Path) -> None:
     async def scenario(buffer: Buffer) -> None:
         upload = await in_doubt(buffer)
         later = LastOwnWrite(buffer.clock.now() + 10_000.0, '"later"')
-        await buffer.journal.change(lambda tx: tx.record_own_write(AT, later))
+        await buffer.journal.change(lambda tx: tx.buckets.record_own_write(AT, later))
         complete_late(buffer, upload)
         assert await buffer.passes(600.0, lambda: not upload.is_open, step=5.0)
-        assert buffer.journal.read(lambda tx: tx.last_own_write(AT)) == later
+        assert buffer.journal.read(lambda tx: tx.buckets.last_own_write(AT)) == later
 
     with_buffer(tmp_path, scenario)
 
@@ -796,7 +798,7 @@ def test_an_upload_of_which_the_bucket_never_makes_an_object_is_sent_seldom(
 
         buffer.start()
         assert await buffer.passes(60.0, lambda: refusals() == RESTARTS_MAX + 1, step=1.0)
-        turn = buffer.journal.read(lambda tx: tx.turn(write.id))
+        turn = buffer.journal.read(lambda tx: tx.turns.of(write.id))
         assert turn is not None
         assert (turn.priority, turn.last_error) == (Priority.REFUSED, f"{code}: injected")
         assert turn.failing_since is not None

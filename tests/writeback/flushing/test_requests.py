@@ -243,7 +243,7 @@ def test_a_bucket_that_begins_to_make_opaque_etags_has_the_bytes_read_back(tmp_p
         await buffer.flushed()
         assert sorted(buffer.observer.published) == [("k", '"opaque-k"'), ("model", '"opaque-model"')]
         assert buffer.origin.count(Operation.GET_OBJECT) == 2
-        capabilities = buffer.journal.read(lambda tx: tx.capabilities("bucket"))
+        capabilities = buffer.journal.read(lambda tx: tx.buckets.capabilities("bucket"))
         assert capabilities is not None
         assert not capabilities.md5_etags
         assert not capabilities.multipart_etags
@@ -264,7 +264,7 @@ def test_what_the_origin_has_made_of_it_is_compared(
         write = await (buffer.upload(key("k"), [PART_BYTES, 3]) if multipart else buffer.put(key("k"), b"ours"))
         buffer.start(Encrypting(buffer, change))
         await buffer.until(lambda: buffer.observer.conflicts == ["k"])
-        turn = buffer.journal.read(lambda tx: tx.turn(write.id))
+        turn = buffer.journal.read(lambda tx: tx.turns.of(write.id))
         assert turn is not None
         assert turn.last_error == DIFFERENT
         assert len(list(buffer.staging.names())) == len(write.parts)

@@ -93,7 +93,7 @@ OUTAGES = [
 
 
 def turns(buffer: Buffer) -> list[Turn]:
-    found = [buffer.journal.read(lambda tx, one=write.id: tx.turn(one)) for write in buffer.left()]  # type: ignore[misc]
+    found = [buffer.journal.read(lambda tx, one=write.id: tx.turns.of(one)) for write in buffer.left()]  # type: ignore[misc]
     return [turn for turn in found if turn is not None]
 
 
@@ -105,14 +105,14 @@ def test_an_outage_that_answers_is_waited_out(tmp_path: Path, outage: Answer, is
     async def scenario(buffer: Buffer) -> None:
         await buffer.learn()
         if not is_probed:
-            await buffer.journal.change(lambda tx: tx.learn_conditions("bucket", Conditions()))
+            await buffer.journal.change(lambda tx: tx.buckets.amend("bucket", conditions=Conditions()))
         old = {name: buffer.origin.put("bucket", name, b"old") for name in ("over", "gone")}
         await buffer.put(key("new"), b"new")
         await buffer.put(key("over"), b"over", expected=ExpectedVersion((old["over"],)))
         await buffer.upload(key("model"), [PART_BYTES, 3])
         gone = ExpectedVersion((old["gone"],))
         tombstone = Write(WriteSpec(key("gone"), {}, "slot"), gone, 1.0, deleted=True, acknowledged_at=1.0)
-        await buffer.journal.change(lambda tx: tx.acknowledge(tombstone))
+        await buffer.journal.change(lambda tx: tx.writes.acknowledge(tombstone))
         fault = buffer.origin.inject(lambda _: True, outage, times=None)
         buffer.start()
         await buffer.passes(20.0, step=1.0)
@@ -125,7 +125,7 @@ def test_an_outage_that_answers_is_waited_out(tmp_path: Path, outage: Answer, is
         assert await buffer.passes(200.0, lambda: not buffer.left(), step=2.0)
         assert not buffer.observer.conflicts
         assert not buffer.observer.mishaps
-        known = buffer.journal.read(lambda tx: tx.capabilities("bucket"))
+        known = buffer.journal.read(lambda tx: tx.buckets.capabilities("bucket"))
         assert known is not None
         assert {known.conditions.put, known.conditions.complete, known.conditions.delete} == {Honoured.YES}
         assert sorted(name for name in buffer.bucket.objects if ".forebay" not in name) == ["model", "new", "over"]

@@ -61,7 +61,7 @@ def readable(directory: Path, name: str) -> bool:
     """Whether an object is found; damage that is told of counts as found."""
     journal = Journal(directory, lambda _: None)
     try:
-        return journal.read(lambda tx: tx.latest(key(name))) is not None
+        return journal.read(lambda tx: tx.writes.latest(key(name))) is not None
     except BufferDamaged:
         return True
     finally:

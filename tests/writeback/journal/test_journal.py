@@ -23,9 +23,9 @@ from gateway.core.clock import Clock, Moment
 from gateway.core.errors import BufferRefused, BufferUnavailable, StartupError
 from gateway.core.model import ObjectKey
 from gateway.writeback.journal.journal import STEADY_SECONDS, Journal
+from gateway.writeback.journal.records import Write
 from gateway.writeback.journal.schema import BUSY_SECONDS_MAX, connect
 from gateway.writeback.journal.transaction import JournalTransaction
-from gateway.writeback.journal.view import JournalView
 from tests.support.manual_clock import ManualClock
 from tests.support.writeback import key, part, pending, upload
 
@@ -49,7 +49,7 @@ def modes(directory: Path) -> dict[str, int]:
 
 
 def latest(journal: Journal, at: ObjectKey) -> str | None:
-    found = journal.read(lambda tx: tx.latest(at))
+    found = journal.read(lambda tx: tx.writes.latest(at))
     return found.etag if found is not None else None
 
 
@@ -60,10 +60,10 @@ def test_what_is_acknowledged_is_there_for_every_process(tmp_path: Path) -> None
         other = Journal(tmp_path, lambda _: None)
         try:
             assert not other.pending_keys.may_be(key("a"))
-            stored = await journal.change(lambda tx: tx.acknowledge(pending(key("a"), "x")))
+            stored = await journal.change(lambda tx: tx.writes.acknowledge(pending(key("a"), "x")))
             assert other.pending_keys.may_be(key("a"))
             assert latest(other, key("a")) == stored.etag
-            await other.change(lambda tx: tx.settle(stored.id, stored.etag, Moment(50.0)))
+            await other.change(lambda tx: tx.writes.settle(stored.id, stored.etag, Moment(50.0)))
             await other.tidy()
             assert not journal.pending_keys.may_be(key("a"))
             assert latest(journal, key("a")) is None
@@ -99,14 +99,14 @@ def test_a_process_stopped_while_it_writes_keeps_nobody_waiting(tmp_path: Path) 
 
     async def scenario(journal: Journal, _: list[str]) -> None:
         with stopped_while_writing(tmp_path / "journal"):
-            first = asyncio.create_task(journal.change(lambda tx: tx.acknowledge(pending(key("a"), "x"))))
+            first = asyncio.create_task(journal.change(lambda tx: tx.writes.acknowledge(pending(key("a"), "x"))))
             await asyncio.sleep(BUSY_SECONDS_MAX / 2)
-            later = asyncio.create_task(journal.change(lambda tx: tx.acknowledge(pending(key("b"), "x"))))
+            later = asyncio.create_task(journal.change(lambda tx: tx.writes.acknowledge(pending(key("b"), "x"))))
             async with asyncio.timeout(BUSY_SECONDS_MAX):
                 refusals = await asyncio.gather(first, later, return_exceptions=True)
             assert [type(one) for one in refusals] == [BufferRefused, BufferRefused]
             assert (latest(journal, key("a")), latest(journal, key("b"))) == (None, None)
-        stored = await journal.change(lambda tx: tx.acknowledge(pending(key("a"), "y")))
+        stored = await journal.change(lambda tx: tx.writes.acknowledge(pending(key("a"), "y")))
         assert latest(journal, key("a")) == stored.etag
 
     with_journal(tmp_path, scenario)
@@ -124,12 +124,12 @@ def test_who_looks_from_outside_takes_nothing_away(tmp_path: Path) -> None:
         others = [Journal(tmp_path, lambda _: None) for _ in range(2)]
         try:
             for name in ("a", "b"):
-                await journal.change(lambda tx: tx.acknowledge(pending(key(name), "x")))  # noqa: B023
+                await journal.change(lambda tx: tx.writes.acknowledge(pending(key(name), "x")))  # noqa: B023
                 await asyncio.to_thread(
                     subprocess.run, [sys.executable, "-c", look, str(tmp_path / "journal")], check=True
                 )
                 assert "journal-wal" in modes(tmp_path)
-            await others[0].change(lambda tx: tx.acknowledge(pending(key("c"), "x")))
+            await others[0].change(lambda tx: tx.writes.acknowledge(pending(key("c"), "x")))
         finally:
             for other in others:
                 other.close()
@@ -146,7 +146,7 @@ def test_who_reads_on_at_the_end_is_told_so(tmp_path: Path) -> None:
     """Whatever still looks while the journal is being closed, by another thread, gets an error it knows."""
 
     async def scenario(journal: Journal, _: list[str]) -> None:
-        await journal.change(lambda tx: tx.acknowledge(pending(key("a"), "x")))
+        await journal.change(lambda tx: tx.writes.acknowledge(pending(key("a"), "x")))
         journal.end_reads()
         closing = asyncio.create_task(asyncio.to_thread(journal.close))
         while not closing.done():
@@ -161,7 +161,7 @@ def test_nobody_else_may_read_the_journal(tmp_path: Path) -> None:
     """Its log and its index neither."""
 
     async def scenario(journal: Journal, _: list[str]) -> None:
-        await journal.change(lambda tx: tx.acknowledge(pending(key("a"), "x")))
+        await journal.change(lambda tx: tx.writes.acknowledge(pending(key("a"), "x")))
         assert modes(tmp_path) == dict.fromkeys(("journal", "journal-wal", "journal-shm", "presence"), 0o600)
 
     with_journal(tmp_path, scenario)
@@ -171,19 +171,20 @@ def test_a_change_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
     """Changes that share a commit stand each for itself; the failure reaches its own caller."""
 
     def fail(tx: JournalTransaction) -> None:
-        tx.open_upload(upload("never", key("a")))
-        never = tx.acknowledge(pending(key("never"), "never"))
-        assert tx.discard(never.id, Moment(2.0), only_conflict=False)
+        tx.uploads.begin(upload("never", key("a")))
+        never = tx.writes.acknowledge(pending(key("never"), "never"))
+        assert tx.writes.discard(never.id, Moment(2.0), only_conflict=False)
         raise KeyError("no such thing")
 
+    def begin(new: Write, tx: JournalTransaction) -> Write:
+        return tx.uploads.begin(new)
+
     async def scenario(journal: Journal, freed: list[str]) -> None:
-        changes = [
-            journal.change(partial(JournalTransaction.open_upload, upload=upload(f"u{n}", key("a")))) for n in range(20)
-        ]
+        changes = [journal.change(partial(begin, upload(f"u{n}", key("a")))) for n in range(20)]
         outcomes = await asyncio.gather(*changes, journal.change(fail), return_exceptions=True)
         assert [one for one in outcomes if isinstance(one, Exception)] == [outcomes[-1]]
         assert isinstance(outcomes[-1], KeyError)
-        names = journal.read(lambda tx: [one.upload_id for one in tx.uploads("bucket")])
+        names = journal.read(lambda tx: [one.upload_id for one in tx.uploads.under("bucket")])
         assert names == sorted(f"u{n}" for n in range(20))
         assert freed == []
 
@@ -196,9 +197,11 @@ def test_many_changes_share_a_commit(tmp_path: Path) -> None:
     async def scenario(journal: Journal, _: list[str]) -> None:
         commits: list[str] = []
         journal._writer.set_trace_callback(commits.append)
-        await asyncio.gather(*(journal.change(lambda tx: tx.acknowledge(pending(key("a"), "x"))) for _ in range(500)))
+        await asyncio.gather(
+            *(journal.change(lambda tx: tx.writes.acknowledge(pending(key("a"), "x"))) for _ in range(500))
+        )
         assert commits.count("COMMIT") < 50
-        assert journal.read(lambda tx: len(tx.waiting(0, 1000))) == 1
+        assert journal.read(lambda tx: len(tx.writes.waiting(0, 1000))) == 1
 
     with_journal(tmp_path, scenario)
 
@@ -207,10 +210,10 @@ def test_files_are_given_back_after_the_commit(tmp_path: Path) -> None:
     """A file is unlinked when nothing durable names it any more, and not before."""
 
     async def scenario(journal: Journal, freed: list[str]) -> None:
-        await journal.change(lambda tx: tx.open_upload(upload("u", key("a"))))
-        await journal.change(lambda tx: tx.put_part("u", part(1, "p"), Moment(1.0)))
+        await journal.change(lambda tx: tx.uploads.begin(upload("u", key("a"))))
+        await journal.change(lambda tx: tx.uploads.put_part("u", part(1, "p"), Moment(1.0)))
         assert freed == []
-        await journal.change(lambda tx: tx.abort("u", Moment(1.0)))
+        await journal.change(lambda tx: tx.uploads.abort("u", Moment(1.0)))
         assert freed == ["p"]
 
     with_journal(tmp_path, scenario)
@@ -220,10 +223,10 @@ def test_after_a_commit_that_failed_in_the_disk_its_connection_is_not_believed(t
     """No later commit of it is acknowledged, whatever the disk says then; reads go on."""
 
     async def scenario(journal: Journal, _: list[str]) -> None:
-        await journal.change(lambda tx: tx.acknowledge(pending(key("a"), "kept")))
+        await journal.change(lambda tx: tx.writes.acknowledge(pending(key("a"), "kept")))
         await fail(journal, sqlite3.SQLITE_IOERR_FSYNC)
         with pytest.raises(BufferRefused):
-            await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "late")))
+            await journal.change(lambda tx: tx.writes.acknowledge(pending(key("b"), "late")))
         assert latest(journal, key("a")) is not None
         assert latest(journal, key("b")) is None
 
@@ -240,7 +243,7 @@ def test_a_journal_that_has_failed_takes_changes_again_when_the_disk_does(
     async def scenario(journal: Journal, freed: list[str]) -> None:
         told: list[bool] = []
         monkeypatch.setattr(journal, "tell", lambda *, is_failing: told.append(is_failing))
-        await journal.change(lambda tx: tx.acknowledge(pending(key("a"), "kept")))
+        await journal.change(lambda tx: tx.writes.acknowledge(pending(key("a"), "kept")))
 
         def tried(path: str) -> sqlite3.Connection:
             tries.append(clock.monotonic())
@@ -252,14 +255,14 @@ def test_a_journal_that_has_failed_takes_changes_again_when_the_disk_does(
             journal.in_doubt += ["lost", "kept"]
             while len(tries) < 9:
                 with pytest.raises(BufferRefused):
-                    await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "late")))
+                    await journal.change(lambda tx: tx.writes.acknowledge(pending(key("b"), "late")))
                 version = journal.pending_keys.version()
                 await let_pass(journal, clock, 1.0)
         assert tries == [1.0, 3.0, 7.0, 15.0, 31.0, 63.0, 123.0, 183.0, 243.0]
         assert (told, [line["log_level"] for line in lines]) == ([True, False], ["error", "info"])
         assert freed == ["lost"]
         assert journal.pending_keys.version() != version
-        await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "taken")))
+        await journal.change(lambda tx: tx.writes.acknowledge(pending(key("b"), "taken")))
         assert latest(journal, key("b")) is not None
         await fail(journal, sqlite3.SQLITE_IOERR_WRITE)
         await let_pass(journal, clock, 59.0)
@@ -302,7 +305,7 @@ def test_a_damaged_journal_is_not_opened_again(tmp_path: Path) -> None:
             await fail(journal, sqlite3.SQLITE_CORRUPT)
             await let_pass(journal, clock, 1000.0)
             with pytest.raises(BufferRefused):
-                await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "late")))
+                await journal.change(lambda tx: tx.writes.acknowledge(pending(key("b"), "late")))
         assert journal.has_failed
         assert ["damaged" in line["event"] for line in lines] == [True]
 
@@ -319,10 +322,10 @@ def test_a_full_disk_passes(tmp_path: Path) -> None:
             cast(sqlite3.Connection, _Failing(journal._writer, sqlite3.SQLITE_FULL)),
         )
         with pytest.raises(BufferUnavailable):
-            await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "lost")))
+            await journal.change(lambda tx: tx.writes.acknowledge(pending(key("b"), "lost")))
         told = [journal.problem]
         journal._writer = real
-        await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "late")))
+        await journal.change(lambda tx: tx.writes.acknowledge(pending(key("b"), "late")))
         assert latest(journal, key("b")) is not None
         assert [one is None for one in (*told, journal.problem)] == [False, True]
 
@@ -346,11 +349,11 @@ def test_a_quota_is_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
         journal.make_room = make_room
         if passes:
-            await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "kept")))
+            await journal.change(lambda tx: tx.writes.acknowledge(pending(key("b"), "kept")))
             assert latest(journal, key("b")) is not None
         else:
             with pytest.raises(BufferUnavailable):
-                await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "lost")))
+                await journal.change(lambda tx: tx.writes.acknowledge(pending(key("b"), "lost")))
         assert journal.has_failed is not passes
 
     monkeypatch.setattr("gateway.writeback.journal.journal.TemporaryFile", refused)
@@ -369,24 +372,38 @@ def test_a_journal_of_another_version_is_refused_and_left_alone(tmp_path: Path) 
     assert (tmp_path / "journal").read_bytes() == before
 
 
+def test_a_look_changes_nothing(tmp_path: Path) -> None:
+    """The connection of readers refuses each change."""
+
+    async def scenario(journal: Journal, _: list[str]) -> None:
+        stored = await journal.change(lambda tx: tx.writes.acknowledge(pending(key("a"), "one")))
+        with pytest.raises(BufferUnavailable, match="readonly"):
+            journal.read(lambda tx: tx.writes.settle(stored.id, '"e"', Moment(2.0)))
+        assert latest(journal, key("a")) == stored.etag
+
+    with_journal(tmp_path, scenario)
+
+
 def test_a_reader_sees_one_moment(tmp_path: Path) -> None:
     """A look at several rows is at one state of the journal, whatever is committed meanwhile."""
 
     async def scenario(journal: Journal, _: list[str]) -> None:
-        first = await journal.change(lambda tx: tx.acknowledge(pending(key("a"), "one")))
+        first = await journal.change(lambda tx: tx.writes.acknowledge(pending(key("a"), "one")))
         other = Journal(tmp_path, lambda _: None)
 
-        def look(tx: JournalView) -> tuple[int, int]:
-            before = len(tx.waiting(0, 10))
+        def look(tx: JournalTransaction) -> tuple[int, int]:
+            before = len(tx.writes.waiting(0, 10))
             other._commit(
                 JournalTransaction(other._writer, other.pending_keys),
-                [(lambda inner: inner.acknowledge(replace(pending(key("b"), "two"))), None)],  # type: ignore[list-item]
+                [(lambda inner: inner.writes.acknowledge(replace(pending(key("b"), "two"))), None)],  # type: ignore[list-item]
             )
-            return before, len(tx.waiting(0, 10))
+            return before, len(tx.writes.waiting(0, 10))
 
         try:
             assert journal.read(look) == (1, 1)
-            assert [one.sequence > first.sequence for one in journal.read(lambda tx: tx.waiting(1, 10))] == [True]
+            assert [one.sequence > first.sequence for one in journal.read(lambda tx: tx.writes.waiting(1, 10))] == [
+                True
+            ]
         finally:
             other.close()
 
@@ -401,7 +418,7 @@ async def fail(journal: Journal, code: int) -> None:
     """The next commit fails in the disk."""
     journal._writer = failing(journal._writer, code)
     with pytest.raises(BufferUnavailable) as raised:
-        await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "lost")))
+        await journal.change(lambda tx: tx.writes.acknowledge(pending(key("b"), "lost")))
     assert not isinstance(raised.value, BufferRefused), "it may have happened"
     await asyncio.sleep(0)
 
@@ -436,20 +453,20 @@ def test_files_that_a_process_had_no_time_to_remove_are_removed_by_the_next(tmp_
     """Killed between a commit and the unlink of what it freed, whoever comes knows of it; and only of that."""
 
     async def scenario(journal: Journal, freed: list[str]) -> None:
-        first = await journal.change(lambda tx: tx.acknowledge(pending(key("a"), "first")))
-        await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "second")))
-        await journal.change(lambda tx: tx.settle(first.id, first.etag, Moment(50.0)))
+        first = await journal.change(lambda tx: tx.writes.acknowledge(pending(key("a"), "first")))
+        await journal.change(lambda tx: tx.writes.acknowledge(pending(key("b"), "second")))
+        await journal.change(lambda tx: tx.writes.settle(first.id, first.etag, Moment(50.0)))
         assert freed == ["first"]
-        assert journal.read(lambda tx: tx.left_behind()) == ["first"]
+        assert journal.read(lambda tx: tx.files.left_behind()) == ["first"]
         removed: list[str] = []
         other = Journal(tmp_path, removed.extend, worker=1)
         other.inherit(Moment(60.0))
         other.close()
         assert removed == ["first"]
-        assert journal.read(lambda tx: tx.left_behind()) == []
-        await journal.change(lambda tx: tx.acknowledge(pending(key("b"), "third")))
-        assert journal.read(lambda tx: tx.left_behind()) == ["second"]
-        await journal.change(lambda tx: tx.acknowledge(pending(key("c"), "fourth")))
-        assert journal.read(lambda tx: tx.left_behind()) == []
+        assert journal.read(lambda tx: tx.files.left_behind()) == []
+        await journal.change(lambda tx: tx.writes.acknowledge(pending(key("b"), "third")))
+        assert journal.read(lambda tx: tx.files.left_behind()) == ["second"]
+        await journal.change(lambda tx: tx.writes.acknowledge(pending(key("c"), "fourth")))
+        assert journal.read(lambda tx: tx.files.left_behind()) == []
 
     with_journal(tmp_path, scenario)

@@ -25,7 +25,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     async def write() -> None:
         journal = Journal(directory, lambda _: None)
         for number in range(COMMITS):
-            await journal.change(lambda tx, number=number: tx.acknowledge(pending(key(f"k{number}"), "x")))  # type: ignore[misc]
+            await journal.change(lambda tx, number=number: tx.writes.acknowledge(pending(key(f"k{number}"), "x")))  # type: ignore[misc]
         shutil.copytree(directory, copy, dirs_exist_ok=True)
         journal.close()
 
@@ -37,7 +37,7 @@ def there(directory: Path) -> int:
     """How many of the commits SQLite finds; they must be the first ones."""
     journal = Journal(directory, lambda _: None)
     try:
-        found = journal.read(lambda tx: [one.key.key for one in tx.waiting(0, 100)])
+        found = journal.read(lambda tx: [one.key.key for one in tx.writes.waiting(0, 100)])
     finally:
         journal.close()
     assert found == [f"k{number}" for number in range(len(found))]
@@ -96,9 +96,9 @@ def test_what_a_log_held_before_it_began_anew_is_no_commit(tmp_path: Path) -> No
     async def write() -> None:
         journal = Journal(tmp_path, lambda _: None)
         for number in range(40):
-            await journal.change(lambda tx, number=number: tx.acknowledge(pending(key(f"k{number}"), "x")))  # type: ignore[misc]
+            await journal.change(lambda tx, number=number: tx.writes.acknowledge(pending(key(f"k{number}"), "x")))  # type: ignore[misc]
         journal._writer.execute("PRAGMA wal_checkpoint(FULL)")
-        await journal.change(lambda tx: tx.acknowledge(pending(key("new"), "x")))
+        await journal.change(lambda tx: tx.writes.acknowledge(pending(key("new"), "x")))
         check_log(tmp_path / "journal-wal")
         journal.close()
 

@@ -45,15 +45,17 @@ def connection() -> Iterator[sqlite3.Connection]:
         tx = JournalTransaction(connection, PlainPresence())
         connection.execute("BEGIN")
         for number in range(MANY):
-            stored = tx.acknowledge(pending(key(f"d{number % 100:02}/{number:06}"), f"f{number}"))
+            stored = tx.writes.acknowledge(pending(key(f"d{number % 100:02}/{number:06}"), f"f{number}"))
             if number % 3 == 0:
-                tx.wait(stored.id, Turn(stored.acknowledged_at), Turn(NOW + 9e4, 3, NOW, "refused", Priority.RETRY))
+                tx.turns.wait(
+                    stored.id, Turn(stored.acknowledged_at), Turn(NOW + 9e4, 3, NOW, "refused", Priority.RETRY)
+                )
         for number in range(2_000):
-            tx.open_upload(upload(f"u{number}", key(f"d{number % 100:02}/u{number:06}")))
-            tx.put_part(f"u{number}", part(1, f"p{number}"), Moment(NOW))
-            tx.open_upload(upload(f"e{number}", key(f"e{number:06}")))
-            tx.abort(f"e{number}", Moment(NOW))
-            tx.record_own_write(key(f"own{number:06}"), LastOwnWrite(NOW, '"e"'))
+            tx.uploads.begin(upload(f"u{number}", key(f"d{number % 100:02}/u{number:06}")))
+            tx.uploads.put_part(f"u{number}", part(1, f"p{number}"), Moment(NOW))
+            tx.uploads.begin(upload(f"e{number}", key(f"e{number:06}")))
+            tx.uploads.abort(f"e{number}", Moment(NOW))
+            tx.buckets.record_own_write(key(f"own{number:06}"), LastOwnWrite(NOW, '"e"'))
         connection.execute("COMMIT")
         yield connection
 
@@ -87,82 +89,85 @@ def scans(connection: sqlite3.Connection, statements: list[str]) -> list[str]:
 
 
 def a_write(tx: JournalTransaction) -> Write:
-    found = tx.latest(key("d07/050007"))
+    found = tx.writes.latest(key("d07/050007"))
     assert found is not None
     return found
 
 
 def an_upload(tx: JournalTransaction) -> Write:
-    found = tx.upload("u7")
+    found = tx.uploads.upload("u7")
     assert found is not None
     return found
 
 
 def _completed(tx: JournalTransaction) -> None:
     opened = an_upload(tx)
-    made = replace(pending(opened.key, parts=list(tx.parts(opened.id)), multipart=True), upload_id="u7")
-    assert tx.complete(with_order(made, SLOT)) is not None
+    made = replace(pending(opened.key, parts=list(tx.parts.of(opened.id)), multipart=True), upload_id="u7")
+    assert tx.uploads.complete(with_order(made, SLOT)) is not None
 
 
 def _completed_at_origin(tx: JournalTransaction) -> None:
     opened = an_upload(tx)
-    made = replace(pending(opened.key, parts=list(tx.parts(opened.id)), multipart=True), upload_id="u7")
-    assert tx.complete_at_origin(made)
-    tx.answer(opened.id, "ServiceUnavailable", is_over=False)
-    tx.completed(opened.id, '"e"', Moment(NOW))
+    made = replace(pending(opened.key, parts=list(tx.parts.of(opened.id)), multipart=True), upload_id="u7")
+    assert tx.uploads.complete_at_origin(made)
+    tx.uploads.answer(opened.id, "ServiceUnavailable", is_over=False)
+    tx.uploads.completed(opened.id, '"e"', Moment(NOW))
 
 
 def _began(tx: JournalTransaction) -> None:
-    asked = tx.ask(key("d07/new"), "slot", CreateAttempt(0, Moment(NOW)))
-    opened = tx.open_upload(upload("new", key("d07/new")))
-    tx.begun(opened.id, "o", asked)
-    tx.put_part("new", part(1, "new"), Moment(NOW))
-    tx.part_sent(opened.id, replace(part(1, "new"), origin_etag='"e"'))
-    tx.rest(opened.id, Turn(NOW), Turn(NOW + 1, priority=Priority.UPLOAD))
-    tx.start_over(opened.id, NOW)
-    tx.abort("new", Moment(NOW))
+    asked = tx.uploads.ask(key("d07/new"), "slot", CreateAttempt(0, Moment(NOW)))
+    opened = tx.uploads.begin(upload("new", key("d07/new")))
+    tx.uploads.begun(opened.id, "o", asked)
+    tx.uploads.put_part("new", part(1, "new"), Moment(NOW))
+    tx.uploads.part_sent(opened.id, replace(part(1, "new"), origin_etag='"e"'))
+    tx.turns.rest(opened.id, Turn(NOW), Turn(NOW + 1, priority=Priority.UPLOAD))
+    tx.writes.start_over(opened.id, NOW)
+    tx.uploads.abort("new", Moment(NOW))
 
 
 def _sent(tx: JournalTransaction) -> None:
     write = a_write(tx)
-    tx.change(replace(write, state=State.PUBLISHING), State.COMMITTED)
-    tx.acknowledge(pending(write.key, "following"))
-    tx.settle(write.id, '"e"', Moment(NOW))
+    tx.writes.change(replace(write, state=State.PUBLISHING), State.COMMITTED)
+    tx.writes.acknowledge(pending(write.key, "following"))
+    tx.writes.settle(write.id, '"e"', Moment(NOW))
 
 
 def _looked(tx: JournalTransaction) -> None:
-    for lane in tx.lanes():
+    for lane in tx.turns.lanes():
         for priority in Priority:
-            tx.due(lane, priority, NOW, 64)
-    tx.living(range(1, 100))
+            tx.turns.due(lane, priority, NOW, 64)
+    tx.turns.living(range(1, 100))
 
 
 REQUESTS: dict[str, Callable[[JournalTransaction], object]] = {
-    "put": lambda tx: tx.acknowledge(pending(key("d07/new"), "new")),
-    "put over pending": lambda tx: tx.acknowledge(pending(a_write(tx).key, "new")),
-    "delete": lambda tx: tx.write_tombstone(pending(a_write(tx).key, deleted=True)),
-    "read": lambda tx: (a_write(tx), list(tx.parts(a_write(tx).id, 0, 16)), tx.earliest(key("d07/050007"))),
-    "page": lambda tx: tx.listing("bucket", b"d50/", b"d51/", 20),
-    "page behind": lambda tx: tx.listing("bucket", b"d99/099990", None, 20),
-    "uploads": lambda tx: next(tx.uploads("bucket", "d50/", ("d50/u000650", ""))),
+    "put": lambda tx: tx.writes.acknowledge(pending(key("d07/new"), "new")),
+    "put over pending": lambda tx: tx.writes.acknowledge(pending(a_write(tx).key, "new")),
+    "delete": lambda tx: tx.writes.write_tombstone(pending(a_write(tx).key, deleted=True)),
+    "read": lambda tx: (a_write(tx), list(tx.parts.of(a_write(tx).id, 0, 16)), tx.writes.earliest(key("d07/050007"))),
+    "page": lambda tx: tx.writes.listing("bucket", b"d50/", b"d51/", 20),
+    "page behind": lambda tx: tx.writes.listing("bucket", b"d99/099990", None, 20),
+    "uploads": lambda tx: next(tx.uploads.under("bucket", "d50/", ("d50/u000650", ""))),
     "upload": _began,
     "complete": _completed,
     "complete at origin": _completed_at_origin,
-    "repeated complete": lambda tx: (tx.ended("e7"), tx.ended("u7"), tx.ended("none")),
-    "strict put": lambda tx: tx.acknowledge(with_order(pending(key("d07/new"), "new"), STRICT)),
-    "prioritise": lambda tx: tx.prioritise(a_write(tx).key, NOW),
-    "usage": lambda tx: (tx.usage("slot"), tx.oldest("slot"), tx.newest()),
-    "known uploads": lambda tx: (tx.origin_upload_ids(key("d07/u000007")), tx.asked(key("d07/u000007"))),
-    "look": _looked,
-    "taken up": lambda tx: (tx.write(a_write(tx).id), tx.turn(a_write(tx).id), tx.unsent_parts(5, 64)),
-    "sent and settled": _sent,
-    "failed": lambda tx: tx.wait(a_write(tx).id, Turn(99.5), Turn(NOW, 1, NOW, "x", Priority.RETRY)),
-    "conflict": lambda tx: (
-        tx.keep(a_write(tx).id, "x"),
-        tx.discard(a_write(tx).id, Moment(NOW), only_conflict=True),
+    "repeated complete": lambda tx: (tx.uploads.ended("e7"), tx.uploads.ended("u7"), tx.uploads.ended("none")),
+    "strict put": lambda tx: tx.writes.acknowledge(with_order(pending(key("d07/new"), "new"), STRICT)),
+    "prioritise": lambda tx: tx.turns.prioritise(a_write(tx).key, NOW),
+    "usage": lambda tx: (tx.files.usage("slot"), tx.writes.oldest("slot"), tx.writes.newest()),
+    "known uploads": lambda tx: (
+        tx.uploads.origin_upload_ids(key("d07/u000007")),
+        tx.uploads.asked(key("d07/u000007")),
     ),
-    "aborting": lambda tx: (tx.are_any_aborting(), tx.aborting()),
-    "taken over": lambda tx: tx.mark_all_in_doubt(Moment(NOW), 1),
+    "look": _looked,
+    "taken up": lambda tx: (tx.writes.whole(a_write(tx).id), tx.turns.of(a_write(tx).id), tx.parts.unsent(5, 64)),
+    "sent and settled": _sent,
+    "failed": lambda tx: tx.turns.wait(a_write(tx).id, Turn(99.5), Turn(NOW, 1, NOW, "x", Priority.RETRY)),
+    "conflict": lambda tx: (
+        tx.writes.keep(a_write(tx).id, "x"),
+        tx.writes.discard(a_write(tx).id, Moment(NOW), only_conflict=True),
+    ),
+    "aborting": lambda tx: (tx.uploads.are_any_aborting(), tx.uploads.aborting()),
+    "taken over": lambda tx: tx.uploads.mark_all_in_doubt(Moment(NOW), 1),
 }
 
 
@@ -188,7 +193,7 @@ def test_a_marker_takes_steps_for_its_own_directory_alone(connection: sqlite3.Co
     connection.execute("BEGIN")
     try:
         with watched(connection) as (steps, statements):
-            tx.acknowledge(with_order(pending(key("d07/_SUCCESS"), "marker"), SLOT))
+            tx.writes.acknowledge(with_order(pending(key("d07/_SUCCESS"), "marker"), SLOT))
     finally:
         connection.execute("ROLLBACK")
     assert scans(connection, statements) == []

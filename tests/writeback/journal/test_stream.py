@@ -33,11 +33,11 @@ def new_journal() -> Iterator[sqlite3.Connection]:
 def write_some(connection: sqlite3.Connection) -> list[Write]:
     """Objects, an upload with a part, something that was flushed."""
     tx = JournalTransaction(connection, PlainPresence())
-    made = [tx.acknowledge(pending(key(name), name)) for name in ("a", "é", "flushed", "z€")]
-    tx.settle(made[2].id, '"e"', Moment(5.0))
-    tx.open_upload(upload("node.u", key("open")))
-    tx.put_part("node.u", part(3, "part"), Moment(2.0))
-    tx.ask(key("asked"), "slot", CreateAttempt(0, Moment(1.0)))
+    made = [tx.writes.acknowledge(pending(key(name), name)) for name in ("a", "é", "flushed", "z€")]
+    tx.writes.settle(made[2].id, '"e"', Moment(5.0))
+    tx.uploads.begin(upload("node.u", key("open")))
+    tx.uploads.put_part("node.u", part(3, "part"), Moment(2.0))
+    tx.uploads.ask(key("asked"), "slot", CreateAttempt(0, Moment(1.0)))
     return made
 
 
@@ -76,12 +76,12 @@ def test_a_copy_that_has_the_rest_takes_what_is_new() -> None:
         made = write_some(connection)
         apply(copy, records(connection, made[1].sequence))
         tx = JournalTransaction(copy, PlainPresence())
-        assert [one.key for one in tx.waiting(0, 10)] == [key("z€")]
-        assert [one.number for one in tx.parts(made[3].id)] == [1]
-        opened = tx.upload("node.u")
+        assert [one.key for one in tx.writes.waiting(0, 10)] == [key("z€")]
+        assert [one.number for one in tx.parts.of(made[3].id)] == [1]
+        opened = tx.uploads.upload("node.u")
         assert opened is not None
-        assert [one.number for one in tx.parts(opened.id)] == [3]
-        assert [tx.knows_file(name) for name in ("a", "z€", "part")] == [False, True, True]
+        assert [one.number for one in tx.parts.of(opened.id)] == [3]
+        assert [tx.files.knows(name) for name in ("a", "z€", "part")] == [False, True, True]
 
 
 def test_ids_and_sequences_go_on() -> None:
@@ -92,7 +92,7 @@ def test_ids_and_sequences_go_on() -> None:
         names = []
         for one in (connection, copy):
             tx = JournalTransaction(one, PlainPresence())
-            written = tx.acknowledge(pending(key("next"), "next"))
+            written = tx.writes.acknowledge(pending(key("next"), "next"))
             names.append((tx.node(), written.id, written.sequence))
         assert names[0] == names[1]
 

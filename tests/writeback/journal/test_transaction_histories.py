@@ -18,11 +18,11 @@ from gateway.core.clock import Moment
 from gateway.core.errors import InConflict, PartInUse
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix, Slot
+from gateway.writeback.journal.files import Usage
 from gateway.writeback.journal.records import CreateAttempt, ExpectedVersion, LastOwnWrite, Part, State, Write
 from gateway.writeback.journal.schema import prepare
 from gateway.writeback.journal.stream import apply, records
 from gateway.writeback.journal.transaction import JournalTransaction
-from gateway.writeback.journal.view import Usage
 from gateway.writeback.order import with_order
 from gateway.writeback.pending_key_filter import hash_slot_of
 from tests.support.journal_rows import TABLES, said_by
@@ -133,12 +133,12 @@ class Histories(RuleBasedStateMachine):
     @rule(at=st.sampled_from(KEYS), slot=st.sampled_from(sorted(SLOTS)))
     def create(self, at: ObjectKey, slot: str) -> None:
         new = upload(self.new(), at)
-        opened = self.tx.open_upload(replace(new, spec=replace(new.spec, slot=slot)))
+        opened = self.tx.uploads.begin(replace(new, spec=replace(new.spec, slot=slot)))
         self.mine[opened.id] = Mine(opened)
 
     @rule(at=st.sampled_from(KEYS))
     def ask(self, at: ObjectKey) -> None:
-        self.asked.add(self.tx.ask(at, "slot", CreateAttempt(0, Moment(NOW))))
+        self.asked.add(self.tx.uploads.ask(at, "slot", CreateAttempt(0, Moment(NOW))))
 
     @precondition(lambda self: self.asked and self.has(is_open))
     @rule(data=st.data())
@@ -148,7 +148,7 @@ class Histories(RuleBasedStateMachine):
         self.asked.remove(asked)
         origin_upload_id = self.new()
         is_first = one.write.origin_upload_id is None
-        found = self.tx.begun(one.write.id, origin_upload_id, asked)
+        found = self.tx.uploads.begun(one.write.id, origin_upload_id, asked)
         assert found is not None
         if is_first:
             one.write = replace(one.write, origin_upload_id=origin_upload_id)
@@ -162,10 +162,10 @@ class Histories(RuleBasedStateMachine):
         """What came of an upload that the origin was asked for; or it has said that there is none."""
         asked = data.draw(st.sampled_from(sorted(self.asked)))
         if is_known:
-            self.tx.forget(asked)
+            self.tx.uploads.forget(asked)
             self.asked.remove(asked)
         else:
-            self.tx.mark_in_doubt(asked, Moment(NOW))
+            self.tx.uploads.mark_in_doubt(asked, Moment(NOW))
 
     @precondition(lambda self: self.has(is_open))
     @rule(data=st.data(), number=st.integers(1, 4), is_here=st.booleans())
@@ -174,13 +174,13 @@ class Histories(RuleBasedStateMachine):
         one, stored = self.pick(data, is_open), self.new_part(number)
         if one.write.is_completed_of(number):
             with pytest.raises(PartInUse):
-                self.tx.put_part(one.write.upload_id or "", stored, Moment(NOW))
+                self.tx.uploads.put_part(one.write.upload_id or "", stored, Moment(NOW))
             self.made.remove(stored.file.name)
             return
         if not is_here:
             self.made.remove(stored.file.name)
             stored = replace(stored, file=replace(stored.file, name=""), origin_etag=stored.file.etag)
-        assert self.tx.put_part(one.write.upload_id or "", stored, Moment(NOW))
+        assert self.tx.uploads.put_part(one.write.upload_id or "", stored, Moment(NOW))
         one.parts[number] = stored
         one.write = replace(one.write, touched=Moment(NOW))
 
@@ -190,9 +190,9 @@ class Histories(RuleBasedStateMachine):
         one = self.pick(data, has_parts)
         number = data.draw(st.sampled_from(sorted(one.parts)))
         sent = replace(one.parts[number], origin_etag='"at the origin"')
-        assert self.tx.part_sent(one.write.id, sent) == one.write
+        assert self.tx.uploads.part_sent(one.write.id, sent) == one.write
         replaced = replace(part(number, self.new()), origin_etag='"of a part that was replaced"')
-        assert self.tx.part_sent(one.write.id, replaced) == one.write
+        assert self.tx.uploads.part_sent(one.write.id, replaced) == one.write
         one.parts[number] = sent
 
     def chosen(self, data: st.DataObject, one: Mine) -> Write:
@@ -209,7 +209,7 @@ class Histories(RuleBasedStateMachine):
         state = State.COMMITTED if one.write.state is State.OPEN else State.PUBLISHING
         if state is State.COMMITTED and any(is_conflict(other) for other in self.before(made.key, made, one)[0]):
             state = State.CONFLICT  # a later write ends none
-        completed = self.tx.complete(made)
+        completed = self.tx.uploads.complete(made)
         assert completed is not None
         assert (completed.id, completed.state) == (one.write.id, state)
         one.parts = {each.number: each for each in made.parts}
@@ -225,10 +225,10 @@ class Histories(RuleBasedStateMachine):
         )
         before, other = one.write.sequence, (one.write.completed_of, one.write.conditions)
         if is_asked_for(one) and one.write.answer is None and other != (made.completed_of, made.conditions):
-            assert not self.tx.complete_at_origin(made)
+            assert not self.tx.uploads.complete_at_origin(made)
             return
-        assert self.tx.complete_at_origin(made)
-        found = self.tx.write(one.write.id, with_parts=False)
+        assert self.tx.uploads.complete_at_origin(made)
+        found = self.tx.writes.get(one.write.id)
         assert found is not None
         assert (found.state, found.conditions, found.asked_as) == (State.PUBLISHING, made.conditions, made.asked_as)
         assert not before or found.sequence == before
@@ -239,8 +239,8 @@ class Histories(RuleBasedStateMachine):
     def origin_answers(self, data: st.DataObject, *, is_over: bool) -> None:
         """A refusal, or nobody knows."""
         one = self.pick(data, is_asked_for)
-        self.tx.answer(one.write.id, "PreconditionFailed", is_over=is_over)
-        found = self.tx.write(one.write.id, with_parts=False)
+        self.tx.uploads.answer(one.write.id, "PreconditionFailed", is_over=is_over)
+        found = self.tx.writes.get(one.write.id)
         assert found is not None
         assert (found.state, found.answer) == (State.OPEN if is_over else State.PUBLISHING, "PreconditionFailed")
         one.write = found
@@ -249,7 +249,7 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def origin_completes(self, data: st.DataObject) -> None:
         one = self.pick(data, lambda one: is_asked_for(one) and not blockers(one, self.mine))
-        self.tx.completed(one.write.id, '"made there"', Moment(NOW))
+        self.tx.uploads.completed(one.write.id, '"made there"', Moment(NOW))
         if in_order(one):
             self.over(one, ExpectedVersion.exactly('"made there"'), '"made there"')
             return
@@ -264,7 +264,7 @@ class Histories(RuleBasedStateMachine):
     def nobody_waits_any_longer(self, data: st.DataObject) -> None:
         """For a Complete of which nobody knows."""
         one = self.pick(data, is_asked_for)
-        self.tx.leave_order(one.write.id, NOW)
+        self.tx.uploads.leave_order(one.write.id, NOW)
         one.write = replace(one.write, sequence=0)
 
     @precondition(lambda self: self.has(is_open))
@@ -272,11 +272,11 @@ class Histories(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         one = self.pick(data, is_open)
         is_at_origin = one.write.is_completed_at_origin and one.write.answer is None
-        is_busy = is_at_origin and self.tx.is_being_completed(one.write)  # not where it waits for one before it
-        assert self.tx.abort(one.write.upload_id or "", Moment(NOW)) == (not is_busy)
+        is_busy = is_at_origin and self.tx.uploads.is_being_completed(one.write)  # not where it waits for one before it
+        assert self.tx.uploads.abort(one.write.upload_id or "", Moment(NOW)) == (not is_busy)
         if is_busy:
             return
-        assert not self.tx.abort(one.write.upload_id or "", Moment(NOW))
+        assert not self.tx.uploads.abort(one.write.upload_id or "", Moment(NOW))
         self.doom(one.write.origin_upload_id)
         self.gone(one, None)
 
@@ -293,7 +293,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(at=st.sampled_from(KEYS), slot=st.sampled_from(sorted(SLOTS)))
     def put(self, at: ObjectKey, slot: str) -> None:
-        self.acknowledged(self.tx.acknowledge(self.fresh(at, slot)))
+        self.acknowledged(self.tx.writes.acknowledge(self.fresh(at, slot)))
 
     @rule(at=st.sampled_from(KEYS), slot=st.sampled_from(sorted(SLOTS)))
     def delete(self, at: ObjectKey, slot: str) -> None:
@@ -301,12 +301,12 @@ class Histories(RuleBasedStateMachine):
         replaced, stays = self.before(at, new)
         if any(is_conflict(one) for one in [*replaced, *stays]):
             try:
-                self.tx.write_tombstone(new)
+                self.tx.writes.write_tombstone(new)
             except InConflict:
                 return
             raise AssertionError("a person was to decide")
         nobody_need_wait = not stays and bool(replaced) and replaced[0].write.expected.is_nothing
-        buried, stored = self.tx.write_tombstone(new), self.tx.latest(at)
+        buried, stored = self.tx.writes.write_tombstone(new), self.tx.writes.latest(at)
         assert (buried is None) == nobody_need_wait
         assert stored is not None
         assert stored == (buried or stored)
@@ -323,7 +323,7 @@ class Histories(RuleBasedStateMachine):
             multipart=source.multipart,
         )
         if all(each.file.is_here for each in source.parts):
-            self.acknowledged(self.tx.acknowledge(with_order(copied, None)))
+            self.acknowledged(self.tx.writes.acknowledge(with_order(copied, None)))
 
     def before(self, at: ObjectKey, new: Write, but: Mine | None = None) -> tuple[list[Mine], list[Mine]]:
         """What of the key's chain a new write takes the place of, and what it follows."""
@@ -376,7 +376,7 @@ class Histories(RuleBasedStateMachine):
         """It may be there from now on; or, after a refusal, it is not."""
         one = self.pick(data, self.may_begin)
         state, other = (State.COMMITTED, State.PUBLISHING) if is_certain else (State.PUBLISHING, State.COMMITTED)
-        changed = self.tx.change(replace(one.write, state=state), other)
+        changed = self.tx.writes.change(replace(one.write, state=state), other)
         assert changed == (one.write.state is other)
         one.write = replace(one.write, state=state)
 
@@ -384,7 +384,7 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data(), etag=st.sampled_from([None, '"e"']), is_open=st.booleans())
     def settle(self, data: st.DataObject, etag: str | None, *, is_open: bool) -> None:
         one = self.pick(data, self.may_begin)
-        self.tx.settle(one.write.id, etag, Moment(NOW), upload_may_be_open=is_open)
+        self.tx.writes.settle(one.write.id, etag, Moment(NOW), upload_may_be_open=is_open)
         if is_open:
             self.doom(one.write.origin_upload_id)
         self.over(one, ExpectedVersion.exactly(etag))
@@ -393,24 +393,24 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def keep(self, data: st.DataObject) -> None:
         one = self.pick(data, self.may_begin)
-        assert self.tx.keep(one.write.id, "others have changed it")
+        assert self.tx.writes.keep(one.write.id, "others have changed it")
         one.write = replace(one.write, state=State.CONFLICT)
 
     @precondition(lambda self: self.has(is_conflict))
     @rule(data=st.data())
     def overwrite(self, data: st.DataObject) -> None:
         one = self.pick(data, is_conflict)
-        assert self.tx.overwrite(one.write.id, ExpectedVersion(('"theirs"',)), NOW)
-        assert not self.tx.overwrite(one.write.id, ExpectedVersion(), NOW)
+        assert self.tx.writes.overwrite(one.write.id, ExpectedVersion(('"theirs"',)), NOW)
+        assert not self.tx.writes.overwrite(one.write.id, ExpectedVersion(), NOW)
         one.write = replace(one.write, state=State.COMMITTED, expected=ExpectedVersion(('"theirs"',)))
 
     @precondition(lambda self: self.has(is_pending))
     @rule(data=st.data())
     def discard(self, data: st.DataObject) -> None:
         one = self.pick(data, is_pending)
-        assert self.tx.discard(one.write.id, Moment(NOW), only_conflict=True) == is_conflict(one)
+        assert self.tx.writes.discard(one.write.id, Moment(NOW), only_conflict=True) == is_conflict(one)
         if not is_conflict(one):
-            assert self.tx.discard(one.write.id, Moment(NOW), only_conflict=False)
+            assert self.tx.writes.discard(one.write.id, Moment(NOW), only_conflict=False)
         self.doom(one.write.origin_upload_id)
         expected = one.write.expected
         if one.write.state is State.PUBLISHING:
@@ -421,9 +421,9 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def origin_forgets_uploads(self) -> None:
-        for one in self.tx.aborting():
+        for one in self.tx.uploads.aborting():
             if one.origin_upload_id is not None:
-                self.tx.forget(one.id)
+                self.tx.uploads.forget(one.id)
         self.doomed.clear()
 
     def doom(self, origin_upload_id: str | None) -> None:
@@ -453,65 +453,65 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def every_row_is_what_was_written(self) -> None:
         for write_id, one in self.mine.items():
-            assert self.tx.write(write_id) == one.whole
+            assert self.tx.writes.whole(write_id) == one.whole
         every = sorted((one for one in self.mine.values() if is_pending(one)), key=lambda one: one.write.sequence)
-        assert self.tx.waiting(0, 1000) == [one.write for one in every]
-        assert self.tx.newest() == (every[-1].write.sequence if every else 0)
+        assert self.tx.writes.waiting(0, 1000) == [one.write for one in every]
+        assert self.tx.writes.newest() == (every[-1].write.sequence if every else 0)
         assert self.tx.counts() == (len(every), sum(is_open(one) for one in self.mine.values()))
-        assert self.tx.hash_slots() == {hash_slot_of(one.write.key) for one in every}
+        assert self.tx.writes.hash_slots() == {hash_slot_of(one.write.key) for one in every}
 
     @invariant()
     def each_key_has_its_last_write(self) -> None:
         shown = []
         for at in KEYS:
             mine = [one for one in self.chain(at) if is_pending(one)]
-            assert self.tx.latest(at) == (mine[-1].write if mine else None)
+            assert self.tx.writes.latest(at) == (mine[-1].write if mine else None)
             chain = self.chain(at)
-            assert self.tx.earliest(at) == (chain[0].write if chain else None)
+            assert self.tx.writes.earliest(at) == (chain[0].write if chain else None)
             assert not mine or self.pending_keys.may_be(at)
             shown += [mine[-1].write] if mine else []
         shown.sort(key=lambda one: one.key.key.encode())
-        assert self.tx.listing("bucket", b"", None, 100) == shown
+        assert self.tx.writes.listing("bucket", b"", None, 100) == shown
 
     @invariant()
     def uploads_are_open_or_have_ended(self) -> None:
         opened = {one.write.upload_id: one.write for one in self.mine.values() if is_open(one)}
-        assert {one.upload_id: one for one in self.tx.uploads("bucket")} == opened
+        assert {one.upload_id: one for one in self.tx.uploads.under("bucket")} == opened
         for upload_id, one in opened.items():
-            assert self.tx.upload(upload_id or "") == one
-            assert self.tx.ended(upload_id or "") is None
+            assert self.tx.uploads.upload(upload_id or "") == one
+            assert self.tx.uploads.ended(upload_id or "") is None
         for upload_id, etag in self.ended.items():
-            ended = self.tx.ended(upload_id)
+            ended = self.tx.uploads.ended(upload_id)
             assert ended is not None
             assert ended.etag == etag
-            assert self.tx.upload(upload_id) is None
+            assert self.tx.uploads.upload(upload_id) is None
         for write in (one.write for one in self.mine.values() if is_pending(one)):
             if write.upload_id is not None:
-                ended = self.tx.ended(write.upload_id)
+                ended = self.tx.uploads.ended(write.upload_id)
                 assert ended is not None
                 assert (ended.etag, ended.parts) == (write.etag, write.completed_of)
 
     @invariant()
     def every_upload_of_the_origins_is_known(self) -> None:
-        aborting = self.tx.aborting()
+        aborting = self.tx.uploads.aborting()
         assert {one.origin_upload_id for one in aborting if one.origin_upload_id is not None} == self.doomed
         assert {one.id for one in aborting if one.asked is not None} == self.asked
-        assert self.tx.are_any_aborting() == bool(aborting)
+        assert self.tx.uploads.are_any_aborting() == bool(aborting)
         known = {one.write.origin_upload_id for one in self.mine.values()} | self.doomed
-        assert set().union(*(self.tx.origin_upload_ids(at) for at in KEYS)) - {None} == known - {None}
+        assert set().union(*(self.tx.uploads.origin_upload_ids(at) for at in KEYS)) - {None} == known - {None}
 
     @invariant()
     def every_file_is_accounted_for(self) -> None:
         used = {each.file.name for one in self.mine.values() for each in one.parts.values() if each.file.is_here}
-        assert {name for name in self.made if self.tx.knows_file(name)} == used
-        assert not self.made or set(self.tx.unknown_files(sorted(self.made))) == self.made - used
-        assert used.isdisjoint(self.tx.freed)
-        assert self.made - used <= set(self.tx.freed)
+        assert {name for name in self.made if self.tx.files.knows(name)} == used
+        assert not self.made or set(self.tx.files.unknown(sorted(self.made))) == self.made - used
+        assert used.isdisjoint(self.tx.files.freed)
+        assert self.made - used <= set(self.tx.files.freed)
 
     @invariant()
     def the_counters_say_what_there_is(self) -> None:
-        counted = {slot: usage for slot, usage in self.tx.usages().items() if usage != Usage()}
-        assert counted == self.tx.counted()
+        counted = {slot: usage for slot, usage in self.tx.files.usages().items() if usage != Usage()}
+        assert counted == self.tx.files.counted()
         files = {each.file.name: each.file for one in self.mine.values() for each in one.parts.values()}
         staged_bytes = sum(file.size_bytes for file in files.values() if file.is_here)
         assert sum(usage.staged_bytes for usage in counted.values()) == staged_bytes
@@ -519,13 +519,13 @@ class Histories(RuleBasedStateMachine):
         for slot in counted:
             waiting = [one.write for one in self.mine.values() if is_pending(one) and one.write.spec.slot == slot]
             ages = [one.acknowledged_at for one in waiting if one.state is not State.CONFLICT]
-            oldest = self.tx.oldest(slot)
+            oldest = self.tx.writes.oldest(slot)
             assert (None if oldest is None else oldest.at) == min(ages, default=None)
 
     @invariant()
     def each_waits_for_what_it_must_and_for_nothing_else(self) -> None:
         for write_id, one in self.mine.items():
-            turn, before = self.tx.turn(write_id), blockers(one, self.mine)
+            turn, before = self.tx.turns.of(write_id), blockers(one, self.mine)
             assert turn is not None
             if is_conflict(one):
                 assert turn.due_at is None
@@ -572,17 +572,17 @@ def _settle_all(tx: JournalTransaction, left: dict[int, Mine], dice: random.Rand
         one = left[write_id]
         assert is_conflict(one) or not blockers(one, left), "before its time"
         if is_conflict(one) and dice.random() < 0.5:
-            assert tx.overwrite(write_id, ExpectedVersion(absent=True), NOW)
+            assert tx.writes.overwrite(write_id, ExpectedVersion(absent=True), NOW)
             one.write = replace(one.write, state=State.COMMITTED)
             continue
         if is_conflict(one):
-            assert tx.discard(write_id, Moment(NOW), only_conflict=True)
+            assert tx.writes.discard(write_id, Moment(NOW), only_conflict=True)
         elif is_pending(one):
-            tx.settle(write_id, '"e"', Moment(NOW))
+            tx.writes.settle(write_id, '"e"', Moment(NOW))
         elif dice.random() < 0.5:
-            tx.completed(write_id, '"e"', Moment(NOW))
+            tx.uploads.completed(write_id, '"e"', Moment(NOW))
         else:
-            tx.answer(write_id, "PreconditionFailed", is_over=True)
+            tx.uploads.answer(write_id, "PreconditionFailed", is_over=True)
         del left[write_id]
     assert not any(in_order(one) for one in left.values()), "nothing is due, and something is left"
 
@@ -596,6 +596,6 @@ def test_own_doings_outlive_what_has_done_them() -> None:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         prepare(connection)
         tx = JournalTransaction(connection, PlainPresence())
-        stored = tx.acknowledge(pending(KEYS[0], "one"))
-        tx.settle(stored.id, '"e"', Moment(NOW))
-        assert tx.last_own_write(KEYS[0]) == LastOwnWrite(NOW, '"e"')
+        stored = tx.writes.acknowledge(pending(KEYS[0], "one"))
+        tx.writes.settle(stored.id, '"e"', Moment(NOW))
+        assert tx.buckets.last_own_write(KEYS[0]) == LastOwnWrite(NOW, '"e"')

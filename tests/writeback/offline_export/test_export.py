@@ -109,7 +109,7 @@ def test_everything_comes_out_of_a_directory_that_is_only_read(tmp_path: Path) -
         await buffer.put(key("empty"), b"")
         uploaded.append(await buffer.upload(key("model"), [5 * 2**20, 100]))
         await buffer.delete(key("gone"))
-        await buffer.journal.change(lambda tx: tx.open_upload(upload("open", key("o"))))
+        await buffer.journal.change(lambda tx: tx.uploads.begin(upload("open", key("o"))))
 
     copy = left_by_a_kill(tmp_path, scenario)
     for path in (copy, copy / "staged", copy / "staged" / "w0"):
