@@ -84,7 +84,8 @@ def check_head(status: int, headers: Mapping[str, str], version: ObjectVersion, 
         raise RangeIgnored("the origin answered with the whole object instead of a range")
     length = headers.get("content-length", "" if "content-encoding" in headers else str(asked.length))
     if length != str(asked.length):
-        raise WrongAnswer(f"Content-Length {length!r} instead of {asked.length}")
+        kind = WrongAnswer if "content-encoding" in headers else WrongBody
+        raise kind(f"Content-Length {length!r} instead of {asked.length}")
 
 
 _NOT_OF_THE_QUESTION = frozenset({401, 403, 404, 408, 429})
