@@ -47,7 +47,7 @@ EFFECTS: dict[str, Effect] = {
 
 
 WITHHELD = frozenset({"another ETag", "another range", "another size"})
-"""Faults that look like ranges that the origin withholds (9.8): a plain GET is asked, and its right answer handed on."""
+"""Faults that look like ranges that the origin withholds (9.8): the right answer to a plain GET is handed on."""
 
 
 class Hurried(SystemClock):
