@@ -23,14 +23,27 @@ from gateway.operations.read_object import wants_revalidation
 from gateway.origin.client import OriginResponse
 from gateway.s3.headers import filter_response_headers, without
 from gateway.s3.requests import BUCKET_SETTINGS, Operation, S3Request
+from gateway.s3.xml import child_text, local_name, parse_bounded
 from gateway.telemetry import metrics
 
-_NOT_SET: Mapping[Operation, bytes] = {
-    Operation.GET_BUCKET_ENCRYPTION: b"<Code>ServerSideEncryptionConfigurationNotFoundError</Code>",
-    Operation.GET_BUCKET_TAGGING: b"<Code>NoSuchTagSet</Code>",
-    Operation.GET_OBJECT_LOCK_CONFIGURATION: b"<Code>ObjectLockConfigurationNotFoundError</Code>",
+_NOT_SET: Mapping[Operation, str] = {
+    Operation.GET_BUCKET_ENCRYPTION: "ServerSideEncryptionConfigurationNotFoundError",
+    Operation.GET_BUCKET_TAGGING: "NoSuchTagSet",
+    Operation.GET_OBJECT_LOCK_CONFIGURATION: "ObjectLockConfigurationNotFoundError",
 }
 """Operations whose normal answer may be 404 → the code that tells it from a missing bucket."""
+
+_ROOTS: Mapping[Operation, str] = {
+    Operation.GET_BUCKET_LOCATION: "LocationConstraint",
+    Operation.GET_BUCKET_VERSIONING: "VersioningConfiguration",
+    Operation.GET_BUCKET_ENCRYPTION: "ServerSideEncryptionConfiguration",
+    Operation.GET_BUCKET_TAGGING: "Tagging",
+    Operation.GET_OBJECT_LOCK_CONFIGURATION: "ObjectLockConfiguration",
+}
+"""Operation → root element of its document."""
+
+_ELEMENTS_MAX = 1024
+_XML = ("application/xml", "text/xml")
 
 _OF_ONE_ANSWER = ("x-forebay-origin-request-id", "x-amzn-requestid", "x-request-id")
 
@@ -85,10 +98,20 @@ async def _ask(
 
 
 def _may_be_kept(operation: Operation, response: OriginResponse) -> bool:
-    """Return whether the head of the answer lets it be remembered."""
+    """Return whether the head of the answer lets it be remembered. To HEAD, proxies announce a page of their own."""
+    headers, kind = response.headers, response.headers.get("content-type", "")
+    is_page = not kind.startswith(_XML) and headers.get("content-length", kind) not in ("", "0")
     if response.status != 200 and not (response.status == 404 and operation in _NOT_SET):
         return False
-    return not _OF_ONE_CLIENT & response.headers.keys()
+    return not (_OF_ONE_CLIENT & headers.keys() or (is_page and operation is Operation.HEAD_BUCKET))
+
+
+def _is_document(operation: Operation, status: int, body: bytes) -> bool:
+    """Return whether S3 answers the operation so; what a proxy says in its place is not remembered."""
+    root = parse_bounded(body.lstrip(), _ELEMENTS_MAX)
+    if root is None or status == 200:
+        return root is not None and local_name(root) == _ROOTS[operation]
+    return local_name(root) == "Error" and child_text(root, "Code") == _NOT_SET[operation]
 
 
 async def _learned(
@@ -109,7 +132,7 @@ async def _learned(
                 stack.pop_all()
                 return Response(response.status, headers, _continued(body, pieces), "forwarded", response)
     headers = without(headers, "content-length")
-    if response.status != 200 and _NOT_SET[operation] not in body:
+    if not _is_document(operation, response.status, body):
         return Response(response.status, headers, body, "forwarded")
     context.services.answers.keep(
         question, asked, BucketAnswer(response.status, without(headers, *_OF_ONE_ANSWER), body)

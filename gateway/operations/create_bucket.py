@@ -8,8 +8,6 @@ The origin is asked each time: the bucket may just have been removed. `edge/acce
 
 from __future__ import annotations
 
-from xml.etree.ElementTree import Element
-
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import forward_write
 from gateway.operations.payload import receive_payload
@@ -25,6 +23,7 @@ _SETTINGS = ("x-amz-acl", "x-amz-grant-", "x-amz-bucket-", "x-amz-object-ownersh
 """Beginnings of headers that set properties of the bucket."""
 
 _ROOT, _ELEMENTS_MAX = "CreateBucketConfiguration", 1024
+_EMPTY = b"<CreateBucketConfiguration/>"
 
 
 async def create_bucket(context: RequestContext) -> Response:
@@ -54,10 +53,11 @@ def _region_asked(context: RequestContext) -> str:
 
 def _asks_for_settings(context: RequestContext, document: object) -> bool:
     """Tell whether a CreateBucket asks for more than a bucket in S3's first region. S3Error MalformedXML."""
-    if not isinstance(document, bytes) or any(name.startswith(_SETTINGS) for name in context.request.headers):
-        return True
-    root = parse_bounded(document, _ELEMENTS_MAX) if document else Element(_ROOT)
+    # No configuration is too large to be received at once.
+    root = parse_bounded(document or _EMPTY, _ELEMENTS_MAX) if isinstance(document, bytes) else None
     if root is None or local_name(root) != _ROOT:
         raise s3_error("MalformedXML")
+    if any(name.startswith(_SETTINGS) for name in context.request.headers):
+        return True
     said = [(local_name(node), node.text or _FIRST_REGION) for node in root]
     return any(one != ("LocationConstraint", _FIRST_REGION) for one in said)

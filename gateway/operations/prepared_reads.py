@@ -209,8 +209,8 @@ class PreparedRead:
         if other is not None:
             if other == self._etag:
                 return self._unchanged()
-            if not _STRONG_ETAG.fullmatch(other):
-                return None
+            if self._slot.is_buffered or not _STRONG_ETAG.fullmatch(other):
+                return None  # in a buffered slot, it may be this node's ETag of the version
         if asked is None:
             return self._of_all()
         last = min(last, size_bytes - 1)

@@ -40,6 +40,7 @@ from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.origin.retry import asks_for_retry
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import (
+    MD5_OF_NOTHING,
     READ_CONDITIONS,
     EncodedHeaders,
     content_range,
@@ -49,6 +50,7 @@ from gateway.s3.headers import (
     if_range_holds,
     is_one_range,
     parse_range,
+    plain_etag,
     without,
 )
 from gateway.s3.origin_habits import OriginHabits, RangeIgnored, is_refusal
@@ -253,10 +255,13 @@ class CurrentVersions:
         """Return False for versions that cannot be cached.
 
         If the origin knows no ranges, blocks serve cached bytes and whole objects of one block; if it withholds the
-        version's ranges, only cached bytes.
+        version's ranges, only cached bytes. Some proxies answer HEAD with a wrong length: the origin itself answers
+        for an object without bytes, unless its ETag confirms that.
         """
         context, version = self.context, head.version
-        if not is_cacheable(context, head):
+        if not is_cacheable(context, head) or (not version.size_bytes and plain_etag(version.etag) != MD5_OF_NOTHING):
+            return False
+        if self._is_behind_doubtful_end(version):
             return False
         if not head.remembered:
             context.services.catalog.named(version)
@@ -268,6 +273,15 @@ class CurrentVersions:
         return (is_one and habits.gives_ranges(version) and "range" not in context.request.headers) or blocks.holds(
             version, whole, slot=context.slot.name
         )
+
+    def _is_behind_doubtful_end(self, version: ObjectVersion) -> bool:
+        """Return whether the range begins behind all bytes, and no block of the first or last one confirms the size."""
+        asked = first_and_last(self.context.request.headers.get("range"))
+        if asked is None or not 0 < version.size_bytes <= asked[0]:
+            return False
+        blocks, slot = self.context.services.blocks, self.context.slot.name
+        ends = (ByteRange(at, at) for at in (0, version.size_bytes - 1))
+        return not any(blocks.holds(version, end, slot=slot) for end in ends)
 
     def conditions(self) -> dict[str, str]:
         return self.headers

@@ -197,6 +197,7 @@ def stored_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 _MD5 = re.compile("[0-9a-f]{32}")
 _MD5_OF_EITHER_CASE = re.compile(r"[0-9A-Fa-f]{32}(?:-\d{1,5})?", re.ASCII)
+MD5_OF_NOTHING = "d41d8cd98f00b204e9800998ecf8427e"
 _OF_PARTS = re.compile(r"-\d{1,5}\Z", re.ASCII)
 
 

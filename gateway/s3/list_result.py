@@ -102,6 +102,8 @@ def parse_listed_page(body: bytes, *, with_owner: bool) -> ListedPage:
     root, url, entries = _parsed(body, with_owner=with_owner)
     if local_name(root) != "ListBucketResult":
         raise OriginBodyError("the origin's answer to ListObjectsV2 is no ListBucketResult")
+    if child_text(root, "Name") is None and child_text(root, "IsTruncated") is None:
+        raise OriginBodyError("the origin's ListBucketResult has neither Name nor IsTruncated")
     prefixes = [
         _key((child_text(node, "Prefix") or "").encode(), url=url)
         for node in root

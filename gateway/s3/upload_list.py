@@ -120,6 +120,8 @@ def parse_uploads_page(body: bytes) -> UploadsPage:
     root = parse_bounded(body.lstrip(), _ELEMENTS_MAX)
     if root is None or local_name(root) != "ListMultipartUploadsResult":
         raise OriginBodyError("the origin's answer to ListMultipartUploads is no ListMultipartUploadsResult")
+    if child_text(root, "Bucket") is None and child_text(root, "IsTruncated") is None:
+        raise OriginBodyError("the origin's ListMultipartUploadsResult has neither Bucket nor IsTruncated")
     url = child_text(root, "EncodingType") == "url"
     uploads = [_upload(node, url=url) for node in root if local_name(node) == "Upload"]
     prefixes = [_key(child_text(node, "Prefix"), url=url) for node in root if local_name(node) == "CommonPrefixes"]

@@ -71,12 +71,13 @@ def test_a_bucket_that_is_there_is_answered_for_and_left_alone(
     assert (b"<Code>BucketAlreadyOwnedByYou</Code>" in answer.body) == (status == 409)
 
 
-@pytest.mark.parametrize("body", [b"region=eu", b"{}", b"<a", b" ", b"<Tagging/>", b"<!DOCTYPE a><a/>"])
+@pytest.mark.parametrize("body", [b"region=eu", b"{}", b"<a", b" ", b"<Tagging/>", b"<!DOCTYPE a><a/>", b"x" * 300_000])
 @pytest.mark.parametrize("region", ["us-east-1", "eu-west-1"])
 def test_a_body_that_is_no_configuration_of_a_bucket_is_refused(tmp_path: Path, body: bytes, region: str) -> None:
     """As S3 refuses it, whether the bucket is there or not."""
-    answer, _ = ask(tmp_path, body=body, region=region)
-    assert (answer.status, b"<Code>MalformedXML</Code>" in answer.body) == (400, True)
+    for headers in ({}, {"x-amz-acl": "private"}):
+        answer, _ = ask(tmp_path, headers, body, region=region)
+        assert (answer.status, b"<Code>MalformedXML</Code>" in answer.body) == (400, True)
 
 
 def test_an_origin_that_names_no_region_has_the_callers(tmp_path: Path) -> None:

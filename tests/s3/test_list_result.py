@@ -107,6 +107,8 @@ def test_a_truncated_page_names_the_next() -> None:
     [
         b"",
         b"<Error/>",
+        b"<ListBucketResult/>",
+        b"<ListBucketResult><KeyCount>0</KeyCount></ListBucketResult>",
         page(more="<Contents><Key></Key><Size>1</Size></Contents>"),
         page(more="<Contents><Key>k</Key><Size>-1</Size></Contents>"),
         page(more=CONTENTS.replace("a+b", "%FF")),

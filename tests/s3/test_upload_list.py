@@ -83,7 +83,13 @@ def test_a_page_that_does_not_say_that_it_is_encoded_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"<Other/>", b"<ListMultipartUploadsResult><Upload/></ListMultipartUploadsResult>"]
+    "body",
+    [
+        b"",
+        b"<Other/>",
+        b"<ListMultipartUploadsResult/>",
+        b"<ListMultipartUploadsResult><Bucket>b</Bucket><Upload/></ListMultipartUploadsResult>",
+    ],
 )
 def test_what_is_no_page_is_refused(body: bytes) -> None:
     """An answer that is not understood is not passed on as an empty one."""

@@ -304,3 +304,52 @@ def test_9_8_what_is_refused_to_the_caller_teaches_nothing(tmp_path: Path) -> No
         assert [cache_label(await get(gateway, "k")) for _ in range(2)][1] == "hit"
 
     play(tmp_path, SLOTS[0], scenario)
+
+
+@pytest.mark.parametrize("slot", SLOTS, ids=lambda slot: slot.name)
+@pytest.mark.parametrize("length", ["0", "20"])
+def test_9_8_a_wrong_length_in_the_answer_to_head_loses_no_bytes(tmp_path: Path, slot: Slot, length: str) -> None:
+    """9.8 Whole and by range, cold and warm, with checksums and without; HEAD says what the origin says."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        content = {"whole": LARGE, "range": LARGE[1:], "warm": b"small"}
+        for key, body in content.items():
+            gateway.origin.put("bucket", key, body)
+        assert (await get(gateway, "warm")).body == b"small"
+        gateway.origin.faults = [
+            Fault(on(Operation.HEAD_OBJECT), AlterHeaders({"content-length": length, "content-encoding": "gzip"}), None)
+        ]
+        await clock.advance(61)
+        for headers in (CHECKSUMS, {}, CHECKSUMS):
+            for _ in range(2):
+                for asked in ("bytes=5-9", f"bytes={len(LARGE) // 2}-"):
+                    part = await get(gateway, "range", {**headers, "Range": asked})
+                    first, last = part.headers["content-range"].removeprefix("bytes ").split("/")[0].split("-")
+                    assert (part.status, part.body) == (206, content["range"][int(first) : int(last) + 1])
+            answers = [(key, await get(gateway, key, headers)) for key in content for _ in range(2)]
+            assert [len(one.body) for key, one in answers] == [len(content[key]) for key, _ in answers]
+            assert all(one.complete and one.body == content[key] for key, one in answers)
+
+    play(tmp_path, slot, scenario)
+
+
+@pytest.mark.parametrize("slot", SLOTS[1:], ids=lambda slot: slot.name)
+@pytest.mark.parametrize("etag", [None, '"7215ee9c7d9dc229d2921a40e899ec5f-1"'])
+def test_9_8_an_object_without_bytes_is_served_from_here_if_its_etag_says_so(
+    tmp_path: Path, slot: Slot, etag: str | None
+) -> None:
+    """9.8 With another ETag, each GET is one GET of the origin."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        gateway.origin.put("bucket", "empty", b"")
+        if etag is not None:
+            gateway.origin.faults = [Fault(on(), AlterHeaders({"etag": etag}), None)]
+        await get(gateway, "empty")
+        before = len(gateway.origin.calls)
+        answer = await get(gateway, "empty")
+        assert (answer.status, answer.body) == (200, b"")
+        assert (cache_label(answer), len(gateway.origin.calls) - before) == (
+            ("hit", 0) if etag is None else ("bypass", 1)
+        )
+
+    play(tmp_path, slot, scenario)

@@ -215,6 +215,55 @@ def test_3_10_an_answer_that_breaks_off_is_not_remembered(tmp_path: Path) -> Non
     play(tmp_path, scenario)
 
 
+OF_A_PROXY = [
+    b"<html><body>sorry</body></html>",
+    b"<html><Code>NoSuchTagSet</Code><Code>ServerSideEncryptionConfigurationNotFoundError</Code></html>",
+    b"<Error><Code>NoSuchBucket</Code></Error>",
+    b"not now",
+    b"<ListBucketResult/>",
+    b"",
+]
+
+
+@pytest.mark.parametrize("body", OF_A_PROXY)
+@pytest.mark.parametrize("status", [200, 404])
+@pytest.mark.parametrize("target", [target for _, target, _ in QUESTIONS[1:]])
+def test_3_10_what_is_no_answer_of_s3_is_not_remembered(tmp_path: Path, target: str, status: int, body: bytes) -> None:
+    """3.10 A page of a proxy, with any status: the client gets it, and the next one gets the origin's answer."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        gateway.origin.inject(on(), Failure(status, body=body))
+        answer = await ask(gateway, "GET", target)
+        assert (answer.status, answer.body, cache_label(answer)) == (status, body, "forwarded")
+        assert (await told(gateway, "GET", target)).endswith(" miss")
+        assert (await told(gateway, "GET", target)).endswith(" hit")
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_remembered"),
+    [
+        ({"content-type": "text/html", "content-length": "31"}, False),
+        ({"content-type": "application/xhtml+xml", "content-length": "31"}, False),
+        ({"content-type": None, "content-length": "31"}, False),
+        ({"content-type": "text/html", "content-length": "0"}, True),
+        ({"content-type": "application/xml", "content-length": "226"}, True),
+    ],
+)
+def test_3_10_a_bucket_is_not_there_because_a_proxy_has_a_page(
+    tmp_path: Path, headers: dict[str, str | None], is_remembered: bool
+) -> None:
+    """3.10 HeadBucket: some stores announce the length of a listing."""
+
+    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+        gateway.origin.inject(on(), AlterHeaders(headers))
+        first, second = [await told(gateway, "HEAD", "/bucket") for _ in range(2)]
+        assert (first, second) == (("200 miss", "200 hit") if is_remembered else ("200 forwarded", "200 miss"))
+
+    play(tmp_path, scenario)
+
+
 DOWN = [Unreachable(), Failure(503, "ServiceUnavailable")]
 
 

@@ -55,6 +55,7 @@ from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.metrics import CACHE_HIT_BYTES, CATALOG_LOOKUPS, PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
 from gateway.telemetry.tracing import TRACE, RequestSpan, Tracer
 from gateway.writeback.checkpoints.reads import CheckpointReads, checkpoint_id, file_id, reads_by_checkpoint
+from gateway.writeback.journal.records import LastOwnWrite
 from tests.support.certificates import tls_files
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.head_mutations import first_head, mutated
@@ -422,6 +423,28 @@ def test_presigned_requests_take_the_short_way_until_they_expire(tmp_path: Path)
     before = counted("200")
     asyncio.run(scenario())
     assert counted("200")[1] - before[1] >= 3
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("key", ["w/a", "y/a"])
+def test_this_nodes_etag_names_the_version_on_the_short_way_too(tmp_path: Path, key: str, method: str) -> None:
+    """4.10 `If-None-Match` with the ETag that a flushed write was acknowledged with, on an object that is warm."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            buffer, at_the_bucket = both.gateway.buffer, both.gateway.origin.buckets["bucket"].objects[key].etag
+            assert buffer is not None
+            own = LastOwnWrite(both.clock.now(), at_the_bucket, answered='"of-this-node"')
+            await buffer.record_own_write(ObjectKey("bucket", key), own)
+            for _ in range(4):
+                await both.settled(both.ask(Asked(method, key, {}), "fast"))
+            for etag, status in (('"of-this-node"', b"304"), (at_the_bucket, b"304"), ('"other"', b"200")) * 3:
+                raw = head_of(
+                    Asked(method, key, {"if-none-match": etag}), both.keyring.secrets["ALL"], both.clock.now()
+                )
+                assert await both.compare(raw, "fast") == status
+
+    asyncio.run(scenario())
 
 
 LARGE_BYTES = 16 * 1024 * 1024

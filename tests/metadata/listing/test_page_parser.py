@@ -45,7 +45,7 @@ def document(
         )
     more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>" if token else ""
     more += "<EncodingType>url</EncodingType>" if url else ""
-    return f"<ListBucketResult>{more}{between.join(entries)}</ListBucketResult>".encode()
+    return f"<ListBucketResult><Name>b</Name>{more}{between.join(entries)}</ListBucketResult>".encode()
 
 
 @given(
