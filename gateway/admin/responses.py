@@ -62,10 +62,13 @@ def flag(request: Request, name: str) -> bool:
     return given == "true"
 
 
+_NUMBER = re.compile("[0-9]{1,18}")
+
+
 def number_of(request: Request, name: str, least: int, most: int, default: int | None = None) -> int:
     """Return a parameter that is a whole number in plain digits; ValueError."""
     given = request.query_params.get(name, "" if default is None else str(default))
-    if not re.fullmatch("[0-9]{1,18}", given) or not least <= int(given) <= most:
+    if not _NUMBER.fullmatch(given) or not least <= int(given) <= most:
         raise ValueError(f"{name} must be a number from {least} to {most}")
     return int(given)
 
