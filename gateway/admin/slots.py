@@ -36,6 +36,8 @@ _NEARLY = 0.98
 
 Direction = Literal["read", "write"]
 
+_SLOT_NAME = re.compile(NAME[:-1])
+
 
 class _Sample:
     """The counters of all processes at one time."""
@@ -135,7 +137,7 @@ class SlotsApi:
     )
     async def delete(self, request: Request) -> Response:
         """Remove a slot. What it has on disk goes to the slots that its keys belong to then."""
-        if not re.fullmatch(NAME, request.path_params["name"]):
+        if not _SLOT_NAME.fullmatch(request.path_params["name"]):
             raise Refused(409, "there is no slot of that name: it is none")
         return await self._make(request, None)
 
