@@ -55,7 +55,7 @@ from gateway.writeback.journal.view import (
     encoded,
     text,
 )
-from gateway.writeback.key_forms import EVERY_KEY, FORMS_MAX, forms_of, refused_forms
+from gateway.writeback.key_forms import bounded, forms_of, refused_forms
 from gateway.writeback.pending_key_filter import hash_slot_of
 
 ENDED_KEPT_SECONDS = 24 * 3600.0
@@ -1099,8 +1099,7 @@ class JournalTransaction(JournalView):
         """Note that a bucket refuses a key for good: it is asked before the next such write is acknowledged."""
         known = self.capabilities(key.bucket)
         if known is not None:
-            forms = known.refused_forms | refused_forms(key.key, code)
-            forms = forms if len(forms) <= FORMS_MAX else frozenset({EVERY_KEY})
+            forms = bounded(known.refused_forms | refused_forms(key.key, code))
             self._put_capabilities(key.bucket, replace(known, refused_forms=forms))
 
     def _has_taken(self, key: ObjectKey) -> None:
