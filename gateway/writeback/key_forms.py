@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 FORMS_MAX = 64
-"""The most forms per bucket. With more, the gateway asks about every key."""
+"""The most forms that the gateway keeps of a bucket."""
 
 EVERY_KEY = "*"
 
@@ -35,6 +35,11 @@ def forms_of(key: str) -> frozenset[str]:
 def refused_forms(key: str, code: str) -> frozenset[str]:
     """Return the forms to avoid after a key's final refusal: its unusual ones, or a usual key's directories'."""
     return frozenset({EVERY_KEY}) if code == "NoSuchBucket" else _unusual(key) or _directories(key)
+
+
+def bounded(forms: frozenset[str]) -> frozenset[str]:
+    """Keep what is unusual about keys, and the shortest directories: those that most keys have."""
+    return frozenset(sorted(forms, key=lambda form: (form.startswith("in /"), len(form), form))[:FORMS_MAX])
 
 
 def _unusual(key: str) -> frozenset[str]:

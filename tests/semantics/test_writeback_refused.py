@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ from gateway.core.clock import Moment
 from gateway.s3.requests import Operation
 from gateway.writeback.flushing.reconciler import REFUSED_AGAIN_SECONDS
 from gateway.writeback.journal.records import Priority, Turn
+from gateway.writeback.key_forms import FORMS_MAX
 from gateway.writeback.offline_export.export import export
-from tests.support.memory_origin.faults import Answer, Fault, on
+from tests.support.asgi import Answer as Got
+from tests.support.memory_origin.faults import AlterHeaders, Answer, Fault, on
 from tests.support.write_back_gateway import PART_BYTES, Client, eventually, with_client
 
 KEYS = ("back/dir//file", "back/file/below")
@@ -40,6 +43,10 @@ def turn_of(client: Client, name: str) -> Turn:
     turn = client.buffer.look(lambda tx: tx.turns.of(pending.id))
     assert turn is not None
     return turn
+
+
+def how(answer: Got) -> tuple[str, str | None]:
+    return answer.headers["x-forebay-cache"], answer.headers.get("x-forebay-not-absorbed")
 
 
 async def until_refused(client: Client, name: str) -> Turn:
@@ -134,6 +141,29 @@ def test_5_12_so_it_is_with_an_upload(tmp_path: Path, operation: Operation) -> N
     with_client(tmp_path, scenario)
 
 
+def test_5_12_a_key_of_many_directories_takes_nothing_from_others(tmp_path: Path) -> None:
+    """5.12 What the bucket takes elsewhere says nothing of the directory in which it has refused one."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        deep = "back/" + "/".join(map(str, range(2 * FORMS_MAX)))
+        for name in ("back/d/a", deep):
+            refusing(client, 400, "InvalidArgument", name)
+            await client.ask("PUT", name, b"kept")
+        for name in ("back/d/a", deep):
+            await until_refused(client, name)
+        now = client.gateway.app.services.clock.now()
+        await client.buffer.journal.change(lambda tx: tx.try_now("bucket", "back/0/", now))
+        async with client.flushing():
+            await eventually(lambda: turn_of(client, deep).attempts > 1)  # the last refusal is of this one
+        assert how(await client.ask("PUT", "back/other", b"x")) == ("forwarded", "key")
+        assert how(await client.ask("PUT", "back/another", b"x")) == ("absorbed", None)
+        assert how(await client.ask("PUT", "back/d/b", b"x")) == ("forwarded", "key")
+        assert how(await client.ask("PUT", "back/d/c", b"x")) == ("absorbed", None)
+
+    with_client(tmp_path, scenario)
+
+
 @pytest.mark.parametrize(
     ("status", "code"), [(400, "ExpiredToken"), (400, "BadDigest"), (409, "OperationAborted"), (403, "AccessDenied")]
 )
@@ -184,6 +214,69 @@ def test_5_12_what_answers_in_the_buckets_stead_decides_nothing(tmp_path: Path, 
             await eventually(lambda: not turns())
         assert client.origin.data("bucket", "back/new") == client.origin.data("bucket", "back/over") == b"ours"
         assert (await client.ask("PUT", "back/new2", b"x")).headers["x-forebay-cache"] == "absorbed"
+
+    with_client(tmp_path, scenario)
+
+
+SORRY = b"<html>Sorry</html>"
+
+
+@pytest.mark.parametrize(
+    "outage",
+    [
+        *(Answer(status, body=SORRY) for status in (200, 204, 302, 401, 404, 405, 407, 408, 409, 411, 412, 416)),
+        *(Answer(status, body=b"") for status in (200, 304, 404, 426, 499)),
+        Answer(404, body=b"<Error><Code>ResourceNotFound</Code></Error>"),
+        Answer(404, headers={"content-type": "text/xml"}, body=b"<Envelope/>"),
+        Answer(200, headers={"content-type": "application/json"}, body=b"{}"),
+    ],
+    ids=str,
+)
+def test_5_12_so_it_is_while_a_write_is_acknowledged(tmp_path: Path, outage: Answer) -> None:
+    """5.12 4.7 6.2 New, over an older one or over one that the gateway has just put there: nobody need decide."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        client.origin.put("bucket", "back/over", b"old")
+        objects = client.origin.buckets["bucket"].objects
+        objects["back/over"] = replace(objects["back/over"], modified=objects["back/over"].modified - 60.0)
+        await client.ask("PUT", "back/own", b"first")
+        await client.flush()
+        names = ("back/new", "back/over", "back/own")
+        fault = client.origin.inject(lambda _: True, outage, times=None)
+        for name in names:
+            assert (await client.ask("PUT", name, b"ours")).headers["x-forebay-cache"] == "absorbed"
+        fault.times = 0
+        await client.flush()
+        assert [client.origin.data("bucket", name) for name in names] == [b"ours"] * 3
+
+    with_client(tmp_path, scenario)
+
+
+def test_5_12_nor_does_it_let_the_flush_overwrite_what_is_newer(tmp_path: Path) -> None:
+    """5.12 6.2 A proxy has said that nothing is there: who writes it after that is another."""
+
+    async def scenario(client: Client) -> None:
+        await client.learn()
+        client.origin.inject(on(Operation.HEAD_OBJECT, key="back/k"), Answer(404, body=SORRY))
+        await client.ask("PUT", "back/k", b"ours")
+        client.origin.put("bucket", "back/k", b"theirs")
+        await client.flush_until_conflict("back/k")
+        assert client.origin.data("bucket", "back/k") == b"theirs"
+
+    with_client(tmp_path, scenario)
+
+
+def test_5_12_a_healthy_bucket_without_request_ids_costs_no_request_more(tmp_path: Path) -> None:
+    """5.12 4.5 A new object is one HEAD and one PutObject, and the first write tells what the bucket is."""
+
+    async def scenario(client: Client) -> None:
+        client.origin.inject(lambda _: True, AlterHeaders({"x-amz-request-id": ""}), times=None)
+        await client.learn()
+        assert (await client.ask("PUT", "back/k", b"ours")).headers["x-forebay-cache"] == "absorbed"
+        await client.flush()
+        sent = [one.operation for one in client.origin.calls if one.key == "back/k"]
+        assert sent == [Operation.HEAD_OBJECT, Operation.PUT_OBJECT]
 
     with_client(tmp_path, scenario)
 

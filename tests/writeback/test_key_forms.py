@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.writeback.key_forms import forms_of, refused_forms
+from gateway.writeback.key_forms import FORMS_MAX, bounded, forms_of, refused_forms
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,15 @@ def test_the_next_one_like_it_is_asked_about(refused: str, like: str, unlike: st
 def test_where_there_is_no_bucket_every_key_is_asked_about() -> None:
     """Nothing about the key is to blame."""
     assert not refused_forms("a//b", "NoSuchBucket").isdisjoint(forms_of("c"))
+
+
+def test_a_key_of_many_directories_takes_nothing_from_others() -> None:
+    """The bound leaves what is unusual, and the directories at the top; a success clears its own forms alone."""
+    before = refused_forms("a//b", "InvalidArgument") | refused_forms("d/file", "InvalidArgument")
+    deep = "deep/" + "/".join(map(str, range(2 * FORMS_MAX)))
+    kept = bounded(before | refused_forms(deep, "InvalidArgument"))
+    assert len(kept) == FORMS_MAX
+    left = kept - forms_of("other")
+    for like in ("x//y", "d/other", "deep/other", f"{deep}/other"):
+        assert not left.isdisjoint(forms_of(like))
+    assert left.isdisjoint(forms_of("another/one"))

@@ -23,6 +23,8 @@ ANSWER_SECONDS_MAX = 1.0
 """Seconds for which an acknowledgement waits for the origin alone; after that its version is unknown."""
 
 _TOO_MANY_REQUESTS = 429
+_REFUSALS = frozenset({400, 403})
+"""Statuses of a HEAD that the origin itself answers: a customer key, and want of rights."""
 
 
 class ExpectedVersionQuery:
@@ -62,14 +64,17 @@ class ExpectedVersionQuery:
         try:
             head = await context.services.catalog.ask(self._key, context.slot, headers={})
         except OriginAnswered as answer:
+            is_of_s3 = bool(dict(answer.headers).get("x-amz-request-id"))  # proxies have none
             if answer.status == 404:
-                return ExpectedVersion(absent=True, asked_at=nothing.asked_at, asked=nothing.asked)
-            if answer.status >= 500 or answer.status == _TOO_MANY_REQUESTS:
+                return replace(nothing, etags=() if is_of_s3 else nothing.etags, absent=True, known=is_of_s3)
+            is_refusal = is_of_s3 or answer.status in _REFUSALS
+            if answer.status >= 500 or answer.status == _TOO_MANY_REQUESTS or not is_refusal:
                 return nothing
             raise
         except (OriginUnreachable, OriginBodyError):
             return nothing
-        return ExpectedVersion((head.version.etag,), asked_at=nothing.asked_at, asked=nothing.asked)
+        etag = head.version.etag
+        return replace(nothing, etags=(etag,), known=True) if etag else nothing
 
 
 async def expected_version(
@@ -98,7 +103,7 @@ async def current_expected_version(
         return expected if is_old else nothing
     async with aclosing(ExpectedVersionQuery(context)) as question:
         now = await question.answer(deadline)
-    return expected if is_old and not now.known else now
+    return expected if is_old and not now.is_told else now
 
 
 def absent_key(context: RequestContext) -> ObjectKey:

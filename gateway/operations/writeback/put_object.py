@@ -167,7 +167,7 @@ async def _through_and_learn(context: RequestContext, buffer: WritebackBuffer, r
             await wait.for_files(await named_by_bytes(context, buffer, payload.body))
         reply = await written_through(context, buffer, forward_write(context, payload))
         try:
-            may_look, is_certain = True, (await question.answer()).known
+            may_look, is_certain = True, (await question.answer()).is_told
         except OriginAnswered:
             may_look, is_certain = False, True
     if reply.status == 200 and is_certain:

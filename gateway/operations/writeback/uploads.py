@@ -182,7 +182,7 @@ async def _ask(context: RequestContext) -> _Answer:
         if origin_upload_id is not None:
             try:
                 expected, may_look = await question.answer(), True
-                tells_rights = expected.is_nothing
+                tells_rights = expected.absent
             except OriginAnswered as refusal:
                 tells_rights = is_for_want_of_rights(refusal)
     asked = context.request.headers

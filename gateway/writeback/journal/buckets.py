@@ -17,7 +17,7 @@ from gateway.writeback.journal.records import (
     LastOwnWrite,
 )
 from gateway.writeback.journal.rows import OPEN, Table, at, decoded
-from gateway.writeback.key_forms import EVERY_KEY, FORMS_MAX, forms_of, refused_forms
+from gateway.writeback.key_forms import bounded, forms_of, refused_forms
 
 LAST_OWN_WRITES_MAX = 50_000
 """The most own writes, some 300 bytes each. With more, the oldest are forgotten early: then a write may pass for
@@ -56,8 +56,7 @@ class Buckets(Table):
         """Note that a bucket refuses a key for good: it is asked before the next such write is acknowledged."""
         known = self.capabilities(key.bucket)
         if known is not None:
-            forms = known.refused_forms | refused_forms(key.key, code)
-            forms = forms if len(forms) <= FORMS_MAX else frozenset({EVERY_KEY})
+            forms = bounded(known.refused_forms | refused_forms(key.key, code))
             self._set(key.bucket, replace(known, refused_forms=forms))
 
     def _set(self, bucket: str, capabilities: BucketCapabilities) -> None:

@@ -84,8 +84,9 @@ class ExpectedVersion:
 
     `etags` were there when the request began, or our own flush has put them there since; `absent`: there may be none.
     If `known` is false, the origin could not be asked when the request began, at `asked_at` (seconds since 1970): then
-    it may have versions older than that, and `etags`, which this gateway saw or put there before. The monotonic clock
-    tells that age while the machine has not rebooted.
+    it may have versions older than that, and `etags`, which this gateway saw or put there before; so it is, too, if
+    something that may be a proxy has answered that there is none (`absent`). The monotonic clock tells that age while
+    the machine has not rebooted.
     """
 
     etags: tuple[str, ...] = ()
@@ -108,8 +109,12 @@ class ExpectedVersion:
 
     @property
     def is_exact(self) -> bool:
-        """Return whether exactly one version is expected, as a condition on a request can say."""
-        return self.known and len(self.etags) + self.absent == 1
+        """Return whether one version comes first, as a condition on a request can say."""
+        return self.is_told and len(self.etags) + self.absent == 1
+
+    @property
+    def is_told(self) -> bool:
+        return self.known or self.absent
 
     @property
     def is_nothing(self) -> bool:

@@ -168,7 +168,8 @@ class MemoryOrigin:
     def refusal(self, effect: Answer) -> MemoryResponse:
         """The answer that an injected one is."""
         if effect.body is not None:
-            return MemoryResponse(effect.status, dict(effect.headers), BytesContent(effect.body))
+            headers = {"x-amz-request-id": "", **effect.headers}  # a proxy's: it has none
+            return MemoryResponse(effect.status, headers, BytesContent(effect.body))
         error = s3_error(effect.code, "injected", status=effect.status, headers=effect.headers)
         return self._error(error, None)
 
@@ -199,6 +200,7 @@ class MemoryOrigin:
             headers.setdefault("x-amz-server-side-encryption", "aws:kms")
         headers.setdefault("date", format_http_date(self._clock.now()))
         headers.setdefault("x-amz-request-id", f"ORIGIN{next(self._request_ids):010d}")
+        headers = {name: value for name, value in headers.items() if value or name != "x-amz-request-id"}
         response.headers = headers
         return response
 

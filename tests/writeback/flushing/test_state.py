@@ -458,6 +458,18 @@ def test_an_origin_that_could_not_be_asked_may_have_what_is_older() -> None:
     assert play(Progress(unknown, ALL), clock_has_gone_back) == [MarkConflict(OTHERS)]
 
 
+def test_an_absence_that_a_proxy_may_have_told_comes_first_and_proves_nothing() -> None:
+    """The condition says so; if it does not hold, an older version is what was there, and a newer one another's."""
+    unproven = single(expected=ExpectedVersion(absent=True, known=False, asked_at=10_000.0))
+    refused, asked = WriteRefused("PreconditionFailed"), Moment(11_000.0)
+    older = Headed('"old"', 1000.0 + CLOCKS_APART_SECONDS + 1, moment=asked)
+    newer = Headed('"new"', 1000.0 + CLOCKS_APART_SECONDS - 1, moment=asked)
+    assert play(Progress(unproven, ALL)) == [Finish(None)]
+    assert play(Progress(unproven, ALL), refused, older) == [Finish('"old"')]
+    assert play(Progress(unproven, ALL), refused, newer) == [MarkConflict(OTHERS)]
+    assert play(Progress(unproven), older) == [Finish('"old"')]
+
+
 def test_within_one_boot_the_monotonic_clock_tells() -> None:
     """Whatever the wall clock was set to meanwhile; and to a few seconds, where the origin tells its time."""
     expected = ExpectedVersion(known=False, asked_at=10_000.0, asked=Moment(10_000.0, 50.0, "boot"))
