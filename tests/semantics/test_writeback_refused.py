@@ -153,7 +153,7 @@ def test_5_12_a_key_of_many_directories_takes_nothing_from_others(tmp_path: Path
         for name in ("back/d/a", deep):
             await until_refused(client, name)
         now = client.gateway.app.services.clock.now()
-        await client.buffer.journal.change(lambda tx: tx.try_now("bucket", "back/0/", now))
+        await client.buffer.journal.change(lambda tx: tx.turns.try_now("bucket", "back/0/", now))
         async with client.flushing():
             await eventually(lambda: turn_of(client, deep).attempts > 1)  # the last refusal is of this one
         assert how(await client.ask("PUT", "back/other", b"x")) == ("forwarded", "key")
