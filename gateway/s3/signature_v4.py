@@ -339,7 +339,7 @@ def parse_credential(credential: str) -> tuple[str, str, str, str]:
     access_key_id, date, region, service, _ = parts
     if service != "s3":
         raise ValueError(f"The credential is scoped to the service {service!r}; this endpoint expects 's3'.")
-    if not (date.isascii() and date.isdecimal()) or not 0 < len(region) <= _REGION_CHARACTERS_MAX:
+    if len(date) != 8 or not (date.isascii() and date.isdecimal()) or not 0 < len(region) <= _REGION_CHARACTERS_MAX:
         raise ValueError("The credential needs a date YYYYMMDD and a region.")
     return access_key_id, date, region, service
 

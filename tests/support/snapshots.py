@@ -45,7 +45,7 @@ async def freeze(gateway: GatewayApp, name: str, prefix: str = "s3://bucket/") -
     tools = JobDependencies(
         gateway.origin, gateway.catalog, gateway.blocks, services.slots, services.clock, gateway.snapshots, homes
     )
-    await SnapshotJob(tools, Job(f"job-{name}", JobKind.SNAPSHOT, prefix, name=name)).run()
+    await SnapshotJob(tools, Job(f"job-{name}", JobKind.SNAPSHOT, prefix, name=name, allow_empty=True)).run()
 
 
 def files_of(root: Path) -> list[str]:
