@@ -91,8 +91,7 @@ def describe() -> dict[str, Any]:
 
 
 def _by_method(path: str, endpoints: dict[str, Endpoint]) -> Route:
-    """Return one route for all methods of a path: a refusal of another method names them all (`Allow`, RFC 9110,
-    15.5.6)."""
+    """Return one route for all methods of a path: its refusals name every allowed one (`Allow`, RFC 9110, 15.5.6)."""
 
     async def endpoint(request: Request) -> Response:
         return await endpoints["GET" if request.method == "HEAD" else request.method](request)
@@ -120,9 +119,9 @@ class MetricsApi:
 
     @operation("GET /metrics", "Metrics in Prometheus' text format.", {"text/plain": TEXT}, TOKEN)
     async def metrics(self, _request: Request) -> Response:
-        """Prometheus' text format, with what this process knows of the gateway as a whole.
+        """Return metrics in Prometheus' text format, with this process's knowledge of the gateway as a whole.
 
-        Once at a time, however many ask: who comes meanwhile gets the next, together with all others who wait.
+        Scrapes run one at a time: requests that come meanwhile share the next one.
         """
         if self._scraped_next is None:
             self._scraped_next = asyncio.create_task(self._scrape(self._scraping), name="metrics")
@@ -162,7 +161,7 @@ class MetricsApi:
         return await asyncio.to_thread(metric_reading.exposition_parts, self._metrics_directory, known)
 
     async def _set_origin_metrics(self) -> list[str]:
-        """The names of all origins; of each, what its users have found out is in the metrics then."""
+        """Set each origin's metrics to what its users have found out. Return the names of all origins."""
         main, others = await self._status.findings()
         name = origin_name(self._live.now.origin.endpoint_url)
         found = [(name, metrics.USED_BY_ALL, main)]

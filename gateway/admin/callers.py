@@ -20,10 +20,10 @@ from gateway.telemetry.metric_kinds import GONE
 from gateway.telemetry.metric_reading import MetricReading, by_labels
 
 LOOK_SECONDS = 1.0
-"""What binds is what somebody waits for, or has in so long a time: an answer takes as long."""
+"""A limit binds if a request waits for it, or has within this time: an answer takes as long."""
 
 SHOWN = 50
-"""Of the callers, in the dashboard."""
+"""Callers that the dashboard shows."""
 
 
 def known_credentials(settings: Settings) -> list[str]:
@@ -32,7 +32,7 @@ def known_credentials(settings: Settings) -> list[str]:
 
 
 def known_limits(settings: Settings) -> dict[tuple[str, ...], list[tuple[str, ...]]]:
-    """What may keep requests waiting, by the labels that name it in the metrics."""
+    """Return the limits that may keep requests waiting, by the labels that name them in the metrics."""
     callers = [("credential", one.access_key_id, _limits(one)) for one in settings.credentials]
     callers += [("class", one.name, _limits(one)) for one in settings.caller_classes]
     return {
@@ -42,7 +42,6 @@ def known_limits(settings: Settings) -> dict[tuple[str, ...], list[tuple[str, ..
 
 
 def _limits(of: CallerLimitSettings) -> list[str]:
-    """The limits that there are."""
     of_bodies = of.read_bandwidth_bytes_per_second, of.write_bandwidth_bytes_per_second
     values = of.max_concurrent_requests, of.requests_per_second, *of_bodies
     return [limit for limit, value in zip(LIMITS, values, strict=True) if value is not None]
@@ -72,8 +71,7 @@ class CallersApi:
         self._last: _Counts | None = None
 
     def since_last(self, reading: MetricReading) -> list[to.Caller]:
-        """Return the first SHOWN of them at once, with what they took since the last call: those first whom a limit
-        binds, then those that have sent most requests."""
+        """Return SHOWN callers and what they took since the last call: limited ones first, then by requests sent."""
         now = _Counts(reading)
         before, self._last = self._last or now, now
         found = self._documents(before, now)

@@ -28,7 +28,7 @@ CHECKPOINTS_PAGE = 100
 _AGAIN_SECONDS = 0.5
 
 _STRANGE_SECONDS = 10.0
-"""So long a port at which nobody has ever answered is tried again, however much patience there is."""
+"""Seconds for which the client retries a port that has never answered, whatever `patience_seconds` says."""
 
 _STREAM_TIMEOUT_SECONDS = 600.0
 """Between pieces, and behind the last of them: a snapshot of many objects is read and synced as a whole."""
@@ -58,7 +58,7 @@ def _labels(text: str) -> dict[str, str]:
 
 
 def samples(exposition: str, names: Collection[str]) -> Iterator[Sample]:
-    """The numbers of these metrics, of the text of /metrics."""
+    """Yield the numbers of these metrics from the text of /metrics."""
     for line in exposition.splitlines():
         series, _, value = line.rpartition(" ")
         name, _, labels = series.partition("{")
@@ -70,7 +70,7 @@ class AdminClient:
     """Asks the admin port at `base_url`, with its token where it has one. AdminPortError says what was wrong."""
 
     def __init__(self, base_url: str, token: str | None, directory: str | None = None) -> None:
-        """A gateway on another cache directory than `directory` refuses to answer."""
+        """Make a client that a gateway on another cache directory than `directory` refuses to answer."""
         self.base_url = base_url.rstrip("/")
         self._headers = _headers(token, directory)
         self._has_answered = False
@@ -187,8 +187,7 @@ class AdminClient:
     def get(
         self, path: str, kind: type[Answer], query: Mapping[str, str] | None = None, *, patience_seconds: float = 0.0
     ) -> Answer:
-        """Return a document. With patience, ask again so long while the gateway does not answer, or says that it cannot
-        now (503)."""
+        """Return a document. Retry for `patience_seconds` while the gateway does not answer, or says 503."""
         asked = f"{path}?{urlencode(query)}" if query else path
         return self._read(kind, "GET", asked, patience_seconds=patience_seconds)
 

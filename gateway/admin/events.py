@@ -15,7 +15,7 @@ from gateway.s3.events import Event, MalformedEvents, ObjectEvent, parse_events
 from gateway.telemetry.metrics import ORIGIN_EVENTS
 
 DOCUMENT_BYTES_MAX = 1024 * 1024
-"""What SNS, SQS and EventBridge carry at most."""
+"""The most that SNS, SQS and EventBridge carry."""
 
 _SNS_HEADER = "x-amz-sns-message-type"
 _TOLD = "S3's event notifications, as they are or in SNS, SQS or EventBridge; at most 1 MiB"

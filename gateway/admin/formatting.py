@@ -14,7 +14,7 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 def size_text(size_bytes: float) -> str:
-    """`11 B`, `4.9 KiB`, `60.0 MiB`: in the greatest unit of which it is one or more."""
+    """Return `11 B`, `4.9 KiB` or `60.0 MiB`: a size in the greatest unit not above it."""
     if size_bytes < 1024:
         return f"{size_bytes:.0f} B"
     size = float(size_bytes)
@@ -36,7 +36,6 @@ def age_text(at: float | None) -> str:
 
 
 def are(number: int) -> str:
-    """The verb for so many."""
     return "is" if number == 1 else "are"
 
 

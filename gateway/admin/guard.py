@@ -1,4 +1,4 @@
-"""Who may use the admin port: the bearer of its token, or, without one, whoever is on this machine."""
+"""Admits to the admin port the bearer of its token or, if it has none, any client on this machine."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class CountsHistory:
         self._samples: deque[to.Counts] = deque(maxlen=HISTORY_SECONDS // SAMPLE_SECONDS + 1)
 
     def samples(self) -> list[to.Counts]:
-        """The oldest first."""
+        """Return the samples, the oldest first."""
         return list(self._samples)
 
     async def keep(self) -> None:
@@ -42,7 +42,7 @@ class CountsHistory:
 
 
 def counts_of(reading: MetricReading) -> to.Counts:
-    """Sums since the gateway started, of which two make a rate, and how often which latency occurred."""
+    """Return sums since the gateway started (two make a rate), and how often each latency occurred."""
     statuses = reading.by_labels(("status",), metrics.REQUESTS)
     origin_statuses = reading.by_labels(("status",), metrics.ORIGIN_REQUESTS)
     moved = reading.by_labels(("direction", "purpose"), metrics.ORIGIN_BYTES)

@@ -1,5 +1,4 @@
-"""Whether the origins answer this gateway: one signed question to each, remembered for a while, and in words what is
-wrong. Each bucket that differs from `[origin]` is asked for, and each slot with a key of its own."""
+"""Asks `[origin]`, each bucket that differs from it and each slot with its own key one signed question."""
 
 from __future__ import annotations
 
@@ -26,12 +25,12 @@ from gateway.s3.headers import parse_http_date
 from gateway.s3.xml import error_code_of
 
 SECONDS_MAX = 3.0
-"""What the question may take."""
+"""The longest that a question may take."""
 
 REMEMBERED_WELL_SECONDS = 30.0
 REMEMBERED_SECONDS = 5.0
 REMEMBERED_FAILED_SECONDS = 1.0
-"""Where all was well, and requests have failed since."""
+"""Applies if all was well, and requests have failed since."""
 
 SKEW_SECONDS_MAX = 60.0
 _DOCUMENT_BYTES_MAX = 64 * 1024
@@ -56,15 +55,14 @@ class OriginFinding:
 
     @property
     def reachable(self) -> bool:
-        """Whether something that speaks S3 has answered; it may have refused. Without a key nothing was asked."""
+        """Return True if an S3 server has answered, even with a refusal. Without a key the gateway has not asked."""
         return self.state not in ("unreachable", "no credentials")
 
 
 class OriginCheck:
-    """Asks the origin which buckets there are, or whether there is something under a prefix of one. A key that may not
-    know that is known to be good all the same.
+    """Asks the origin which buckets there are or, with a prefix, whether its bucket holds something under it.
 
-    However many ask, one question is under way at a time.
+    A key that may not know that is known to be good all the same. However many ask, one question runs at a time.
     """
 
     def __init__(
@@ -84,8 +82,7 @@ class OriginCheck:
         self._known: tuple[float, OriginFinding] | None = None
 
     async def finding(self) -> OriginFinding:
-        """The latest, REMEMBERED_SECONDS old at most; where all is well REMEMBERED_WELL_SECONDS, or
-        REMEMBERED_FAILED_SECONDS where requests have failed since."""
+        """Return the latest finding while it is remembered (`_remembered_seconds`), then a new one."""
         async with self._lock:
             now = self._clock.monotonic()
             if self._known is not None:
@@ -166,7 +163,7 @@ class OriginCheck:
         )
 
     def _skew(self, response: OriginResponse) -> str | None:
-        """By how much the clocks differ, in words; None: by little, or that is not told."""
+        """Return by how much the clocks differ, in words; None if by little, or if the origin tells no date."""
         told = parse_http_date(response.headers.get("date", ""))
         skew_seconds = 0.0 if told is None else self._clock.now() - told
         if abs(skew_seconds) <= SKEW_SECONDS_MAX:
@@ -194,14 +191,18 @@ class OriginCheck:
 
 
 def _is_news(before: OriginFinding | None, now: OriginFinding) -> bool:
-    """Whether more than a figure has changed: a clock goes on, and would be told again each time."""
+    """Return whether more than a figure has changed: a clock's figure changes with every look."""
     if before is None or before.problem is None or now.problem is None:
         return before != now
     return before.state != now.state or _FIGURE.sub("", before.problem) != _FIGURE.sub("", now.problem)
 
 
 class OriginChecks:
-    """Of `[origin]`, and of each bucket and slot that differs from it, as the settings are now."""
+    """Checks `[origin]`, and each bucket and slot that differs from it in the current settings.
+
+    `not_renewed` says why credentials of this name, which may still be good, are not renewed. On `board` all processes
+    report failed requests. `on_change` gets each first finding about an origin, by its name in words, and each change.
+    """
 
     def __init__(
         self,
@@ -212,9 +213,6 @@ class OriginChecks:
         board: OriginHealth | None = None,
         on_change: Callable[[str, OriginFinding], None] = lambda _, __: None,
     ) -> None:
-        """`not_renewed` says why credentials of this name, which may be good still, are not renewed. On `board` all
-        processes tell that requests have failed. `on_change` is told what is found of an origin, by its name in words,
-        at first and whenever that has changed."""
         self._board = board or OriginHealth()
         self._on_change = on_change
         self._told: dict[str, OriginFinding] = {}

@@ -29,7 +29,7 @@ FRESH_SECONDS = 0.5
 """A document so old is given again: several open pages cost as much as one."""
 
 JOBS_SHOWN = 20
-"""Of those that are over; those that run are all shown."""
+"""The most finished jobs shown; running ones are all shown."""
 
 REQUESTS_SHOWN = 8
 CHECKPOINTS_READ = 200
@@ -113,8 +113,7 @@ class OverviewApi:
             return []
 
     async def _unflushed(self) -> tuple[list[to.Checkpoint], list[to.PendingObject], list[to.OpenUpload]]:
-        """Return checkpoints, what does not get to the origin, and open uploads: nothing while the buffer cannot be
-        read, which the status says. Checkpoints that need help come first, then the newest."""
+        """Return checkpoints (first those that need help, then the newest), stuck objects, and open uploads."""
         backend, everything = self._lent.writeback, Prefix.parse("s3://")
         if backend is None:
             return [], [], []
@@ -122,7 +121,7 @@ class OverviewApi:
             found = (await backend.checkpoints(everything, "", CHECKPOINTS_READ, ())).checkpoints
             problems = (await backend.problems(everything, "", PROBLEMS_SHOWN)).objects
             uploads = (await backend.uploads(everything, "", UPLOADS_SHOWN)).uploads
-        except BufferUnavailable:
+        except BufferUnavailable:  # the status says so
             return [], [], []
         found = sorted(found, key=lambda one: (one.state in _NEED_HELP, one.last_at or 0.0), reverse=True)
         shown = [one.model_copy(update={"ranks_seen": one.ranks_seen[:64]}) for one in found[:CHECKPOINTS_SHOWN]]

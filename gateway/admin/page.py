@@ -1,7 +1,7 @@
-"""The dashboard at `/`: files that the browser asks once for; all figures come from `/api/v1/overview`. And the pages
-of the documentation, as text: a node in a closed network has no other.
+"""The dashboard at `/`, and the documentation as text: a node in a closed network has no other.
 
-They tell nothing about the gateway, so they need no token; the page asks for it. Nothing is loaded from elsewhere.
+A browser asks once for the files; all figures come from `/api/v1/overview`. The files tell nothing about the gateway,
+so they need no token; the page asks for it. Nothing is loaded from elsewhere.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the gateway's processes use of the machine, as /proc tells it: processor time, memory, open files.
+"""Reads the processor time, memory and open files of each of the gateway's processes from /proc; see proc(5).
 
-Each is told of by itself: prometheus_client's own process metrics know only the process that is asked. proc(5).
+prometheus_client's own process metrics know only the process that is asked.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def set_process_metrics(processes: Mapping[str, int | None]) -> None:
-    """Look at processes, by name and id; one that is down stands at 0, and so do all where /proc is of another
-    namespace: the ids are those of others there. Reads files: call it in a thread.
-    """
+    """Set metrics of processes, by name and id: 0 for one that is down. Reads files: call it in a thread."""
     if not _shows_own_namespace():
-        processes = dict.fromkeys(processes)
+        processes = dict.fromkeys(processes)  # the ids are those of other processes there
     booted_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     for name, process_id in processes.items():
         started = cpu = memory = descriptors = 0.0

@@ -38,7 +38,7 @@ DOCUMENT_BYTES_MAX = 64 * 1024
 
 
 async def posted(request: Request) -> bytes:
-    """The body of a request that brings a small document; ValueError when it is too long."""
+    """Return the body of a request that brings a small document; raise ValueError if it is too long."""
     body = b""
     async for piece in request.stream():
         body += piece
@@ -55,7 +55,7 @@ async def posted_json(request: Request) -> Any:
 
 
 def flag(request: Request, name: str) -> bool:
-    """A parameter that is `true` or `false`, which is what it is where it is missing; ValueError otherwise."""
+    """Return a parameter that is `true` or `false` (also if it is missing); raise ValueError for anything else."""
     given = request.query_params.get(name, "false")
     if given not in ("true", "false"):
         raise ValueError(f"{name} must be true or false")

@@ -14,10 +14,10 @@ from gateway.admin.responses import Refused
 from gateway.admin.state import GatewayState, StateHolder
 
 ANSWER_SECONDS = 30.0
-"""So long the supervisor may take to read, check and write."""
+"""Seconds that the supervisor may take to read, check and write."""
 
 FOLLOW_SECONDS = 10.0
-"""So long is waited for the processes to keep to it. One that is stopped does so when it goes on."""
+"""Seconds to wait until all processes follow a change. A stopped process follows when it goes on."""
 
 _LOOK_SECONDS = 0.01
 _ASKED_MAX = 16
@@ -41,8 +41,7 @@ class SlotChanges:
         self._asked = 0
 
     async def make(self, name: str | None, slot: Mapping[str, Any] | None, remote: str | None = None) -> Made:
-        """Set a slot, or (None) remove it, for the client at `remote`; without a name, have the settings read anew.
-        Refused."""
+        """Set a slot (None: remove it) for the client at `remote`; without a name, reload settings. Raises Refused."""
         if self._asked >= _ASKED_MAX:
             raise Refused(503, "too many changes are under way: try again")
         asked = secrets.token_hex(8)

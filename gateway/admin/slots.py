@@ -32,7 +32,7 @@ RATE_SECONDS = 1.0
 """Rates are those of so long a time: an answer takes as long."""
 
 _NEARLY = 0.98
-"""A bound of which so much is used binds: evictions and fills keep it from being used to the last byte."""
+"""A bound binds once this share of it is used: evictions and fills keep the rest free."""
 
 Direction = Literal["read", "write"]
 

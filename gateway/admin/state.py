@@ -1,4 +1,4 @@
-"""What the supervisor knows about its processes, as the admin port tells it."""
+"""The supervisor's knowledge of its processes, for the admin port."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from gateway.api import documents as to
 
 
 class GatewayState(to.GatewayStatus):
-    """The gateway, with `answers`: the last changes asked for over the admin port, by their ids, with why they were
-    refused or the keys of what they have changed."""
+    """The gateway, and `answers` to the last changes over the admin port: id, reason of refusal, changed keys."""
 
     answers: tuple[tuple[str, str | None, tuple[str, ...]], ...] = ()
 
@@ -37,7 +36,7 @@ class StateHolder:
         self._state: GatewayState | None = None
 
     def take(self, line: bytes) -> None:
-        """A state as the supervisor sent it."""
+        """Replace the state by the one in a line from the supervisor."""
         self._state = GatewayState.model_validate_json(line)
 
     @property

@@ -55,8 +55,7 @@ class StatusApi:
 
     @operation("GET /readyz", "Every process serves; 503 otherwise.", to.Readiness, _NOT_READY, is_open=True)
     async def readyz(self, _request: Request) -> Response:
-        """Answer 200 while every process serves. The origin, the disk and what freezes slots are reported and not
-        required: the others do without."""
+        """Answer 200 while every process serves. Origin, disk and frozen slots are only reported: others do without."""
         state = self._holder.state
         ready = state is not None and state.ready
         workers = [one.name for one in state.processes if one.ready and one.name != "background"] if state else []
@@ -199,14 +198,14 @@ class StatusApi:
 
 
 def disk_status(read: Path | MetricReading) -> to.DiskStatus:
-    """Return what the processes have found of the disk. A disk on which blocks may replace each other and no write
-    finds room is full, too. With a directory it reads files: call it in a thread."""
+    """Return the disk's state, as the processes have found it. With a directory it blocks: call it in a thread."""
     reading = read if isinstance(read, MetricReading) else MetricReading(read)
     found, journal = metric_reading.by_label(
         reading, "state", metrics.CACHE_DISK_STATE, metrics.WRITEBACK_JOURNAL_STATE
     )
     processes = {state: int(found[state]) for state in metrics.DISK_STATES if found.get(state)}
     worst = list(processes)[-1] if processes else "well"
+    # A disk on which blocks may replace each other and no write finds room is full, too.
     return to.DiskStatus(
         state="full" if worst == "well" and reading.total(metrics.WRITEBACK_DISK_FULL) else worst,
         processes=processes,

@@ -1,4 +1,4 @@
-"""What is wrong with a running gateway, why, and what to do: for the dashboard's banner and `forebay doctor`."""
+"""Names the troubles of a running gateway, causes and cures: for the dashboard's banner and `forebay doctor`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DISK_STATES = {
     "failing": ("failing; the cache is not used for now, the origin serves", _SEE_KERNEL),
     "closed": ("cannot be used; there is no cache, the origin serves", "repair it, and restart the gateway"),
 }
-"""What each means, and what to do."""
+"""The meaning of each state, and its cure."""
 
 _DO_ABOUT_ORIGIN = {
     "unreachable": "see why the origin or the way to it is down; the gateway asks again by itself: do not restart it",

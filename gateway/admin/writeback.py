@@ -1,4 +1,4 @@
-"""What the origin does not have yet, over the admin port: shown, flushed now, and decided about."""
+"""Shows over the admin port what the origin does not have yet, flushes it now, and takes decisions about it."""
 
 from __future__ import annotations
 

@@ -118,8 +118,8 @@ class PassthroughCache:
         headers: Mapping[str, str],
         answer: UnpinnedResponse,
     ) -> memoryview | None:
-        """Return the bytes of a range of a small object if the first answer has brought all of it; None: call
-        `open_range`. Its block's fill then lacks nothing but the disk."""
+        """Return a range of a small object if the first answer has brought all of it; None: call `open_range`."""
+        # The block's fill then lacks nothing but the disk.
         dependencies, size_bytes, settings = self._dependencies, version.size_bytes, self._dependencies.settings
         if answer.range.length != size_bytes or size_bytes > min(GIVEN_BYTES_MAX, settings.block_size_of(slot)):
             return None
@@ -243,7 +243,7 @@ class BlockCache(PassthroughCache):
             return True
 
     def pieces(self, version: ObjectVersion, slot: str) -> Iterator[ByteRange]:
-        """The ranges of an object of a slot that lie in one block each: what `fetch` is best given."""
+        """Yield the ranges of an object of a slot that lie in one block each, as `fetch` wants them."""
         if version.size_bytes:
             whole = ByteRange(0, version.size_bytes - 1)
             for block in layout.blocks_of(version, whole, self._dependencies.settings.block_size_of(slot)):
@@ -258,10 +258,10 @@ class BlockCache(PassthroughCache):
         purpose: Purpose,
         come: Callable[[int], None] = _ignored,
     ) -> tuple[int, bool]:
-        """Bring one of the `pieces` to disk. Return how many bytes were fetched, and whether the piece is on disk:
-        False if the directory could not take it.
+        """Bring one of the `pieces` to disk. Return the number of fetched bytes, and whether the piece is on disk.
 
-        `come` gets the number of fetched bytes again and again. Raises as `open_range` and its reader do.
+        False: the directory could not take it. `come` gets the number of fetched bytes again and again. Raises as
+        `open_range` and its reader do.
         """
         reader = RangeReader(ReadPlan(self._dependencies, version, piece, slot, _NO_HEADERS, purpose))
         if reader.is_cached():
@@ -306,7 +306,7 @@ class BlockCache(PassthroughCache):
     # Pins.
 
     def pins(self) -> list[str]:
-        """The prefixes whose blocks stay, of objects in any slot."""
+        """Return the prefixes whose blocks stay, of objects in any slot."""
         return list(self._dependencies.directory.pins.all())
 
     async def pin(self, prefix: str) -> int:
@@ -330,8 +330,7 @@ class BlockCache(PassthroughCache):
         return True
 
     async def keep_only(self, prefixes: Sequence[str]) -> tuple[Mapping[str, int], Mapping[str, str]]:
-        """Pin these prefixes for `keep_last`, and unpin earlier ones; users' pins stay. Return the pin number of each
-        prefix, and the reason for each that has none."""
+        """Pin these prefixes for `keep_last`, unpin earlier ones. Return each one's pin number, or why it has none."""
         pins = self._dependencies.directory.pins
         numbers, refused, is_any_gone = await self._dependencies.threads.index(pins.apply_settings, prefixes)
         if is_any_gone:
@@ -339,8 +338,7 @@ class BlockCache(PassthroughCache):
         return numbers, refused
 
     async def hold_object(self, key: ObjectKey, number: int) -> int:
-        """Keep all cached blocks of an object and return their bytes. Raises PinRefused when they exceed what may be
-        pinned."""
+        """Keep an object's cached blocks; return their bytes. Raises PinRefused if they exceed what may be pinned."""
         directory, object_id = self._dependencies.directory, layout.object_id(key)
         return await self._dependencies.threads.index(directory.pins.hold_object, object_id, number, directory.capacity)
 
@@ -397,8 +395,8 @@ class BlockCache(PassthroughCache):
             dependencies.isolation.note(error)
 
     async def move_between_slots(self) -> None:
-        """Move each block to the account of its current slot, and evict a little at a time beyond limits. One process
-        does it for all, once all have the current slots."""
+        """Move blocks to their slots' accounts, and evict a little at a time beyond limits."""
+        # One process does it for all, once all have the current slots.
         dependencies = self._dependencies
         await self._account()
         await self._in_steps(dependencies.directory.shrinking())

@@ -317,8 +317,8 @@ class BlockDirectory:
         return step()
 
     def _capacity_for(self, reservation: Reservation) -> Capacity:
-        """Return the capacity without the room that others must find free. If the directory holds more than that, a
-        fill evicts twice its own size at most, so that no fill waits for all evictions of a lowered capacity."""
+        """Return the capacity without the room that others must find free."""
+        # If the directory holds more, a fill evicts twice its size at most: none waits for all of a lowered capacity's.
         needed_bytes = reservation.disk_bytes
         try:
             capacity = self.reserve_of_others.capacity_for(needed_bytes, self._taken_bytes, self.capacity)

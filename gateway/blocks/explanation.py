@@ -20,8 +20,11 @@ MISSING_SHOWN = 20
 
 
 class Presence(NamedTuple):
-    """Cached parts of one version. Of its `blocks`, `looked_at` were looked at: `here` are complete, `partly` have
-    smaller pieces, `evicted` were cached. `missing` are the first runs of bytes of blocks that are not complete."""
+    """Cached parts of one version.
+
+    `looked_at` of its `blocks` were looked at: `here` are complete, `partly` have smaller pieces, `evicted` were
+    cached. `missing` are the first runs of bytes of blocks that are not complete.
+    """
 
     blocks: int
     looked_at: int

@@ -98,9 +98,11 @@ _TAGS = _Tags()
 
 
 def set_home_tags(homes: Homes, first: str) -> None:
-    """From now on, in this process, blocks of a bucket are never taken for those of a bucket of the same name at
-    another home: there, too, one ETag may stand for other bytes. Blocks of the home `first` bear no tag: the main one
-    when the directory was begun, wherever the main one is by now."""
+    """Keep blocks of buckets with the same name at different homes apart, in this process, from now on.
+
+    There, too, one ETag may stand for other bytes. Blocks of the home `first` bear no tag: the main one when the
+    directory was begun, wherever the main one is by now.
+    """
     _TAGS.others = _tag(homes.main, first)
     _TAGS.of_bucket = {bucket: _tag(home, first) for bucket, home in homes.by_bucket.items()}
 
@@ -160,7 +162,7 @@ def block_at(version: ObjectVersion, number: int, block_size_bytes: int, ids: Bl
 
 
 def block_id(version: ObjectVersion, number: int, block_size_bytes: int) -> bytes:
-    """The id of block `number` of a version, without the block."""
+    """Return the id of block `number` of a version, without the block."""
     offset, size_bytes, of_object = number * block_size_bytes, version.size_bytes, object_id(version.key)
     byte_range = _RANGE.pack(offset, min(block_size_bytes, size_bytes - offset))
     hashed = of_object + _LENGTH.pack(size_bytes) + _encode(version.etag) + byte_range
@@ -196,17 +198,16 @@ def file_bytes(block: Block) -> int:
 
 
 def in_pages(size_bytes: int) -> int:
-    """A size rounded up to whole pages: what a file of it takes on disk."""
+    """Return a size rounded up to whole pages: the bytes that such a file takes on disk."""
     return aligned(size_bytes, ALIGNMENT_BYTES)
 
 
 def aligned(size_bytes: int, alignment_bytes: int) -> int:
-    """A size rounded up to a multiple of another."""
     return -(-size_bytes // alignment_bytes) * alignment_bytes
 
 
 def file_name(block_id: bytes, nonce: str) -> str:
-    """A name that no other file of the directory ever has: the block's id, and which writing of it this is."""
+    """Return a name that no other file of the directory ever has: the block's id, and which writing of it this is."""
     return f"{block_id.hex()}-{nonce}"
 
 
@@ -234,14 +235,14 @@ def beginning(block: Block, alignment_bytes: int = ALIGNMENT_BYTES) -> bytes:
 
 
 def pack_header(block: Block, chunk_checksums: bytes, alignment_bytes: int = ALIGNMENT_BYTES) -> bytes:
-    """The header, padded with zeros to where the data begins."""
+    """Return the header, padded with zeros to where the data begins."""
     covered = b"".join((_MAGIC, beginning(block, alignment_bytes), chunk_checksums))
     header = covered + _CRC.pack(checksums.crc32c(covered))
     return header.ljust(aligned(len(header), alignment_bytes), b"\0")
 
 
 def header_bytes(start: bytes, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
-    """The length of the header whose first bytes these are; BlockDamaged when it is none of this format."""
+    """Return the length of the header that begins with `start`; raise BlockDamaged if it is none of this format."""
     if len(start) < _FIXED.size:
         raise BlockDamaged("shorter than a header")
     magic, version, length, *_ = _FIXED.unpack_from(start)
@@ -253,7 +254,7 @@ def header_bytes(start: bytes, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
 
 
 def unpack_header(header: bytes, alignment_bytes: int = ALIGNMENT_BYTES) -> tuple[Block, bytes]:
-    """The block that a file says it holds, and its chunks' checksums; BlockDamaged when a byte of it is wrong."""
+    """Return the block that a file says it holds, and its checksums; raise BlockDamaged if a byte of it is wrong."""
     start = header_bytes(header, alignment_bytes)
     _, _, _, chunk_bytes, object_size, offset, length, bucket_size, key_size, etag_size = _FIXED.unpack_from(header)
     key_at = _FIXED.size + bucket_size
@@ -323,7 +324,6 @@ class BlockSettings:
     _kept_object_bytes_max: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def block_size_of(self, slot: str) -> int:
-        """The size of the blocks of a slot's objects."""
         return self._block_sizes.get(slot, self.block_size_bytes)
 
     def keeps(self, slot: str, size_bytes: int) -> bool:

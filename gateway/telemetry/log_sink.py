@@ -55,11 +55,11 @@ class _Batch:
 
 
 class LogSink:
-    """Writes the lines of one descriptor in order. `told_lost` makes the line that reports lost lines; `on_lost` gets
-    their number each time.
+    """Writes the lines of one descriptor in order.
 
-    A `descriptor` that may change is called before each write, and every `look_seconds` without lines: a removed file
-    takes its room on the disk until every process has closed it. OSError counts as a full disk.
+    `told_lost` makes the line that reports lost lines; `on_lost` gets their number each time. A `descriptor` that may
+    change is called before each write, and every `look_seconds` without lines: a removed file takes its room on the
+    disk until every process has closed it. OSError counts as a full disk.
 
     With `is_shared` several processes append to the file, which is open for reading too: a line that the disk took in
     part does not swallow the next one. Waiting lines are written together, up to `at_once_bytes`, and lost together.

@@ -1,7 +1,7 @@
-"""Keep the numbers of metrics in files that the admin port reads, 8 bytes each.
+"""Keeps the numbers of metrics in files that the admin port reads, 8 bytes each.
 
 The files are those of prometheus_client's multi-process mode. Its own values look up process id and place at every
-addition, of which a request makes twenty.
+addition, and a request makes twenty.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _CRC = struct.Struct("<I")
 
 
 def chunk_aligned(extent: Extent, position: int, count: int) -> tuple[int, int]:
-    """The chunks of a block that `count` bytes at `position` lie in: from where, and the first byte behind them."""
+    """Return the chunks of a block that `count` bytes at `position` lie in: first byte, first byte behind them."""
     stop = -(-(position + count) // CHUNK_BYTES) * CHUNK_BYTES
     return position // CHUNK_BYTES * CHUNK_BYTES, min(stop, extent.length)
 
@@ -128,7 +128,7 @@ class ChunkChecksums:
         return len(self.packed) == chunk_count(self._length) * _CRC.size
 
     def take(self, extent: Extent, stop: int) -> None:
-        """The chunks up to byte `stop`, verified, are those of an extent."""
+        """Take the checksums of an extent's verified chunks, up to byte `stop`."""
         self.packed += extent.checksums[len(self.packed) : chunk_count(stop) * _CRC.size]
         self._position = stop
 
@@ -290,8 +290,7 @@ class BlockFile(SharedFile):
         return self.stayed(extent, position, count)
 
     def stayed(self, extent: Extent, position: int, count: int, since: int = -1) -> bool:
-        """As `objects.SpanFile.stayed`, of bytes of a block; `since`: what `withdrawals` was before they were found
-        intact, if that is known."""
+        """As `objects.SpanFile.stayed`; `since`: `withdrawals` before the bytes were found intact, if that is known."""
         pages, withdrawals = self._pages, self.withdrawals
         if pages is None:
             return False
@@ -306,7 +305,7 @@ class BlockFile(SharedFile):
         return self.withdrawals == withdrawals or self._marks.covers(extent, position, count)
 
     def was_written(self, first: int) -> None:
-        """This process has written the file, and all of it is there.
+        """Note that this process has written the whole file.
 
         From byte `first` on it holds what was given to be written, as long as that waits to be written to the device.
         """
@@ -314,8 +313,7 @@ class BlockFile(SharedFile):
             self._written = _Written(first, fingerprint(self.descriptor))
 
     def unwritten(self, residency: Residency, offset: int, count: int) -> bool:
-        """Return True if bytes at an offset of the file need no check: this process wrote them, and the kernel has not
-        written them to the device. Never blocks."""
+        """Return True if bytes need no check: this process wrote them, and the device lacks them. Never blocks."""
         written = self._written
         if written is None or offset < written.first or not residency.unwritten(self.descriptor, offset, count):
             return False
@@ -424,7 +422,7 @@ class BlockFile(SharedFile):
         return pages
 
     def _prepared(self) -> MappedPages | None:
-        """The mapping, once the file is known as it is now: what was checked of another state of it is forgotten."""
+        """Return the mapping, and forget what was checked of another state of the file."""
         state = fingerprint(self.descriptor)
         if state != self._state:
             self._marks.clear()
@@ -446,7 +444,7 @@ BlockLease: TypeAlias = FileLease[BlockFile]
 
 
 def lease_of(descriptor: int, *, is_segment: bool = False, is_mappable: bool = True) -> BlockLease:
-    """The first lease on a file that was just opened."""
+    """Return the first lease on a file that was just opened."""
     return FileLease(BlockFile(descriptor, is_segment=is_segment, is_mappable=is_mappable))
 
 
@@ -477,7 +475,7 @@ class OpenFiles:
             return None
 
     def opened(self, extent: Extent, open_published: Callable[[Extent], BlockLease]) -> BlockLease:
-        """A lease on the file of an extent. Raises, and where it opens it blocks, as `BlockStore.open_published`."""
+        """Return a lease on an extent's file. Raises, and if it opens it blocks, as `BlockStore.open_published`."""
         lease = self.get(extent.file)
         if lease is None:
             lease = open_published(extent)

@@ -100,7 +100,7 @@ class _PageTable:
         return min(self._entries(start, stop)) >= _PRESENT_BIT
 
     def absent_runs(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The parts from `start` to `stop` that are not mapped, as addresses. OSError."""
+        """Return the parts from `start` to `stop` that are not mapped, as addresses. Raises OSError."""
         entries = self._entries(start, stop)
         if entries.isascii():  # none has the bit: the most frequent case
             return [(start, stop)]
@@ -116,7 +116,7 @@ class _PageTable:
         return runs
 
     def _entries(self, start: int, stop: int) -> bytes:
-        """The last byte of each page's entry."""
+        """Return the last byte of each page's entry."""
         count = (stop - start) // PAGE_BYTES * _ENTRY_BYTES
         entries = os.pread(self._open(), count, start // PAGE_BYTES * _ENTRY_BYTES)
         if len(entries) != count:
@@ -176,7 +176,7 @@ class MappedPages:
         return not _mincore(start, pages * PAGE_BYTES, found) and found.raw.count(b"\x01") == pages
 
     def absent_runs(self, offset: int, count: int) -> list[tuple[int, int]]:
-        """The pages of a part that are not mapped: first byte and count of each run of them."""
+        """Return the first byte and count of each run of pages of a part that are not mapped."""
         runs = _page_table.absent_runs(*self._pages(offset, count))
         return [(start - self._address, stop - start) for start, stop in runs]
 

@@ -73,7 +73,7 @@ class Placed:
 
 
 def new_name() -> str:
-    """A name that no other file of the directory ever has."""
+    """Return a name that no other file of the directory ever has."""
     return secrets.token_hex(16) + _SUFFIX
 
 
@@ -187,7 +187,7 @@ class BlockStore:
         return self._lease(descriptor)
 
     def open_of(self, worker: int, file: str) -> BlockLease | None:
-        """A file that any slot fills, or has just published, for reading; None when there is none any more."""
+        """Open a file that any slot fills, or has just published, for reading; None if there is none any more."""
         for path in (self._partial_of(worker) / file, self._place(file)):
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -337,7 +337,7 @@ class BlockStore:
                 self._unlink(path)
 
     def listing(self, number: int) -> list[str]:
-        """The names of the published files in directory `number`, 0 to DIRECTORIES - 1."""
+        """Return the names of the published files in directory `number`, 0 to DIRECTORIES - 1."""
         try:
             return os.listdir(self._directory(number))
         except FileNotFoundError:

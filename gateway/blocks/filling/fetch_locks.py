@@ -91,7 +91,7 @@ class LockKey(NamedTuple):
         return self.tags & _VERSION
 
     def of_version(self, version: int) -> LockKey:
-        """The lock of the same place for another version."""
+        """Return the lock of the same place for another version."""
         return LockKey(self.set, self.tags & ~_VERSION | version)
 
     def held_by(self, worker: int) -> int:
@@ -100,7 +100,7 @@ class LockKey(NamedTuple):
 
 
 def lock_of_place(object_id: bytes, offset: int, headers: Mapping[str, str]) -> LockKey:
-    """The lock under which the version of the object at these bytes is found out.
+    """Return the lock under which the version of the object at these bytes is found out.
 
     The locks of all blocks that begin there are in the same set, and of the same place.
     """
@@ -111,7 +111,7 @@ def lock_of_place(object_id: bytes, offset: int, headers: Mapping[str, str]) -> 
 
 
 def lock_of_block(block: Block, place: LockKey) -> LockKey:
-    """The lock of a block that begins at a place."""
+    """Return the lock of a block that begins at a place."""
     return place.of_version(FETCHED + 1 + _number(block.id) % (_VERSION - FETCHED))
 
 
@@ -155,10 +155,10 @@ class FetchLocks:
     # Taking and giving back
 
     def take(self, key: LockKey, given_up: int | None = None) -> int | None:
-        """The worker that has the lock now: this one, or one to be waited for; None when there is none to be had.
+        """Return the worker that has the lock now: this one, or one to wait for; None if the lock cannot be had.
 
-        `given_up` is a holder that is not waited for. Of the lock of a place, another one's lock of it for any version
-        keeps all others out.
+        `given_up` is a holder that is not waited for. A worker's lock of a place for any version keeps all others from
+        the lock of the place.
         """
         self.release_late()
         if not self._lock(key.set):
@@ -254,8 +254,7 @@ class FetchLocks:
         return self._words[cell] & ~_AWAITED == key.held_by(self.worker)
 
     def await_change(self, key: LockKey, holder: int, *, is_reader: bool = False) -> bool:
-        """Make the holder report the next change of its lock; return False when it has lost it. `is_reader`: tell it
-        that a reader waits (`is_awaited`)."""
+        """Make the holder report its lock's next change; False if it has lost it. For `is_reader` see `is_awaited`."""
         if not self._lock(key.set):
             return self.holder(key) == holder
         try:
@@ -296,10 +295,7 @@ class FetchLocks:
         return any(count for worker, count in enumerate(self._words[_COUNTS:_UNTIL]) if worker != self.worker)
 
     def wake_file(self, worker: int) -> int:
-        """The descriptor of a worker's wake file, to be watched; it stays open until `close`.
-
-        StoreUnavailable when it cannot be opened.
-        """
+        """Return the descriptor of a worker's wake file, to watch; open until `close`. Raises StoreUnavailable."""
         descriptor = self._wake_files.get(worker)
         if descriptor is None:
             # For writing only one's own: that it is closed shall mean that its process is gone.
@@ -316,7 +312,7 @@ class FetchLocks:
         self._change(key, key.held_by(self.worker), nonce)
 
     def shown_file(self, key: LockKey, holder: int) -> int:
-        """The nonce of the file that a holder writes; 0 when there is none yet, or it is not the holder any more."""
+        """Return the nonce of the file that a holder writes; 0 if there is none yet, or the lock is lost."""
         cell = self._cell_of(key)
         if cell is None:
             return 0
@@ -439,7 +435,7 @@ _NO_HEADERS = _digest({})
 
 
 def _open_table(path: Path) -> int:
-    """The file, whole on its file system: a page that could not be backed would kill the process that touches it."""
+    """Open the file, whole on the disk: a page that could not be backed would kill a process that touches it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, FILE_BYTES)

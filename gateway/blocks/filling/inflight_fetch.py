@@ -194,22 +194,21 @@ class InflightFetch:
     # For the task that fetches.
 
     def leads(self, is_awaited_elsewhere: Callable[[], bool]) -> None:
-        """It is fetched here for all processes: this tells whether a reader in another one waits for it."""
+        """Note that this process fetches for all; the argument tells whether a reader in another one waits."""
         self._is_awaited_elsewhere = is_awaited_elsewhere
 
     def begin(self) -> None:
-        """The origin's answer is good."""
+        """Note that the origin's answer is good."""
         self._begun = True
         self._notify()
 
     def advance(
         self, file: BlockLease, checksums: ChunkChecksums, unwritten_from: Callable[[], int] | None = None
     ) -> None:
-        """Announce the bytes written to a file, with the checksums of its complete chunks; `unwritten_from` is of this
-        file.
+        """Announce the bytes written to a file, with the checksums of its complete chunks.
 
-        A file that was begun anew must first reach the readers' position. Earlier files stay open: readers may be
-        sending from them.
+        `unwritten_from` is of this file. A file that was begun anew must first reach the readers' position. Earlier
+        files stay open: readers may be sending from them.
         """
         complete_bytes = checksums.complete_bytes
         if complete_bytes <= self.available:
@@ -225,7 +224,7 @@ class InflightFetch:
         self._notify()
 
     def move(self, file: BlockLease, extent: Extent) -> None:
-        """The small block lies in a file: that is held for those who still read it, whatever becomes of the block."""
+        """Note the small block's file, and hold it for those who still read it, whatever becomes of the block."""
         self._files.append(file.share())
         self.moved_to, self.content = extent, None
 

@@ -52,9 +52,7 @@ class BlockWriter:
         self.checksums = ChunkChecksums(self.filled.block.length)
 
     def write(self, file: BlockLease, content: bytes | memoryview) -> None:
-        """The block's next bytes, to `file`: a lease on the file of the fill. StoreUnavailable when the disk does not
-        take them.
-        """
+        """Write the block's next bytes to a lease on the fill's file. StoreUnavailable if the disk refuses them."""
         recorded = len(self.checksums.packed)
         self._look_back(file)
         self.checksums.update(content)
@@ -119,8 +117,7 @@ class LargeBlockFetcher:
     buffers: Buffers = field(default_factory=Buffers)
 
     async def fetch(self, fetch: InflightFetch, lock: LockKey) -> None:
-        """Fetch all bytes and begin their publication (`persisted`). Raises failures, BlockPublished when another
-        process was first, and NotKept when the block must not be kept."""
+        """Fetch, and begin publication (`persisted`). Raises failures, BlockPublished (another was first), NotKept."""
         started, directory = self.dependencies.clock.monotonic(), self.dependencies.directory
         wanted = fetch.purpose is Purpose.WARM
         begun = await self.dependencies.threads.index_or_undo(

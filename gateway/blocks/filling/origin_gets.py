@@ -108,14 +108,14 @@ class UnpinnedResponse:
         return self._response.headers if self._response is not None else {}
 
     def take(self, wanted: ByteRange) -> OriginResponse | None:
-        """The response, once, if its body begins with the bytes wanted and holds all of them; the taker closes it."""
+        """Return the response, once, if its body begins with the bytes wanted and has all; the caller closes it."""
         if self.range.first != wanted.first or self.range.stop < wanted.stop:
             return None
         response, self._response = self._response, None
         return response
 
     def whole(self, wanted: ByteRange) -> memoryview | None:
-        """The bytes wanted, if the body begins with them and all of it is here; to be asked for once, before `take`."""
+        """Return the bytes wanted, if the body begins with them and is here whole. Call it once, before `take`."""
         if self._response is None or self.range.first != wanted.first or self.range.stop < wanted.stop:
             return None
         body = self._response.whole()
@@ -245,7 +245,7 @@ class PinnedGet:
         self._check = self._check_of(self._response, asked)
 
     async def pieces(self, buffer: ReceiveBuffer | None = None) -> AsyncGenerator[bytes | memoryview, None]:
-        """The bytes in order, all of them or an exception. With a buffer as `OriginResponse.stream`."""
+        """Yield the bytes in order, all of them, or raise. With a buffer as `OriginResponse.stream`."""
         retries_left, length = self.retries, self.range.length
         while True:
             try:
@@ -311,7 +311,7 @@ class BodyCheck:
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> BodyCheck | None:
-        """The check that an answer's headers allow, if any. A checksum of checksums of parts is none."""
+        """Return the check that an answer's headers allow, if any. A checksum of checksums of parts is none."""
         headers = without_doubtful_checksums(headers)
         if _CHECKSUMS.isdisjoint(headers) or headers.get("x-amz-checksum-type", "FULL_OBJECT").upper() != "FULL_OBJECT":
             return None

@@ -50,7 +50,7 @@ class SingleFlight:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def join(self, block: Block, headers: Mapping[str, str], purpose: Purpose = Purpose.LIVE) -> InflightFetch | None:
-        """The running fetch of a block, entered, or None."""
+        """Enter and return the running fetch of a block, or return None."""
         fetch = self._fetches.get(fetch_key(block, headers))
         if fetch is not None:
             fetch.enter(purpose)
@@ -81,7 +81,7 @@ class SingleFlight:
         purpose: Purpose = Purpose.LIVE,
         response: UnpinnedResponse | None = None,
     ) -> InflightFetch:
-        """A fetch that a reader waits for, entered: a new one, unless there is one by now."""
+        """Enter and return a fetch that a reader waits for: a new one, unless there is one by now."""
         running = self.join(block, headers, purpose)
         if running is not None:
             return running

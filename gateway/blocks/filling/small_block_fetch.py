@@ -215,7 +215,7 @@ class GroupCommitWriter:
         self.held_bytes += count
 
     def give_back(self, count: int) -> None:
-        """The block does not come, or needs no room any more."""
+        """Give back the room of a block that does not come, or needs none any more."""
         self.held_bytes -= count
         self._eased.set()
 
@@ -354,7 +354,7 @@ class SmallBlockFetcher:
         fetch.persisted = self.writer.put(small, fetch.slot, started, wanted=wanted)
 
     async def _receive(self, fetch: InflightFetch, get: PinnedGet) -> memoryview:
-        """The block's bytes, for which room has been taken: only now, as an origin may take long to answer."""
+        """Return the block's bytes. Takes room for them only now, as an origin may take long to answer."""
         await self.writer.take_room(fetch.block.length)
         try:
             content = _memory(fetch.block.length)

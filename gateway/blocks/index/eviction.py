@@ -94,7 +94,7 @@ class SlotUsage:
 
 
 def capacity_of(total_bytes: int, slots: Slots, daily_writes_bytes: int | None = None) -> Capacity:
-    """The shares that the slots ask for, the built-in slot's included."""
+    """Return the shares that the slots ask for, the built-in slot's included."""
     shares = {
         slot.name: Share(slot.capacity_bytes, slot.capacity_limit_bytes, _EVICTIONS[slot.eviction])
         for slot in (DEFAULT_SLOT, *slots)
@@ -121,10 +121,10 @@ GIVEN_BACK_TIMES = 2
 
 
 class Reserve:
-    """The bytes that one process's fills must leave free: `size_bytes`, which its owner keeps up to date. Index thread
-    only.
+    """The bytes that one process's fills must leave free: `size_bytes`, which its owner keeps up to date.
 
-    `free_bytes` returns the file system's free bytes, `promised_bytes` those that fills in progress have yet to write.
+    Index thread only. `free_bytes` returns the file system's free bytes, `promised_bytes` those that fills in progress
+    have yet to write.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class Holdings:
         return self._by_slot[slot]
 
     def update(self, slot: int, account: SlotAccount, name: str | None = None) -> None:
-        """A slot holds what its account says; its name has to be told once."""
+        """Note that a slot holds what its account says; its name has to be told once."""
         if name is not None:
             self.names[slot] = name
         elif slot not in self.names:
@@ -298,7 +298,7 @@ class Holdings:
         return [slot for slot, holding in self._by_slot.items() if holding.is_over_limit]
 
     def borrowers(self) -> Iterator[int]:
-        """The slots that have borrowed, the one that has borrowed most first."""
+        """Yield the slots that have borrowed, the one that has borrowed most first."""
         seen = []
         try:
             while self._heap:
@@ -418,7 +418,7 @@ class _Room:
         return True
 
     def _order(self) -> Iterable[int] | None:
-        """The slots that must give up bytes, the first to be asked first; None when all fits."""
+        """Return the slots that must give up bytes, the first to ask first; None if all fits."""
         holdings, totals = self._holdings, self._transaction.totals
         if self._asking is None:
             over = holdings.over_limit()

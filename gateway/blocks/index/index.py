@@ -198,7 +198,7 @@ class BlockIndex:
         return rows.unpack_extent(*found) if found is not None else None
 
     def rows(self, block_id: bytes) -> tuple[bytes, bytes] | None:
-        """A block's row and its file's, where `lookup` finds it."""
+        """Return a block's row and its file's, where `lookup` finds it."""
         key = block_id[-OBJECT_ID_BYTES:] + block_id[:-OBJECT_ID_BYTES]
         try:  # without `reading`, which costs more than the look-up: this is on the path of every hit
             with self._environment.begin() as transaction:
@@ -294,12 +294,12 @@ class BlockIndex:
             return transaction.totals
 
     def slot_names(self) -> dict[int, str]:
-        """The slots behind the numbers of `FileRecord.slot`."""
+        """Return the slots behind the numbers of `FileRecord.slot`."""
         with self.reading() as transaction:
             return {number: name for name, number in transaction.slots().items()}
 
     def changes(self) -> int:
-        """A number that grows with every change that any process makes."""
+        """Return a number that grows with every change that any process makes."""
         try:
             return int(self._environment.info()["last_txnid"])
         except lmdb.Error as error:
@@ -316,11 +316,11 @@ class BlockIndex:
                 yield block
 
     def contents(self, file: str) -> list[bytes]:
-        """The blocks that lie in a file, for checks and tests: all blocks are looked at."""
+        """Return the blocks that lie in a file, for checks and tests: all blocks are looked at."""
         return [block.block_id for block in self.blocks() if block.extent.file == file]
 
     def blocks_after(self, block_id: bytes, count_max: int) -> list[tuple[BlockRecord, str]]:
-        """The next blocks in the order of their keys, each with the name of its slot; none at the end."""
+        """Return the next blocks in the order of their keys, each with the name of its slot; none at the end."""
         start = rows.block_key(block_id) + b"\0" if block_id else b""
         with self.reading() as transaction:
             names = {number: name for name, number in transaction.slots().items()}
@@ -452,7 +452,7 @@ class BlockIndex:
             transaction.touch(self.accesses.take(TOUCHES_PER_TRANSACTION))
 
     def end_unlinks(self, gone: Iterable[WorkerFile], failed: Mapping[WorkerFile, int]) -> None:
-        """These files are unlinked; those could not be, and take so many bytes until they are."""
+        """Enter which files are unlinked, and the bytes of those that could not be, until they are."""
         with self.writing() as transaction:
             for holder in gone:
                 transaction.end_pending_unlink(holder)

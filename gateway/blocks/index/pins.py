@@ -1,7 +1,8 @@
-"""Pinned prefixes: their blocks stay, never evicted, whatever their slot's policy. The file PINS lists them; it is
-replaced as a whole and synced, under the lock of a write transaction, and the index has a copy that fills look into. A
-file under a pin stands in a queue of its own, with the pin's number; numbers are never used twice, so the files of a
-removed pin are known and released in steps.
+"""Pinned prefixes: their blocks are never evicted, whatever their slot's policy.
+
+The file PINS lists them; it is replaced as a whole and synced, under the lock of a write transaction, and the index has
+a copy that fills look into. A file under a pin stands in a queue of its own, with the pin's number; numbers are never
+used twice, so the files of a removed pin are known and released in steps.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class PinnedPrefixes:
         return bool(self._prefixes)
 
     def number_of(self, key: ObjectKey) -> int:
-        """The number of the pin that an object is under, or 0."""
+        """Return the number of the pin that an object is under, or 0."""
         whole = f"{key.bucket}/{key.key}"
         position = bisect_right(self._prefixes, whole) - 1
         return self._numbers[position] if position >= 0 and whole.startswith(self._prefixes[position]) else 0
@@ -104,7 +105,7 @@ class Pins:
         self._known: tuple[bytes | None, PinnedPrefixes] = (None, PinnedPrefixes({}))
 
     def of(self, key: ObjectKey) -> int:
-        """The number of the pin that an object is under, or 0."""
+        """Return the number of the pin that an object is under, or 0."""
         return self.of_each([key])[0]
 
     def of_each(self, keys: Iterable[ObjectKey]) -> list[int]:
@@ -149,8 +150,10 @@ class Pins:
             return number
 
     def apply_settings(self, wanted: Sequence[str]) -> tuple[dict[str, int], dict[str, str], bool]:
-        """Keep these prefixes for `keep_last`, and no others, besides users' pins. Return the pin number of each, the
-        reasons for those without one, and whether any pin ended: then call `let_go`."""
+        """Keep these prefixes for `keep_last`, and no others, besides users' pins.
+
+        Return each one's pin number, the reasons for those without one, and whether any pin ended: then call `let_go`.
+        """
         with self._index.writing() as transaction:
             known = self._read()
             gone = known.kept.difference(wanted)
@@ -178,8 +181,7 @@ class Pins:
             return found, refused, bool(gone)
 
     def hold_object(self, object_id: bytes, number: int, capacity: Capacity) -> int:
-        """Put the files of all blocks of an object under a pin; how many bytes of it are there. PinRefused when the
-        slot may not pin so much."""
+        """Pin an object's blocks and return the bytes that are there. Raises PinRefused if the slot may pin less."""
         with self._index.reading() as transaction:
             block_ids = transaction.blocks_of_object(object_id)
         self.hold(block_ids, number, capacity)

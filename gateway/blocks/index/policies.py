@@ -55,8 +55,8 @@ class Window:
         self.count += 2 * (position - used_at) >= self.reach
 
     def tells(self, position: int) -> bool:
-        """Return True while the window is valid for a read at `position`: its oldest block returned less than half its
-        absence ago. Returns after a shorter absence do not keep old evidence alive."""
+        """Return True if the oldest block returned less than half its absence ago, as seen from `position`."""
+        # Returns after a shorter absence do not keep old evidence alive.
         return self.count > 0 and 2 * (position - self.oldest_at) <= self.reach
 
     def is_old(self, position: int) -> bool:
@@ -77,7 +77,7 @@ class ReuseDistance:
     until: int = 0
 
     def add(self, position: int, used_at: int) -> None:
-        """A block is read at `position`, and was read at `used_at` the last time before that."""
+        """Note that a block is read at `position`, and was read at `used_at` the last time before that."""
         if used_at > self.last_at:  # nothing came back while this was away: what did before is read no more
             self.previous, self.current = Window(), Window()
         elif self._current_is_done(position):
@@ -206,10 +206,10 @@ class PolicyView(Protocol):
     def account(self, slot: int) -> SlotAccount: ...
 
     def head(self, slot: int, queue: Queue) -> FileRecord | None:
-        """The file of a slot's queue that stands first."""
+        """Return the first file of a slot's queue."""
 
     def next_sequence(self) -> int:
-        """A number higher than all that were given."""
+        """Return a number higher than all that were given."""
 
     def change(self, file: FileRecord) -> None:
         """Move a file, known by its name, to its place by queue, sequence, frequency and used_at."""
@@ -288,7 +288,7 @@ class Epoch(Lru):
                 view.change(replace(settled, queue=Queue.MAIN))
 
     def _passing(self, view: PolicyView, slot: int) -> FileRecord | None:
-        """The first of the small queue that was not used since it stood there first."""
+        """Return the first of the small queue that was not used since it stood there first."""
         for _ in range(REQUEUED_MAX):
             found = view.head(slot, Queue.SMALL)
             if found is None or not found.frequency:

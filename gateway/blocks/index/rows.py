@@ -168,7 +168,7 @@ def unpack_pin(packed: bytes) -> int:
 
 
 def worker_key(worker: int, name: bytes = b"") -> bytes:
-    """A key of one worker's part of a table."""
+    """Return a key of one worker's part of a table."""
     return _WORKER.pack(worker) + name
 
 
@@ -225,7 +225,7 @@ def get(transaction: lmdb.Transaction, table: Table, key: bytes) -> bytes | None
 def items(
     transaction: lmdb.Transaction, table: Table, prefix: bytes = b"", start: bytes = b""
 ) -> Iterator[tuple[bytes, bytes]]:
-    """The keys that begin with `prefix` and their values, in order, from the key `start` on."""
+    """Yield the keys that begin with `prefix` and their values, in order, from the key `start` on."""
     cursor = transaction.cursor(db=table)
     start = max(prefix, start)
     if start and not cursor.set_range(start):

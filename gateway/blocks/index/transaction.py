@@ -73,9 +73,7 @@ class Totals:
 
 
 class IndexTransaction:
-    """One transaction's view. Changes need a write transaction, and `close` at its end. `worker` owns the files that it
-    leaves.
-    """
+    """One transaction's view. Changes need a write transaction and `close`; `worker` owns the files that it leaves."""
 
     def __init__(self, transaction: lmdb.Transaction, of: Tables, worker: int) -> None:
         self.worker = worker
@@ -106,12 +104,12 @@ class IndexTransaction:
     # Slots.
 
     def slots(self) -> dict[str, int]:
-        """The number of every slot ever seen, by name."""
+        """Return the number of every slot ever seen, by name."""
         found = rows.items(self._transaction, self._tables.state, rows.SLOTS)
         return {name[1:].decode("utf-8", "surrogatepass"): rows.unpack_slot(packed) for name, packed in found}
 
     def slot(self, name: str) -> int:
-        """A slot's number, given now if it has none."""
+        """Return a slot's number, given now if it has none."""
         key = rows.SLOTS + name.encode("utf-8", "surrogatepass")
         packed = self._get(key)
         if packed is not None:
@@ -136,11 +134,11 @@ class IndexTransaction:
         yield from ((slot, account) for slot, account in self._accounts.items() if self._saved[slot] is None)
 
     def changed_slots(self) -> Iterable[tuple[int, SlotAccount]]:
-        """The slots that this transaction has looked at, and may have changed."""
+        """Return the slots that this transaction has looked at, and may have changed."""
         return self._accounts.items()
 
     def unindexed(self) -> dict[int, int]:
-        """The directories of files that the index is still to be told of, and the bytes in each that it knows not."""
+        """Return the directories of files that the index does not know yet, and the unknown bytes in each."""
         found = rows.items(self._transaction, self._tables.state, rows.REBUILD)
         return {key[1]: rows.unpack_numbers(packed, 1)[0] for key, packed in found}
 
@@ -156,7 +154,7 @@ class IndexTransaction:
     # Blocks and files.
 
     def block(self, block_id: bytes) -> tuple[BlockRecord, FileRecord] | None:
-        """A block and the file that it lies in."""
+        """Return a block and the file that it lies in."""
         row = self._block_row(block_id)
         return self._described(block_id, row) if row is not None else None
 
@@ -176,7 +174,7 @@ class IndexTransaction:
         return found if found is not None and found.file == file and found.queue != Queue.EVICTED else None
 
     def blocks_from(self, key: bytes, prefix: bytes = b"") -> Iterator[tuple[BlockRecord, FileRecord]]:
-        """The blocks in the order of their keys, from a key on."""
+        """Yield the blocks in the order of their keys, from a key on."""
         for found, row in rows.items(self._transaction, self._tables.blocks, prefix, key):
             described = self._described(rows.block_id_of(found), row)
             if described is not None:
@@ -341,7 +339,7 @@ class IndexTransaction:
         self._count(file, 1)
 
     def head(self, slot: int, queue: Queue) -> FileRecord | None:
-        """The file of a slot's queue that stands first."""
+        """Return the first file of a slot's queue."""
         key = rows.first_key(self._transaction, self._tables.queues, rows.queue_prefix(slot, queue))
         if key is None:
             return None
@@ -351,7 +349,7 @@ class IndexTransaction:
         return file
 
     def queued(self, slot: int, queue: Queue, after: bytes, count_max: int) -> list[tuple[bytes, FileRecord]]:
-        """The files of a queue and their places in it, so many behind the place `after`."""
+        """Return at most `count_max` files of a queue behind the place `after`, with their places."""
         start = after + b"\0" if after else b""
         prefix = rows.queue_prefix(slot, queue)
         found = islice(rows.items(self._transaction, self._tables.queues, prefix, start), count_max)
@@ -393,7 +391,7 @@ class IndexTransaction:
     # Pins.
 
     def pins(self) -> dict[str, int]:
-        """The number of every pin, by the prefix that it holds."""
+        """Return the number of every pin, by the prefix that it holds."""
         found = rows.items(self._transaction, self._tables.state, rows.PINS)
         return {prefix.decode("utf-8", "surrogatepass"): rows.unpack_pin(key[1:]) for key, prefix in found}
 
@@ -446,7 +444,7 @@ class IndexTransaction:
             self._delete(key)
 
     def reserved(self) -> Iterator[WorkerFile]:
-        """The files that are being written, in any process."""
+        """Return the files that any process is writing."""
         return self._holders(rows.RESERVED)
 
     def pending_unlinks(self) -> dict[WorkerFile, int]:

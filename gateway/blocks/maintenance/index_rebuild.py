@@ -46,8 +46,8 @@ def move_between_slots(directory: BlockDirectory, slots: Slots) -> frozenset[str
 
 
 def account_late(directory: BlockDirectory, slots: Slots, begun: frozenset[str]) -> frozenset[str]:
-    """Put files right that were being written when slots changed, and are not any more; returns those that still are.
-    A segment that is appended to may be for long: it goes as it is."""
+    """Correct the accounts of files that were written while slots changed; return those that still are."""
+    # A segment that is appended to may be for long: it goes as it is.
     index, store = directory.index, directory.store
     with index.reading() as transaction:
         reserved = {holder.file for holder in transaction.reserved()}
@@ -173,6 +173,6 @@ class _Step:
         return FileRecord(file.name, slot, file.disk_bytes, sequence, blocks, queue, pin=pin)
 
     def _slot_of(self, file: ScannedFile) -> str:
-        """The slot of the first block: a segment goes as a whole, whatever became of the slots of its objects."""
+        """Return the first block's slot: a segment goes as a whole, whatever became of the slots of its objects."""
         key = file.blocks[0][0].version.key
         return self.slots.find(key.bucket, key.key).name

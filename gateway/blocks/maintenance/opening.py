@@ -344,7 +344,7 @@ def _try_open(settings: BlockSettings, worker: int) -> BlockIndex | None:
 
 
 def _begin_anew(settings: BlockSettings, store: BlockStore, fingerprint: bytes, worker: int) -> BlockIndex:
-    """An empty index, to be built from all that lies there: only its size is looked at now."""
+    """Return an empty index, to be built from all files there: only their size is looked at now."""
     path = settings.directory
     shutil.rmtree(path / "index", ignore_errors=True)
     (path / "BOOT").unlink(missing_ok=True)  # a beginning that is killed half-way is begun again

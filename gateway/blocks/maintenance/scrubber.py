@@ -61,7 +61,7 @@ class ScrubPass:
 
 
 def load_pass(path: Path) -> ScrubPass | None:
-    """The pass that was written down last; None when there is none that makes sense. Blocks."""
+    """Return the pass that was written down last; None if there is none that makes sense. Blocks."""
     try:
         document: Any = orjson.loads(path.read_bytes())
         known = {field.name: document[field.name] for field in fields(ScrubPass)}

@@ -58,7 +58,7 @@ _MARKS_MAX = 4096
 
 
 def window_blocks_max(readahead_bytes: int, block_size_bytes: int, obtainable_bytes: int) -> int:
-    """The longest window; at least one block, unless `readahead_bytes` is 0."""
+    """Return the longest window in blocks; at least 1, unless `readahead_bytes` is 0."""
     if readahead_bytes == 0:
         return 0
     return max(1, min(readahead_bytes, obtainable_bytes // _SHARE_OF_SLOT) // block_size_bytes)
@@ -278,8 +278,8 @@ class ReadPlan:
     # How far ahead
 
     def keep_ahead(self, position: int, *, beyond: bool) -> None:
-        """Keep the next blocks on their way while the one at a position is read; from now on those `beyond` the range,
-        too, if there is a run. Blocks beyond it are marked: a reader that comes to one goes on."""
+        """Keep the next blocks on their way while one is read; in a run, from now on those `beyond` the range, too."""
+        # Blocks beyond it are marked: a reader that comes to one goes on.
         if not self.is_kept or not self.dependencies.isolation.writable:
             return
         if self._window_max is None:

@@ -54,8 +54,7 @@ class RangeReader:
             return False
 
     def why_missing(self, before: ObjectVersion | None) -> MissReason | None:
-        """Return why the first missing bytes were missing when `start` was called; None: none were. `before` is the
-        object's version as known before the origin named this one."""
+        """Return why the first missing bytes were missing at `start`; `before` is the version known before this one."""
         plan = self._plan
         if self.outcome == "hit":
             return None
@@ -95,7 +94,7 @@ class RangeReader:
             self.outcome = "partial" if several else "miss"
 
     def whole(self) -> WarmSpan | None:
-        """The whole range as it lies in one file, where it does, verified and in memory; None otherwise.
+        """Return the whole range, if one file has it, verified and in memory.
 
         A caller that takes it closes it, and does without this reader.
         """
@@ -111,7 +110,7 @@ class RangeReader:
         )
 
     async def body(self) -> BodyStream:
-        """The bytes of the range, in order; all of them, or an exception."""
+        """Yield the bytes of the range, in order; all of them, or raise."""
         position = self._plan.range.first
         try:
             while position < self._plan.range.stop:
@@ -166,7 +165,7 @@ class RangeReader:
                     return piece
 
     async def _read(self, position: int) -> BodyPiece | None:
-        """The bytes at a position; None: look again, their block was found damaged, and dropped, or has moved."""
+        """Return the bytes at a position; None to look again: their block was damaged, and dropped, or has moved."""
         try:
             source = await self._source_at(position)
             return await source.read(position, min(source.stop, self._plan.range.stop))
@@ -228,7 +227,7 @@ class RangeReader:
         return source
 
     async def _open_block(self, block: Block, extent: Extent) -> BlockSource | None:
-        """The block's file; None, and the block dropped, when it is gone."""
+        """Open the block's file; if it is gone, drop the block and return None."""
         dependencies, is_own = self._dependencies, block.id in self._plan.fetched
         file = dependencies.open_files.get(extent.file)
         if file is None:
@@ -244,7 +243,7 @@ class RangeReader:
         return self._in_file(block, extent, file, cached=not is_own)
 
     def _in_file(self, block: Block, extent: Extent, file: BlockLease, *, cached: bool) -> BlockSource:
-        """A block in an open file, which becomes the source's to release."""
+        """Return a block in an open file, which becomes the source's to release."""
         dependencies = self._dependencies
         return BlockSource(block, extent, file, dependencies.residency, dependencies.threads, cached=cached)
 

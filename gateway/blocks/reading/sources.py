@@ -175,7 +175,7 @@ class BlockSource:
         self.file.close()
 
     def _span(self, position: int, count: int) -> FileSpan | None:
-        """The bytes as they lie, if all of them are verified and in memory."""
+        """Return the bytes as they lie, if all of them are verified and in memory."""
         offset = self.extent.offset + position
         return FileSpan(self.file.descriptor, offset, count, self) if self.intact(offset, count) else None
 
@@ -194,7 +194,7 @@ class BlockSource:
         return await restored(self._threads, self.file, self.extent, offset, count)
 
     async def _piece(self, position: int, stop: int) -> BodyPiece:
-        """The next piece of what is wanted of the block, up to byte `stop` of it; the one behind it is begun."""
+        """Return the next wanted piece of the block, up to byte `stop` of it, and begin the one behind it."""
         reads_on, end = stop == self.extent.length, self._piece_end(position, stop)
         span = self._span(position, end - position)
         if span is None:
@@ -340,10 +340,7 @@ class BlocksAhead:
         """True once the reader has come to bytes that had to be verified."""
 
     def keep_on(self, stop: int) -> None:
-        """The reader is in the block that ends at `stop`: keep the next ones on their way, as far as they are here.
-
-        StoreUnavailable as the index raises it.
-        """
+        """Keep blocks behind the one ending at `stop` on their way if they are here. Raises StoreUnavailable."""
         self.is_active = True
         first = stop // self._plan.block_size_bytes
         self._next = max(self._next, first)
@@ -351,7 +348,7 @@ class BlocksAhead:
             self._next += 1
 
     async def come_to(self, position: int) -> None:
-        """The reader is about to open the block at a position: wait until what was begun with it is done."""
+        """Wait until what was begun with the block at a position is done: the reader is about to open it."""
         piece = self._pieces.pop(position // self._plan.block_size_bytes, None)
         if piece is None or piece.verifying is None:
             return
@@ -361,7 +358,7 @@ class BlocksAhead:
             await asyncio.wait((piece.verifying,))
 
     def stop(self) -> None:
-        """The reader goes no further. Idempotent."""
+        """End, as the reader goes no further. Idempotent."""
         while self._pieces:
             piece = self._pieces.popitem()[1]
             self._dependencies.ahead_room.left_bytes += piece.count

@@ -94,8 +94,8 @@ class CheckpointQueries(PendingQueries):
     def checkpoints(
         self, prefix: Prefix, after: tuple[str, str], count: int, now: float, states: frozenset[str]
     ) -> tuple[Sequence[CheckpointRow], tuple[str, str] | None]:
-        """Return checkpoints in the order of bucket and prefix behind `after`, in any of `states` (empty: all), and the
-        place of the next page. A page looks at `count` checkpoints, so with `states` it may hold fewer, or none."""
+        """Return checkpoints behind `after`, by bucket and prefix, in any of `states`, and the next page's place."""
+        # No states: all. A page looks at `count` checkpoints, so with `states` it may hold fewer, or none.
         within, values = _within(prefix)
         condition = f"WHERE {within} AND (bucket, prefix) > (?, ?) ORDER BY bucket, prefix LIMIT ?"
         found = self._all(f"SELECT {_COLUMNS} FROM checkpoints {condition}", *values, after[0], text(after[1]), count)
@@ -104,8 +104,7 @@ class CheckpointQueries(PendingQueries):
 
     @looked
     def ungrouped(self, prefix: Prefix) -> to.UngroupedObjects | None:
-        """Return the objects of no checkpoint that are pending or were flushed in the last minutes, at most
-        UNGROUPED_MAX; None if there are none."""
+        """Return at most UNGROUPED_MAX objects of no checkpoint, pending or flushed in the last minutes, or None."""
         within, values = "1", tuple[Value, ...]()
         if prefix.bucket:
             within = "f.bucket = ? AND f.key >= ? AND f.key < ?"

@@ -1,7 +1,6 @@
-"""Applies the slots' rules for checkpoints: which need no flush any more, which stay in the cache, and how long local
-objects last. Runs in the process that flushes.
+"""Applies the slots' rules for checkpoints: which need no flush, which stay cached, how long local objects last.
 
-Each look decides from the journal anew, so nothing is lost with the process.
+Runs in the process that flushes. Each look decides from the journal anew, so nothing is lost with the process.
 """
 
 from __future__ import annotations
@@ -51,8 +50,10 @@ def keep_rules_of(slot: Slot) -> KeepRules:
 
 @dataclass(frozen=True, slots=True)
 class KeptCheckpoint:
-    """A checkpoint to keep in the cache: its prefix as a key, and its durable objects with their sizes in bytes (0:
-    unknown). `mark` changes when the cache may hold more of it than before."""
+    """A checkpoint to keep in the cache: its prefix as a key, and its durable objects' bytes (0: unknown).
+
+    `mark` changes when the cache may hold more of it than before.
+    """
 
     name: ObjectKey
     objects: Sequence[tuple[ObjectKey, int]]

@@ -17,8 +17,7 @@ _log = structlog.get_logger("forebay.writeback")
 
 
 class Decision(Enum):
-    """A decision about a conflict, or about a manifest that waits for its files. DISCARD is for anything that does not
-    reach the origin."""
+    """A decision about a conflict, or about a manifest that waits for its files."""
 
     KEEP_OURS = "keep-ours"
     """Overwrite the version that the origin has now; if it changes again, the object is a conflict again. A waiting
@@ -28,7 +27,7 @@ class Decision(Enum):
     """Give this node's write up; the origin's version stays."""
 
     DISCARD = "discard"
-    """Give up a write that is no conflict: damaged, or refused by the origin for ever."""
+    """Give up a write that does not reach the origin and is no conflict: damaged, or refused by it for ever."""
 
 
 def decision_of(name: str) -> Decision:

@@ -95,8 +95,7 @@ def summary_document(
     buckets: Sequence[tuple[str, BucketCapabilities]],
     journal_problem: str | None = None,
 ) -> to.Writeback:
-    """Return the sums of slots, and the buckets' capabilities. `journal_problem` is why the journal cannot record
-    flushes."""
+    """Return sums of slots, and buckets' capabilities; `journal_problem`: why the journal cannot record flushes."""
     oldest = [one.oldest_acknowledged_at for one in slots if one.oldest_acknowledged_at is not None]
     return to.Writeback(
         **{name: sum(getattr(one, name) for one in slots) for name in _SUMS},

@@ -1,5 +1,4 @@
-"""Reports pending objects, open uploads and the journal's size as metrics: every ten seconds, less often if looks take
-long."""
+"""Reports pending objects, open uploads and the journal's size as metrics every 10 s, less often if looks take long."""
 
 from __future__ import annotations
 

@@ -64,11 +64,10 @@ _STATS_COLUMNS = ", ".join(f"coalesce({one}, 0)" for one in _STATS.values())
 
 @dataclass(frozen=True, slots=True)
 class PendingRow:
-    """A pending write or an open upload, without its parts. If its row in the journal is damaged, `write` is None and
-    `problem` says how.
+    """A pending write or an open upload, without its parts.
 
-    `sent_parts` of its parts, `sent_bytes` together, are at the origin; `here_bytes` are on this node. `sequence` is 0
-    for an open upload.
+    If its row in the journal is damaged, `write` is None and `problem` says how. `sent_parts` of its parts,
+    `sent_bytes` together, are at the origin; `here_bytes` are on this node. `sequence` is 0 for an open upload.
     """
 
     id: int
@@ -96,8 +95,10 @@ class PendingRow:
 
 
 class UploadStats(NamedTuple):
-    """Open uploads; their parts take `size_bytes` here. `touched` is the last activity of the longest idle client,
-    among the `TOUCHED_MAX` oldest uploads."""
+    """Open uploads, whose parts take `size_bytes` here.
+
+    `touched` is the last activity of the longest idle client, among the `TOUCHED_MAX` oldest uploads.
+    """
 
     uploads: int = 0
     size_bytes: int = 0

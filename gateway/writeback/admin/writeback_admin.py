@@ -89,8 +89,7 @@ class WritebackAdmin:
         return await self.report.page(prefix, after, count, states)
 
     async def flush(self, prefix: Prefix) -> to.FlushProgress:
-        """Try all that is pending under a prefix at once, before other writes, and return how much it is. A prefix that
-        names an object or a directory covers only that."""
+        """Try writes under a prefix (a name covers only itself) at once, before others; return how much is pending."""
         through = self._journal.read(lambda tx: tx.writes.newest())
         scope = await self._meant(prefix)
         begun = await self.progress(prefix, through, is_name=isinstance(scope, Name))
@@ -100,8 +99,7 @@ class WritebackAdmin:
         return begun
 
     async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> to.FlushProgress:
-        """Return what is still pending of the writes with sequence `through` or before. `is_name`: the prefix names an
-        object or a directory, and covers only that."""
+        """Return what is pending of writes up to sequence `through`. `is_name`: only this object or directory."""
         scope = name_of(prefix) if is_name and may_be_name(prefix) else prefix
         stats = await self._queries.flush(scope, through)
         problems = await self._queries.worst(scope, through, PROBLEMS_SHOWN)
@@ -159,8 +157,7 @@ class WritebackAdmin:
         return to.Resolved(object=str(key), sequence=row.sequence, decision=decision, etag_at_origin=found)
 
     async def abort(self, upload_ids: Sequence[str]) -> to.Aborted:
-        """End open uploads, as AbortMultipartUpload does, even if the row is damaged. The reconciler aborts them at the
-        origin soon."""
+        """End uploads as AbortMultipartUpload does, even damaged rows. The reconciler soon aborts the origin's."""
         found = await self._queries.open_uploads(upload_ids)
         aborted = [one.upload_id or "" for one in found if await self._abort(one)]
         self._summary = None

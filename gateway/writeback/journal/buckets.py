@@ -36,8 +36,7 @@ class Buckets(Table):
         return [(bucket, capabilities) for bucket, capabilities in read if capabilities is not None]
 
     def learn(self, bucket: str, capabilities: BucketCapabilities) -> None:
-        """Record the facts of a bucket's latest answer. Known conditions stay if it has none; the storage classes that
-        it took, and the forms of keys that it refused, stay."""
+        """Record a bucket's latest answer; conditions stay if it has none, classes taken and forms refused always."""
         before = self.capabilities(bucket)
         if before is not None:
             classes = before.storage_classes | capabilities.storage_classes
@@ -90,8 +89,8 @@ class Buckets(Table):
         self._put("origin", *at(key), looked_at, codec.pack_last_own_write(key, own))
 
     def forget_old(self, moment: Moment, count_max: int) -> int:
-        """Forget own writes that no request can need; those of keys with an open upload stay while there is room.
-        Return how many rows it took."""
+        """Forget own writes that no request can need. Return how many rows it took."""
+        # Those of keys with an open upload stay while there is room.
         open_upload = f"SELECT 1 FROM writes WHERE bucket = origin.bucket AND key = origin.key AND {OPEN}"
         old = f"SELECT bucket, key, record FROM origin WHERE at < ? AND NOT EXISTS ({open_upload}) LIMIT ?"
         found = self._all(old, moment.at - LAST_OWN_WRITE_KEPT_SECONDS, count_max)

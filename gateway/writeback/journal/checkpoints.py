@@ -52,8 +52,7 @@ class Checkpoints(Table):
             self._checkpoint(write.member.checkpoint, write.spec.slot, write.began_at)
 
     def acknowledged(self, write: Write) -> None:
-        """Make an object, or for a tombstone nothing, count for its key. What other rules had counted before was
-        overwritten, or deleted, and counts no more."""
+        """Make an object (a tombstone: nothing) count for its key, and not what other rules had counted before."""
         if write.member is None or write.deleted:
             self.removed(write.key)
         else:

@@ -179,7 +179,7 @@ def unpack_write(write_id: int, packed: bytes) -> Write:
 
 
 def _member(member: Member | None) -> list[Any] | None:
-    """The key's length tells a prefix of it."""
+    """Return a member's fields; the length of its prefix is enough, as the key begins with it."""
     if member is None:
         return None
     name = member.checkpoint

@@ -22,8 +22,10 @@ _USAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Bytes of referenced staged files, a shared file once, and the number of pending objects and tombstones. The local
-    ones (`State.LOCAL`) among both, a shared file once per object."""
+    """Bytes of referenced staged files, a shared file once, and the number of pending objects and tombstones.
+
+    The local ones (`State.LOCAL`) among both, a shared file once per object.
+    """
 
     staged_bytes: int = 0
     objects: int = 0

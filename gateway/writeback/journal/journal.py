@@ -220,8 +220,7 @@ class Journal:
         await asyncio.wrap_future(self._thread.submit(self._tidy))
 
     def end_reads(self) -> None:
-        """Make every read raise BufferUnavailable from now on. On the event loop only, like reads: closing the
-        connection during one would crash the process."""
+        """Make reads raise BufferUnavailable. Event loop only, like reads: closing during one crashes the process."""
         self._is_ending = True
         if self._mending is not None:
             self._mending.cancel()

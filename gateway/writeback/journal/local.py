@@ -28,13 +28,12 @@ class LocalWrites(Table):
         return next((one.acknowledged_then for one in self._writes.readable(oldest)), None)
 
     def keep_here(self, checkpoint_id: int, now: float, newer_since: float = 0.0) -> int:
-        """Make a checkpoint's unsent objects local; return how many. Those stay in the flush that are becoming visible
-        at the origin, that a request waits for, that are in conflict or damaged, or have parts that only the origin
-        has.
+        """Make a checkpoint's unsent objects local, at most TAKEN_AT_ONCE, waiting ones first; return how many.
 
-        Markers above it that came after it, and before `newer_since` when the newer checkpoint was whole, become local
-        too: they may name it. Takes at most TAKEN_AT_ONCE objects, waiting ones first. Does nothing while a manifest of
-        the checkpoint must still be sent: it would arrive without its files.
+        Those stay in the flush that are becoming visible at the origin, that a request waits for, that are in conflict
+        or damaged, or have parts that only the origin has. Markers above it that came after it, and before
+        `newer_since` when the newer checkpoint was whole, become local too: they may name it. Does nothing while a
+        manifest of the checkpoint must still be sent: it would arrive without its files.
         """
         unsent = (
             "FROM checkpoint_objects o JOIN writes w ON w.id = o.write_id WHERE o.checkpoint_id = ? "
@@ -98,8 +97,7 @@ class LocalWrites(Table):
                     self.send_after_all(write_id, now)
 
     def send_checkpoint_after_all(self, slot: str, checkpoint_id: int | None, now: float) -> int:
-        """Send a slot's local objects of a checkpoint, or of none, in their turn; return how many, at most
-        TAKEN_AT_ONCE."""
+        """Send at most TAKEN_AT_ONCE local objects of a checkpoint (None: of none) in their turn; return how many."""
         found = self._column(
             "SELECT w.id FROM writes w LEFT JOIN checkpoint_objects o ON o.bucket = w.bucket AND o.key = w.key "
             "AND o.write_id = w.id WHERE w.state = -1 AND w.slot = ? AND o.checkpoint_id IS ? "
@@ -126,8 +124,8 @@ class LocalWrites(Table):
     def remove(
         self, slot: str, now: Moment, size_bytes: int | None = None, idle_seconds: float = 0.0
     ) -> tuple[int, int]:
-        """Remove a slot's local objects, the oldest first, checkpoints as a whole, until `size_bytes` are free (None:
-        all); none to which something came in the last `idle_seconds`. Return the numbers of objects and bytes."""
+        """Remove a slot's local objects, the oldest first, until `size_bytes` are free; return objects and bytes."""
+        # Checkpoints go as a whole, none to which something came in the last `idle_seconds`. Without a size, all go.
         objects = removed_bytes = 0
         oldest = "SELECT id FROM writes WHERE slot = ? AND state = -1 ORDER BY sequence LIMIT ?"
         seen = set[int]()

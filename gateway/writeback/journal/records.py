@@ -79,8 +79,7 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExpectedVersion:
-    """The versions that the origin may have under a key when the write is flushed, so that it overwrites no other's
-    write.
+    """The versions that the origin may have when a write is flushed, so that it overwrites no other's write.
 
     `etags` were there when the request began, or our own flush has put them there since; `absent`: there may be none.
     If `known` is false, the origin could not be asked when the request began, at `asked_at` (seconds since 1970): then
@@ -181,8 +180,7 @@ def runs_of(parts: Sequence[Part]) -> tuple[Run, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CreateAttempt:
-    """A request to the origin to begin an upload, by the process of a worker slot, since `begun`. `in_doubt_since` is
-    set once no process can say what came of it."""
+    """A worker's request to the origin to begin an upload. `in_doubt_since`: no process knows what came of it."""
 
     worker: int
     begun: Moment
@@ -191,12 +189,13 @@ class CreateAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A write of a key, from its beginning to its end. The journal gives it `id`, and `sequence`, its place in the
-    order of this node's writes, once it is acknowledged or sent to the origin for completion; 0: not yet.
+    """A write of a key, from its beginning to its end.
 
-    A tombstone (`deleted`) has no parts: it deletes the key at the origin. `multipart`: the origin makes the object of
-    parts, even of one; otherwise `parts` is the one body. `upload_id` is the client's; the origin's may come later.
-    `runs` are the object's parts, once chosen; `parts` may be left out, since they are rows of their own.
+    The journal gives it `id`, and `sequence`, its place in the order of this node's writes, once it is acknowledged or
+    sent to the origin for completion; 0: not yet. A tombstone (`deleted`) has no parts: it deletes the key at the
+    origin. `multipart`: the origin makes the object of parts, even of one; otherwise `parts` is the one body.
+    `upload_id` is the client's; the origin's may come later. `runs` are the object's parts, once chosen; `parts` may be
+    left out, since they are rows of their own.
 
     `conditions` are headers of a CompleteMultipartUpload, conditions and checksums of the whole, that the origin judges
     while its client waits. `asked_as` identifies that request, and `answer` is the error with which it failed. `asked`
@@ -237,7 +236,7 @@ class Write:
     is_etag_local: bool = False
     """The bucket's ETag could not be foretold: `etag` is this node's own."""
     restarts: int = 0
-    """How often its upload at the origin was of no use, and all parts had to be sent again."""
+    """The number of times that all parts had to be sent again because the upload at the origin was of no use."""
 
     id: int = 0
     sequence: int = 0
@@ -388,8 +387,8 @@ class LastOwnWrite:
 
     @property
     def kept_seconds(self) -> float:
-        """Return how long to remember it: later questions to the origin have seen it. An object of parts must be known
-        while other objects of the same date may still come after it."""
+        """Return how long to remember it: later questions to the origin have seen it."""
+        # An object of parts must be known while other objects of the same date may still come after it.
         return (
             DATED_EARLIER_SECONDS_MAX
             if self.etag is not None and is_of_parts(self.etag)

@@ -38,7 +38,7 @@ from gateway.core.errors import StartupError
 VERSION = 1
 
 CONVERSIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {}
-"""Of each older version that this one reads, the step that makes the next version of it. Version 1 is the first."""
+"""The steps from each older version that this one reads to the next. Version 1 is the first."""
 
 _APPLICATION_ID = 0x464F5242
 """`FORB`: marks the file as a journal of Forebay."""
@@ -170,9 +170,11 @@ def connect_reading(path: str, *, without_log: bool = False) -> sqlite3.Connecti
 
 
 def _create_file(path: str) -> None:
-    """Create the file if it is missing, and never open an existing one: closing a second descriptor of a file that
-    SQLite has open in this process drops its locks (POSIX), and the next process to close the file would take itself
-    for the last, and remove the log that others write to."""
+    """Create the file if it is missing, and never open an existing one.
+
+    Closing a second descriptor of a file that SQLite has open in this process drops its locks (POSIX): the next process
+    to close the file would take itself for the last, and remove the log that others write to.
+    """
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE))
 

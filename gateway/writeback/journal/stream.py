@@ -47,12 +47,12 @@ _TABLES = {
 
 
 def records(connection: sqlite3.Connection, since: int = 0) -> Iterator[bytes]:
-    """Yield the frames of a journal as it is at the first of them. Memory is bounded; until the last is taken, that
-    snapshot is held, and the journal's log grows. Nothing else may use the connection meanwhile.
+    """Yield the frames of a journal as it is at the first of them.
 
-    With `since`, a sequence, yield only the writes acknowledged after it, with their rows, and open uploads in any
-    case. It does not tell which earlier writes have ended. BufferDamaged for a row without a record (a damaged record
-    is sent as it is, and found by its reader); sqlite3.Error.
+    Memory is bounded; until the last is taken, that snapshot is held, and the journal's log grows. Nothing else may use
+    the connection meanwhile. With `since`, a sequence, yield only the writes acknowledged after it, with their rows,
+    and open uploads in any case. It does not tell which earlier writes have ended. BufferDamaged for a row without a
+    record (a damaged record is sent as it is, and found by its reader); sqlite3.Error.
     """
     connection.execute("BEGIN")
     try:

@@ -57,8 +57,7 @@ class Turns(Table):
         self._change(f"UPDATE writes SET {_SET} WHERE id = ?", *_columns_of(turn), write_id)
 
     def wait(self, write_id: int, seen: Turn, turn: Turn) -> None:
-        """Set the next turn of a write, and why. If it has become due anew since its turn was `seen`, and it has not
-        failed, it stays due."""
+        """Set a write's next turn, and why. If it came due since `seen`, and has not failed, it stays due."""
         self._change(
             "UPDATE writes SET due_at = CASE WHEN due_at = ? OR ? > 0 THEN ? ELSE due_at END, attempts = ?, "
             "failing_since = ?, last_error = ?, priority = CASE WHEN priority = ? THEN ? ELSE priority END "
@@ -121,8 +120,8 @@ class Turns(Table):
         self.has_due = True
 
     def raise_priority(self, bucket: str, start: bytes, stop: bytes, now: float) -> None:
-        """Put the pending writes in a range of keys, and those that they wait for, before others: a request or a person
-        waits for them. Failed ones keep their place. Takes at most RAISED_MAX, the oldest."""
+        """Put pending writes in a range of keys, and those they wait for, first: at most RAISED_MAX, the oldest."""
+        # A request or a person waits for them. Failed ones keep their place.
         found = self._column(
             f"SELECT id FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND {PENDING} AND attempts = 0 "
             "AND sequence IS NOT NULL ORDER BY sequence LIMIT ?",
@@ -132,8 +131,8 @@ class Turns(Table):
         self.has_due = True
 
     def hurry(self, write_ids: Sequence[int], now: float) -> None:
-        """Put writes before others, and those that they wait for before them, at most RAISED_MAX of these. Writes that
-        they come to wait for later follow when they begin to wait (`Writes.wait_or_start`)."""
+        """Put writes before others, and those that they wait for before them, at most RAISED_MAX of these."""
+        # Writes that they come to wait for later follow when they begin to wait (`Writes.wait_or_start`).
         left = RAISED_MAX
         while write_ids:
             self._rows.executemany(
@@ -174,8 +173,8 @@ class Turns(Table):
         self.has_due = True
 
     def look_at_uploads(self, slot: str, now: float) -> None:
-        """Look at the uploads that clients have left alone, as a write finds no room: the origin may have ended some.
-        Takes at most _LOOKED_AT_MAX, those looked at longest ago."""
+        """Look at the uploads that clients have left alone, as a write finds no room."""
+        # The origin may have ended some. At most _LOOKED_AT_MAX, those looked at longest ago.
         resting = (
             f"SELECT id FROM writes WHERE slot = ? AND {OPEN} AND state = 0 AND priority = ? AND attempts = 0 "
             "AND due_at > ? AND due_at <= ? ORDER BY due_at LIMIT ?"

@@ -146,11 +146,11 @@ class Uploads(Table):
         return entered
 
     def complete_at_origin(self, made: Write) -> bool:
-        """Let the origin complete an upload while the client waits, under `made.conditions`; `made.asked_as` identifies
-        the request. Nothing is acknowledged, and the upload stays open if the request fails.
+        """Let the origin complete an upload while its client waits, under `made.conditions`; see `made.asked_as`.
 
-        False when a part was replaced, or the upload has ended, or is just being completed of other parts or under
-        other conditions, whose outcome would answer the wrong request.
+        Nothing is acknowledged, and the upload stays open if the request fails. False when a part was replaced, or the
+        upload has ended, or is just being completed of other parts or under other conditions, whose outcome would
+        answer the wrong request.
         """
         upload = self._with_chosen(made)
         if upload is None:
@@ -181,8 +181,7 @@ class Uploads(Table):
         return upload if all(files.get(part.number) == part.file.name for part in made.parts) else None
 
     def answer(self, write_id: int, code: str, *, is_over: bool) -> None:
-        """Note the origin's error for a Complete whose client waits. Unless `is_over`, it may have been carried out,
-        and the reconciler looks for the object."""
+        """Note a waiting Complete's error. Unless `is_over`, it may be done: the reconciler looks for the object."""
         write = self._writes.get(write_id)
         if write is None or not write.is_completed_at_origin:
             return
@@ -231,8 +230,8 @@ class Uploads(Table):
             self._writes.release(write.sequence, now)
 
     def abort(self, upload_id: str, now: Moment) -> bool:
-        """End an upload without an object: its parts go, here and at the origin. False when it has ended, or the origin
-        is just completing it: an abort would tell the client that there is no object, though there is one."""
+        """End an upload and its parts, here and at the origin. False if it has ended, or the origin completes it."""
+        # An abort would then tell the client that there is no object, though there is one.
         upload = self.upload(upload_id)
         if upload is None or self.is_being_completed(upload):
             return False

@@ -195,10 +195,10 @@ class Writes(Table):
         return self.enter(stored, replaced)
 
     def write_tombstone(self, tombstone: Write) -> Write | None:
-        """Delete what is pending under a key, or was a moment ago. Return the tombstone; None when the origin has
-        nothing of it, so that no client need wait: others' writes there are looked at later.
+        """Delete what is pending under a key, or was a moment ago; return the tombstone.
 
-        InConflict when a person must decide first.
+        None when the origin has nothing of it, so that no client need wait: others' writes there are looked at later.
+        Raises InConflict when a person must decide first.
         """
         replaced, stays = self.before(tombstone)
         if any(one.state is State.CONFLICT for one in [*replaced, *stays]):
@@ -271,8 +271,8 @@ class Writes(Table):
             self.checkpoints.removed(key)
 
     def discard(self, write_id: int, now: Moment, *, only_conflict: bool) -> bool:
-        """Give up a write, even with a damaged row, as a person has decided. False when it is not pending any more, or,
-        with `only_conflict`, not in conflict."""
+        """Give up a write, even a damaged one. False if it is not pending or, with `only_conflict`, not in conflict."""
+        # A person has decided so.
         try:
             given_up = self.get(write_id)
         except BufferDamaged:
@@ -303,8 +303,7 @@ class Writes(Table):
         return [one for one in chain if one not in stays], stays
 
     def _stays(self, before: Write, marker: Write) -> bool:
-        """Return whether another marker waits for a write that this marker would replace: it must wait for it too, or
-        it would come first."""
+        """Return True if another marker waits for a write this one would replace: it must wait too, or come first."""
         if marker.behind is None:
             return False
         above = directories(marker.key.key)
