@@ -9,12 +9,14 @@ from dataclasses import dataclass
 
 from tests.simulation.histories import Attempt, KeyHistory, Value
 
-_NAMES = frozenset({".metadata", "latest", "latest_checkpointed_iteration.txt", "_SUCCESS"})
+_NAMES = frozenset({".metadata", ".metadata.tmp", "latest", "latest_checkpointed_iteration.txt", "_SUCCESS"})
+"""Of `.metadata.tmp` PyTorch makes `.metadata`: under that name, too, a node keeps it behind what it speaks for."""
+
 _ENDS = (".index.json",)
 _LOG = "/_delta_log/"
 """Of a table, which lies above it."""
 
-_PASSING = ".tmp"
+PASSING = ".tmp"
 
 
 @dataclass
@@ -56,7 +58,7 @@ def missing(
         return None
     directory = (marker.partition(_LOG) if _LOG in marker else marker.rpartition("/"))[0] + "/"
     for key, history in sorted(found.items()):
-        if key != marker and key.startswith(directory) and not key.endswith(_PASSING) and _misses(history, asked):
+        if key != marker and key.startswith(directory) and not key.endswith(PASSING) and _misses(history, asked):
             if is_left_out(key, asked.begun):
                 continue
             return key

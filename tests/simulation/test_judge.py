@@ -9,6 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.model import MARKERS
+from gateway.writeback import order
+from tests.simulation.clients import OF_OTHERS
+from tests.simulation.invariants import FLUSHED_WITHIN_SECONDS
+from tests.simulation.markers import is_marker
+from tests.simulation.node import Kept
 from tests.simulation.virtual_time import VirtualTimeLoop
 from tests.simulation.world import Setting, World
 from tests.support.asgi import Answer
@@ -62,3 +68,32 @@ def test_a_read_may_see_what_others_wrote_meanwhile(
     _answers(world, monkeypatch, Answer(200, {}, value, complete=True))
     loop.run_until_complete(world.clients.read("bucket", "k2"))
     assert (not world.judge.violations) == is_right
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("known", "k0", "burst/1", "crowd-1/small", "step-1/__0_0.distcp", f"shared-1/__2{OF_OTHERS}"),
+        *("step-1/.metadata", "step-1/.metadata.tmp", "step-1/model.safetensors.index.json"),
+        *("step-1/model.safetensors.index.json.tmp", "run-1/latest", "table-1/_SUCCESS", "table-1/_delta_log/1.json"),
+        *("table-1/day=1/part-0000", "run-1/step-1/rank1/model-1.safetensors", "large/passing-1"),
+    ],
+)
+def test_the_judge_takes_for_a_marker_what_the_node_does(key: str) -> None:
+    assert is_marker(key) == order.is_marker(key, MARKERS)
+
+
+@pytest.mark.parametrize(("value", "is_late"), [(b"a manifest", False), (None, True)])
+@pytest.mark.parametrize("name", [".metadata", ".metadata.tmp"])
+def test_a_marker_may_wait_for_a_person_who_decides_a_conflict(
+    world: World, name: str, value: bytes | None, *, is_late: bool
+) -> None:
+    """Under its passing name, too. Its deletion waits for nobody."""
+    conflict, marker = ("bucket", "step-1/__0_0.distcp"), ("bucket", f"step-1/{name}")
+    world.judge.kept = lambda: Kept(frozenset({conflict, marker}), frozenset({conflict}))
+    world.origin.write_as_others(*marker, b"an older one")
+    world.judge.health("bucket", good=True, now=1.0)
+    attempt = world.judge.of(*marker).begin(value, 1.0)
+    attempt.ended, attempt.acknowledged = 1.0, True
+    world.judge.check_liveness(2 * FLUSHED_WITHIN_SECONDS)
+    assert [one.rule for one in world.judge.violations] == ["all is flushed"] * is_late
