@@ -155,7 +155,7 @@ def test_it_is_switched_on_while_clients_read(tmp_path: Path) -> None:
             assert set_slot(open_slot) == 200
             all_may("ok")
             assert set_slot({**SLOT, "write": "back"}) == 409
-            assert set_slot({**SLOT, "authorization_ttl": "2h"}) == 409
+            assert set_slot({**SLOT, "authorization_ttl": "2h"}) == 400
             all_may("ok")
             assert admin.delete("judged").status_code == 200
             all_may("ok")

@@ -91,12 +91,12 @@ class FlushWait:
         under its prefix.
         """
         slot = self._context.services.slots.find(key.bucket, key.key)
-        prefix = key_prefix_before(key.key, slot, is_conditional=has_conditions(self._context.request.headers))
         is_deletion = self._context.request.operation in (Operation.DELETE_OBJECT, Operation.DELETE_OBJECTS)
-        is_in_turn = slot.write == "back" and (slot.order == "strict" or not is_deletion)
-        if is_in_turn and prefix is not None and prefix not in self._waited:
-            await self.for_prefix(key.bucket, prefix)
-            self._waited.append(prefix)
+        if slot.write == "back" and (slot.order == "strict" or not is_deletion):
+            prefix = key_prefix_before(key.key, slot, is_conditional=has_conditions(self._context.request.headers))
+            if prefix is not None and prefix not in self._waited:
+                await self.for_prefix(key.bucket, prefix)
+                self._waited.append(prefix)
         await self.for_keys([key])
 
     async def for_files(self, named: NamedFiles | None) -> None:

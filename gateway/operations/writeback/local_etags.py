@@ -26,9 +26,11 @@ _CONDITIONS = ("if-match", "if-none-match", "if-range", f"{_OF_SOURCE}-if-match"
 def name_by_bucket_etags(context: RequestContext, buffer: WritebackBuffer) -> LastOwnWrite | None:
     """Put the bucket's ETags in place of this node's in the request's conditions; return the write meant."""
     found, headers = None, context.request.headers
+    if context.request.key is None:
+        return None
     for name in _CONDITIONS:
         value = headers.get(name)
-        if value is None or value.strip() == "*" or context.request.key is None:
+        if value is None or value.strip() == "*":
             continue
         key = context.object_key
         if name.startswith(_OF_SOURCE) and _OF_SOURCE in headers:
