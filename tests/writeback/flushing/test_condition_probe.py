@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -28,7 +29,7 @@ from gateway.writeback.journal.records import BucketCapabilities, Conditions, Ex
 from gateway.writeback.journal.uploads import CARRIED_OUT_SECONDS
 from tests.support.flushing import Buffer, with_buffer
 from tests.support.manual_clock import ManualClock
-from tests.support.memory_origin.faults import Answer, Delay, Hold, Unreachable, on
+from tests.support.memory_origin.faults import AlterBody, Answer, Delay, Hold, Unreachable, on
 from tests.support.memory_origin.origin import MemoryOrigin
 from tests.support.memory_origin.response import MemoryResponse
 from tests.support.writeback import key
@@ -145,6 +146,22 @@ def test_an_origin_that_does_not_do_its_work_tells_nothing(effect: Answer) -> No
             origin.create_bucket("bucket")
             origin.inject(on(operation), effect, times=None)
             assert await Probe(origin, AT, "slot").run(7.0) is None
+
+    asyncio.run(scenario())
+
+
+def test_a_complete_with_an_empty_etag_is_one() -> None:
+    """radosgw answers so: it has carried it out, and the probe learns what it does with conditions."""
+
+    async def scenario() -> None:
+        origin = MemoryOrigin(ManualClock())
+        bucket = origin.create_bucket("bucket")
+        empty = AlterBody(lambda body: re.sub(rb"<ETag>[^<]*</ETag>", b"<ETag></ETag>", body))
+        origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), empty, times=None)
+        found = await Probe(Kind(origin, "honoured", "ignored", "honoured"), AT, "slot").run(7.0)
+        assert found is not None
+        assert (found.put, found.complete) == (Honoured.YES, Honoured.IGNORED)
+        assert not bucket.uploads
 
     asyncio.run(scenario())
 
