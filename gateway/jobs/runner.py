@@ -240,16 +240,20 @@ class Jobs:
         if state is None:
             await _tried("a job's progress could not be written down", self._store.save, run.work.job)
         else:
-            job = run.work.job
-            is_in_vain = run.doing.cancelled() or run.doing.exception() or (job.objects_failed and not job.objects_done)
-            if job.kind is JobKind.PIN and is_in_vain and not job.was_pinned:
-                try:
-                    await self._dependencies.blocks.unpin(job.prefix)
-                except StoreUnavailable as failure:
-                    _log.warning("a prefix stays pinned though its job has failed", job=job.id, error=str(failure))
-            await self._end(run, replace(job, state=state, ended_at=self._dependencies.clock.now()))
+            await self._take_back_pin(run)
+            await self._end(run, replace(run.work.job, state=state, ended_at=self._dependencies.clock.now()))
         run.told.set()
         del self._runs[run.work.job.id]
+
+    async def _take_back_pin(self, run: _JobRun) -> None:
+        """Unpin the prefix of a pin that was cancelled, or brought nothing, unless it was pinned before."""
+        job = run.work.job
+        is_in_vain = run.doing.cancelled() or run.doing.exception() or (job.objects_failed and not job.objects_done)
+        if job.kind is JobKind.PIN and is_in_vain and not job.was_pinned:
+            try:
+                await self._dependencies.blocks.unpin(job.prefix)
+            except StoreUnavailable as failure:
+                _log.warning("a prefix stays pinned though its job has failed", job=job.id, error=str(failure))
 
     def _outcome(self, run: _JobRun) -> tuple[JobState | None, str | None]:
         """Return the state in which a job ends, and why all of it failed. No state: only the process ends."""
