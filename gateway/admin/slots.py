@@ -118,9 +118,9 @@ class SlotsApi:
         try:
             slot = orjson.loads(await posted(request))
         except ValueError as error:
-            raise Refused(400, f"the body is to be a JSON object with the keys of [[slots]]: {error}") from error
+            raise Refused(400, f"the body must be a JSON object with the keys of [[slots]]: {error}") from error
         if not isinstance(slot, dict) or slot.get("name", request.path_params["name"]) != request.path_params["name"]:
-            raise Refused(400, "the body is to be a JSON object with the keys of [[slots]], of this very name")
+            raise Refused(400, "the body must be a JSON object with the keys of [[slots]], of this very name")
         try:
             validated({"slots": [{**slot, "name": request.path_params["name"]}]})
         except SettingsError as error:

@@ -287,7 +287,7 @@ class PendingObject(Named):
     ] = Field(description="local: kept here only, and not to be sent")
     bytes: int = Field(0)
     etag: str | None = Field(None, description="as the origin will show it")
-    deleted: bool | None = Field(None, description="the key is to be deleted at the origin")
+    deleted: bool | None = Field(None, description="the flush deletes the key at the origin")
     acknowledged_at: MaybeTime = Field(None)
     parts: int = Field(0)
     parts_sent: int = Field(0)
@@ -399,8 +399,8 @@ class Restore(Document):
     )
     began_at: Time
     last_at: float = Field(description="the last byte that was sent")
-    files: int = Field(description="those of which something was read, and all of their kinds")
-    files_begun: int = Field(0, description="those of which something was read")
+    files: int = Field(description="files that were read in part, and all others of their kinds")
+    files_begun: int = Field(0, description="files that were read in part")
     files_behind: int = Field(description="those that lag")
     bytes: int = Field(description="of these files")
     bytes_read: int = Field(description="of each file as much as it has at most")
@@ -639,7 +639,7 @@ class OriginFailure(Try):
 class RecentRequests(Document):
     slowest: list[RecentRequest] = Field(description="of the last five minutes, the slowest first")
     errors: list[RecentRequest] = Field(description="answered 5xx, or not to the end; the latest first")
-    refusals: list[RecentRequest] = Field(description="answered 4xx, but for 404, 412 and 416; the latest first")
+    refusals: list[RecentRequest] = Field(description="answered 4xx, except 404, 412 and 416; the latest first")
     origin_failures: list[OriginFailure] = Field(
         description="tries of requests to the origin: answered 5xx or 429, or not at all; the latest first"
     )

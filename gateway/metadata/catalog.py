@@ -124,6 +124,7 @@ class Catalog:
         """ETags of the versions that the origin has named last and then not given."""
         self._told: set[tuple[str, str]] = set()
         self._listed_sizes: dict[str, dict[str, int]] = {}
+        """For each bucket, the size of each ETag on the pages that the origin listed last."""
         if self._epochs.left_behind:
             self._epochs.void(self._epochs.left_behind)
             self.in_doubt.add(self._end_left_behind)

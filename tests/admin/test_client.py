@@ -34,7 +34,7 @@ def test_an_answer_of_something_else_is_said_to_be_one() -> None:
     ],
 )
 def test_a_refusal_says_what_to_do(answer: tuple[int, Any], said: str) -> None:
-    """The gateway's own words, and where a token is to be given."""
+    """The error has the gateway's own words, and says how to give a token."""
     with admin_double(answer) as port, pytest.raises(AdminPortError, match=said):
         AdminClient(port.url, None).status()
 

@@ -16,7 +16,7 @@ SLOT = {"slot": "back", "buffer_bytes": 100, "staged_bytes": 10}
 
 
 def status(**changed: Any) -> Status:
-    """Return the status of a gateway where all is well, but for what is given."""
+    """Return the status of a healthy gateway, with the given changes."""
     document: dict[str, Any] = {
         "gateway": {"ready": True, "processes": [{"name": "worker0", "process_id": 7, "ready": True}]},
         "origin": {"state": "well", "endpoint_url": "http://origin"},

@@ -141,7 +141,7 @@ _ODD = (
     '"\uff18"',
     '"nan"',
 )
-"""What no setting that is a whole number takes."""
+"""Values that every setting of a whole number refuses."""
 
 
 def _whole_numbers() -> Iterator[tuple[str, str]]:

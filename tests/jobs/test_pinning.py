@@ -167,7 +167,7 @@ def test_a_pin_that_finds_no_object_fails_and_pins_nothing(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("operation", [Operation.LIST_OBJECTS_V2, Operation.GET_OBJECT])
 def test_a_pin_that_brings_nothing_is_taken_back(tmp_path: Path, operation: Operation) -> None:
-    """Whether the origin refuses to list the prefix, or each object; the same prefix, pinned before, stays so."""
+    """The origin refuses to list the prefix, or refuses each object. A prefix that was pinned before stays pinned."""
 
     async def scenario() -> None:
         origin = make_origin()
@@ -200,7 +200,7 @@ def test_a_pin_of_which_an_object_fails_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_cancelled_pin_is_taken_back(tmp_path: Path, restarted: bool) -> None:
-    """Also by the process after the one that began it; who asks for it again meanwhile gets the same job."""
+    """The next process takes it back too. A client that asks again meanwhile gets the same job."""
 
     async def scenario() -> None:
         origin = make_origin()
