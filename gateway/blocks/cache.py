@@ -161,7 +161,7 @@ class PassthroughCache:
         return self._dependencies.isolation
 
     def begin_unpinned_get(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
-        """Return the right to ask the origin for version and bytes at once, to be entered (filling/origin_gets.py).
+        """Return the right to ask the origin for version and bytes at once, to be entered (origin_gets.py).
 
         None if another caller has it, if blocks of the object are cached, or if there is no directory.
         """

@@ -2,7 +2,7 @@
 
     a fetch      partial file → reserve (index) → rename → commit (index)
     an ingest  reserve → link → commit
-    an addition  reserve → append → extend (filling/small_block_fetch.py)
+    an addition  reserve → append → extend (small_block_fetch.py)
     a removal    take out of the index, the unlink pending → unlink → no longer pending
 
 So a file without a block, or longer than it is counted, is named by a reservation or a pending unlink, or lies in the
@@ -30,9 +30,8 @@ from gateway.blocks import layout
 from gateway.blocks.block_file import BlockLease
 from gateway.blocks.eviction import Capacity, Step
 from gateway.blocks.index import BlockIndex, IndexFull
-from gateway.blocks.layout import Block, Extent
+from gateway.blocks.layout import Block, BlockRecord, Extent, Reservation, WorkerFile
 from gateway.blocks.pins import Pins
-from gateway.blocks.rows import BlockRecord, Reservation, WorkerFile
 from gateway.blocks.store import BlockStore, Ingest
 from gateway.core.errors import BlockError, NotKept, StoreUnavailable
 from gateway.disk.file_lease import close_opened, with_lease
@@ -163,7 +162,7 @@ class BlockDirectory:
         or not for this.
         """
         file = layout.file_name(block.id, secrets.token_hex(8))
-        pin = self.pins.of(block.version.key)
+        pin = self.index.pins_of([block.version.key])[0]
         reservation = Reservation(file, slot, layout.file_bytes(block), wanted=wanted, pin=pin)
         opened = self.store.create_partial(file)
         try:
@@ -214,7 +213,7 @@ class BlockDirectory:
 
         StoreUnavailable when there is no room, or when the file cannot be linked; nothing has changed then.
         """
-        pin = self.pins.of(ingest.key) if ingest.key is not None else 0
+        [pin] = self.index.pins_of([ingest.key]) if ingest.key is not None else [0]
         reservation = replace(ingest.reservation, pin=pin)
         evicted = self.reserve(reservation)
         try:

@@ -1,9 +1,9 @@
 """The index that all worker processes share: the blocks, the order of their use, and their sizes.
 
 LMDB without sync: a killed process loses nothing, an unclean boot may lose anything, so then the index is dropped and
-built anew from the files (index_rebuild.py). Lookups are read transactions of microseconds and may run on the event
+built anew from the files (opening.py). Lookups are read transactions of microseconds and may run on the event
 loop. Everything that writes waits for a lock that other processes take, and must run on the index thread. Every write
-transaction is short. `rows.py` describes the tables.
+transaction is short. `layout.py` describes the tables.
 
 Usage plus reservations never exceed the capacity given to `reserve`. Related values change in one transaction:
 a process killed between two of them leaves accounts that add up, and files that reservations and pending unlinks name.
@@ -15,6 +15,7 @@ import os
 import secrets
 import threading
 import time
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,15 +26,16 @@ from typing import Literal, TypeAlias
 
 import lmdb
 
-from gateway.blocks import rows
+from gateway.blocks import layout
 from gateway.blocks.eviction import Capacity, Holdings, SlotUsage, Step, make_room, shed_blocks, shrink
-from gateway.blocks.layout import OBJECT_ID_BYTES, Extent
+from gateway.blocks.layout import OBJECT_ID_BYTES, BlockRecord, Extent, FileRecord, Reservation, WorkerFile
 from gateway.blocks.policies import Queue
-from gateway.blocks.rows import TABLES_MAX, BlockRecord, FileRecord, Reservation, Tables, WorkerFile
-from gateway.blocks.transaction import SWEPT_MAX, IndexTransaction, Totals
+from gateway.blocks.transaction import SWEPT_MAX, TABLES_MAX, IndexTransaction, Tables, Totals, get_row, rows_from
 from gateway.core.errors import NotKept, StoreUnavailable
+from gateway.core.model import ObjectKey
 from gateway.disk.atomic_write import LMDB_READERS_MAX
 from gateway.disk.lmdb_commits import LastCommit
+from gateway.policy.slots import Prefix
 
 MAP_BYTES = 64 * 1024**3
 """Address space, not disk."""
@@ -178,6 +180,35 @@ class _Opened:
             os.close(self._descriptor)
 
 
+class PinnedPrefixes:
+    """Finds the pin that a key is under, in a time that hardly depends on how many there are.
+
+    No prefix in it begins with another, so that only the last that is not behind a key can be a prefix of it.
+    """
+
+    def __init__(self, numbers: Mapping[str, int]) -> None:
+        self._prefixes: list[str] = []
+        self._numbers: list[int] = []
+        for prefix, number in sorted((_whole(text), number) for text, number in numbers.items()):
+            if not (self._prefixes and prefix.startswith(self._prefixes[-1])):
+                self._prefixes.append(prefix)
+                self._numbers.append(number)
+
+    def __bool__(self) -> bool:
+        return bool(self._prefixes)
+
+    def number_of(self, key: ObjectKey) -> int:
+        """Return the number of the pin that an object is under, or 0."""
+        whole = f"{key.bucket}/{key.key}"
+        position = bisect_right(self._prefixes, whole) - 1
+        return self._numbers[position] if position >= 0 and whole.startswith(self._prefixes[position]) else 0
+
+
+def _whole(text: str) -> str:
+    prefix = Prefix.parse(text)
+    return f"{prefix.bucket}/{prefix.key_prefix}"
+
+
 class BlockIndex:
     """One process's view of the shared index. `worker` names its reservations and pending unlinks.
 
@@ -212,6 +243,7 @@ class BlockIndex:
         self._holdings_until = 0.0
         self._thread_bytes = WrittenBytes()
         self._uncounted_bytes = 0
+        self._pinned: tuple[bytes | None, PinnedPrefixes] = (None, PinnedPrefixes({}))
 
     def close(self, *, sync: bool = False) -> None:
         if sync:
@@ -229,7 +261,7 @@ class BlockIndex:
 
     def lookup(self, block_id: bytes) -> Extent | None:
         found = self.rows(block_id)
-        return rows.unpack_extent(*found) if found is not None else None
+        return layout.unpack_extent(*found) if found is not None else None
 
     def rows(self, block_id: bytes) -> tuple[bytes, bytes] | None:
         """Return a block's row and its file's, where `lookup` finds it."""
@@ -239,10 +271,10 @@ class BlockIndex:
                 row: bytes | None = transaction.get(key, db=self._tables.blocks)
                 if row is None:
                     return None
-                file: bytes | None = transaction.get(row[: rows.FILE_KEY_BYTES], db=self._tables.files)
+                file: bytes | None = transaction.get(row[: layout.FILE_KEY_BYTES], db=self._tables.files)
         except lmdb.Error as error:
             raise _unreadable(error) from error
-        return None if file is None or file[rows.QUEUE_OFFSET] == Queue.EVICTED else (row, file)
+        return None if file is None or file[layout.QUEUE_OFFSET] == Queue.EVICTED else (row, file)
 
     def present(self, block_ids: Iterable[bytes]) -> list[bool]:
         """For each block, whether the index has it."""
@@ -258,25 +290,25 @@ class BlockIndex:
             raise _unreadable(error) from error
 
     def _state(self, transaction: lmdb.Transaction, block_id: bytes) -> BlockState:
-        row = rows.get(transaction, self._tables.blocks, rows.block_key(block_id))
+        row = get_row(transaction, self._tables.blocks, layout.block_key(block_id))
         if row is None:
             return "unknown"
         return "here" if self._file_of(transaction, row) is not None else "evicted"
 
     def _file_of(self, transaction: lmdb.Transaction, row: bytes) -> bytes | None:
         """Return the row of the file that a block's row names; None: the block has left."""
-        file = rows.get(transaction, self._tables.files, row[: rows.FILE_KEY_BYTES])
-        return None if file is None or file[rows.QUEUE_OFFSET] == Queue.EVICTED else file
+        file = get_row(transaction, self._tables.files, row[: layout.FILE_KEY_BYTES])
+        return None if file is None or file[layout.QUEUE_OFFSET] == Queue.EVICTED else file
 
     def held_of(self, object_id: bytes, rows_max: int) -> tuple[int, int]:
         """Return number and bytes of the blocks of all versions of an object, from `rows_max` rows at most."""
         blocks = size_bytes = 0
         try:
             with self._environment.begin() as transaction:
-                for _, row in islice(rows.items(transaction, self._tables.blocks, object_id), rows_max):
+                for _, row in islice(rows_from(transaction, self._tables.blocks, object_id), rows_max):
                     if (file := self._file_of(transaction, row)) is not None:
                         blocks += 1
-                        size_bytes += rows.unpack_extent(row, file).length
+                        size_bytes += layout.unpack_extent(row, file).length
         except lmdb.Error as error:
             raise _unreadable(error) from error
         return blocks, size_bytes
@@ -285,11 +317,11 @@ class BlockIndex:
         """Return True if the index has or had further blocks of an object, among `ROWS_LOOKED_AT_MAX` rows."""
         try:
             with self._environment.begin() as transaction:
-                found = islice(rows.items(transaction, self._tables.blocks, object_id), ROWS_LOOKED_AT_MAX)
+                found = islice(rows_from(transaction, self._tables.blocks, object_id), ROWS_LOOKED_AT_MAX)
                 known = [key for key, _ in found]
         except lmdb.Error as error:
             raise _unreadable(error) from error
-        return bool(known) and not {rows.block_key(block_id) for block_id in block_ids}.issuperset(known)
+        return bool(known) and not {layout.block_key(block_id) for block_id in block_ids}.issuperset(known)
 
     def has_object(self, object_id: bytes) -> bool:
         """Return True if there is a block of any version of an object.
@@ -298,7 +330,7 @@ class BlockIndex:
         """
         try:  # as in `lookup`: this is called for every unknown object
             with self._environment.begin() as transaction:
-                found = rows.items(transaction, self._tables.blocks, object_id)
+                found = rows_from(transaction, self._tables.blocks, object_id)
                 for _, row in islice(found, ROWS_LOOKED_AT_MAX):
                     if self._file_of(transaction, row) is not None:
                         return True
@@ -343,6 +375,19 @@ class BlockIndex:
         with self.reading() as transaction:
             return transaction.file(file) is not None
 
+    def pins_of(self, keys: Iterable[ObjectKey]) -> list[int]:
+        """Return the number of the pin that each object is under, or 0."""
+        with self.reading() as transaction:
+            prefixes = self.pinned_prefixes(transaction)
+        return [prefixes.number_of(key) for key in keys]
+
+    def pinned_prefixes(self, transaction: IndexTransaction) -> PinnedPrefixes:
+        """Return all that is pinned, read again where it has changed."""
+        version = transaction.pins_version()
+        if version != self._pinned[0]:
+            self._pinned = version, PinnedPrefixes(transaction.pins())
+        return self._pinned[1]
+
     def blocks(self) -> Iterator[BlockRecord]:
         """Every block, for checks and tests."""
         with self.reading() as transaction:
@@ -355,7 +400,7 @@ class BlockIndex:
 
     def blocks_after(self, block_id: bytes, count_max: int) -> list[tuple[BlockRecord, str]]:
         """Return the next blocks in the order of their keys, each with the name of its slot; none at the end."""
-        start = rows.block_key(block_id) + b"\0" if block_id else b""
+        start = layout.block_key(block_id) + b"\0" if block_id else b""
         with self.reading() as transaction:
             names = {number: name for name, number in transaction.slots().items()}
             return [(block, names[file.slot]) for block, file in islice(transaction.blocks_from(start), count_max)]
@@ -393,7 +438,7 @@ class BlockIndex:
             step = self._make_room(transaction, reservation, capacity)
             if step.done:
                 transaction.reserve(reservation)
-                transaction.set_counter(_WRITTEN, rows.pack_numbers(day, written_bytes))
+                transaction.set_numbers(_WRITTEN, day, written_bytes)
                 self._uncounted_bytes = 0
             return step
 
@@ -501,7 +546,7 @@ class BlockIndex:
     def ceiling_bytes(self, now: float) -> int | None:
         """Return the directory's lowered limit while other programs fill the disk; None: the configured one."""
         with self.reading() as transaction:
-            ceiling_bytes, _, lowered_at = rows.unpack_numbers(transaction.counter(_CEILING), 3)
+            ceiling_bytes, _, lowered_at = transaction.numbers(_CEILING, 3)
         return ceiling_bytes if 0 <= now - lowered_at < GROW_SECONDS else None
 
     def lower_ceiling(self, now: float, step_bytes_min: int) -> bool:
@@ -510,18 +555,18 @@ class BlockIndex:
         Never below half of the first size: a disk that other programs fill again and again is then left as it is.
         """
         with self.writing() as transaction:
-            ceiling_bytes, floor_bytes, lowered_at = rows.unpack_numbers(transaction.counter(_CEILING), 3)
+            ceiling_bytes, floor_bytes, lowered_at = transaction.numbers(_CEILING, 3)
             if 0 <= now - lowered_at < LOWERED_SECONDS:
                 return False
             held_bytes = transaction.totals.used_bytes + transaction.totals.reserved_bytes
-            [kept_seconds] = rows.unpack_numbers(transaction.counter(_CEILING_KEPT), 1)
+            [kept_seconds] = transaction.numbers(_CEILING_KEPT, 1)
             kept_seconds = min(max(2 * kept_seconds, int(LOWERED_SECONDS)), int(GROW_SECONDS))
             if not 0 <= now - lowered_at < GROW_SECONDS:
                 ceiling_bytes, floor_bytes, kept_seconds = held_bytes, held_bytes // 2, int(LOWERED_SECONDS)
-            transaction.set_counter(_CEILING_KEPT, rows.pack_numbers(kept_seconds))
+            transaction.set_numbers(_CEILING_KEPT, kept_seconds)
             held_bytes = min(held_bytes, ceiling_bytes)
             lowered_bytes = held_bytes - max(held_bytes // LOWERED_PART, step_bytes_min)
-            packed = rows.pack_numbers(max(lowered_bytes, floor_bytes), floor_bytes, int(now))
+            packed = layout.pack_numbers(max(lowered_bytes, floor_bytes), floor_bytes, int(now))
             transaction.set_counter(_CEILING, packed)
             return True
 
@@ -539,13 +584,13 @@ class BlockIndex:
     def _raised_ceiling(
         transaction: IndexTransaction, now: float, free_bytes: int, step_bytes_min: int
     ) -> bytes | None:
-        ceiling_bytes, floor_bytes, lowered_at = rows.unpack_numbers(transaction.counter(_CEILING), 3)
-        [kept_seconds] = rows.unpack_numbers(transaction.counter(_CEILING_KEPT), 1)
+        ceiling_bytes, floor_bytes, lowered_at = transaction.numbers(_CEILING, 3)
+        [kept_seconds] = transaction.numbers(_CEILING_KEPT, 1)
         held_bytes = transaction.totals.used_bytes + transaction.totals.reserved_bytes
         raised_bytes = held_bytes + free_bytes // GROWN_PART
         if not kept_seconds <= now - lowered_at < GROW_SECONDS or raised_bytes < ceiling_bytes + step_bytes_min:
             return None
-        return rows.pack_numbers(raised_bytes, floor_bytes, lowered_at)
+        return layout.pack_numbers(raised_bytes, floor_bytes, lowered_at)
 
     def try_writing(self) -> None:
         """Write as much to the index as a batch of blocks needs, and delete it."""
@@ -627,7 +672,7 @@ class BlockIndex:
         return holdings.pins_fit(slot, size_bytes)
 
     def _written_bytes(self, transaction: IndexTransaction, day: int) -> int:
-        on, count = rows.unpack_numbers(transaction.counter(_WRITTEN), 2)
+        on, count = transaction.numbers(_WRITTEN, 2)
         return count if on == day else 0
 
 

@@ -2,7 +2,7 @@
 
     FORMAT   "forebay blocks 1": any other content is refused, never misread
     HOME     the main origin's endpoint when the directory was begun: blocks of it bear no home's name (layout.py)
-    PINS     the prefixes whose blocks stay (index/pins.py)
+    PINS     the prefixes whose blocks stay (pins.py)
     BOOT     the kernel's boot id when the index was last opened or begun anew
     CLEAN    there while no process has the directory open and the index is synced to disk
 
@@ -30,11 +30,10 @@ import structlog
 from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.eviction import capacity_of, fingerprint_of
 from gateway.blocks.fetch_locks import FetchLocks
-from gateway.blocks.index import BlockIndex
-from gateway.blocks.layout import BlockSettings, set_home_tags
-from gateway.blocks.pins import PinnedPrefixes, Pins
+from gateway.blocks.index import BlockIndex, PinnedPrefixes
+from gateway.blocks.layout import BlockRecord, BlockSettings, FileRecord, WorkerFile, set_home_tags
+from gateway.blocks.pins import Pins
 from gateway.blocks.policies import Queue
-from gateway.blocks.rows import BlockRecord, FileRecord, WorkerFile
 from gateway.blocks.store import DIRECTORIES, DIRECTORY_MODE, FILE_MODE, BlockStore, ScannedFile
 from gateway.blocks.transaction import IndexTransaction
 from gateway.core.errors import BlockError, StartupError, StoreUnavailable, opening_failure
@@ -474,7 +473,7 @@ class _Step:
         index, superfluous = self.directory.index, {}
         described = {file.name: self._records(file) for file in found}
         with index.writing() as transaction:
-            prefixes = self.directory.pins.prefixes(transaction)
+            prefixes = index.pinned_prefixes(transaction)
             in_transit = {holder.file for holder in (*transaction.reserved(), *transaction.pending_unlinks())}
             entered: list[BlockRecord] = []
             known_ids: set[bytes] = set()

@@ -18,9 +18,8 @@ import orjson
 from gateway.blocks.block_file import read_verified
 from gateway.blocks.directory import BlockDirectory, DiskThreads
 from gateway.blocks.disk_health import CircuitBreaker
-from gateway.blocks.layout import CHUNK_BYTES
+from gateway.blocks.layout import CHUNK_BYTES, BlockRecord
 from gateway.blocks.page_cache import Residency
-from gateway.blocks.rows import BlockRecord
 from gateway.core.clock import Clock
 from gateway.core.errors import BlockDamaged, StoreUnavailable
 from gateway.disk.atomic_write import write_durably

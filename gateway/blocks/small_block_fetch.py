@@ -26,10 +26,9 @@ from itertools import takewhile
 from gateway.blocks import layout, store
 from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.fetch_locks import LockKey
-from gateway.blocks.inflight_fetch import FetchDependencies, InflightFetch
-from gateway.blocks.layout import Block
+from gateway.blocks.layout import Block, Reservation
 from gateway.blocks.origin_gets import BodyCheck, PinnedGet
-from gateway.blocks.rows import Reservation
+from gateway.blocks.single_flight import FetchDependencies, InflightFetch
 from gateway.blocks.store import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
 from gateway.core.errors import BlockDamaged, NotKept, StoreUnavailable
 from gateway.core.immutable import immutable
@@ -46,7 +45,7 @@ _ROUNDS_MAX = 100
 
 @immutable
 class _Alike:
-    """Common properties of a segment's blocks: slot, `wanted` and pin, as of records.Reservation."""
+    """Common properties of a segment's blocks: slot, `wanted` and pin, as of layout.Reservation."""
 
     slot: str
     wanted: bool
@@ -96,7 +95,7 @@ class SegmentAppender:
 
         StoreUnavailable when there is no room for them on the slot's account, or the disk takes nothing.
         """
-        numbers = self.directory.pins.of_each(small.block.version.key for small in blocks)
+        numbers = self.directory.index.pins_of(small.block.version.key for small in blocks)
         alike = _Alike(slot, wanted, numbers[0])
         blocks = blocks[: sum(1 for _ in takewhile(lambda number: number == alike.pin, numbers))]
         for _ in range(_ROUNDS_MAX):
@@ -170,7 +169,7 @@ HELD_BYTES_MAX = 32 * 1024 * 1024
 class Waiting:
     """A small block to be kept on a slot's account; `persisted` says in the end whether it is.
 
-    `wanted` is of records.Reservation.
+    `wanted` is of layout.Reservation.
     """
 
     small: SmallBlock
@@ -336,8 +335,7 @@ class SmallBlockFetcher:
         self._put(fetch, content, self.dependencies.clock.monotonic())
         return True
 
-    async def fetch(self, fetch: InflightFetch, _lock: LockKey) -> None:
-        """Fetch all bytes and write them soon (`persisted`). Raises failures."""
+    async def fetch(self, fetch: InflightFetch, lock: LockKey) -> None:
         started, block = self.dependencies.clock.monotonic(), fetch.block
         whole = ByteRange(block.offset, block.range.last)
         get = self.dependencies.pinned_get(block.version, whole, fetch.headers, fetch.purpose, fetch.slot)
@@ -347,6 +345,12 @@ class SmallBlockFetcher:
             self._put(fetch, await self._receive(fetch, get), started)
         finally:
             await get.aclose()
+
+    async def follow(self, fetch: InflightFetch, lock: LockKey, holder: int) -> bool:
+        own = self.dependencies
+        return await own.locks.released(
+            lock, holder, own.watcher, lambda: fetch.is_abandoned or not own.is_writable, lambda: fetch.is_awaited
+        )
 
     def _put(self, fetch: InflightFetch, content: memoryview, started: float) -> None:
         small, wanted = SmallBlock(fetch.block, content), fetch.purpose is Purpose.WARM
