@@ -40,7 +40,7 @@ from gateway.blocks.index.transaction import SWEPT_MAX, IndexTransaction, Totals
 from gateway.blocks.layout import OBJECT_ID_BYTES, Extent
 from gateway.core.errors import NotKept, StoreUnavailable
 from gateway.disk.atomic_write import LMDB_READERS_MAX
-from gateway.disk.lmdb_commits import LastCommit
+from gateway.disk.lmdb_environment import LastCommit
 
 MAP_BYTES = 64 * 1024**3
 """Address space, not disk."""
