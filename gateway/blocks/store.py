@@ -36,7 +36,7 @@ from gateway.blocks.block_file import BlockLease, lease_of
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
 from gateway.blocks.rows import BlockRecord
 from gateway.core.errors import BlockDamaged, StoreUnavailable
-from gateway.core.immutable import immutable
+from gateway.core.model import immutable
 from gateway.disk.atomic_write import set_aside
 
 ALIGNMENT_BYTES = 64
