@@ -22,7 +22,7 @@ import gateway
 from gateway.core.checkpoint_patterns import too_many
 from gateway.core.model import ObjectKey
 from gateway.s3.error_codes import error_document, s3_error
-from gateway.s3.xml import encode_list_key, escape
+from gateway.s3.xml_writer import encode_list_key, escape
 from gateway.writeback.checkpoints.layouts import Rules, member_of, rules_of
 from tests.support.client_parsers import PARSERS, ClientParser
 from tests.support.growth import backtracking, grows_in_pieces, grows_too_fast, python_steps

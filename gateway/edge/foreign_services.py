@@ -10,7 +10,7 @@ import orjson
 
 from gateway.operations.context import Response
 from gateway.s3.requests import S3Request
-from gateway.s3.xml import document, element
+from gateway.s3.xml_writer import document, element
 
 _QUERY_API = "application/x-www-form-urlencoded"
 

@@ -28,11 +28,11 @@ from gateway.s3.xml import (
     DeleteError,
     DeleteRequest,
     delete_request_document,
-    document,
     error_code_of,
     insert_delete_results,
     parse_delete,
 )
+from gateway.s3.xml_writer import document
 
 
 async def delete_objects(context: RequestContext) -> Response:

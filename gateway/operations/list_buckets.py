@@ -12,7 +12,7 @@ from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import forward, onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
 from gateway.s3.headers import filter_response_headers, without
-from gateway.s3.xml import element
+from gateway.s3.xml_writer import element
 
 RESULT_SIZE_BYTES_MAX = 8 * 1024**2
 """Room for 10,000 buckets with long names, at 200 bytes each, four times over."""

@@ -38,7 +38,7 @@ from gateway.s3.list_result import (
     PageChain,
     parse_listed_page,
 )
-from gateway.s3.xml import element
+from gateway.s3.xml_writer import element
 from gateway.writeback.journal.records import Write
 
 if TYPE_CHECKING:

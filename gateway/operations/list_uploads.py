@@ -30,7 +30,7 @@ from gateway.s3.upload_list import (
     uploads_document,
     uploads_query,
 )
-from gateway.s3.xml import element
+from gateway.s3.xml_writer import element
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer

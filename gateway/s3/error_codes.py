@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.core.errors import S3Error
-from gateway.s3.xml import PROLOG, escape
+from gateway.s3.xml_writer import PROLOG, escape
 
 CODES: Mapping[str, tuple[int, str]] = {
     "AccessDenied": (403, "Access Denied"),

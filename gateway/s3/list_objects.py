@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import Operation, S3Request
-from gateway.s3.xml import NAMESPACE, PROLOG, encode_list_key
+from gateway.s3.xml_writer import NAMESPACE, PROLOG, encode_list_key
 
 _VERSION = "1"
 _KEY = b"k"

@@ -15,7 +15,8 @@ from urllib.parse import unquote_to_bytes
 from xml.etree.ElementTree import Element
 
 from gateway.core.errors import OriginBodyError
-from gateway.s3.xml import child_text, escape, local_name, parse_bounded
+from gateway.s3.xml import child_text, local_name, parse_bounded
+from gateway.s3.xml_writer import escape
 
 PAGE_SIZE_BYTES_MAX = 16 * 1024**2
 """A thousand keys of 1,024 bytes, each three times as long percent-encoded, and what else is said of them."""

@@ -16,7 +16,8 @@ from gateway.core.errors import OriginBodyError
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import parse_iso_date
 from gateway.s3.requests import S3Request
-from gateway.s3.xml import child_text, document, element, encode_list_key, escape, local_name, parse_bounded
+from gateway.s3.xml import child_text, local_name, parse_bounded
+from gateway.s3.xml_writer import document, element, encode_list_key, escape
 
 UPLOADS_MAX = 1000
 UPLOADS_SIZE_BYTES_MAX = 16 * 1024**2

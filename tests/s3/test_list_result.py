@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.core.errors import OriginBodyError
 from gateway.s3.list_result import EMPTY_PAGES_MAX, EntryTemplate, ListedEntry, PageChain, parse_listed_page
-from gateway.s3.xml import encode_list_key, escape
+from gateway.s3.xml_writer import encode_list_key, escape
 
 PAGE = (
     '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'

@@ -17,16 +17,14 @@ from gateway.s3.xml import (
     DeleteRequest,
     complete_multipart_upload_result,
     delete_request_document,
-    element,
-    encode_list_key,
     error_code_of,
-    escape,
     insert_delete_results,
     parse_bounded,
     parse_complete_multipart_upload,
     parse_delete,
     text_of,
 )
+from gateway.s3.xml_writer import element, encode_list_key, escape
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 

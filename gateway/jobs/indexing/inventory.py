@@ -38,7 +38,7 @@ from gateway.metadata.snapshots.staging import ObjectTable
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.list_result import EntryTemplate, ListedEntry
-from gateway.s3.xml import escape
+from gateway.s3.xml_writer import escape
 
 FileFormat = Literal["CSV", "ORC", "Parquet"]
 _FORMATS: dict[str, FileFormat] = {"csv": "CSV", "orc": "ORC", "parquet": "Parquet"}

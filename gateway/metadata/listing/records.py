@@ -24,7 +24,7 @@ import orjson
 from gateway.core.errors import OriginBodyError
 from gateway.metadata.listing.pages import END, Listed
 from gateway.s3.list_result import EntryTemplate, ListedEntry, decoded_key, parse_listed_page, template_of_parts
-from gateway.s3.xml import encode_list_key, escape
+from gateway.s3.xml_writer import encode_list_key, escape
 
 FIXED = struct.Struct("<IHHQ16s")
 SIZE_MASK = 2**48 - 1

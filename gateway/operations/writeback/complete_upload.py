@@ -34,7 +34,8 @@ from gateway.operations.writeback.write_through import goes_through, with_retrie
 from gateway.s3.checksums import PREFIX, composite_checksum, full_object_checksum, upload_checksum_type
 from gateway.s3.error_codes import CODES, s3_error
 from gateway.s3.headers import md5s_etag, unquote
-from gateway.s3.xml import COMPLETE_SIZE_BYTES_MAX, CompletedPart, document, element, parse_complete_multipart_upload
+from gateway.s3.xml import COMPLETE_SIZE_BYTES_MAX, CompletedPart, parse_complete_multipart_upload
+from gateway.s3.xml_writer import document, element
 from gateway.writeback.journal.codec import parts_digest
 from gateway.writeback.journal.records import Part, UploadOutcome, Write
 from gateway.writeback.journal.transaction import JournalTransaction

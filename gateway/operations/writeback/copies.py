@@ -65,7 +65,8 @@ from gateway.s3.headers import (
     without,
 )
 from gateway.s3.requests import CopySource, Operation, parse_copy_source
-from gateway.s3.xml import document, element, error_code_of, text_of
+from gateway.s3.xml import error_code_of, text_of
+from gateway.s3.xml_writer import document, element
 from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
 

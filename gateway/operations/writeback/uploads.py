@@ -46,7 +46,8 @@ from gateway.origin.retry import may_be_done
 from gateway.s3.checksums import upload_checksum_type
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import filter_request_headers, filter_response_headers, format_iso_date, without
-from gateway.s3.xml import document, element, text_of
+from gateway.s3.xml import text_of
+from gateway.s3.xml_writer import document, element
 from gateway.writeback.flushing.in_doubt import CreateInDoubt, in_doubt
 from gateway.writeback.journal.records import BucketCapabilities, ExpectedVersion, Part, Write, WriteSpec
 

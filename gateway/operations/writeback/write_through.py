@@ -26,13 +26,13 @@ from gateway.s3.headers import multipart_etag, unquote, without
 from gateway.s3.requests import Operation
 from gateway.s3.xml import (
     DELETE_RESULT_BYTES_MAX,
-    PROLOG,
     RESULT_SIZE_BYTES_MAX,
     DeleteEntry,
     entries_left,
     etag_of_result,
     without_prolog,
 )
+from gateway.s3.xml_writer import PROLOG
 from gateway.telemetry import metrics
 from gateway.writeback.journal.records import LastOwnWrite
 

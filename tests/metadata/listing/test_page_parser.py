@@ -10,7 +10,7 @@ from gateway.core.errors import OriginBodyError
 from gateway.metadata.listing.pages import END
 from gateway.metadata.listing.records import numbered, packed_page
 from gateway.s3.list_result import parse_listed_page
-from gateway.s3.xml import encode_list_key
+from gateway.s3.xml_writer import encode_list_key
 from tests.support.listing_model import KEY, KEYS
 
 DIGEST = "0123456789abcdef0123456789abcdef"

@@ -13,7 +13,7 @@ from gateway.core.errors import BufferUnavailable, ForebayError, OriginAnswered,
 from gateway.operations.context import Response
 from gateway.operations.writeback.write_through import QUIET_SECONDS, with_retries
 from gateway.s3.error_codes import s3_error
-from gateway.s3.xml import PROLOG, document, element
+from gateway.s3.xml_writer import PROLOG, document, element
 from tests.support.manual_clock import ManualClock
 
 RESULT = document("CompleteMultipartUploadResult", element("ETag", '"e-2"'))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gateway.origin.client import OriginRequest
 from gateway.s3.error_codes import s3_error
-from gateway.s3.xml import element, encode_list_key
+from gateway.s3.xml_writer import element, encode_list_key
 from tests.support.memory_origin.objects import parameter, timestamp, xml_answer
 from tests.support.memory_origin.response import MemoryResponse
 from tests.support.memory_origin.store import Bucket, StoredObject, Upload

@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element
 
 from gateway.origin.client import OriginRequest
 from gateway.s3.error_codes import s3_error
-from gateway.s3.xml import element
+from gateway.s3.xml_writer import element
 from tests.support.memory_origin.conditions import check_write
 from tests.support.memory_origin.content import BytesContent, Content, JoinedContent, SlicedContent
 from tests.support.memory_origin.digests import ALGORITHMS, Digest, ReceivedBody, encoded

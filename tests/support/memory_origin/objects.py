@@ -15,7 +15,7 @@ from gateway.core.model import ByteRange
 from gateway.origin.client import OriginRequest
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import parse_copy_source
-from gateway.s3.xml import document, element
+from gateway.s3.xml_writer import document, element
 from tests.support.memory_origin.conditions import asked_range, check_copy_source, check_read, check_write
 from tests.support.memory_origin.content import BytesContent, SlicedContent
 from tests.support.memory_origin.digests import ReceivedBody

@@ -16,7 +16,7 @@ from gateway.origin.client import OriginRequest
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.headers import format_http_date
 from gateway.s3.requests import Operation, classify
-from gateway.s3.xml import document
+from gateway.s3.xml_writer import document
 from tests.support.memory_origin import listing, multipart, objects
 from tests.support.memory_origin.content import BytesContent, Content, GeneratedContent
 from tests.support.memory_origin.dialect import Dialect
