@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.api import documents as to
-from gateway.blocks.explanation import Explanation
+from gateway.blocks.plan import Explanation
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.jobs.job import JobDependencies
 from gateway.metadata.catalog import CatalogHit

@@ -22,7 +22,7 @@ from typing import Literal, TypeAlias
 import structlog
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.explanation import Explanation
+from gateway.blocks.plan import Explanation
 from gateway.core.clock import Clock
 from gateway.core.errors import ForebayError, OriginAnswered, OriginUnreachable
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
