@@ -29,13 +29,13 @@ from gateway.core.model import ObjectKey
 from gateway.disk.atomic_write import sync_directory
 from gateway.s3.headers import multipart_etag, unquote
 from gateway.writeback import DIRECTORY
-from gateway.writeback.files.staged_file import DIRECTORY_MODE, FILE_MODE, StagedFile, Staging, read_verified
 from gateway.writeback.journal import codec, schema
-from gateway.writeback.journal.log import check_log
+from gateway.writeback.journal.integrity_check import check_log
 from gateway.writeback.journal.records import Write
 from gateway.writeback.journal.rows import OPEN
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.opening import FORMAT
+from gateway.writeback.staged_file import DIRECTORY_MODE, FILE_MODE, StagedFile, Staging, read_verified
 
 MANIFEST = "manifest.jsonl"
 MANIFEST_VERSION = 1

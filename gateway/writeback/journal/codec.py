@@ -20,8 +20,6 @@ from gateway.core.steps import Steps, each
 from gateway.s3.headers import unquote
 from gateway.s3.xml import CompletedPart
 from gateway.writeback.checkpoints.layouts import CheckpointName, Member
-from gateway.writeback.files import trailer
-from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal.records import (
     BucketCapabilities,
     Conditions,
@@ -36,6 +34,7 @@ from gateway.writeback.journal.records import (
     Write,
     WriteSpec,
 )
+from gateway.writeback.staged_file import TRAILER_VERSION, StagedFile
 
 _CRC_BYTES = 4
 
@@ -67,7 +66,7 @@ def _seal(place: Place, body: bytes) -> bytes:
 
 def pack_file(file: StagedFile) -> bytes:
     """Pack a file's row; `trailer` is the version of what lies behind the file's bytes."""
-    record = {"size": file.size_bytes, "md5": file.md5.hex(), "trailer": trailer.VERSION}
+    record = {"size": file.size_bytes, "md5": file.md5.hex(), "trailer": TRAILER_VERSION}
     return pack(("files", file.name), record)
 
 
