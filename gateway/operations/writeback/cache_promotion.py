@@ -19,8 +19,8 @@ from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.metadata.catalog import CHECKSUM_MODE, Catalog, is_remembered
 from gateway.operations.visibility import WriteScope, invalidate
 from gateway.policy.slots import Slots
-from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.journal.records import Write
+from gateway.writeback.staged_file import Staging
 
 _HEADERS = {CHECKSUM_MODE: "ENABLED"}
 """The headers of most clients' reads; the answer also serves reads without them."""

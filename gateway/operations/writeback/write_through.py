@@ -37,7 +37,7 @@ from gateway.telemetry import metrics
 from gateway.writeback.journal.records import LastOwnWrite
 
 if TYPE_CHECKING:
-    from gateway.writeback.bounds.bounds import Bound
+    from gateway.writeback.bounds import Bound
     from gateway.writeback.buffer import WritebackBuffer
     from gateway.writeback.journal.transaction import JournalTransaction
 
