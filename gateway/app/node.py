@@ -48,7 +48,7 @@ from gateway.metadata.opening import ANSWERS, discard_catalog
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.operations.context import AppContext
-from gateway.operations.origin_events import OriginEvents
+from gateway.operations.visibility import OriginEvents
 from gateway.origin.client import Origin, OriginCredentials, OriginSettings
 from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import OwnKeyOrigin, S3Origin

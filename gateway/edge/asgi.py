@@ -42,8 +42,8 @@ from gateway.operations.context import (
     RequestContext,
     Response,
     Sink,
+    reply_to,
 )
-from gateway.operations.failures import reply_to
 from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT

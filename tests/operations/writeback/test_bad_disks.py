@@ -34,8 +34,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
     monkeypatch.setattr(bounds, "TROUBLE_SECONDS", 0.2)
     monkeypatch.setattr("gateway.writeback.room.DISK_LOOK_SECONDS", 0.0)
 

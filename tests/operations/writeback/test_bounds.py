@@ -36,8 +36,8 @@ def through() -> dict[str, float]:
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long for room that nobody makes."""
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
 
 
 def slot(buffer_bytes: int | None = 100 * KIB, **changed: Any) -> list[Slot]:
@@ -121,7 +121,7 @@ def test_what_can_never_fit_goes_through_where_others_are_slowed_down(tmp_path: 
 
 def test_who_waits_gets_the_room_that_the_flush_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With slow-down nobody is refused where the flush keeps up within the patience."""
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_SECONDS", 20.0)
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_SECONDS", 20.0)
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -135,7 +135,7 @@ def test_who_waits_gets_the_room_that_the_flush_makes(tmp_path: Path, monkeypatc
 
 def test_a_slow_body_loses_its_room_to_those_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And to nobody else: where there is room for all, a body may be slow."""
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_SECONDS", 20.0)
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_SECONDS", 20.0)
 
     async def scenario(client: Client) -> None:
         await client.learn()
