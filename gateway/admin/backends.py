@@ -30,7 +30,7 @@ class Changes(Protocol):
 class Explains(Protocol):
     """`jobs.explaining.Explainer`."""
 
-    async def explain(self, key: ObjectKey) -> to.Explanation: ...
+    async def explain(self, key: ObjectKey) -> to.ExplanationDocument: ...
 
 
 class Indexes(Protocol):

@@ -34,7 +34,7 @@ from gateway.blocks.transaction import SWEPT_MAX, TABLES_MAX, IndexTransaction, 
 from gateway.core.errors import NotKept, StoreUnavailable
 from gateway.core.model import ObjectKey
 from gateway.disk.atomic_write import LMDB_READERS_MAX
-from gateway.disk.lmdb_commits import LastCommit
+from gateway.disk.lmdb_environment import LastCommit
 from gateway.policy.slots import Prefix
 
 MAP_BYTES = 64 * 1024**3

@@ -31,7 +31,7 @@ from gateway.origin.client import Purpose
 from gateway.origin.retry import asks_for_retry
 from gateway.policy.slots import Slot
 from gateway.telemetry import metrics
-from gateway.telemetry.rate_limited_log import RateLimitedLog
+from gateway.telemetry.logs import RateLimitedLog
 
 WAITING_MAX = 4096
 """Objects; some hundred bytes of memory each."""

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.blocks.directory import DiskThreads
 from gateway.disk.file_lease import FileLease, LeaseEnded, SharedFile
-from gateway.writeback.threads import BufferThreads
+from gateway.writeback.staged_file import BufferThreads
 
 
 def leased(path: Path) -> FileLease[SharedFile]:
