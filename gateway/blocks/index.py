@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -277,7 +277,6 @@ class BlockIndex:
         return None if file is None or file[layout.QUEUE_OFFSET] == Queue.EVICTED else (row, file)
 
     def present(self, block_ids: Iterable[bytes]) -> list[bool]:
-        """For each block, whether the index has it."""
         with self.reading() as transaction:
             return [transaction.has_block(block_id) for block_id in block_ids]
 
@@ -302,26 +301,16 @@ class BlockIndex:
 
     def held_of(self, object_id: bytes, rows_max: int) -> tuple[int, int]:
         """Return number and bytes of the blocks of all versions of an object, from `rows_max` rows at most."""
-        blocks = size_bytes = 0
-        try:
-            with self._environment.begin() as transaction:
-                for _, row in islice(rows_from(transaction, self._tables.blocks, object_id), rows_max):
-                    if (file := self._file_of(transaction, row)) is not None:
-                        blocks += 1
-                        size_bytes += layout.unpack_extent(row, file).length
-        except lmdb.Error as error:
-            raise _unreadable(error) from error
-        return blocks, size_bytes
+        with self.reading() as transaction:
+            found = [transaction.block(block_id) for block_id in transaction.blocks_of_object(object_id, rows_max)]
+        lengths = [one[0].extent.length for one in found if one is not None]
+        return len(lengths), sum(lengths)
 
     def has_others(self, object_id: bytes, block_ids: Collection[bytes]) -> bool:
         """Return True if the index has or had further blocks of an object, among `ROWS_LOOKED_AT_MAX` rows."""
-        try:
-            with self._environment.begin() as transaction:
-                found = islice(rows_from(transaction, self._tables.blocks, object_id), ROWS_LOOKED_AT_MAX)
-                known = [key for key, _ in found]
-        except lmdb.Error as error:
-            raise _unreadable(error) from error
-        return bool(known) and not {layout.block_key(block_id) for block_id in block_ids}.issuperset(known)
+        with self.reading() as transaction:
+            known = transaction.blocks_of_object(object_id, ROWS_LOOKED_AT_MAX)
+        return not set(block_ids).issuperset(known)
 
     def has_object(self, object_id: bytes) -> bool:
         """Return True if there is a block of any version of an object.
@@ -362,7 +351,7 @@ class BlockIndex:
     def slot_names(self) -> dict[int, str]:
         """Return the slots behind the numbers of `FileRecord.slot`."""
         with self.reading() as transaction:
-            return {number: name for name, number in transaction.slots().items()}
+            return transaction.slot_names()
 
     def changes(self) -> int:
         """Return a number that grows with every change that any process makes."""
@@ -370,10 +359,6 @@ class BlockIndex:
             return int(self._environment.info()["last_txnid"])
         except lmdb.Error as error:
             raise _unreadable(error) from error
-
-    def knows_file(self, file: str) -> bool:
-        with self.reading() as transaction:
-            return transaction.file(file) is not None
 
     def pins_of(self, keys: Iterable[ObjectKey]) -> list[int]:
         """Return the number of the pin that each object is under, or 0."""
@@ -394,15 +379,11 @@ class BlockIndex:
             for block, _ in transaction.blocks_from(b""):
                 yield block
 
-    def contents(self, file: str) -> list[bytes]:
-        """Return the blocks that lie in a file, for checks and tests: all blocks are looked at."""
-        return [block.block_id for block in self.blocks() if block.extent.file == file]
-
     def blocks_after(self, block_id: bytes, count_max: int) -> list[tuple[BlockRecord, str]]:
         """Return the next blocks in the order of their keys, each with the name of its slot; none at the end."""
         start = layout.block_key(block_id) + b"\0" if block_id else b""
         with self.reading() as transaction:
-            names = {number: name for name, number in transaction.slots().items()}
+            names = transaction.slot_names()
             return [(block, names[file.slot]) for block, file in islice(transaction.blocks_from(start), count_max)]
 
     def files(self) -> Iterator[FileRecord]:
@@ -426,14 +407,19 @@ class BlockIndex:
         unlinked), or, when none was found, everything left is being filled. NotKept when enough was written on this
         `day` (counted from 1970).
         """
-        self._refresh_holdings(capacity)
+        holdings = self._holdings
+        if holdings is None or holdings.capacity is not capacity or self._monotonic() >= self._holdings_until:
+            with self.reading() as transaction:  # without the lock that others wait for
+                self._read_holdings(transaction, capacity)
         with self.writing() as transaction:
             if block_id is not None and transaction.has_block(block_id):
                 return None
             written_bytes = self._written_bytes(transaction, day) + self._uncounted_bytes
             if reservation.to_write:
                 written_bytes += reservation.disk_bytes
-                _check_writes(written_bytes, capacity)
+                bytes_max = capacity.daily_writes_bytes
+                if bytes_max is not None and written_bytes > bytes_max:
+                    raise NotKept("write-budget", f"cache.daily_writes, {bytes_max} bytes, is used up for today")
             transaction.touch(self.accesses.take(TOUCHES_PER_TRANSACTION))
             step = self._make_room(transaction, reservation, capacity)
             if step.done:
@@ -497,7 +483,7 @@ class BlockIndex:
             transaction.release_file(WorkerFile(worker, file))
             known = transaction.file(file)
             if known is not None and disk_bytes is not None:
-                transaction.resize(known, disk_bytes)
+                transaction.change(replace(known, disk_bytes=disk_bytes))
 
     def release(self, reservation: Reservation, left_bytes: int = 0) -> None:
         """Give back a reservation whose file does not exist, or could not be unlinked and takes `left_bytes`."""
@@ -519,10 +505,8 @@ class BlockIndex:
         """Take blocks of every version of an object out, a bounded number at a time: call again until done."""
         with self.writing() as transaction:
             found = list(islice(transaction.blocks_from(object_id, object_id), DROPPED_PER_TRANSACTION))
-            emptied = []
-            for block, _ in found:
-                there = transaction.block(block.block_id)
-                emptied.append(transaction.remove_block(*there) if there is not None else None)
+            there = (transaction.block(block.block_id) for block, _ in found)  # its file as the last one has left it
+            emptied = [transaction.remove_block(*one) for one in there if one is not None]
             return Step(len(found) < DROPPED_PER_TRANSACTION, [file for file in emptied if file is not None])
 
     def touch(self) -> None:
@@ -558,39 +542,34 @@ class BlockIndex:
             ceiling_bytes, floor_bytes, lowered_at = transaction.numbers(_CEILING, 3)
             if 0 <= now - lowered_at < LOWERED_SECONDS:
                 return False
-            held_bytes = transaction.totals.used_bytes + transaction.totals.reserved_bytes
             [kept_seconds] = transaction.numbers(_CEILING_KEPT, 1)
             kept_seconds = min(max(2 * kept_seconds, int(LOWERED_SECONDS)), int(GROW_SECONDS))
+            held_bytes = transaction.totals.held_bytes
             if not 0 <= now - lowered_at < GROW_SECONDS:
                 ceiling_bytes, floor_bytes, kept_seconds = held_bytes, held_bytes // 2, int(LOWERED_SECONDS)
             transaction.set_numbers(_CEILING_KEPT, kept_seconds)
             held_bytes = min(held_bytes, ceiling_bytes)
             lowered_bytes = held_bytes - max(held_bytes // LOWERED_PART, step_bytes_min)
-            packed = layout.pack_numbers(max(lowered_bytes, floor_bytes), floor_bytes, int(now))
-            transaction.set_counter(_CEILING, packed)
+            transaction.set_numbers(_CEILING, max(lowered_bytes, floor_bytes), floor_bytes, int(now))
             return True
 
     def raise_ceiling(self, now: float, free_bytes: Callable[[], int], step_bytes_min: int) -> None:
         """Raise the directory's limit as far as the file system has room."""
+
+        def raised(transaction: IndexTransaction) -> tuple[int, int, int] | None:
+            ceiling_bytes, floor_bytes, lowered_at = transaction.numbers(_CEILING, 3)
+            [kept_seconds] = transaction.numbers(_CEILING_KEPT, 1)
+            raised_bytes = transaction.totals.held_bytes + free_bytes() // GROWN_PART
+            if not kept_seconds <= now - lowered_at < GROW_SECONDS or raised_bytes < ceiling_bytes + step_bytes_min:
+                return None
+            return raised_bytes, floor_bytes, lowered_at
+
         with self.reading() as transaction:  # without room, no writer is delayed
-            if self._raised_ceiling(transaction, now, free_bytes(), step_bytes_min) is None:
+            if raised(transaction) is None:
                 return
         with self.writing() as transaction:
-            raised = self._raised_ceiling(transaction, now, free_bytes(), step_bytes_min)
-            if raised is not None:
-                transaction.set_counter(_CEILING, raised)
-
-    @staticmethod
-    def _raised_ceiling(
-        transaction: IndexTransaction, now: float, free_bytes: int, step_bytes_min: int
-    ) -> bytes | None:
-        ceiling_bytes, floor_bytes, lowered_at = transaction.numbers(_CEILING, 3)
-        [kept_seconds] = transaction.numbers(_CEILING_KEPT, 1)
-        held_bytes = transaction.totals.used_bytes + transaction.totals.reserved_bytes
-        raised_bytes = held_bytes + free_bytes // GROWN_PART
-        if not kept_seconds <= now - lowered_at < GROW_SECONDS or raised_bytes < ceiling_bytes + step_bytes_min:
-            return None
-        return layout.pack_numbers(raised_bytes, floor_bytes, lowered_at)
+            if (numbers := raised(transaction)) is not None:
+                transaction.set_numbers(_CEILING, *numbers)
 
     def try_writing(self) -> None:
         """Write as much to the index as a batch of blocks needs, and delete it."""
@@ -623,7 +602,9 @@ class BlockIndex:
                 transaction = IndexTransaction(lmdb_transaction, self._tables, self.worker)
                 yield transaction
                 transaction.close()
-            self._follow_changes(transaction)
+            if self._holdings is not None:
+                for slot, account in transaction.looked_at.items():
+                    self._holdings.update(slot, account)
         except lmdb.MapFullError as error:
             self._holdings = None
             raise IndexFull(f"the block index is full: {error}") from error
@@ -637,11 +618,6 @@ class BlockIndex:
             self._waits_since = None
             self._uncounted_bytes += self._thread_bytes.since(mark)
 
-    def _follow_changes(self, transaction: IndexTransaction) -> None:
-        if self._holdings is not None:
-            for slot, account in transaction.changed_slots():
-                self._holdings.update(slot, account)
-
     # Parts.
 
     def _make_room(self, transaction: IndexTransaction, reservation: Reservation, capacity: Capacity) -> Step:
@@ -651,13 +627,6 @@ class BlockIndex:
             holdings = self._read_holdings(transaction, capacity)
             step = make_room(transaction, holdings, reservation, self._size_bytes_max)
         return step
-
-    def _refresh_holdings(self, capacity: Capacity) -> None:
-        """Look at all slots now and then, without the lock that others wait for."""
-        holdings = self._holdings
-        if holdings is None or holdings.capacity is not capacity or self._monotonic() >= self._holdings_until:
-            with self.reading() as transaction:
-                self._read_holdings(transaction, capacity)
 
     def _read_holdings(self, transaction: IndexTransaction, capacity: Capacity) -> Holdings:
         self._holdings = Holdings.read(transaction, capacity)
@@ -678,9 +647,3 @@ class BlockIndex:
 
 def _unreadable(error: lmdb.Error) -> StoreUnavailable:
     return StoreUnavailable(f"the block index cannot be read: {error}")
-
-
-def _check_writes(written_bytes: int, capacity: Capacity) -> None:
-    bytes_max = capacity.daily_writes_bytes
-    if bytes_max is not None and written_bytes > bytes_max:
-        raise NotKept("write-budget", f"cache.daily_writes, {bytes_max} bytes, is used up for today")

@@ -96,7 +96,13 @@ class Pins:
             around = next((one for one in known.kept if prefix.startswith(one)), None)
             if around is not None:
                 raise PinRefused(f"{prefix} lies within {around}, which is kept: it stays already")
-            _check_new(known, prefix)
+            if len(known.numbers) - len(known.kept) >= PINS_MAX:
+                raise PinRefused(f"{PINS_MAX} prefixes are pinned: unpin one first")
+            for other in known.numbers:
+                if prefix.startswith(other):
+                    raise PinRefused(f"{prefix} lies within {other}, which is pinned")
+                if other.startswith(prefix):
+                    raise PinRefused(f"{other} lies within {prefix} and is pinned: unpin it first")
             number = known.next_number
             self._replace(transaction, PinList(known.numbers | {prefix: number}, number + 1, known.kept))
             return number
@@ -199,13 +205,3 @@ class Pins:
         except OSError as error:
             raise StoreUnavailable(f"the file of pins cannot be written: {error}") from error
         transaction.set_pins(pins.numbers)
-
-
-def _check_new(known: PinList, prefix: str) -> None:
-    if len(known.numbers) - len(known.kept) >= PINS_MAX:
-        raise PinRefused(f"{PINS_MAX} prefixes are pinned: unpin one first")
-    for other in known.numbers:
-        if prefix.startswith(other):
-            raise PinRefused(f"{prefix} lies within {other}, which is pinned")
-        if other.startswith(prefix):
-            raise PinRefused(f"{other} lies within {prefix} and is pinned: unpin it first")

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import NamedTuple
 
 from gateway.blocks import layout, store
 from gateway.blocks.directory import BlockDirectory, Evicted
@@ -42,8 +43,7 @@ _ROUNDS_MAX = 100
 """Each is lost to a process that evicts the segment under our hands: so many in a row never happen."""
 
 
-@immutable
-class _Alike:
+class _Alike(NamedTuple):
     """Common properties of a segment's blocks: slot, `wanted` and pin, as of layout.Reservation."""
 
     slot: str
@@ -124,8 +124,11 @@ class SegmentAppender:
         evicted = self.directory.reserve(reservation)
         try:
             kept = self._write(alike, segment, placed, reservation)
-        except BaseException:
-            self._give_up(segment, reservation)
+        except BaseException:  # what has come of it is counted
+            if segment.new:
+                self.directory.discard(reservation)
+            else:
+                self.directory.count_appended(segment.file)
             raise
         return Appended(len(blocks), evicted) if kept else None
 
@@ -142,13 +145,6 @@ class SegmentAppender:
         segment.records += len(placed.blocks)
         self._open[alike] = segment
         return True
-
-    def _give_up(self, segment: _Segment, reservation: Reservation) -> None:
-        """After a failed write: what has come of it is counted."""
-        if segment.new:
-            self.directory.discard(reservation)
-        else:
-            self.directory.count_appended(segment.file)
 
 
 GATHERING_SECONDS = 0.01
@@ -184,14 +180,13 @@ class GroupCommitWriter:
     def __init__(self, dependencies: FetchDependencies) -> None:
         self._dependencies = dependencies
         self._appender = SegmentAppender(dependencies.directory)
-        self._held_bytes_max = HELD_BYTES_MAX
         self._waiting: deque[Waiting] = deque()
         self._eased = asyncio.Event()
         self._pumping: asyncio.Task[None] | None = None
         self.held_bytes = 0
 
     def has_room(self, count: int) -> bool:
-        return not self.held_bytes or self.held_bytes + count <= self._held_bytes_max
+        return not self.held_bytes or self.held_bytes + count <= HELD_BYTES_MAX
 
     async def take_room(self, count: int) -> None:
         """Wait for room in memory for a block of so many bytes, and take it; `put` or `give_back` must follow.
@@ -230,23 +225,19 @@ class GroupCommitWriter:
             await asyncio.shield(self._pumping)
 
     async def _pump(self) -> None:
+        batches = deque[list[Waiting]]()
         try:
             while self._waiting:
-                await asyncio.sleep(
-                    GATHERING_SECONDS
-                )  # not of the clock: no promise hangs on it, tests need not wind it
-                await self._write_all(self._take_batches())
-        finally:
-            self._pumping = None
-
-    async def _write_all(self, batches: deque[list[Waiting]]) -> None:
-        try:
-            while batches:
-                await self._write(batches.popleft())
+                await asyncio.sleep(GATHERING_SECONDS)  # not of the clock, as no promise hangs on it
+                batches = self._take_batches()
+                while batches:
+                    await self._write(batches.popleft())
         except BaseException:
             for batch in (*batches, *self._take_batches()):
                 self._not_kept(batch)
             raise
+        finally:
+            self._pumping = None
 
     def _take_batches(self) -> deque[list[Waiting]]:
         """All that waits now, in batches that are kept alike."""
@@ -304,6 +295,8 @@ GATHERED_BYTES = 256 * 1024
 GATHERING_SECONDS_MAX = 0.1
 """Readers learn of this many bytes, or of all that came in this time: mostly once, when the block is complete."""
 
+_MEMORY_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
 MAPPED_BYTES_MIN = 256 * 1024
 """From this size on a buffer is a mapping of its own: freed, it is the kernel's again. malloc keeps what it has
 once got, and with it holes: 45 MiB of them with a thousand readers of blocks of a MiB."""
@@ -359,7 +352,9 @@ class SmallBlockFetcher:
         """Return the block's bytes. Takes room for them only now, as an origin may take long to answer."""
         await self.writer.take_room(fetch.block.length)
         try:
-            content = _memory(fetch.block.length)
+            length = fetch.block.length
+            mapped = length >= MAPPED_BYTES_MIN
+            content = memoryview(mmap.mmap(-1, length, _MEMORY_FLAGS) if mapped else bytearray(length))
             await self._receive_into(fetch, get, content)
         except BaseException:
             self.writer.give_back(fetch.block.length)
@@ -398,9 +393,3 @@ def _is_promised(content: memoryview, headers: Mapping[str, str], block: Block) 
         return True
     check.update(content)
     return check.holds()
-
-
-def _memory(count: int) -> memoryview:
-    if count < MAPPED_BYTES_MIN:
-        return memoryview(bytearray(count))
-    return memoryview(mmap.mmap(-1, count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

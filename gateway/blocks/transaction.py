@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, cast
 import lmdb
 
 from gateway.blocks import layout
-from gateway.blocks.layout import FILE_KEY_BYTES, BlockRecord, Extent, FileRecord, Reservation, WorkerFile
+from gateway.blocks.layout import FILE_KEY_BYTES, BlockRecord, FileRecord, Reservation, WorkerFile
 from gateway.blocks.policies import FIRST_TO_LEAVE, POLICIES, Queue, SlotAccount
 
 REMEMBERED_BLOCKS_MAX = 1 << 18
@@ -119,8 +119,12 @@ class Totals:
         return self.pending_bytes + self.unindexed_bytes
 
     @property
+    def held_bytes(self) -> int:
+        return self.used_bytes + self.reserved_bytes
+
+    @property
     def taken_bytes(self) -> int:
-        return self.used_bytes + self.reserved_bytes + self.unowned_bytes
+        return self.held_bytes + self.unowned_bytes
 
 
 class IndexTransaction:
@@ -130,14 +134,15 @@ class IndexTransaction:
         self.worker = worker
         self._transaction = transaction
         self._tables = of
-        self._accounts: dict[int, SlotAccount] = {}
+        self.looked_at: dict[int, SlotAccount] = {}
+        """The accounts that this transaction has looked at, and may have changed."""
         self._saved: dict[int, bytes | None] = {}
         self._next_sequence: int | None = None
         self._totals: Totals | None = None
 
     def close(self) -> None:
         """Write down what was changed in memory."""
-        for slot, account in self._accounts.items():
+        for slot, account in self.looked_at.items():
             packed = account.pack()
             if packed != self._saved[slot]:
                 self._put(_ACCOUNTS + layout.pack_slot(slot), packed)
@@ -159,6 +164,9 @@ class IndexTransaction:
         found = rows_from(self._transaction, self._tables.state, _SLOTS)
         return {name[1:].decode("utf-8", "surrogatepass"): layout.unpack_slot(packed) for name, packed in found}
 
+    def slot_names(self) -> dict[int, str]:
+        return {number: name for name, number in self.slots().items()}
+
     def slot(self, name: str) -> int:
         """Return a slot's number, given now if it has none."""
         key = _SLOTS + name.encode("utf-8", "surrogatepass")
@@ -171,22 +179,18 @@ class IndexTransaction:
         return number
 
     def account(self, slot: int) -> SlotAccount:
-        account = self._accounts.get(slot)
+        account = self.looked_at.get(slot)
         if account is None:
             packed = self._saved[slot] = self._get(_ACCOUNTS + layout.pack_slot(slot))
-            account = self._accounts[slot] = SlotAccount.unpack(packed) if packed is not None else SlotAccount()
+            account = self.looked_at[slot] = SlotAccount.unpack(packed) if packed is not None else SlotAccount()
         return account
 
     def accounts(self) -> Iterator[tuple[int, SlotAccount]]:
         """Yield every slot's account without the policies' knowledge."""
         for key, packed in rows_from(self._transaction, self._tables.state, _ACCOUNTS):
             slot = layout.unpack_slot(key[1:])
-            yield slot, self._accounts.get(slot) or SlotAccount.unpack(packed, learned=False)
-        yield from ((slot, account) for slot, account in self._accounts.items() if self._saved[slot] is None)
-
-    def changed_slots(self) -> Iterable[tuple[int, SlotAccount]]:
-        """Return the slots that this transaction has looked at, and may have changed."""
-        return self._accounts.items()
+            yield slot, self.looked_at.get(slot) or SlotAccount.unpack(packed, learned=False)
+        yield from ((slot, account) for slot, account in self.looked_at.items() if self._saved[slot] is None)
 
     def unindexed(self) -> dict[int, int]:
         """Return the directories of files that the index does not know yet, and the unknown bytes in each."""
@@ -209,13 +213,14 @@ class IndexTransaction:
         row = self._block_row(block_id)
         return self._described(block_id, row) if row is not None else None
 
-    def blocks_of_object(self, object_id: bytes) -> list[bytes]:
-        found = rows_from(self._transaction, self._tables.blocks, object_id)
-        return [key[len(object_id) :] + key[: len(object_id)] for key, _ in found]
+    def blocks_of_object(self, object_id: bytes, count_max: int | None = None) -> list[bytes]:
+        """Return the ids of an object's blocks, those that have left included."""
+        found = islice(rows_from(self._transaction, self._tables.blocks, object_id), count_max)
+        return [layout.block_id_of(key) for key, _ in found]
 
     def has_block(self, block_id: bytes) -> bool:
         row = self._block_row(block_id)
-        return row is not None and self._is_live(row[:FILE_KEY_BYTES])
+        return row is not None and self._live_file(row) is not None
 
     def unknown(self, blocks: Iterable[BlockRecord]) -> list[BlockRecord]:
         return [block for block_id, block in {b.block_id: b for b in blocks}.items() if not self.has_block(block_id)]
@@ -237,11 +242,6 @@ class IndexTransaction:
             if file.queue != Queue.EVICTED:
                 yield file
 
-    def insert(self, file: FileRecord, blocks: Sequence[BlockRecord]) -> None:
-        """Enter a file with all its blocks, which the index has nowhere else."""
-        self.put(file)
-        self._enter_blocks(blocks)
-
     def admit(self, reservation: Reservation, blocks: Sequence[BlockRecord], pin: int) -> None:
         """Enter the file of a reservation, which was asked for and not there, under a pin where that is not 0."""
         slot, size_bytes = self.slot(reservation.slot), reservation.disk_bytes
@@ -251,7 +251,8 @@ class IndexTransaction:
         entered = policy.entering(self, file, [block.block_id for block in blocks], size_bytes)
         if reservation.wanted and entered.queue == Queue.SMALL:
             entered = replace(entered, queue=Queue.MAIN)
-        self.insert(entered, blocks)
+        self.put(entered)
+        self._enter_blocks(blocks)
 
     def extend(self, file: FileRecord, blocks: Sequence[BlockRecord], disk_bytes: int) -> None:
         """Enter what was appended to a file: `disk_bytes` more, and blocks that the index has nowhere else."""
@@ -295,10 +296,6 @@ class IndexTransaction:
         """Put a file on another slot's account; its place in the order of use stays."""
         self.take(file)
         self.put(replace(file, slot=slot, used_at=self.account(slot).position))
-
-    def resize(self, file: FileRecord, disk_bytes: int) -> None:
-        """Count what a file takes by what it was found to take."""
-        self.change(replace(file, disk_bytes=disk_bytes))
 
     def touch(self, uses: Iterable[tuple[str, int]]) -> None:
         """Note that blocks in these files were used, so many times, in this order."""
@@ -352,27 +349,26 @@ class IndexTransaction:
         packed = get_row(self._transaction, self._tables.files, key)
         return layout.unpack_file(packed) if packed is not None else None
 
-    def _is_live(self, key: bytes) -> bool:
-        packed = get_row(self._transaction, self._tables.files, key)
-        return packed is not None and packed[layout.QUEUE_OFFSET] != Queue.EVICTED
+    def _live_file(self, row: bytes) -> bytes | None:
+        """Return the row of the file that a block's row names; None: the block has left."""
+        packed = get_row(self._transaction, self._tables.files, row[:FILE_KEY_BYTES])
+        return None if packed is None or packed[layout.QUEUE_OFFSET] == Queue.EVICTED else packed
 
     def _described(self, block_id: bytes, row: bytes) -> tuple[BlockRecord, FileRecord] | None:
-        packed = get_row(self._transaction, self._tables.files, row[:FILE_KEY_BYTES])
-        if packed is None or packed[layout.QUEUE_OFFSET] == Queue.EVICTED:
+        packed = self._live_file(row)
+        if packed is None:
             return None
-        extent: Extent = layout.unpack_extent(row, packed)
-        return BlockRecord(block_id, extent), layout.unpack_file(packed)
+        return BlockRecord(block_id, layout.unpack_extent(row, packed)), layout.unpack_file(packed)
 
     # The queues: what policies see and change.
 
     def put(self, file: FileRecord) -> None:
-        """Enter a file that is not there."""
         self._transaction.put(layout.file_key(file.file), layout.pack_file(file), db=self._tables.files)
         self._transaction.put(layout.queue_key(file), b"", db=self._tables.queues)
         self._count(file, 1)
 
     def take(self, file: FileRecord) -> None:
-        """Take out a file that is there as it says."""
+        """Take out a file whose row says this."""
         self._transaction.delete(layout.file_key(file.file), db=self._tables.files)
         self._transaction.delete(layout.queue_key(file), db=self._tables.queues)
         self._count(file, -1)
@@ -414,18 +410,14 @@ class IndexTransaction:
         return file.used_at if file is not None and (file.queue, file.slot) == (Queue.EVICTED, slot) else None
 
     def next_sequence(self) -> int:
-        if self._next_sequence is None:
-            self._next_sequence = self.sequence()
-        self._next_sequence += 1
-        return self._next_sequence - 1
+        number = self.sequence()
+        self._next_sequence = number + 1
+        return number
 
     def sequence(self) -> int:
-        if self._next_sequence is not None:
-            return self._next_sequence
-        return self.numbers(_SEQUENCE, 1)[0]
+        return self.numbers(_SEQUENCE, 1)[0] if self._next_sequence is None else self._next_sequence
 
     def begin_sequence_at(self, number: int) -> None:
-        """All numbers from now on are at least this."""
         self._next_sequence = max(number, self.sequence())
 
     def _count(self, file: FileRecord, sign: int) -> None:
@@ -474,7 +466,6 @@ class IndexTransaction:
     # Files on their way in and out.
 
     def reserve(self, reservation: Reservation) -> None:
-        """Set room aside."""
         own, slot = WorkerFile(self.worker, reservation.file), self.slot(reservation.slot)
         self.release_file(own)
         packed = layout.pack_reservation(reservation.disk_bytes, slot)
@@ -482,7 +473,6 @@ class IndexTransaction:
         self._count_reserved(slot, reservation.disk_bytes)
 
     def release(self, reservation: Reservation) -> None:
-        """Give the room back."""
         self.release_file(WorkerFile(self.worker, reservation.file))
 
     def release_file(self, holder: WorkerFile) -> None:
@@ -496,7 +486,8 @@ class IndexTransaction:
 
     def reserved(self) -> Iterator[WorkerFile]:
         """Return the files that any process is writing."""
-        return self._holders(_RESERVED)
+        found = rows_from(self._transaction, self._tables.state, _RESERVED)
+        return (layout.unpack_worker_file(key[1:]) for key, _ in found)
 
     def pending_unlinks(self) -> dict[WorkerFile, int]:
         """Return the pending unlinks, with their workers and counted bytes."""
@@ -515,10 +506,6 @@ class IndexTransaction:
         if packed is not None:
             self.totals.pending_bytes -= layout.unpack_numbers(packed, 1)[0]
             self._delete(key)
-
-    def _holders(self, table: bytes) -> Iterator[WorkerFile]:
-        found = rows_from(self._transaction, self._tables.state, table)
-        return (layout.unpack_worker_file(key[1:]) for key, _ in found)
 
     def _count_reserved(self, slot: int, disk_bytes: int) -> None:
         self.account(slot).reserved_bytes += disk_bytes
