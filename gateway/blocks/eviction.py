@@ -1,18 +1,12 @@
 """Room for blocks: its size, and the slots that give up files until a new block fits.
 
-A slot at its limit makes room by itself. Otherwise those that hold more than their guarantee have borrowed, and the one
-that has borrowed most gives back first, for any slot: so a slot always gets its guarantee, no scan pushes
-others out of more than it is entitled to, and slots without guarantees end up with equal parts. For instance with room
-for 100, where a is guaranteed 40 and holds 10, b holds 60 and c holds 30: when a asks for 20, b gives 20. Its policy
-chooses the files (policies.py).
+A slot at its limit makes room by itself. Otherwise the slot that has borrowed most beyond its guarantee gives back
+first: so a slot always gets its guarantee, no scan pushes others out of more than it is entitled to, and slots without
+guarantees end up with equal parts. With room for 100, where a is guaranteed 40 and holds 10, b holds 60 and c holds 30:
+when a asks for 20, b gives 20. Its policy chooses the files (policies.py).
 
-The index has a budget, too: above it, each new block evicts one at least, of its own slot,
-or of the slot with most blocks if its own has less than its part.
-
-`Share` and `SlotUsage` are each slot's limits in the cache directory and its usage. A `Reserve` is free room on the
-disk to which others, as the write-back buffer, have a right: the cache does not grow into it. While other files on the
-disk leave less than that, fills evict their own size, and as much again. `WrittenBytes` counts a thread's writes to a
-device.
+The index has a budget, too: above it, each new block evicts one at least, of its own slot, or of the slot with most
+blocks if its own has less than its part.
 """
 
 from __future__ import annotations

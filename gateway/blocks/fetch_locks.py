@@ -1,4 +1,4 @@
-"""Locks on blocks that processes fetch: a table in memory that all processes of a cache share.
+"""Locks on blocks that processes fetch: a table in memory that all processes of a cache share; and waiting for others.
 
 A process takes a block's lock before it fetches the block. A process that finds it taken waits until it is given back,
 and then looks into the index; if the block is large, it reads the file that the holder writes.
@@ -9,17 +9,14 @@ and then looks into the index; if the block is large, it reads the file that the
     until  u64 for each cell, behind the counts: until when a reader in another process counts as waiting for this one
            (ns of the monotonic clock). A waiting process renews it; it expires after AWAITED_SECONDS
 
-The object, the place in it and the vary key choose a set of four cells, so that the fifth block of a set gets a lock
-only when one of the others is given back: until then it is fetched without.
+The object, the place in it and the vary key choose a set of four cells; a fifth block of a set is fetched without a
+lock. Processes wait while the holder lives and turns: a dead one has lost the kernel's lock on its wake file, a hung
+one does not beat. A process that gives a holder up takes the lock over; a holder that wakes up later changes nothing.
+So locks only save requests: the index prevents that a block is published twice.
 
-Processes wait for a lock while its holder lives and turns. A dead process has lost the kernel's lock on its wake file,
-a hung one does not beat (heartbeats.py). A process that gives a holder up takes the lock over; a holder that wakes up
-later finds that it has lost it, and changes nothing. So locks only save requests: the index prevents that a block is
-published twice, and each process writes files of its own.
-
-A set is changed under a record lock on its bytes, within one process under a mutex: record locks do not exclude
-threads. A process may be stopped during that, so others do not wait for it: after LOCK_SECONDS_MAX the block is
-fetched without. All this runs on the event loop.
+A set is changed under a record lock on its bytes, and a mutex against threads. After LOCK_SECONDS_MAX, as its holder
+may be stopped, the block is fetched without. All this runs on the event loop. Processes wait without polling:
+inotify(7) wakes them, a slow look now and then is the safety net.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """The index that all worker processes share: the blocks, the order of their use, and their sizes.
 
-LMDB without sync: a killed process loses nothing, an unclean boot may lose anything, so then the index is dropped and
-built anew from the files (opening.py). Lookups are read transactions of microseconds and may run on the event
-loop. Everything that writes waits for a lock that other processes take, and must run on the index thread. Every write
-transaction is short. `layout.py` describes the tables.
+LMDB without sync: a killed process loses nothing, an unclean boot may lose anything, so then it is built anew from the
+files (opening.py). Lookups take microseconds and may run on the event loop. Everything that writes waits for a lock
+that other processes take, and must run on the index thread; every write transaction is short.
 
-Usage plus reservations never exceed the capacity given to `reserve`. Related values change in one transaction:
-a process killed between two of them leaves accounts that add up, and files that reservations and pending unlinks name.
+Usage plus reservations never exceed the capacity given to `reserve`. Related values change in one transaction: a
+process killed between two of them leaves accounts that add up, and files that reservations and pending unlinks name.
 """
 
 from __future__ import annotations

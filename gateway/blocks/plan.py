@@ -1,14 +1,13 @@
 """The plan of one read: which blocks it reads, whole or in part, and how far ahead of the reader they are fetched.
 
-Ahead of the reader, blocks are fetched all at once. Inside its range a reader is known to go on: its window begins
-small and grows with every byte that it reads. Behind the range the window is as long as the run before it: the blocks
-in a row that are in the index or being filled, for any reader. So clients that read an object in parts have the next
-ones on their way, and random reads, which have no run before them, cause none.
+Inside its range a reader is known to go on: its window begins small and grows with every byte that it reads. Behind the
+range the window is as long as the run before it: the blocks in a row that are in the index or being filled, for any
+reader. So clients that read an object in parts have the next ones on their way, and random reads cause none.
 
-Readers that touch an object here and there are given small parts of large blocks, sub-blocks. A sub-block is a block
-like any other, of a finer grid. A block is fetched as a whole when a read wants much of it and skips no more than
-that, when the reads before came just before, and when many of its sub-blocks are cached.
-The bytes of sub-blocks are then fetched once more: a quarter of a block at most.
+Readers that touch an object here and there are given small parts of large blocks, sub-blocks: blocks of a finer grid. A
+block is fetched as a whole when a read wants much of it and skips no more than that, when the reads before came just
+before, and when many of its sub-blocks are cached; their bytes are then fetched once more, a quarter of a block at
+most.
 """
 
 from __future__ import annotations

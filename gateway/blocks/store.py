@@ -1,22 +1,15 @@
-"""Published blocks on the disk: block files, and segments of small blocks.
-
-In segments, small blocks lie one behind the other, each behind a header of its own:
-
-    0     header of the first record, its bytes, header of the second, its bytes, …
-
-A header is that of a block file (layout.py), only that it and the next record begin at multiples of 64. Records are
-appended and never changed; where a header is not whole, the segment ends. Nothing behind that is searched for headers:
-an object's own bytes may look like one.
-
-Block files are written under a partial name, header last, renamed into place, and never changed again:
+"""Published blocks on the disk: block files, and segments of small blocks. Every function here blocks.
 
     data/3f/<block id>-<nonce>          published blocks, in up to 256 directories by the first byte of the id
-    data/3f/<32 digits>.segment         small objects packed together: appended to, and nothing else
-    partial/w<slot>/<block id>-<nonce>  fills of one worker slot in progress
+    data/3f/<32 digits>.segment         small blocks, each behind a header of its own: appended to, and nothing else
+    partial/w<slot>/<block id>-<nonce>  fills of one worker slot in progress; the header comes last, then the rename
+
+In a segment, headers and bytes begin at multiples of 64. Where a header is not whole, the segment ends: nothing behind
+that is searched for headers, as an object's own bytes may look like one.
 
 Blocks can be fetched again, so nothing is synced: after a power cut the checksums tell which files are whole. Space
-returns by unlink only. Every function here blocks: never call it on the event loop, `open_published` of a file that was
-read a moment ago excepted.
+returns by unlink only. A file that came another way, a staged part for instance, becomes blocks by index alone
+(`describe`): it gets a second name, has no header, and is fetched again after an unclean boot.
 """
 
 from __future__ import annotations

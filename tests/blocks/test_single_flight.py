@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import aclosing
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
-from gateway.blocks.origin_gets import UnpinnedGets
+from gateway.blocks.fetch_locks import FileWatcher, lock_of_place
+from gateway.blocks.layout import object_id
+from gateway.blocks.origin_gets import UnpinnedGet, UnpinnedGets, UnpinnedResponse
 from gateway.core.errors import OriginAnswered, OriginBusy, OriginUnreachable
-from gateway.core.model import ByteRange, FileSpan
+from gateway.core.model import ByteRange, FileSpan, ObjectKey
 from gateway.origin.client import ACCOUNT, IS_AWAITED, OriginRequest, OriginResponse, Purpose
 from gateway.telemetry import metrics
+from tests.blocks.test_fetch_locks import processes
 from tests.support.blocks import (
     BLOCK,
     KIB,
@@ -30,6 +34,7 @@ from tests.support.blocks import (
 )
 from tests.support.counting import counted
 from tests.support.memory_origin.faults import Answer, Hold, Unreachable
+from tests.support.memory_origin.response import MemoryResponse
 
 
 def test_two_hundred_readers_cost_one_request(tmp_path: Path) -> None:
@@ -329,3 +334,175 @@ def test_readers_that_give_the_same_process_up_share_one_fetch(
         assert origin.count() == 1
 
     asyncio.run(scenario())
+
+
+KEY = ObjectKey("bucket", "k")
+OTHERS = [
+    (ObjectKey("bucket", "l"), 0, {}),
+    (KEY, 65536, {}),
+    (KEY, 0, {"x-amz-request-payer": "requester"}),
+]
+
+
+@contextmanager
+def two_workers(directory: Path) -> Iterator[tuple[UnpinnedGets, UnpinnedGets]]:
+    watcher = FileWatcher()
+    with processes(directory) as opened:
+        one, other = opened.locks
+        yield UnpinnedGets(one, watcher, asyncio.Semaphore(8)), UnpinnedGets(other, watcher, asyncio.Semaphore(8))
+    watcher.close()
+
+
+@contextmanager
+def looking(looks: UnpinnedGets, key: ObjectKey, offset: int, headers: dict[str, str]) -> Iterator[UnpinnedGet | None]:
+    """A first look, where one is to be had, while this lasts."""
+    look = looks.begin(object_id(key), offset, headers)
+    with look or nullcontext():
+        yield look
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_one_looks_at_a_time(tmp_path: Path, elsewhere: bool) -> None:
+    """While somebody looks, nobody else does, in the same process or in another; other bytes are nobody's concern."""
+
+    async def scenario() -> None:
+        with two_workers(tmp_path / "c") as (one, two):
+            asking = two if elsewhere else one
+            with looking(one, KEY, 0, {}) as look:
+                assert look is not None
+                assert asking.pending(KEY, 0, {})
+                with looking(asking, KEY, 0, {}) as second:
+                    assert second is None
+                for key, offset, headers in OTHERS:
+                    assert not asking.pending(key, offset, headers)
+                    with looking(asking, key, offset, headers) as free:
+                        assert free is not None
+            assert not asking.pending(KEY, 0, {})
+            with looking(asking, KEY, 0, {}) as next_look:
+                assert next_look is not None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_look_that_is_over_keeps_others_out_while_its_fill_runs(tmp_path: Path, elsewhere: bool) -> None:
+    """Who waited goes on when the version is known; the next first look is to be had when the fill has ended."""
+
+    async def scenario() -> None:
+        with two_workers(tmp_path / "c") as (one, two):
+            asking = two if elsewhere else one
+            with looking(one, KEY, 0, {}) as look:
+                assert look is not None
+                look.hold()
+                waiting = asyncio.create_task(asking.settled(KEY, 0, {}))
+                await asyncio.sleep(0)
+                assert not waiting.done()
+            assert await waiting
+            assert not asking.pending(KEY, 0, {})
+            assert not await asking.settled(KEY, 0, {})
+            with looking(asking, KEY, 0, {}) as second:
+                assert second is None
+            look.let_go()
+            with looking(asking, KEY, 0, {}) as third:
+                assert third is not None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_who_waits_for_a_whole_answer_goes_on_when_its_bytes_are_to_be_had(tmp_path: Path, elsewhere: bool) -> None:
+    """Another process waits until the fetch has ended; this one can share it; nobody asks the origin again before."""
+
+    async def scenario() -> None:
+        with two_workers(tmp_path / "c") as (one, two):
+            asking = two if elsewhere else one
+            with looking(one, KEY, 0, {}) as look:
+                assert look is not None
+                look.hold()
+                look.whole = True
+                waiting = asyncio.create_task(two.settled(KEY, 0, {}))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            assert asking.pending(KEY, 0, {}) is elsewhere
+            with looking(asking, KEY, 0, {}) as second:
+                assert second is None
+            look.let_go()
+            assert await waiting
+            with looking(asking, KEY, 0, {}) as third:
+                assert third is not None
+
+    asyncio.run(scenario())
+
+
+def test_a_fill_that_ends_before_its_look_leaves_nothing(tmp_path: Path) -> None:
+    """Small fills end before their first reader has begun to be served."""
+
+    async def scenario() -> None:
+        with two_workers(tmp_path / "c") as (one, two):
+            with looking(one, KEY, 0, {}) as look:
+                assert look is not None
+                look.hold()
+                look.let_go()
+                assert two.pending(KEY, 0, {})
+            with looking(two, KEY, 0, {}) as second:
+                assert second is not None
+
+    asyncio.run(scenario())
+
+
+def test_nobody_waits_for_the_dead(tmp_path: Path) -> None:
+    """A dead process's look is over, though its claim still stands."""
+
+    async def scenario() -> None:
+        watcher = FileWatcher()
+        with processes(tmp_path) as opened:
+            dead, living = opened.locks
+            looks = UnpinnedGets(living, watcher, asyncio.Semaphore(8))
+            assert dead.take(lock_of_place(object_id(KEY), 0, {})) == 0
+            waiting = asyncio.create_task(looks.settled(KEY, 0, {}))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            dead.close()
+            assert await waiting is False
+            assert looks.pending(KEY, 0, {})
+        watcher.close()
+
+    asyncio.run(scenario())
+
+
+class Response(MemoryResponse):
+    """One that can be watched."""
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> Iterator[UnpinnedGet]:
+    with processes(tmp_path, 1) as opened:
+        yield UnpinnedGet(opened.locks[0], lock_of_place(b"p" * 16, 0, {}), asyncio.Semaphore(1), lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "fits"), [(100, 299, True), (100, 150, True), (101, 299, False), (100, 300, False)]
+)
+def test_it_is_taken_once_by_who_wants_its_first_bytes(look: UnpinnedGet, first: int, last: int, fits: bool) -> None:
+    """Its body must begin with them and hold all; whoever comes second, or closes it after that, gets nothing."""
+    response = Response(206)
+    answer = UnpinnedResponse(look, ByteRange(100, 299), response)
+    assert answer.take(ByteRange(first, last)) is (response if fits else None)
+    assert answer.take(ByteRange(100, 299)) is (None if fits else response)
+    asyncio.run(answer.aclose())
+    assert not response.closed
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_reader_that_keeps_it_keeps_no_response(look: UnpinnedGet, taken: bool) -> None:
+    """Readers go on for minutes: what has come of a body nobody uses must not wait for their end in memory."""
+    response = Response(206)
+    gone = weakref.ref(response)
+    answer = UnpinnedResponse(look, ByteRange(100, 299), response)
+    if taken:
+        answer.take(answer.range)
+    asyncio.run(answer.aclose())
+    assert response.closed is not taken
+    del response
+    assert gone() is None
+    assert answer.take(answer.range) is None
