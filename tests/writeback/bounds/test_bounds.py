@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.core.clock import Moment
 from gateway.core.errors import BufferUnavailable
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.writeback.bounds.backpressure import (
     BACKPRESSURE_FROM,
     DELAY_SECONDS_MAX,
@@ -31,6 +31,7 @@ from gateway.writeback.files.trailer import CHECKSUM_BYTES
 from gateway.writeback.journal.records import Part
 from gateway.writeback.opening import recover
 from tests.support.manual_clock import ManualClock
+from tests.support.slots import Slot
 from tests.support.writeback import key, pending, staged, upload
 
 SIZE = 1000

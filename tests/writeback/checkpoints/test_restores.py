@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gateway.core.model import ObjectKey
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.writeback.checkpoints import reads as counting
 from gateway.writeback.checkpoints.reads import (
     CheckpointReads,
@@ -18,6 +18,7 @@ from gateway.writeback.checkpoints.reads import (
 )
 from gateway.writeback.checkpoints.restores import CheckpointFile, RestoreFacts, restore_of
 from tests.support.manual_clock import ManualClock
+from tests.support.slots import Slot
 
 BACK = Slot("back", Prefix.parse("s3://bucket/"), write="back")
 RANKS = [CheckpointFile(f"s-1/__{rank}_0.distcp", 1000, rank) for rank in range(4)]
