@@ -40,7 +40,7 @@ class Indexes(Protocol):
 
 
 class Scrubs(Protocol):
-    """`blocks.maintenance.scrubber.Scrubber`; its progress has the fields of a `Scrub`."""
+    """`blocks.scrubber.Scrubber`; its progress has the fields of a `Scrub`."""
 
     @property
     def progress(self) -> object | None: ...

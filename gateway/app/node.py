@@ -30,7 +30,7 @@ from gateway.app.write_back import (
 )
 from gateway.blocks.cache import BlockCache, PassthroughCache
 from gateway.blocks.layout import BlockSettings
-from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
+from gateway.blocks.scrubber import Scrubber, ScrubSettings
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock, SystemClock

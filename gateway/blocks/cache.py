@@ -15,24 +15,23 @@ from typing import Self
 import lmdb
 import structlog
 
-from gateway.blocks import explanation, layout
+from gateway.blocks import explanation, layout, plan
 from gateway.blocks.dependencies import CacheDependencies
+from gateway.blocks.disk_health import CircuitBreaker
 from gateway.blocks.disk_threads import DiskThreads
+from gateway.blocks.eviction import capacity_of
 from gateway.blocks.explanation import Explanation
-from gateway.blocks.filling.hard_link_ingest import IngestedFile, describe
-from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedResponse
-from gateway.blocks.index.eviction import capacity_of
-from gateway.blocks.index.index import Usage
+from gateway.blocks.hard_link_ingest import IngestedFile, describe
+from gateway.blocks.index import Usage
+from gateway.blocks.index_rebuild import account_late, move_between_slots, rebuild
 from gateway.blocks.layout import BlockSettings
-from gateway.blocks.maintenance.disk_health import CircuitBreaker
-from gateway.blocks.maintenance.index_rebuild import account_late, move_between_slots, rebuild
-from gateway.blocks.maintenance.maintenance import Maintenance
-from gateway.blocks.maintenance.opening import open_directory
-from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
-from gateway.blocks.reading import plan
-from gateway.blocks.reading.plan import ReadPlan
-from gateway.blocks.reading.reader import RangeReader
-from gateway.blocks.reading.spans import HeldObject, WarmSpan, span_of
+from gateway.blocks.maintenance import Maintenance
+from gateway.blocks.opening import open_directory
+from gateway.blocks.origin_gets import UnpinnedGet, UnpinnedResponse
+from gateway.blocks.plan import ReadPlan
+from gateway.blocks.reader import RangeReader
+from gateway.blocks.scrubber import Scrubber, ScrubSettings
+from gateway.blocks.spans import HeldObject, WarmSpan, span_of
 from gateway.core.clock import Clock
 from gateway.core.errors import BlockError, StoreUnavailable
 from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion, size_of

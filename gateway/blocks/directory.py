@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from gateway.blocks import layout
-from gateway.blocks.files.block_file import BlockLease
-from gateway.blocks.files.store import BlockStore
-from gateway.blocks.index.eviction import GIVEN_BACK_TIMES, Capacity, Reserve, Step
-from gateway.blocks.index.index import BlockIndex, IndexFull
-from gateway.blocks.index.pins import Pins
-from gateway.blocks.index.rows import BlockRecord, Reservation, WorkerFile
+from gateway.blocks.block_file import BlockLease
+from gateway.blocks.eviction import GIVEN_BACK_TIMES, Capacity, Reserve, Step
+from gateway.blocks.index import BlockIndex, IndexFull
 from gateway.blocks.layout import Block, Extent
+from gateway.blocks.pins import Pins
+from gateway.blocks.rows import BlockRecord, Reservation, WorkerFile
+from gateway.blocks.store import BlockStore
 from gateway.core.errors import NotKept, StoreUnavailable
 from gateway.core.model import ObjectKey
 from gateway.telemetry import metrics

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import lmdb
 
-from gateway.blocks.files.block_file import BlockLease
+from gateway.blocks.block_file import BlockLease
 from gateway.core.errors import BlockError, StoreUnavailable
 from gateway.disk.file_lease import close_opened, with_lease
 from gateway.disk.thread_priority import only_idle_disk

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gateway.blocks import layout
 from gateway.blocks.dependencies import CacheDependencies
-from gateway.blocks.reading.plan import SUB_BLOCK_BYTES, are_used
+from gateway.blocks.plan import SUB_BLOCK_BYTES, are_used
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 
 BLOCKS_EXPLAINED_MAX = 100_000

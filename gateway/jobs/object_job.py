@@ -3,7 +3,7 @@
     listing or manifest ─▶ list on disk ─▶ pieces of at most a block ─▶ blocks.fetch, up to PIECES_AT_ONCE
 
 A job yields to readers: while workers fetch blocks for them, it fetches only PIECES_WHILE_BUSY at once. A block that a
-reader fetches at the same time is fetched once for both (blocks/filling/single_flight.py).
+reader fetches at the same time is fetched once for both (blocks/single_flight.py).
 """
 
 from __future__ import annotations

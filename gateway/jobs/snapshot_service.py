@@ -18,10 +18,10 @@ from gateway.jobs.runner import Jobs
 from gateway.jobs.snapshot_job import check_free, pages, snapshots_of, steadily
 from gateway.metadata.listing.pages import END, key_successor
 from gateway.metadata.snapshots.diff import differences
-from gateway.metadata.snapshots.manifest import valid_name
 from gateway.metadata.snapshots.ndjson import BadLine, Header, LineReader, header_line, object_lines
 from gateway.metadata.snapshots.registry import check_covers, missing
 from gateway.metadata.snapshots.staging import Origins, SnapshotStaging
+from gateway.metadata.snapshots.store import valid_name
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.list_result import ListedEntry
 

@@ -505,7 +505,6 @@ class InvalidationEpochs:
         return bool(cells[bucket_cell] == epoch and (cells[one] == first or cells[other] == second))
 
     def change_key(self, key: ObjectKey) -> None:
-        """Note that the key is being written, or was."""
         self._change(crc64nvme(catalog_key(key)))
 
     def _change(self, digest: int) -> None:

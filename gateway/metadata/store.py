@@ -33,7 +33,7 @@ import lmdb
 
 from gateway.core.immutable import immutable
 from gateway.core.model import ObjectKey, ObjectVersion
-from gateway.disk.lmdb_commits import LastCommit
+from gateway.disk.lmdb_environment import OLD_ENGINE, LastCommit, Table, open_environment
 from gateway.metadata.entries import (
     CATALOG_KEY_BYTES_MAX,
     EXTRA_BYTES_MAX,
@@ -48,7 +48,6 @@ from gateway.metadata.entries import (
     unpack,
     version_key,
 )
-from gateway.metadata.environment import OLD_ENGINE, Table, open_environment
 from gateway.metadata.listing.records import version_of
 from gateway.telemetry import metrics
 

@@ -4,7 +4,7 @@
 
 Callers have turns, an object each, however many objects of one wait; and none has more places than are free for the
 others: half of them if no other caller warms. Workers that are asked for the same fetch it once: the cache agrees on
-each block (blocks/filling/single_flight.py). The queue drops an object if the cache takes no more of it, if it is
+each block (blocks/single_flight.py). The queue drops an object if the cache takes no more of it, if it is
 written or deleted meanwhile, and if the worker ends. Nothing of the queue outlives the worker: clients ask again.
 """
 

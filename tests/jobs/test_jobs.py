@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.blocks.block_file import BlockLease
 from gateway.blocks.directory import BlockDirectory, FillFile
-from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.layout import Extent
 from gateway.core.errors import OriginUnreachable
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion

@@ -29,10 +29,9 @@ from gateway.jobs.listing import fetch_page
 from gateway.jobs.retry import with_retries
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.listing.index import ListingIndex
-from gateway.metadata.listing.page_parser import PackedPage, packed_page
 from gateway.metadata.listing.pages import key_successor
 from gateway.metadata.listing.ranges import Batch, QueryStamp
-from gateway.metadata.listing.records import unpack
+from gateway.metadata.listing.records import PackedPage, packed_page, unpack
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix
 from gateway.s3.list_result import PageChain

@@ -37,7 +37,7 @@ from gateway.metadata.entries import ObservedAt
 from gateway.metadata.listing.index import ListingIndex
 from gateway.metadata.listing.pages import key_successor
 from gateway.metadata.listing.ranges import Batch, QueryStamp
-from gateway.metadata.snapshots.object_table import ObjectTable
+from gateway.metadata.snapshots.staging import ObjectTable
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.policy.slots import Prefix, Slot
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.filling.hard_link_ingest import IngestedFile
+from gateway.blocks.hard_link_ingest import IngestedFile
 from gateway.core.errors import BlockError, BufferDamaged, OriginError, S3Error
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.metadata.catalog import CHECKSUM_MODE, Catalog, is_remembered

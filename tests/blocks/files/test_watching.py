@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.files import watching
-from gateway.blocks.files.block_file import BlockLease, lease_of
-from gateway.blocks.files.watching import FileWatcher
+from gateway.blocks import watching
+from gateway.blocks.block_file import BlockLease, lease_of
+from gateway.blocks.watching import FileWatcher
 
 WRITER = """
 import fcntl, os, sys

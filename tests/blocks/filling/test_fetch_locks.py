@@ -20,10 +20,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.blocks.files import watching
-from gateway.blocks.files.watching import FileWatcher
-from gateway.blocks.filling import fetch_locks
-from gateway.blocks.filling.fetch_locks import (
+from gateway.blocks import fetch_locks, watching
+from gateway.blocks.fetch_locks import (
     AWAITED_SECONDS,
     CELLS,
     UNKNOWN,
@@ -34,6 +32,7 @@ from gateway.blocks.filling.fetch_locks import (
     lock_of_place,
 )
 from gateway.blocks.layout import block_at, object_id
+from gateway.blocks.watching import FileWatcher
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.shared.heartbeats import HUNG_SECONDS, Heartbeats
 

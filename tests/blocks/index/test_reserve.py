@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.blocks.index.eviction import GIVEN_BACK_TIMES, LOOK_SECONDS, Capacity, Reserve
+from gateway.blocks.eviction import GIVEN_BACK_TIMES, LOOK_SECONDS, Capacity, Reserve
 from gateway.core.errors import BufferUnavailable
 from tests.support.blocks import BLOCK, BUCKET, MIB, block_files, content_of, make_origin, open_cache, read, stored
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from gateway.blocks import sources
+from gateway.blocks.block_file import BlockFile
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.dependencies import PROCESS_AHEAD_BYTES
-from gateway.blocks.files.block_file import BlockFile
 from gateway.blocks.layout import BlockIds, block_at
-from gateway.blocks.reading import sources
-from gateway.blocks.reading.reader import REFILLS_MAX
-from gateway.blocks.reading.sources import BlocksAhead
+from gateway.blocks.reader import REFILLS_MAX
+from gateway.blocks.sources import BlocksAhead
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.telemetry import metrics
 from tests.support.blocks import (

@@ -6,12 +6,12 @@ import asyncio
 import os
 from pathlib import Path
 
+from gateway.blocks.block_file import ChunkChecksums, lease_of
 from gateway.blocks.disk_threads import DiskThreads
-from gateway.blocks.files.block_file import ChunkChecksums, lease_of
-from gateway.blocks.files.page_cache import Residency
-from gateway.blocks.filling.inflight_fetch import InflightFetch
+from gateway.blocks.inflight_fetch import InflightFetch
 from gateway.blocks.layout import block_at, data_offset
-from gateway.blocks.reading.sources import FillSource
+from gateway.blocks.page_cache import Residency
+from gateway.blocks.sources import FillSource
 from gateway.core.model import FileSpan, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 

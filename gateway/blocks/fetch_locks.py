@@ -37,8 +37,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gateway.blocks import layout
-from gateway.blocks.files.watching import FileWatcher
 from gateway.blocks.layout import Block
+from gateway.blocks.watching import FileWatcher
 from gateway.core.errors import StoreUnavailable
 from gateway.shared.heartbeats import PROCESSES_MAX, Heartbeats
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from gateway.blocks.files.block_file import BlockLease
-from gateway.blocks.filling.inflight_fetch import BlockPublished, MovedToFile
+from gateway.blocks.block_file import BlockLease
+from gateway.blocks.inflight_fetch import BlockPublished, MovedToFile
 from gateway.blocks.layout import Block, Extent
-from gateway.blocks.reading.plan import Outcome, ReadPlan, why_block_missing
-from gateway.blocks.reading.sources import BlocksAhead, BlockSource, FillSource, OriginSource, Source
-from gateway.blocks.reading.spans import WarmSpan
+from gateway.blocks.plan import Outcome, ReadPlan, why_block_missing
+from gateway.blocks.sources import BlocksAhead, BlockSource, FillSource, OriginSource, Source
+from gateway.blocks.spans import WarmSpan
 from gateway.core.errors import BlockDamaged, NotKept, OriginBusy, StoreUnavailable
 from gateway.core.model import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, MissReason, ObjectVersion, size_of
 from gateway.origin.client import Purpose

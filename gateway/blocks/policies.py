@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import ClassVar, Protocol, Self
 
-from gateway.blocks.index.rows import FileRecord
+from gateway.blocks.rows import FileRecord
 
 RETURNS_MIN = 16
 """With fewer returns the oldest says too little: until then all is kept."""

@@ -23,8 +23,8 @@ from typing import Literal, TypeAlias
 
 import lmdb
 
-from gateway.blocks.index import rows
-from gateway.blocks.index.eviction import (
+from gateway.blocks import rows
+from gateway.blocks.eviction import (
     Capacity,
     Holdings,
     SlotUsage,
@@ -34,13 +34,13 @@ from gateway.blocks.index.eviction import (
     shed_blocks,
     shrink,
 )
-from gateway.blocks.index.policies import Queue
-from gateway.blocks.index.rows import TABLES_MAX, BlockRecord, FileRecord, Reservation, Tables, WorkerFile
-from gateway.blocks.index.transaction import SWEPT_MAX, IndexTransaction, Totals
 from gateway.blocks.layout import OBJECT_ID_BYTES, Extent
+from gateway.blocks.policies import Queue
+from gateway.blocks.rows import TABLES_MAX, BlockRecord, FileRecord, Reservation, Tables, WorkerFile
+from gateway.blocks.transaction import SWEPT_MAX, IndexTransaction, Totals
 from gateway.core.errors import NotKept, StoreUnavailable
 from gateway.disk.atomic_write import LMDB_READERS_MAX
-from gateway.disk.lmdb_commits import LastCommit
+from gateway.disk.lmdb_environment import LastCommit
 
 MAP_BYTES = 64 * 1024**3
 """Address space, not disk."""

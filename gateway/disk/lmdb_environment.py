@@ -13,9 +13,13 @@ from __future__ import annotations
 
 import itertools
 import mmap
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
 
-from gateway.disk.atomic_write import set_aside_lock_file
+import lmdb
+
+from gateway.disk.atomic_write import LMDB_READERS_MAX, set_aside_lock_file
 
 _MAGIC_AND_FORMAT = 0x10001_BEEFC0DE
 _NUMBER_WORD = 6
@@ -28,7 +32,6 @@ class LastCommit:
     __slots__ = ("_map", "_others", "_words")
 
     def __init__(self, directory: Path) -> None:
-        """Open the file; OSError."""
         set_aside_lock_file(directory)
         with (directory / "lock.mdb").open("rb") as file:
             self._map = mmap.mmap(file.fileno(), mmap.PAGESIZE, prot=mmap.PROT_READ)
@@ -51,3 +54,41 @@ class LastCommit:
         if words is not None:
             words.release()
         self._map.close()
+
+
+Table: TypeAlias = Any
+"""An LMDB named database: an opaque handle."""
+
+Cursor: TypeAlias = Any
+"""Rows come as bytes: no environment is opened with buffers."""
+
+OLD_ENGINE, NEW_ENGINE = 0, 1
+"""Keys of up to 511 bytes, and of up to 1,978."""
+
+
+def open_environment(
+    directory: Path, names: Sequence[bytes], *, map_bytes: int, engine: int
+) -> tuple[lmdb.Environment, list[Table]]:
+    """Open the environment and its tables; create missing ones.
+
+    Blocks while another process writes to it, as LMDB opens tables in write transactions alone. Raises lmdb.Error,
+    OSError.
+    """
+    set_aside_lock_file(directory)
+    environment = lmdb.open(
+        str(directory),
+        map_size=map_bytes,
+        max_dbs=4,
+        max_readers=LMDB_READERS_MAX,
+        sync=False,
+        mode=0o600,
+        subdir=True,
+        lib_version=engine,
+    )
+    try:
+        environment.reader_check()
+        with environment.begin(write=True) as transaction:  # open_db's own would wait with the interpreter's lock held
+            return environment, [environment.open_db(name, txn=transaction) for name in names]
+    except BaseException:
+        environment.close()  # LMDB opens none twice in a process
+        raise

@@ -25,9 +25,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gateway.blocks.index.policies import POLICIES, Eviction, Queue, SlotAccount
-from gateway.blocks.index.rows import FileRecord, Reservation
-from gateway.blocks.index.transaction import SWEPT_MAX, IndexTransaction
+from gateway.blocks.policies import POLICIES, Eviction, Queue, SlotAccount
+from gateway.blocks.rows import FileRecord, Reservation
+from gateway.blocks.transaction import SWEPT_MAX, IndexTransaction
 from gateway.policy.slots import DEFAULT_SLOT, Slots
 
 _EVICTIONS = {"lru": Eviction.LRU, "epoch": Eviction.EPOCH}

@@ -15,13 +15,13 @@ from typing import Any
 
 import orjson
 
+from gateway.blocks.block_file import read_verified
 from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.disk_health import CircuitBreaker
 from gateway.blocks.disk_threads import DiskThreads
-from gateway.blocks.files.block_file import read_verified
-from gateway.blocks.files.page_cache import Residency
-from gateway.blocks.index.rows import BlockRecord
 from gateway.blocks.layout import CHUNK_BYTES
-from gateway.blocks.maintenance.disk_health import CircuitBreaker
+from gateway.blocks.page_cache import Residency
+from gateway.blocks.rows import BlockRecord
 from gateway.core.clock import Clock
 from gateway.core.errors import BlockDamaged, StoreUnavailable
 from gateway.disk.atomic_write import write_durably

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.blocks.directory import BlockDirectory
-from gateway.blocks.files.store import DIRECTORIES, ScannedFile
-from gateway.blocks.index.eviction import fingerprint_of
-from gateway.blocks.index.index import BlockIndex
-from gateway.blocks.index.pins import PinnedPrefixes
-from gateway.blocks.index.policies import Queue
-from gateway.blocks.index.rows import BlockRecord, FileRecord, WorkerFile
-from gateway.blocks.index.transaction import IndexTransaction
+from gateway.blocks.eviction import fingerprint_of
+from gateway.blocks.index import BlockIndex
+from gateway.blocks.pins import PinnedPrefixes
+from gateway.blocks.policies import Queue
+from gateway.blocks.rows import BlockRecord, FileRecord, WorkerFile
+from gateway.blocks.store import DIRECTORIES, ScannedFile
+from gateway.blocks.transaction import IndexTransaction
 from gateway.policy.slots import DEFAULT_SLOT, Slots
 
 BLOCKS_PER_STEP = 512

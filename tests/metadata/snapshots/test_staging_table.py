@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.metadata.listing.pages import END
 from gateway.metadata.listing.records import etag_and_size, modified_of, pack, unpack
-from gateway.metadata.snapshots.object_table import TEMPLATES_MAX, ObjectTable
+from gateway.metadata.snapshots.staging import TEMPLATES_MAX, ObjectTable
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from tests.support.snapshots import entry
 

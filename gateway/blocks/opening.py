@@ -26,15 +26,15 @@ from pathlib import Path
 import lmdb
 import structlog
 
+from gateway.blocks import index_rebuild
 from gateway.blocks.directory import BlockDirectory, Evicted
-from gateway.blocks.files.store import DIRECTORIES, DIRECTORY_MODE, FILE_MODE, BlockStore
-from gateway.blocks.filling.fetch_locks import FetchLocks
-from gateway.blocks.index.eviction import capacity_of, fingerprint_of
-from gateway.blocks.index.index import BlockIndex
-from gateway.blocks.index.pins import Pins
-from gateway.blocks.index.rows import WorkerFile
+from gateway.blocks.eviction import capacity_of, fingerprint_of
+from gateway.blocks.fetch_locks import FetchLocks
+from gateway.blocks.index import BlockIndex
 from gateway.blocks.layout import BlockSettings, set_home_tags
-from gateway.blocks.maintenance import index_rebuild
+from gateway.blocks.pins import Pins
+from gateway.blocks.rows import WorkerFile
+from gateway.blocks.store import DIRECTORIES, DIRECTORY_MODE, FILE_MODE, BlockStore
 from gateway.core.errors import BlockError, StartupError, StoreUnavailable, opening_failure
 from gateway.disk.atomic_write import remove_durably, write_durably
 from gateway.disk.file_lock import lock_within, try_lock

@@ -19,8 +19,8 @@ from functools import partial
 from types import TracebackType
 
 from gateway.blocks import layout
-from gateway.blocks.files.watching import FileWatcher
-from gateway.blocks.filling.fetch_locks import FETCHED, FetchLocks, LockKey, lock_of_place
+from gateway.blocks.fetch_locks import FETCHED, FetchLocks, LockKey, lock_of_place
+from gateway.blocks.watching import FileWatcher
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, S3Error
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion

@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from functools import partial
 
 from gateway.blocks.disk_threads import kept_from_writing
-from gateway.blocks.filling.fetch_locks import LockKey, lock_of_block, lock_of_place
-from gateway.blocks.filling.inflight_fetch import BlockPublished, FetchDependencies, FetchKey, InflightFetch, fetch_key
-from gateway.blocks.filling.large_block_fetch import LargeBlockFetcher
-from gateway.blocks.filling.origin_gets import UnpinnedResponse
-from gateway.blocks.filling.small_block_fetch import GroupCommitWriter, SmallBlockFetcher
+from gateway.blocks.fetch_locks import LockKey, lock_of_block, lock_of_place
+from gateway.blocks.inflight_fetch import BlockPublished, FetchDependencies, FetchKey, InflightFetch, fetch_key
+from gateway.blocks.large_block_fetch import LargeBlockFetcher
 from gateway.blocks.layout import Block, object_id
+from gateway.blocks.origin_gets import UnpinnedResponse
+from gateway.blocks.small_block_fetch import GroupCommitWriter, SmallBlockFetcher
 from gateway.core import cancellation
 from gateway.core.errors import ClientDisconnected, ForebayError, NotKept, StoreUnavailable
 from gateway.origin.client import IS_AWAITED, Purpose

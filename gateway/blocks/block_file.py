@@ -24,8 +24,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from awscrt import checksums as crt
 
-from gateway.blocks.files.page_cache import PAGE_BYTES, MappedPages, Residency
 from gateway.blocks.layout import CHUNK_BYTES, Extent, chunk_count
+from gateway.blocks.page_cache import PAGE_BYTES, MappedPages, Residency
 from gateway.core.errors import BlockDamaged
 from gateway.disk.file_lease import FileLease, LeaseEnded, SharedFile
 

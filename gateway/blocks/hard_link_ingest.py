@@ -17,8 +17,8 @@ from awscrt import checksums as crt
 
 from gateway.blocks import layout
 from gateway.blocks.directory import Ingest
-from gateway.blocks.index.rows import BlockRecord, Reservation
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
+from gateway.blocks.rows import BlockRecord, Reservation
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import ByteRange, ObjectVersion
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from gateway.disk.lmdb_commits import LastCommit
+from gateway.disk.lmdb_environment import LastCommit
 
 _WRITES = """
 import lmdb, sys

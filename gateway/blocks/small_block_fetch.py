@@ -23,15 +23,14 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from gateway.blocks import layout
+from gateway.blocks import layout, store
 from gateway.blocks.directory import BlockDirectory, Evicted
-from gateway.blocks.files import store
-from gateway.blocks.files.store import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
-from gateway.blocks.filling.fetch_locks import LockKey
-from gateway.blocks.filling.inflight_fetch import FetchDependencies, InflightFetch
-from gateway.blocks.filling.origin_gets import BodyCheck, PinnedGet
-from gateway.blocks.index.rows import Reservation
+from gateway.blocks.fetch_locks import LockKey
+from gateway.blocks.inflight_fetch import FetchDependencies, InflightFetch
 from gateway.blocks.layout import Block
+from gateway.blocks.origin_gets import BodyCheck, PinnedGet
+from gateway.blocks.rows import Reservation
+from gateway.blocks.store import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
 from gateway.core.errors import BlockDamaged, NotKept, StoreUnavailable
 from gateway.core.immutable import immutable
 from gateway.core.model import ByteRange

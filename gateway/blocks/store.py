@@ -31,11 +31,10 @@ from typing import BinaryIO, TypeVar
 import structlog
 from awscrt import checksums
 
-from gateway.blocks import layout
-from gateway.blocks.files import page_cache
-from gateway.blocks.files.block_file import BlockLease, lease_of
-from gateway.blocks.index.rows import BlockRecord
+from gateway.blocks import layout, page_cache
+from gateway.blocks.block_file import BlockLease, lease_of
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
+from gateway.blocks.rows import BlockRecord
 from gateway.core.errors import BlockDamaged, StoreUnavailable
 from gateway.core.immutable import immutable
 from gateway.disk.atomic_write import set_aside

@@ -20,10 +20,10 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from gateway.blocks import layout
 from gateway.blocks.dependencies import CacheDependencies
-from gateway.blocks.filling.origin_gets import UnpinnedResponse
-from gateway.blocks.filling.single_flight import SingleFlight
-from gateway.blocks.index.index import BlockIndex, BlockState
+from gateway.blocks.index import BlockIndex, BlockState
 from gateway.blocks.layout import Block, BlockIds, Extent
+from gateway.blocks.origin_gets import UnpinnedResponse
+from gateway.blocks.single_flight import SingleFlight
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import ByteRange, MissReason, ObjectVersion
 from gateway.origin.client import Purpose

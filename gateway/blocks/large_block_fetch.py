@@ -13,13 +13,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from gateway.blocks import layout
+from gateway.blocks.block_file import BlockLease, ChunkChecksums, read_verified
 from gateway.blocks.directory import BlockDirectory, Evicted, FillFile
-from gateway.blocks.files.block_file import BlockLease, ChunkChecksums, read_verified
-from gateway.blocks.files.page_cache import PAGE_BYTES, Residency
-from gateway.blocks.filling.fetch_locks import AWAITED_LOOK_SECONDS, HOLDER_SECONDS_MAX, LockKey
-from gateway.blocks.filling.inflight_fetch import BlockPublished, FetchDependencies, InflightFetch
-from gateway.blocks.filling.origin_gets import PinnedGet
+from gateway.blocks.fetch_locks import AWAITED_LOOK_SECONDS, HOLDER_SECONDS_MAX, LockKey
+from gateway.blocks.inflight_fetch import BlockPublished, FetchDependencies, InflightFetch
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
+from gateway.blocks.origin_gets import PinnedGet
+from gateway.blocks.page_cache import PAGE_BYTES, Residency
 from gateway.core.errors import BlockDamaged, ForebayError, StoreUnavailable
 from gateway.core.model import ByteRange
 from gateway.origin.client import Purpose

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import orjson
 
-from gateway.blocks.index.eviction import Capacity
-from gateway.blocks.index.index import BlockIndex
-from gateway.blocks.index.policies import Queue
-from gateway.blocks.index.transaction import IndexTransaction
+from gateway.blocks.eviction import Capacity
+from gateway.blocks.index import BlockIndex
+from gateway.blocks.policies import Queue
+from gateway.blocks.transaction import IndexTransaction
 from gateway.core.errors import PinRefused, StoreUnavailable
 from gateway.core.model import ObjectKey
 from gateway.disk.atomic_write import write_durably

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 
 from gateway.blocks.dependencies import CacheDependencies
-from gateway.blocks.index.index import TOUCHES_PER_TRANSACTION
+from gateway.blocks.index import TOUCHES_PER_TRANSACTION
 from gateway.core.errors import ForebayError, StoreUnavailable
 from gateway.telemetry import metrics
 

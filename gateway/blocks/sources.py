@@ -19,14 +19,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gateway.blocks.block_file import BlockLease, OpenFiles, read_verified
 from gateway.blocks.disk_threads import DiskThreads
-from gateway.blocks.files.block_file import BlockLease, OpenFiles, read_verified
-from gateway.blocks.files.page_cache import Residency
-from gateway.blocks.files.store import BlockStore
-from gateway.blocks.filling.inflight_fetch import InflightFetch, MovedToFile
-from gateway.blocks.filling.origin_gets import PinnedGet
+from gateway.blocks.inflight_fetch import InflightFetch, MovedToFile
 from gateway.blocks.layout import Block, Extent
-from gateway.blocks.reading.plan import ReadPlan
+from gateway.blocks.origin_gets import PinnedGet
+from gateway.blocks.page_cache import Residency
+from gateway.blocks.plan import ReadPlan
+from gateway.blocks.store import BlockStore
 from gateway.core.errors import BlockError
 from gateway.core.model import BodyPiece, BorrowedBuffer, FileSpan
 from gateway.origin.client import Purpose

@@ -9,12 +9,12 @@ from __future__ import annotations
 from contextlib import suppress
 
 from gateway.blocks import layout
+from gateway.blocks.block_file import BlockLease, OpenFiles
 from gateway.blocks.dependencies import CacheDependencies
-from gateway.blocks.files.block_file import BlockLease, OpenFiles
-from gateway.blocks.files.store import BlockStore
-from gateway.blocks.index.rows import unpack_extent
 from gateway.blocks.layout import Extent
-from gateway.blocks.reading.sources import restored
+from gateway.blocks.rows import unpack_extent
+from gateway.blocks.sources import restored
+from gateway.blocks.store import BlockStore
 from gateway.core.errors import BlockError, StoreUnavailable
 from gateway.core.model import FileSpan, ObjectVersion, PinnedFileSpan
 from gateway.telemetry import metrics

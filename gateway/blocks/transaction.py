@@ -16,10 +16,10 @@ from itertools import islice
 
 import lmdb
 
-from gateway.blocks.index import rows
-from gateway.blocks.index.policies import FIRST_TO_LEAVE, POLICIES, Queue, SlotAccount
-from gateway.blocks.index.rows import FILE_KEY_BYTES, BlockRecord, FileRecord, Reservation, Tables, WorkerFile
+from gateway.blocks import rows
 from gateway.blocks.layout import Extent
+from gateway.blocks.policies import FIRST_TO_LEAVE, POLICIES, Queue, SlotAccount
+from gateway.blocks.rows import FILE_KEY_BYTES, BlockRecord, FileRecord, Reservation, Tables, WorkerFile
 
 REMEMBERED_BLOCKS_MAX = 1 << 18
 """Limit of a slot's remembered evicted blocks; some 25 MB of rows."""
