@@ -28,7 +28,7 @@ ALLOWED: Mapping[str, set[str]] = {
     "config": LEAVES,
     "s3": LEAVES,
     "origin": BASE,
-    "policy": BASE | {"origin"},
+    "policy": BASE | {"config", "origin"},
     **dict.fromkeys(STORES, BASE | {"origin", "policy"}),
     "writeback": BASE | {"api", "origin", "policy"},
     "operations": BASE | STORES | {"origin", "policy"},

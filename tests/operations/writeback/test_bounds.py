@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.operations import payload
-from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
 from gateway.telemetry import metrics
 from gateway.writeback import bounds as writeback_bounds
@@ -21,6 +19,7 @@ from tests.support.asgi import call, signed_headers
 from tests.support.counting import by_label, counted
 from tests.support.memory_origin.faults import Unreachable
 from tests.support.serving import until
+from tests.support.slots import Slot, slot_with
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, with_client
 
 KIB = 1024
@@ -41,7 +40,7 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def slot(buffer_bytes: int | None = 100 * KIB, **changed: Any) -> list[Slot]:
-    return [replace(SLOTS[0], buffer_bytes=buffer_bytes, **changed)]
+    return [slot_with(SLOTS[0], buffer_bytes=buffer_bytes, **changed)]
 
 
 async def put(client: Client, name: str, size_bytes: int, status: int = 200) -> str:
