@@ -28,10 +28,9 @@ from gateway.core.model import BorrowedBuffer, FileSpan, MissReason, PinnedFileS
 from gateway.edge.access import Authenticator, Caller, authorise
 from gateway.edge.foreign_services import foreign_service_reply
 from gateway.edge.limited import PacedSend, direction_of, enter, expected_bytes
-from gateway.edge.server.cycle import CONTINUE, LENT, RESPONSE, SPAN, in_task
-from gateway.edge.server.prepared import LEARN, TOLD
+from gateway.edge.server.cycle import CONTINUE, LEARN, LENT, RESPONSE, SPAN, TOLD, in_task
 from gateway.edge.server.receiving import RECEIVE_INTO, CountedBody, Receive, request_body
-from gateway.edge.server.response import IDENTITY, EncodedResponse, copy_of, next_request_id
+from gateway.edge.server.response import EncodedResponse, answer_lines, copy_of, next_request_id
 from gateway.operations.context import (
     Answer,
     AppContext,
@@ -124,11 +123,11 @@ class RequestRecord:
 
 
 _CACHE: Mapping[tuple[CacheLabel, MissReason | None], bytes] = {
-    (name, reason): (name if reason is None else f"{name}; reason={reason}").encode()
+    (name, reason): f"x-forebay-cache: {name}{'' if reason is None else f'; reason={reason}'}\r\n".encode()
     for name in get_args(CacheLabel)
     for reason in (None, *get_args(MissReason))
 }
-"""Values of `x-forebay-cache`."""
+"""Lines of `x-forebay-cache`."""
 
 
 def whole_response(reply: Response, scope: Scope, record: RequestRecord) -> EncodedResponse | None:
@@ -179,9 +178,8 @@ def _encoded(reply: Response, record: RequestRecord, body: Any) -> EncodedRespon
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in own] if own else []
     if not record.body_complete:
         headers.append((b"connection", b"close"))
-    encoded_id = record.request_id.encode()
-    cache = b"x-forebay-cache: %b\r\n" % _CACHE[reply.cache, reply.reason] if reply.cache is not None else b""
-    lines = b"".join((reply.encoded.lines, IDENTITY % (encoded_id, encoded_id), cache))
+    cache = _CACHE[reply.cache, reply.reason] if reply.cache is not None else b""
+    lines = answer_lines(reply.encoded.lines, record.request_id, cache)
     length_bytes, whole = reply.length_bytes, reply.body
     if length_bytes is None and isinstance(whole, (bytes, memoryview)) and reply.status not in (204, 304):
         length_bytes = None if any(name == "content-length" for name, _ in own) else len(whole)
@@ -263,26 +261,6 @@ def _audited(audit: AuditLog, record: RequestRecord, scope: Scope) -> None:
         request_id=record.request_id,
         received_bytes=record.body.received_bytes if record.body is not None else 0,
         answer=record.answered,
-    )
-
-
-def _finished(record: RequestRecord, scope: Scope, seconds: float, received_bytes: int) -> FinishedRequest:
-    request, client = record.request, scope.get("client")
-    return FinishedRequest(
-        record.operation,
-        request.bucket if request is not None else None,
-        request.key if request is not None else None,
-        record.slot,
-        record.status,
-        record.cache,
-        record.reason,
-        record.error_code,
-        seconds,
-        record.sent_bytes,
-        received_bytes,
-        record.credential,
-        record.request_id,
-        str(client[0]) if client else None,
     )
 
 
@@ -381,31 +359,53 @@ class S3App:
         count_request(record.operation, record.slot, record.status, record.cache, seconds, *sizes, record.credential)
         if record.reason is not None:
             metrics.MISSES.add(1, record.operation, record.slot, record.reason)
-        recent, access = self.recent, self.access
-        if int(time.time()) // MINUTE_SECONDS != recent.minute:
-            recent.look()
-        may_be_kept = seconds > recent.slow_seconds or record.status[:1] != "2"
-        if access is not None or record.trace is not None or may_be_kept:
-            finished = _finished(record, scope, seconds, received_bytes)
-            recent.add(finished)
-            if access is not None:
-                access.add(finished)
+        if int(time.time()) // MINUTE_SECONDS != self.recent.minute:
+            self.recent.look()
+        if record.trace is not None or self.is_told_of(seconds, record.status):
+            request, client = record.request, scope.get("client")
+            bucket, key = (request.bucket, request.key) if request is not None else (None, None)
+            finished = FinishedRequest(
+                record.operation,
+                bucket,
+                key,
+                record.slot,
+                record.status,
+                record.cache,
+                record.reason,
+                record.error_code,
+                seconds,
+                *sizes,
+                record.credential,
+                record.request_id,
+                str(client[0]) if client else None,
+            )
+            self.tell(finished)
             if record.trace is not None:
                 record.trace.end(finished)
-        if not self.log.is_enabled_for(logging.DEBUG):
-            return
-        self.log.debug(
-            "request",
-            request_id=record.request_id,
-            operation=record.operation,
-            slot=record.slot,
-            status=record.status,
-            cache=record.cache,
-            reason=record.reason,
-            seconds=round(seconds, 6),
-            sent_bytes=record.sent_bytes,
-            received_bytes=received_bytes,
-        )
+
+    def is_told_of(self, seconds: float, status: str) -> bool:
+        """Return whether a request that is over must be given to `tell`."""
+        is_unusual = seconds > self.recent.slow_seconds or status[:1] not in "23"
+        return is_unusual or self.access is not None or self.log.is_enabled_for(logging.DEBUG)
+
+    def tell(self, finished: FinishedRequest) -> None:
+        """Tell of a request that is over: among recent ones, in the access log, and in a debug log."""
+        self.recent.add(finished)
+        if self.access is not None:
+            self.access.add(finished)
+        if self.log.is_enabled_for(logging.DEBUG):
+            self.log.debug(
+                "request",
+                request_id=finished.request_id,
+                operation=finished.operation,
+                slot=finished.slot,
+                status=finished.status,
+                cache=finished.cache,
+                reason=finished.reason,
+                seconds=round(finished.seconds, 6),
+                sent_bytes=finished.sent_bytes,
+                received_bytes=finished.received_bytes,
+            )
 
     async def _stream(self, record: RequestRecord, reply: Response, scope: Scope, send: Send) -> None:
         if not record.waits:

@@ -35,9 +35,9 @@ from gateway.core.clock import Clock, SystemClock
 from gateway.core.errors import BlockDamaged, S3Error
 from gateway.core.model import PinnedFileSpan
 from gateway.edge.server.body_queue import NO_BODY, BodyQueue
-from gateway.edge.server.cycle import CONTINUE, RESPONSE, RequestCycle, step
+from gateway.edge.server.cycle import CONTINUE, LEARN, RESPONSE, TOLD, RequestCycle, step
 from gateway.edge.server.limits import ServerLimits
-from gateway.edge.server.prepared import LEARN, TOLD, ConnectionHeads, PreparedKey, PreparedRequests
+from gateway.edge.server.prepared import ConnectionHeads, PreparedRequests, Question
 from gateway.edge.server.receiving import RECEIVE_INTO, ReceiveThreads, Receiving, readable
 from gateway.edge.server.request_head import (
     HEAD_END,
@@ -46,7 +46,7 @@ from gateway.edge.server.request_head import (
     RequestHead,
     request_scope,
 )
-from gateway.edge.server.response import WriteWatch, refusal_bytes, send_span, too_many_connections
+from gateway.edge.server.response import WriteWatch, refusal_bytes, response_head, send_span, too_many_connections
 from gateway.edge.server.server_state import InputFlow, S3ServerState
 from gateway.operations.context import Told
 from gateway.operations.prepared_reads import PreparedAnswer
@@ -484,12 +484,13 @@ class S3Protocol(S3Connection):
             return False
         if answer is None:
             return False
-        if prepared.tracer is not None and prepared.tracer.draws(head):
-            (answer.prepared if isinstance(answer, PreparedKey) else answer).close()
+        tracer = prepared.app.tracer
+        if tracer is not None and tracer.draws(head):
+            answer.close()
             return False
         self._forget_head()
         self._count_read()
-        if isinstance(answer, PreparedKey):
+        if isinstance(answer, Question):
             cycle = self._prepared_cycle("GET")
             self._start_task(cycle, self._ask(cycle, prepared, answer, head, began))
             return True
@@ -516,36 +517,42 @@ class S3Protocol(S3Connection):
         self, prepared: PreparedRequests, answer: PreparedAnswer, began: float
     ) -> Callable[[RequestCycle], Awaitable[None]] | None:
         """Send what the kernel takes at once; what sends the rest, None where there is none."""
-        wire = self.wire
-        request_id, before = prepared.begin(answer)
-        lines, span = before + self.shared.default_lines + answer.behind, answer.span
+        request_id, lines = prepared.begin(answer)
+        head, framing = response_head(
+            answer.head.status,
+            (),
+            method="HEAD" if answer.span is None else "GET",
+            http_version="1.1",
+            keep_alive=True,
+            lines=lines + self.shared.default_lines,
+            length_bytes=answer.head.length_bytes,
+        )
+        wire, span, head_sent, sent_bytes = self.wire, answer.span, 0, 0
         if wire is not None:
-            lines_sent, sent_bytes = _send_now(wire, lines, span)
-        else:
-            lines_sent, sent_bytes = 0, 0
-            if span is None and not self.transport.is_closing():
-                self.transport.write(lines)
-                lines_sent = len(lines)
-        if lines_sent == len(lines) and (span is None or sent_bytes == span.span.count):
+            head_sent, sent_bytes = _send_now(wire, head, span)
+        elif span is None and not self.transport.is_closing():
+            self.transport.write(head)
+            head_sent = len(head)
+        if head_sent == len(head) and (span is None or sent_bytes == span.span.count):
             prepared.sent(answer, request_id, began, sent_bytes, self.client)
             return None
 
         def go_on(cycle: RequestCycle) -> Awaitable[None]:
-            rest = partial(cycle.go_on, lines[lines_sent:], span, sent_bytes)
+            rest = partial(cycle.go_on, head[head_sent:], framing, span, sent_bytes)
             total = lambda: sent_bytes + cycle.writer.sent_bytes  # noqa: E731
             return prepared.go_on(answer, request_id, began, rest, total, self.client)
 
         return go_on
 
     async def _ask(
-        self, cycle: RequestCycle, prepared: PreparedRequests, question: PreparedKey, head: bytes, began: float
+        self, cycle: RequestCycle, prepared: PreparedRequests, question: Question, head: bytes, began: float
     ) -> None:
-        """Ask the origin, and answer by that. Unprepared requests then go the full way.
+        """Wait for the answer. Unprepared requests then go the full way.
 
         So do those whose connection must end since, or takes nothing: the origin is not asked again there.
         """
         answer = await prepared.ask(question, began, self.client)
-        if not isinstance(answer, Told) and cycle.keep_alive and self._may_send_now():
+        if answer is not None and cycle.keep_alive and self._may_send_now():
             cycle.response_started = True
             rest = self._send_prepared(prepared, answer, began)
             if rest is not None:
@@ -553,7 +560,8 @@ class S3Protocol(S3Connection):
             else:
                 cycle.complete()
             return
-        told = answer if isinstance(answer, Told) else prepared.withdrawn(question, began)
+        question.close()
+        told = Told(question.pending.told, began)
         cycle.scope = {**request_scope(self._connection_scope, self._heads.parse(head)), TOLD: told}
         await self.app(cycle.scope, cycle.receive, cycle.send)
 

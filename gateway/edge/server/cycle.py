@@ -108,6 +108,12 @@ LENT = "forebay.lent_bytes"
 CONTINUE = "forebay.send_continue"
 """In the scope of a request that waits for its 100: sends it, though the body is not asked for yet."""
 
+LEARN = "forebay.learn_head"
+"""In the scope: takes (request, caller) of a head that was parsed (prepared.py)."""
+
+TOLD = "forebay.told"
+"""In the scope: `Told`, where the origin has been asked for the request already."""
+
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _REFUSALS = 400
@@ -352,19 +358,18 @@ class RequestCycle:
         if not more_body:
             self.complete()
 
-    async def go_on(self, lines: bytes, file: PinnedFileSpan | None, sent_bytes: int) -> None:
+    async def go_on(self, head: bytes, framing: ResponseFraming, file: PinnedFileSpan | None, sent_bytes: int) -> None:
         """Send the rest of a response begun elsewhere: head, and file from `sent_bytes` on. Raises as `send`."""
         if self._gone:
             raise ClientDisconnected("the client left before its answer was complete")
         self.response_started = True
-        count = 0 if file is None else file.span.count - sent_bytes
-        self.writer.start(lines, ResponseFraming(None if file is None else count, False, file is None, True))
+        self.writer.start(head, framing)
         if file is None:
             self.writer.write_whole(b"")
-            self.complete()
-            return
-        rest = replace(file.span, offset=file.span.offset + sent_bytes, count=count)
-        await self.writer.write_file(rest, more_body=False, is_fresh=False)
+        else:
+            framing.account(sent_bytes)
+            rest = replace(file.span, offset=file.span.offset + sent_bytes, count=file.span.count - sent_bytes)
+            await self.writer.write_file(rest, more_body=False, is_fresh=False)
         self.complete()
 
     @property

@@ -12,50 +12,38 @@ follow from the same bytes are not computed again.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
-from typing import NamedTuple
-
-from structlog.typing import FilteringBoundLogger
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.core import cancellation
 from gateway.core.errors import ClientDisconnected, S3Error
-from gateway.core.model import ObjectKey
-from gateway.edge.access import Authenticator, Caller, Key, authorise
-from gateway.edge.server.response import IDENTITY, next_request_id
-from gateway.operations.context import AppContext, Told
+from gateway.edge.access import Caller, Key, authorise
+from gateway.edge.server.response import answer_lines, next_request_id
 from gateway.operations.origin_rights import right_to_read
 from gateway.operations.prepared_reads import (
+    PendingAnswer,
     PreparedAnswer,
-    PreparedQuestion,
     PreparedRead,
-    PreparedVerification,
     StrictRead,
     TallyOf,
     is_plain,
     prepare_read,
 )
 from gateway.origin.client import ACCOUNT
-from gateway.policy.callers import Callers
 from gateway.policy.remembered_rights import Right
 from gateway.policy.slots import Grant, Slot
 from gateway.s3.prepared_head import HeadValues, PreparedHead, prepare
 from gateway.s3.requests import Operation, S3Request, parse_query, strip_signature_parameters, understood
-from gateway.shared.recent_requests import MINUTE_SECONDS, FinishedRequest, RecentRequests
+from gateway.shared.recent_requests import MINUTE_SECONDS, FinishedRequest
 from gateway.telemetry import metrics
-from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.request_counts import BROKEN_OFF, CLIENT_LEFT, HitTally, count_request
-from gateway.telemetry.tracing import TRACE, Tracer
+from gateway.telemetry.tracing import TRACE
 
-LEARN = "forebay.learn_head"
-"""In the scope of ASGI: takes (request, caller) of a head that was parsed."""
-
-TOLD = "forebay.told"
-"""And `Told`, where the origin has been asked for the request already."""
+if TYPE_CHECKING:
+    from gateway.edge.asgi import S3App
 
 _HEADS_MAX = 1024
 """Kinds of heads that a process keeps, most of them of some 4 KiB: a few of each client, day and credential."""
@@ -89,7 +77,6 @@ LAID_SECONDS = 0.25
 
 _QUERIES = frozenset({b"", b"x-id=GetObject", b"x-id=HeadObject"})
 _IDS = ([("x-id", "GetObject")], [("x-id", "HeadObject")])
-_STATUS_LINES = {str(status): STATUS_LINE[status] for status in (200, 206, 304)}
 _HIT = b"x-forebay-cache: hit\r\n"
 
 Client = tuple[str, int]
@@ -106,36 +93,26 @@ class _KnownReads(NamedTuple):
     """That the origin must have granted; None: the grant is enough."""
 
 
-class PreparedKey(NamedTuple):
-    """A request whose answer is waited for: the origin says what it says of the object now, or its bytes are read."""
+class Question(NamedTuple):
+    """A request whose answer is waited for."""
 
-    prepared: PreparedQuestion | PreparedVerification
+    pending: PendingAnswer
     access_key_id: str
     place: object
+
+    def close(self) -> None:
+        """Drop it unanswered. Idempotent."""
+        self.pending.close()
 
 
 class PreparedRequests:
     """Prepared requests of one process, for authenticated callers alone. Call `close` at the end."""
 
-    def __init__(
-        self,
-        services: AppContext,
-        authenticator: Authenticator,
-        base_domains: tuple[str, ...],
-        log: FilteringBoundLogger,
-        callers: Callers | None = None,
-        recent: RecentRequests | None = None,
-        access: AccessLog | None = None,
-        tracer: Tracer | None = None,
-    ) -> None:
-        self._services = services
-        self._recent = recent if recent is not None else RecentRequests(None, 0)
-        self._access = access
-        self.tracer = tracer
-        self.callers = callers
-        self._authenticator = authenticator
-        self._base_domains = base_domains
-        self._log = log
+    def __init__(self, app: S3App) -> None:
+        """Answer as `app` would."""
+        self.app = app
+        self._services = app.services
+        self._authenticator = app.authenticator
         self._heads: dict[object, PreparedHead] = {}
         self._objects: dict[object, _KnownReads | None] = {}
         """Prepared objects; None: the place is free for the same object again."""
@@ -147,7 +124,7 @@ class PreparedRequests:
         self._count = 0
         self._slices = bytearray(_ASKED_PLACES)
         """Time of the last request for each object without a place, by its hash; 0: none is known."""
-        self._tallies: dict[tuple[str, Operation, str, str, bool], HitTally] = {}
+        self._tallies: dict[tuple[str, Operation, str, int, bool], HitTally] = {}
         self._tally_of: dict[str, TallyOf] = {}
         """By credential: one for all that are kept."""
         self._laying: asyncio.TimerHandle | None = None
@@ -189,7 +166,7 @@ class PreparedRequests:
         for credential in [one for one in self._tally_of if one not in credentials]:
             del self._tally_of[credential]
 
-    def answer(self, head: PreparedHead, values: HeadValues) -> PreparedAnswer | PreparedKey | None:
+    def answer(self, head: PreparedHead, values: HeadValues) -> PreparedAnswer | Question | None:
         """Return the answer to a request with these values, or a question to `ask` first; None: take the full way."""
         if len(values.raw_path) > _PATH_BYTES_MAX:
             return None
@@ -215,59 +192,54 @@ class PreparedRequests:
                 return None
         if known.right is not None and not self._services.rights.holds(known.right):
             return None
-        read, said = known.read, head.conditions(values)
-        if isinstance(read, StrictRead):
-            question = read.question(said)
-            return PreparedKey(question, key.access_key_id, place) if question is not None else None
-        answer = read.answer(said)
-        if isinstance(answer, PreparedVerification):
-            return PreparedKey(answer, key.access_key_id, place)
+        answer = known.read.answer(head.conditions(values))
+        if isinstance(answer, PendingAnswer):
+            return Question(answer, key.access_key_id, place)
         if is_new and answer is not None:
             self._was_worth_it(place)
         return answer
 
-    async def ask(self, question: PreparedKey, began: float, client: Client | None) -> PreparedAnswer | Told:
-        """Return the answer to a question; else what the origin has said, for the full way.
+    async def ask(self, question: Question, began: float, client: Client | None) -> PreparedAnswer | None:
+        """Return the answer to a question; None: the full way answers, by what the origin has said.
 
         To be called in a task of the request's own, which ends when the client leaves.
         """
         ACCOUNT.set(question.access_key_id)
         TRACE.set(None)
-        prepared, answer = question.prepared, None
+        pending, answer = question.pending, None
         metrics.REQUESTS_IN_FLIGHT.add(1)
         try:
             cancellation.register_request(anywhere=True)
-            answer = await prepared.ask()
+            answer = await pending.ask()
         except (ClientDisconnected, asyncio.CancelledError) as error:
             is_left = isinstance(error, ClientDisconnected) or cancellation.is_current_left()
-            status = CLIENT_LEFT if is_left else BROKEN_OFF
-            self._not_answered(question, status, time.perf_counter() - began, client)
+            status, operation, key = CLIENT_LEFT if is_left else BROKEN_OFF, Operation.GET_OBJECT, pending.key
+            seconds, credential = time.perf_counter() - began, self._authenticator.credential_of(question.access_key_id)
+            if pending.is_known:
+                metrics.CATALOG_LOOKUPS.add(1, pending.slot, "hit")
+            count_request(operation, pending.slot, status, None, seconds)
+            remote = client[0] if client is not None else None
+            what, who = (operation, key.bucket, key.key, pending.slot, status), (credential, next_request_id(), remote)
+            self.app.tell(FinishedRequest(*what, None, None, None, seconds, 0, 0, *who))
             raise
-        except Exception:  # noqa: BLE001 - the whole way says what is wrong, and answers it
-            self._log.exception("a prepared answer failed")
+        except Exception:
+            self.app.log.exception("a prepared answer failed")
         finally:
             metrics.REQUESTS_IN_FLIGHT.add(-1)
             if answer is None:
-                prepared.close()
+                pending.close()
         if answer is None:
             self._drop(question.place)
-            return Told(prepared.told, began)
-        self._was_worth_it(question.place)
+        else:
+            self._was_worth_it(question.place)
         return answer
-
-    def withdrawn(self, question: PreparedKey, began: float) -> Told:
-        """Return what the origin has said, for the full way: no answer is sent by it."""
-        question.prepared.close()
-        return Told(question.prepared.told, began)
 
     def begin(self, answer: PreparedAnswer) -> tuple[str, bytes]:
         """Another request id, and the lines of an answer's head that have it."""
         request_id = next_request_id()
         if answer.file is not None and self._services.reads is not None:
             self._services.reads.begin(answer.file)
-        encoded_id = request_id.encode()
-        lines = _STATUS_LINES[answer.tally.status] + answer.before + IDENTITY % (encoded_id, encoded_id) + _HIT
-        return request_id, lines
+        return request_id, answer_lines(answer.head.lines, request_id, _HIT)
 
     def sent(
         self, answer: PreparedAnswer, request_id: str, began: float, sent_bytes: int, client: Client | None
@@ -275,17 +247,26 @@ class PreparedRequests:
         """All of an answer is sent to a client, `sent_bytes` of it are its body's."""
         seconds, tally = time.perf_counter() - began, answer.tally
         tally.add(seconds, sent_bytes)
-        if answer.file is not None and self._services.reads is not None:
-            self._services.reads.end(answer.file, sent_bytes)
         if self._laying is None:
             self._laying = asyncio.get_running_loop().call_later(LAID_SECONDS, self._lay)
-        if answer.span is not None:
-            answer.span.close()
-        if seconds > self._recent.slow_seconds or self._access is not None:
-            one = tally.operation, answer.key, tally.slot, tally.status
-            self._note(*one, "hit", request_id, seconds, sent_bytes, tally.credential, client)
-        if self._log.is_enabled_for(logging.DEBUG):
-            self._tell(tally.operation, tally.slot, tally.status, "hit", request_id, seconds, sent_bytes)
+        self._over(answer, tally.status, request_id, seconds, sent_bytes, client)
+
+    def _over(
+        self,
+        answer: PreparedAnswer,
+        status: str,
+        request_id: str,
+        seconds: float,
+        sent_bytes: int,
+        client: Client | None,
+    ) -> None:
+        if answer.file is not None and self._services.reads is not None:
+            self._services.reads.end(answer.file, sent_bytes)
+        answer.close()
+        if self.app.is_told_of(seconds, status):
+            tally, key, remote = answer.tally, answer.key, client[0] if client is not None else None
+            what, who = (tally.operation, key.bucket, key.key, tally.slot), (tally.credential, request_id, remote)
+            self.app.tell(FinishedRequest(*what, status, "hit", None, None, seconds, sent_bytes, 0, *who))
 
     async def go_on(
         self,
@@ -310,94 +291,24 @@ class PreparedRequests:
             status = BROKEN_OFF
             if answer.span is not None:
                 answer.span.failed(error)
-            self._log.warning("answer broken off", request_id=request_id, exc_info=error)
+            self.app.log.warning("answer broken off", request_id=request_id, exc_info=error)
             raise
         finally:
             if status is None:
                 self.sent(answer, request_id, began, sent_bytes(), client)
             else:
-                self._not_sent(answer, status, request_id, time.perf_counter() - began, sent_bytes(), client)
-
-    def _not_sent(
-        self,
-        answer: PreparedAnswer,
-        status: str,
-        request_id: str,
-        seconds: float,
-        sent_bytes: int,
-        client: Client | None,
-    ) -> None:
-        tally, span = answer.tally, answer.span
-        if answer.file is not None and self._services.reads is not None:
-            self._services.reads.end(answer.file, sent_bytes)
-        if span is not None:
-            metrics.CACHE_HIT_BYTES.add(span.span.count, tally.slot)
-            span.close()
-        if tally.is_known:
-            metrics.CATALOG_LOOKUPS.add(1, tally.slot, "hit")
-        count_request(tally.operation, tally.slot, status, "hit", seconds, sent_bytes, 0, tally.credential)
-        one = tally.operation, answer.key, tally.slot, status
-        self._note(*one, "hit", request_id, seconds, sent_bytes, tally.credential, client)
-        if self._log.is_enabled_for(logging.DEBUG):
-            self._tell(tally.operation, tally.slot, status, "hit", request_id, seconds, sent_bytes)
-
-    def _not_answered(self, question: PreparedKey, status: str, seconds: float, client: Client | None) -> None:
-        prepared = question.prepared
-        slot, request_id = prepared.slot, next_request_id()
-        if prepared.is_known:
-            metrics.CATALOG_LOOKUPS.add(1, slot, "hit")
-        count_request(Operation.GET_OBJECT, slot, status, None, seconds)
-        credential = self._authenticator.credential_of(question.access_key_id)
-        self._note(Operation.GET_OBJECT, prepared.key, slot, status, None, request_id, seconds, 0, credential, client)
-        if self._log.is_enabled_for(logging.DEBUG):
-            self._tell(Operation.GET_OBJECT, slot, status, None, request_id, seconds, 0)
-
-    def _note(
-        self,
-        operation: str,
-        key: ObjectKey,
-        slot: str,
-        status: str,
-        cache: str | None,
-        request_id: str,
-        seconds: float,
-        sent_bytes: int,
-        credential: str,
-        client: Client | None,
-    ) -> None:
-        remote = client[0] if client is not None else None
-        sizes, who = (seconds, sent_bytes, 0), (credential, request_id, remote)
-        finished = FinishedRequest(operation, key.bucket, key.key, slot, status, cache, None, None, *sizes, *who)
-        self._recent.add(finished)
-        if self._access is not None:
-            self._access.add(finished)
-
-    def _tell(
-        self,
-        operation: str,
-        slot: str,
-        status: str,
-        cache: str | None,
-        request_id: str,
-        seconds: float,
-        sent_bytes: int,
-    ) -> None:
-        self._log.debug(
-            "request",
-            request_id=request_id,
-            operation=operation,
-            slot=slot,
-            status=status,
-            cache=cache,
-            seconds=round(seconds, 6),
-            sent_bytes=sent_bytes,
-            received_bytes=0,
-        )
+                tally, seconds = answer.tally, time.perf_counter() - began
+                if answer.span is not None:
+                    metrics.CACHE_HIT_BYTES.add(answer.span.span.count, tally.slot)
+                if tally.is_known:
+                    metrics.CATALOG_LOOKUPS.add(1, tally.slot, "hit")
+                count_request(tally.operation, tally.slot, status, "hit", seconds, sent_bytes(), 0, tally.credential)
+                self._over(answer, status, request_id, seconds, sent_bytes(), client)
 
     def _lay(self) -> None:
         self._laying = None
-        if int(time.time()) // MINUTE_SECONDS != self._recent.minute:
-            self._recent.look()
+        if int(time.time()) // MINUTE_SECONDS != self.app.recent.minute:
+            self.app.recent.look()
         for tally in self._tallies.values():
             tally.lay()
 
@@ -405,11 +316,11 @@ class PreparedRequests:
         credential = self._authenticator.credential_of(access_key_id)
         return self._tally_of.setdefault(credential, partial(self._tally, credential))
 
-    def _tally(self, credential: str, operation: Operation, slot: Slot, status: str) -> HitTally:
+    def _tally(self, credential: str, operation: Operation, slot: Slot, status: int) -> HitTally:
         is_known = slot.consistency != "strict"
         found = self._tallies.get((credential, operation, slot.name, status, is_known))
         if found is None:
-            found = HitTally(operation, slot.name, status, is_known=is_known, credential=credential)
+            found = HitTally(operation, slot.name, str(status), is_known=is_known, credential=credential)
             self._tallies[credential, operation, slot.name, status, is_known] = found
         return found
 
@@ -424,10 +335,11 @@ class PreparedRequests:
         return asked > 0 and asked & (asked - 1) == 0
 
     def _is_limited(self, key: Key, head: PreparedHead) -> bool:
-        if self.callers is None:
+        callers = self.app.callers
+        if callers is None:
             return False
         credential = self._authenticator.credential_of(key.access_key_id)
-        return self.callers.find(credential, head.request.headers.get("user-agent", "")) is not None
+        return callers.find(credential, head.request.headers.get("user-agent", "")) is not None
 
     def _was_worth_it(self, place: object) -> None:
         self._asked[hash(place) % _ASKED_PLACES] = 1
@@ -473,7 +385,7 @@ class PreparedRequests:
                 values.raw_query,
                 of_first.host,
                 of_first.headers,
-                self._base_domains,
+                self.app.base_domains,
             )
             authorise(request, key.grant, services.slots)
         except S3Error:
@@ -520,7 +432,7 @@ class ConnectionHeads:
     def may_learn(self) -> bool:
         return not self._is_known and self._learned < _LEARNED_BY_CONNECTION_MAX
 
-    def answer(self, raw: bytes) -> PreparedAnswer | PreparedKey | None:
+    def answer(self, raw: bytes) -> PreparedAnswer | Question | None:
         """Return the prepared answer to a whole head, or the question that must be asked before."""
         self._is_known = False
         if self._generation != self._all.generation:

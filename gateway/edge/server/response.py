@@ -244,8 +244,14 @@ def gone() -> ClientDisconnected:
     return ClientDisconnected("the client left while its answer was sent")
 
 
-IDENTITY = b"server: Forebay\r\nx-amz-request-id: %b\r\nx-amz-id-2: forebay/%b\r\n"
-"""Server and request ids (S3 API, "Common Response Headers")."""
+_IDENTITY = b"%bserver: Forebay\r\nx-amz-request-id: %b\r\nx-amz-id-2: forebay/%b\r\n%b"
+
+
+def answer_lines(fields: bytes, request_id: str, cache: bytes) -> bytes:
+    """Return lines of an answer's head: fields, server and ids (S3 API, "Common Response Headers"), `cache`."""
+    encoded_id = request_id.encode()
+    return _IDENTITY % (fields, encoded_id, encoded_id, cache)
+
 
 _numbers = itertools.count()
 

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import structlog
 import trustme
 from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
@@ -39,12 +38,11 @@ from gateway.core.model import ObjectKey
 from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.edge.server import prepared
 from gateway.edge.server.connection import S3Protocol, _send_now
-from gateway.edge.server.prepared import Client, ConnectionHeads, PreparedKey, PreparedRequests
+from gateway.edge.server.prepared import Client, ConnectionHeads, PreparedRequests, Question
 from gateway.edge.server.request_head import RequestHead
 from gateway.edge.server.s3_server import TlsFiles
 from gateway.metadata.entries import object_head
 from gateway.operations import prepared_reads
-from gateway.operations.context import Told
 from gateway.operations.prepared_reads import PreparedAnswer, PreparedRead
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot
@@ -267,8 +265,7 @@ async def both_ports(
     gateway: GatewayApp, clock: SetClock, keyring: ChangingKeyring, certificate: Certificate | None = None
 ) -> AsyncIterator[Pair]:
     app = gateway.app
-    log = structlog.get_logger("forebay.requests").bind()
-    requests = PreparedRequests(app.services, app.authenticator, app.base_domains, log)
+    requests = PreparedRequests(app)
     tls = certificate.files if certificate is not None else None
     options = {"ssl": certificate.trusting, "server_hostname": "localhost"} if certificate is not None else {}
     async with serving(app, prepared=requests, tls=tls) as fast, serving(app, tls=tls) as slow:
@@ -817,12 +814,12 @@ def test_a_long_head_is_not_learned(tmp_path: Path) -> None:
 def test_what_is_prepared_in_vain_is_tried_ever_more_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system does not tell what stays in memory, bytes are read for the whole way, and not twice."""
     monkeypatch.setattr(page_cache, "is_supported", lambda _directory: False)
-    asked: list[PreparedKey] = []
+    asked: list[Question] = []
     ask = PreparedRequests.ask
 
     async def counted(
-        kept: PreparedRequests, question: PreparedKey, began: float, client: Client | None
-    ) -> PreparedAnswer | Told:
+        kept: PreparedRequests, question: Question, began: float, client: Client | None
+    ) -> PreparedAnswer | None:
         asked.append(question)
         return await ask(kept, question, began, client)
 
@@ -960,7 +957,7 @@ def test_what_is_prepared_is_among_the_slowest_and_in_the_access_log(tmp_path: P
     async def scenario() -> None:
         async with pair(tmp_path / "cache", random.Random(1), sizes=(1000,)) as both:
             kept, log = prepared_of(both), _Gathered()
-            kept._recent, kept._access = RecentRequests(shared, 0), cast(AccessLog, log)
+            kept.app.recent, kept.app.access = RecentRequests(shared, 0), cast(AccessLog, log)
             before = PREPARED_REQUESTS.value("GetObject", "fixed")
             answers = [await both.settled(both.ask(Asked("GET", "d/b c", {}), "fast")) for _ in range(5)]
             kept._lay()
@@ -976,7 +973,7 @@ def test_what_is_prepared_is_among_the_slowest_and_in_the_access_log(tmp_path: P
             one = log.requests[0]
             assert (one.operation, one.slot, one.status, one.sent_bytes) == ("GetObject", "fixed", "200", 1000)
             assert one.remote == "127.0.0.1"
-            kept._access, kept._recent.slow_seconds = None, 60.0
+            kept.app.access, kept.app.recent.slow_seconds = None, 60.0
             await both.ask(Asked("GET", "d/b c", {}), "fast")
             assert recent_requests(shared, 100, time.time())["slowest"] == found
 
@@ -1013,7 +1010,7 @@ def test_what_is_traced_goes_the_whole_way(tmp_path: Path, key: str, monkeypatch
             for _ in range(5):
                 await both.settled(both.ask(Asked("GET", key, {}), "fast"))
             kept, tracer = prepared_of(both), _Drawing()
-            kept.tracer = both.gateway.app.tracer = cast(Tracer, tracer)
+            both.gateway.app.tracer = cast(Tracer, tracer)
             kept._lay()
             before = PREPARED_REQUESTS.value("GetObject", "fixed"), PREPARED_REQUESTS.value("GetObject", "default")
             assert sum(before) > 0
@@ -1040,8 +1037,8 @@ def test_what_the_origin_is_asked_belongs_to_no_trace_of_before(
     ask, found = PreparedRequests.ask, []
 
     async def asked_later(
-        kept: PreparedRequests, question: PreparedKey, began: float, client: Client | None
-    ) -> PreparedAnswer | Told:
+        kept: PreparedRequests, question: Question, began: float, client: Client | None
+    ) -> PreparedAnswer | None:
         TRACE.set(cast(RequestSpan, "of a request before"))
         return await ask(kept, question, began, client)
 
