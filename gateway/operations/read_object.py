@@ -27,8 +27,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
 
-from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedResponse
-from gateway.blocks.reading.plan import Outcome
+from gateway.blocks.origin_gets import UnpinnedGet, UnpinnedResponse
+from gateway.blocks.plan import Outcome
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
 from gateway.core.model import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion, PinnedFileSpan
