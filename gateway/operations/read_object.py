@@ -55,7 +55,7 @@ from gateway.s3.headers import (
     plain_etag,
     without,
 )
-from gateway.s3.origin_habits import OriginHabits, RangeIgnored, is_refusal
+from gateway.s3.origin_habits import NO_HABITS, OriginHabits, RangeIgnored, is_refusal
 from gateway.s3.requests import S3Request
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
@@ -268,7 +268,7 @@ class CurrentVersions:
         if not head.remembered:
             context.services.catalog.named(version)
         habits = context.services.catalog.habits(version.key.bucket)
-        if (habits.gives_ranges(version) and not habits.no_ranges) or not version.size_bytes:
+        if habits == NO_HABITS or (habits.gives_ranges(version) and not habits.no_ranges) or not version.size_bytes:
             return True
         blocks, whole = context.services.blocks, ByteRange(0, version.size_bytes - 1)
         is_one = version.size_bytes <= blocks.first_fetched(0, None, context.slot.name).length
@@ -384,10 +384,8 @@ def has_cacheable_bytes(head: ObjectHead) -> bool:
 
 def is_cacheable(context: RequestContext, head: ObjectHead) -> bool:
     """Return whether blocks may hold the bytes that a request asks of a version."""
-    request = context.request
-    if not has_cacheable_bytes(head) or not context.services.catalog.habits(head.version.key.bucket).is_distinct(
-        head.version
-    ):
+    request, habits = context.request, context.services.catalog.habits(head.version.key.bucket)
+    if not has_cacheable_bytes(head) or (habits != NO_HABITS and not habits.is_distinct(head.version)):
         return False
     if head.version.size_bytes == 0 and "range" in request.headers:
         return False  # servers differ about ranges of nothing, and asking costs nothing
@@ -673,7 +671,7 @@ class _Get:
         if not judged.body_bytes:
             return _response(judged, b"", "hit")
         blocks, slot = self.context.services.blocks, self.context.slot.name
-        span = blocks.warm_span(head.version, _bytes(judged), slot=slot)
+        span = blocks.warm_span(head.version, judged.first, judged.body_bytes, slot=slot)
         return _response(judged, span, "hit") if span is not None else None
 
     def _judged(self, head: ObjectHead) -> AnswerHead:

@@ -9,9 +9,9 @@ from gateway.app.node import s3_application
 from gateway.config import ServerSettings
 from gateway.config.live import LiveSettings
 from gateway.edge.asgi import S3App
-from gateway.edge.server import S3Server, ServerLimits, TlsFiles
-from gateway.edge.server.listener import ConnectionCounts
-from gateway.edge.server.prepared import PreparedRequests
+from gateway.edge.prepared import PreparedRequests
+from gateway.edge.s3_server import ConnectionCounts, S3Server, TlsFiles
+from gateway.edge.server_state import ServerLimits
 from gateway.policy.callers import Callers
 from gateway.serve.child_context import ChildContext
 from gateway.shared.heartbeats import Heartbeats
