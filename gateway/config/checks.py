@@ -89,9 +89,7 @@ def _listening(settings: Settings) -> Iterator[ConfigError]:
         )
     if not is_loopback(server.host) and _unchecked(settings) and not server.insecure:
         yield ConfigError(
-            "server.host",
-            server.host,
-            "a loopback address; any other needs [[credentials]], or server.insecure = true",
+            "server.host", server.host, "a loopback address; any other needs [[credentials]], or server.insecure = true"
         )
     if not is_loopback(admin.host) and admin.token is None and not admin.insecure:
         yield ConfigError(

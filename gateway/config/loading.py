@@ -146,10 +146,7 @@ def _with_files(settings: Settings, running: Settings | None) -> Settings:
     if running is not None:
         bundles = (running.origin.ca_bundle, *(bucket.ca_bundle for bucket in running.buckets))
         known = {bundle.path: bundle for bundle in bundles if bundle is not None}
-    pem = {
-        "certificate_file": _content(server.certificate_file),
-        "key_file": _content(server.key_file),
-    }
+    pem = {"certificate_file": _content(server.certificate_file), "key_file": _content(server.key_file)}
     origin_credentials = [
         one.model_copy(update=_secret(f"origin_credentials[{i}]", one, "secret_access_key", problems))
         for i, one in enumerate(settings.origin_credentials)

@@ -174,9 +174,7 @@ async def origin(
                     yield finding_of_place
         if len(named) > _PLACES_MAX:
             yield note(
-                RIGHTS,
-                f"{len(named) - _PLACES_MAX} more prefixes were not checked",
-                "give a --config with fewer slots",
+                RIGHTS, f"{len(named) - _PLACES_MAX} more prefixes were not checked", "give a --config with fewer slots"
             )
         written = [place for place in named if place.is_written]
         if tested is not None:
