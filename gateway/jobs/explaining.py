@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from gateway.api import documents as to
-from gateway.blocks.explanation import Explanation
+from gateway.blocks.plan import Explanation
 from gateway.core.model import ObjectKey, ObjectVersion
-from gateway.jobs.dependencies import JobDependencies
+from gateway.jobs.job import JobDependencies
 from gateway.metadata.catalog import CatalogHit
 from gateway.metadata.snapshots.registry import OpenSnapshot
 from gateway.policy.slots import Prefix, Slot

@@ -12,8 +12,7 @@ import structlog
 
 from gateway.api import documents as to
 from gateway.core.errors import NoSuchSnapshot, OriginError, SnapshotConflict, SnapshotError, StoreUnavailable
-from gateway.jobs.dependencies import JobDependencies
-from gateway.jobs.job import Job
+from gateway.jobs.job import Job, JobDependencies
 from gateway.jobs.runner import Jobs
 from gateway.jobs.snapshot_job import check_free, pages, snapshots_of, steadily
 from gateway.metadata.listing.pages import END, key_successor

@@ -29,7 +29,7 @@ from gateway.config import AdminSettings, CacheSettings, OriginSettings, Setting
 from gateway.config.entries import SlotSettings
 from gateway.config.live import LiveSettings
 from gateway.core.prefixes import Prefix
-from gateway.jobs.indexing.status import State
+from gateway.jobs.indexing.crawl import State
 from gateway.jobs.job import JobKind, JobState
 from gateway.metadata.snapshots.store import SNAPSHOT_NAME
 from gateway.shared.recent_requests import RecentRequests

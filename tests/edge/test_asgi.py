@@ -15,6 +15,7 @@ import pytest
 from gateway.core.clock import SystemClock
 from gateway.core.errors import ClientDisconnected, OriginUnreachable
 from gateway.core.model import BodyStream
+from gateway.edge.server.cycle import RESPONSE, SPAN
 from gateway.operations.context import Response
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix
@@ -230,8 +231,8 @@ def test_a_warm_body_leaves_as_spans_of_a_file(tmp_path: Path) -> None:
                 return {"type": "http.disconnect"}
 
             async def send(message: Mapping[str, Any]) -> None:
-                if message["type"] == "http.response.zerocopysend":
-                    spans.extend(os.pread(message["file"], message["count"], message["offset"]))
+                if message["type"] == SPAN:
+                    spans.extend(os.pread(message["span"].descriptor, message["span"].count, message["span"].offset))
                 elif message["type"] == "http.response.body":
                     assert not message["body"]
 
@@ -242,7 +243,7 @@ def test_a_warm_body_leaves_as_spans_of_a_file(tmp_path: Path) -> None:
                 "raw_path": b"/bucket/k",
                 "query_string": b"",
                 "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
-                "extensions": {"http.response.zerocopysend": {}},
+                "extensions": {RESPONSE: {}},
             }
             await gateway.app(scope, receive, send)
             return bytes(spans)

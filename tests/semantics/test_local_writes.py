@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.model import ObjectKey
-from gateway.operations.writeback.kept_checkpoints import KeptCheckpoints
+from gateway.operations.writeback.cache_promotion import KeptCheckpoints
 from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.model import ObjectKey
-from gateway.operations.origin_events import OriginEvents
+from gateway.operations.visibility import OriginEvents
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix
 from gateway.s3.events import ObjectEvent

@@ -20,7 +20,7 @@ from botocore.credentials import Credentials
 from gateway.core.errors import S3Error
 from gateway.core.model import ObjectKey
 from gateway.edge.access import ConfiguredKeyring, Key, OriginKeyring
-from gateway.operations.writeback import flush_wait
+from gateway.operations.writeback import past_the_buffer
 from gateway.origin.client import KeyPair, OriginRequest
 from gateway.policy.remembered_rights import REFUSAL_SECONDS, RememberedRights
 from gateway.policy.slots import EVERYTHING, Prefix
@@ -630,7 +630,7 @@ def test_7_16_who_may_not_list_a_bucket_is_not_told_what_is_in_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """7.16 Operations on all of it that cannot wait any longer: 403, and for who may, 503."""
-    monkeypatch.setattr(flush_wait, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(past_the_buffer, "PATIENCE_SECONDS", 0.0)
 
     async def scenario() -> None:
         back = Slot("own", Prefix.parse("s3://bucket/own/"), write="back")

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from gateway.edge.asgi import S3App
 from gateway.metadata.catalog import Catalog
-from gateway.operations.origin_events import OriginEvents
+from gateway.operations.visibility import OriginEvents
 from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.policy.slots import Prefix
 from gateway.s3.events import ObjectEvent

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import pytest
 
 from gateway.edge.access import ConfiguredKeyring, Key
-from gateway.operations.writeback import flush_wait
+from gateway.operations.writeback import past_the_buffer
 from gateway.policy.slots import Grant, Prefix
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -196,7 +196,7 @@ async def told(
 @pytest.fixture(autouse=True)
 def _without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is flushed here: what waits for that is answered soon that it is to try again."""
-    monkeypatch.setattr(flush_wait, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(past_the_buffer, "PATIENCE_SECONDS", 0.1)
 
 
 @pytest.mark.parametrize(

@@ -722,7 +722,7 @@ def test_7_8_what_is_about_the_objects_of_a_bucket_waits_for_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, target: str, *, waits: bool
 ) -> None:
     """7.8 What is about its settings does not, nor does CreateBucket. What is not known waits."""
-    monkeypatch.setattr("gateway.operations.writeback.flush_wait.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.operations.writeback.past_the_buffer.PATIENCE_SECONDS", 0.1)
     headers = {"content-type": "multipart/form-data; boundary=x"} if method == "POST" else {}
 
     async def scenario(client: Client) -> None:

@@ -33,8 +33,8 @@ def test_5_9_never_more_than_the_buffer(
     tmp_path: Path, full: Literal["through", "slow-down"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """5.9 However many bodies come at once; who finds no room is acknowledged by the origin, or by nobody."""
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_BEFORE_THROUGH_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_BEFORE_THROUGH_SECONDS", 0.1)
     bodies = {f"back/k{number}": os.urandom((7 + number) * KIB) for number in range(20)}
 
     async def scenario(client: Client) -> None:

@@ -189,7 +189,7 @@ def test_6_6_a_condition_makes_a_marker(
 ) -> None:
     """6.6 A table's commit is not at the origin before the table's data, which another worker has acknowledged: 503
     until then. Data of another table, and what comes later, are not waited for."""
-    monkeypatch.setattr("gateway.operations.writeback.flush_wait.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("gateway.operations.writeback.past_the_buffer.PATIENCE_SECONDS", 0.2)
     data = "back/table/day-1/part-1"
 
     async def scenario(client: Client) -> None:
@@ -218,7 +218,7 @@ def test_6_6_a_condition_makes_a_marker(
 
 def test_6_6_a_commit_waits_for_its_tables_data_in_other_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """6.6 Also where the log's own slot has a strict order; a conflict in the way is told at once."""
-    monkeypatch.setattr("gateway.operations.writeback.flush_wait.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("gateway.operations.writeback.past_the_buffer.PATIENCE_SECONDS", 0.2)
     log = Slot("log", Prefix.parse("s3://bucket/back/table/_delta_log/"), write="back", order="strict")
     commit = "back/table/_delta_log/1.json"
 
@@ -297,7 +297,7 @@ def test_6_6_a_marker_of_many_parts_waits_too(tmp_path: Path) -> None:
 
 def test_6_6_in_a_strict_slot_a_deletion_has_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """6.6 Of what is not pending, of one key and of several: 503 where what comes before it does not go."""
-    monkeypatch.setattr("gateway.operations.writeback.flush_wait.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.operations.writeback.past_the_buffer.PATIENCE_SECONDS", 0.1)
     slots = [slot_with(SLOTS[0], order="strict")]
     document = b"<Delete><Object><Key>back/old</Key></Object><Object><Key>back/older</Key></Object></Delete>"
     md5 = {"content-md5": base64.b64encode(hashlib.md5(document, usedforsecurity=False).digest()).decode()}

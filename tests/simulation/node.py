@@ -255,7 +255,7 @@ class Node:
             page = await queries.page(_EVERYWHERE, ("", "", 0), _MANY)
         finally:
             queries.close()
-        return {(one.key.bucket, one.key.key): one.sent_parts for one in page if one.parts > 1}
+        return {(one.bucket, one.key): one.parts_sent for one in page if one.parts > 1}
 
     async def _as(self, process: Process, coro: Coroutine[Any, Any, Any]) -> Any:
         context = contextvars.copy_context()

@@ -19,9 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.blocks import layout, store
 from gateway.blocks.block_file import read_verified
-from gateway.blocks.index_rebuild import rebuild
 from gateway.blocks.layout import Block, BlockSettings
-from gateway.blocks.opening import OpenDirectory, open_directory
+from gateway.blocks.opening import OpenDirectory, open_directory, rebuild
 from gateway.blocks.small_block_fetch import SegmentAppender
 from gateway.blocks.store import RECORDS_MAX, BlockStore, SmallBlock
 from gateway.core.errors import BlockDamaged, StoreUnavailable

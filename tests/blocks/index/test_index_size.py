@@ -10,7 +10,7 @@ import lmdb
 import pytest
 
 from gateway.blocks import index as index_module
-from gateway.blocks.eviction import WrittenBytes
+from gateway.blocks.index import WrittenBytes
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.opening import OpenDirectory, open_directory
 from gateway.blocks.rows import BlockRecord

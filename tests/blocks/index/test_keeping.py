@@ -12,8 +12,7 @@ from typing import Any, Literal
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.eviction import WrittenBytes
-from gateway.blocks.index import TOUCHES_PER_TRANSACTION
+from gateway.blocks.index import TOUCHES_PER_TRANSACTION, WrittenBytes
 from gateway.blocks.policies import Queue
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.origin.client import Purpose

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.index_rebuild import rebuild
 from gateway.blocks.layout import BlockSettings
-from gateway.blocks.opening import open_directory
+from gateway.blocks.opening import open_directory, rebuild
 from gateway.core.model import ObjectVersion
 from gateway.policy.slots import Prefix, Slots
 from gateway.telemetry import metrics

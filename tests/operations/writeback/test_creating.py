@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from gateway.operations.writeback import expected_version
+from gateway.operations.writeback import put_object
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import BucketCapabilities, CreateAttempt
 from tests.support.asgi import call
@@ -33,7 +33,7 @@ def test_no_answer_waits_for_what_lies_under_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, known: bool
 ) -> None:
     """A HEAD that hangs delays neither Create nor the first PutObject; nothing is learned of the bucket then."""
-    monkeypatch.setattr(expected_version, "ANSWER_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(put_object, "ANSWER_SECONDS_MAX", 0.05)
 
     async def scenario(client: Client) -> None:
         if known:

@@ -261,7 +261,7 @@ def test_a_source_that_breaks_off_leaves_nothing(tmp_path: Path, effect: Effect)
 
 def test_without_room_the_origin_copies_what_is_pending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once it has it. Into an upload that it does not have it cannot: SlowDown, with the time to wait."""
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
     slots = [slot_with(SLOTS[0], buffer_bytes=100_000)]
     full = asyncio.Event()
     on_count(monkeypatch, metrics.WRITEBACK_THROUGH, lambda _, __, reason: full.set() if reason == "full" else None)
