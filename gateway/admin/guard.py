@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.responses import problem
+from gateway.config.defaults import are_same
 from gateway.config.live import LiveSettings
-from gateway.config.own_directory import are_same
 from gateway.core.errors import S3Error
 from gateway.telemetry.access_log import AuditLog
 

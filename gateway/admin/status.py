@@ -19,7 +19,7 @@ from gateway.admin.state import StateHolder
 from gateway.api import documents as to
 from gateway.config import Settings, public_settings
 from gateway.config.live import LiveSettings
-from gateway.config.signers import Signer
+from gateway.config.settings import Signer
 from gateway.core.errors import S3Error, StoreUnavailable
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix

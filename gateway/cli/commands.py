@@ -38,8 +38,7 @@ from gateway.cli.looks import callers, explain, requests, slots
 from gateway.cli.status import show_status
 from gateway.cli.top import top
 from gateway.config import Settings, public_settings
-from gateway.config.environment import CommandEnvironment
-from gateway.config.loading import load_settings
+from gateway.config.loading import CommandEnvironment, load_settings
 from gateway.config.overlay import load_with_overlay
 from gateway.config.problems import SettingsError
 from gateway.core.errors import ConfigError, StartupError

@@ -24,8 +24,7 @@ from gateway.cli.common import (
     printable,
 )
 from gateway.cli.tables import print_text, wrapped
-from gateway.config.environment import CommandEnvironment
-from gateway.config.loading import LoadedSettings, load_settings
+from gateway.config.loading import CommandEnvironment, LoadedSettings, load_settings
 from gateway.config.problems import SettingsError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import typer
 from gateway.admin.formatting import are, counted, size_text
 from gateway.cli.common import ConfigOption, JsonOption, as_a_client, fail, load, print_json
 from gateway.cli.progress import bytes_progress
-from gateway.config.own_directory import NAME, is_own
+from gateway.config.defaults import OWN_NAME, is_own
 from gateway.core.errors import StartupError, WritebackError
 from gateway.serve.preparation import kept_from_gateways
 
@@ -44,8 +44,8 @@ def export(
     """
     from gateway.writeback.offline_export import buffer_of, export
 
-    if directory is not None and not is_own(directory) and is_own(directory / NAME):
-        directory /= NAME
+    if directory is not None and not is_own(directory) and is_own(directory / OWN_NAME):
+        directory /= OWN_NAME
     cache = directory or load(config, as_a_client(os.environ)).settings.cache.directory
     try:
         with kept_from_gateways(cache) as is_free, _Bar(quiet=json) as bar:
