@@ -57,8 +57,6 @@ def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigErro
         slot_problems,
         guarantee_problems,
         index_problems,
-        not_fitting,
-        not_lasting,
         buffer_problems,
     )
     problems = [problem for rule in rules for problem in rule(settings)]

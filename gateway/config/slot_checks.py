@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gateway.config.defaults import disk_usage
+from gateway.config.defaults import disk_usage, file_system_kind, held_bytes
 from gateway.config.entries import SlotSettings
 from gateway.config.settings import Settings
 from gateway.config.units import format_duration, format_size
