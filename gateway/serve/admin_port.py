@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from urllib.parse import unquote
 
-from gateway.admin.responses import problem
+from gateway.admin.operations import problem
 from gateway.config import ServerSettings
 from gateway.core import cancellation
 from gateway.core.errors import S3Error
