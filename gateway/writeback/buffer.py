@@ -27,8 +27,9 @@ from gateway.origin.client import StreamedBody
 from gateway.policy.slots import PrefixMap, Slot
 from gateway.writeback.bounds import Bounds, Shared
 from gateway.writeback.checkpoints.layouts import member_of, rules_of
+from gateway.writeback.journal.buckets import LastOwnWrite
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.records import LastOwnWrite, Part, Write
+from gateway.writeback.journal.records import Part, Write
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.opening import ARRIVING, prepare
 from gateway.writeback.order import with_order

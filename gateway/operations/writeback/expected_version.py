@@ -12,7 +12,8 @@ from gateway.core.model import ObjectKey
 from gateway.operations.context import RequestContext
 from gateway.operations.writeback.write_back_policy import Reason
 from gateway.operations.writeback.write_through import goes_through
-from gateway.writeback.journal.records import LAST_OWN_WRITE_KEPT_SECONDS, ExpectedVersion
+from gateway.writeback.journal.buckets import LAST_OWN_WRITE_KEPT_SECONDS
+from gateway.writeback.journal.records import ExpectedVersion
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.operations.context import Answer, RequestContext, Response
 from gateway.s3.headers import NO_HEADERS, etag_matches, unquote, without
 from gateway.s3.requests import parse_copy_source
-from gateway.writeback.journal.records import LastOwnWrite
+from gateway.writeback.journal.buckets import LastOwnWrite
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer

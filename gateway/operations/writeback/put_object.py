@@ -43,7 +43,8 @@ from gateway.operations.writeback.write_through import goes_through, written_thr
 from gateway.s3.checksums import PREFIX
 from gateway.s3.headers import filter_request_headers, unquote
 from gateway.writeback.bounds import Bound
-from gateway.writeback.journal.records import BucketCapabilities, ExpectedVersion, Part, Write, WriteSpec
+from gateway.writeback.journal.buckets import BucketCapabilities
+from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer

@@ -28,7 +28,7 @@ from gateway.s3.results import RESULT_SIZE_BYTES_MAX, etag_of_result, without_pr
 from gateway.s3.xml import DELETE_RESULT_BYTES_MAX, DeleteEntry, entries_left
 from gateway.s3.xml_writer import PROLOG
 from gateway.telemetry import metrics
-from gateway.writeback.journal.records import LastOwnWrite
+from gateway.writeback.journal.buckets import LastOwnWrite
 
 if TYPE_CHECKING:
     from gateway.writeback.bounds import Bound

@@ -20,7 +20,8 @@ from gateway.writeback.checkpoints.restores import RestoreFacts
 from gateway.writeback.checkpoints.state import CheckpointState
 from gateway.writeback.flushing.reconciler import Attempts
 from gateway.writeback.flushing.state import Headed
-from gateway.writeback.journal.records import BucketCapabilities, State
+from gateway.writeback.journal.buckets import BucketCapabilities
+from gateway.writeback.journal.records import State
 
 RANKS_SHOWN_MAX = 1000
 

@@ -19,9 +19,8 @@ from gateway.core.errors import BufferDamaged, BufferUnavailable
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.named_prefix import Name
-from gateway.writeback.journal import codec
 from gateway.writeback.journal.files import Usage
-from gateway.writeback.journal.records import State, Turn, Write
+from gateway.writeback.journal.records import State, Turn, Write, unpack_write
 from gateway.writeback.journal.rows import OPEN, PENDING, Table, Value, at, keys_under, marks, text
 from gateway.writeback.journal.schema import connect_reading
 from gateway.writeback.journal.transaction import JournalTransaction
@@ -308,7 +307,7 @@ class PendingQueries(Table):
         write_id, sequence, upload_id, bucket, key, slot, size_bytes, state, record, *turn = columns
         write, problem = None, None
         try:
-            write = codec.unpack_write(write_id, record)
+            write = unpack_write(write_id, record)
         except BufferDamaged as error:
             problem = str(error)
         parts = self._row(

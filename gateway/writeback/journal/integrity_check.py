@@ -1,6 +1,6 @@
 """Checks at the start that the journal is whole, before it is read, or anything is sent or removed on its word.
 
-SQLite does not checksum its pages. A changed row is found when it is read (codec.py); but a row that an index has lost
+SQLite does not checksum its pages. A changed row is found when it is read (rows.py); but a row that an index has lost
 escapes its readers, and files without references are removed.
 
 SQLite takes the first frame of its log with a wrong checksum for the end of the log

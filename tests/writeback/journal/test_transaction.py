@@ -14,15 +14,17 @@ from gateway.core.clock import Moment
 from gateway.core.errors import BufferDamaged, InConflict, PartInUse
 from gateway.core.model import ObjectKey
 from gateway.writeback.journal import buckets, transaction
-from gateway.writeback.journal.records import (
+from gateway.writeback.journal.buckets import (
     DATED_EARLIER_SECONDS_MAX,
     LAST_OWN_WRITE_KEPT_SECONDS,
     BucketCapabilities,
     Conditions,
-    CreateAttempt,
-    ExpectedVersion,
     Honoured,
     LastOwnWrite,
+)
+from gateway.writeback.journal.records import (
+    CreateAttempt,
+    ExpectedVersion,
     Priority,
     State,
     Turn,

@@ -18,8 +18,9 @@ from gateway.core.clock import Moment
 from gateway.core.errors import InConflict, PartInUse
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix, Slot
+from gateway.writeback.journal.buckets import LastOwnWrite
 from gateway.writeback.journal.files import Usage
-from gateway.writeback.journal.records import CreateAttempt, ExpectedVersion, LastOwnWrite, Part, State, Write
+from gateway.writeback.journal.records import CreateAttempt, ExpectedVersion, Part, State, Write
 from gateway.writeback.journal.schema import prepare
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.order import with_order
