@@ -38,6 +38,23 @@ from gateway.writeback.journal.files import Usage
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.room import MARGIN_BYTES, DiskRoom, Reservations, on_disk
 
+_log = structlog.get_logger("forebay.writeback")
+
+LOOK_SECONDS = 0.02
+"""Seconds between two attempts to give waiting bodies room."""
+
+EXPOSURE_SECONDS = 1.0
+"""Seconds between two exposure reports."""
+
+LOCAL_SECONDS = 1.0
+"""Seconds between two attempts to make room from local objects, or from uploads that the origin has ended."""
+
+STAYS_SECONDS = 60.0
+"""Seconds for which local objects are not removed for room: they may be half of a checkpoint that is being saved."""
+
+TROUBLE_SECONDS = 5.0
+"""Seconds for which bodies do not try the disk again after it has failed."""
+
 BACKPRESSURE_FROM = 0.75
 """The fill of the buffer, or of the allowed exposure, from which on acknowledgements wait."""
 
@@ -69,24 +86,6 @@ def retry_after_seconds(size_bytes: int, used_bytes: int, age_seconds: float | N
     if age_seconds is None or used_bytes <= 0:
         return RETRY_SECONDS_MAX // 3
     return max(1, min(RETRY_SECONDS_MAX, round(size_bytes * age_seconds / used_bytes)))
-
-
-_log = structlog.get_logger("forebay.writeback")
-
-LOOK_SECONDS = 0.02
-"""Seconds between two attempts to give waiting bodies room."""
-
-EXPOSURE_SECONDS = 1.0
-"""Seconds between two exposure reports."""
-
-LOCAL_SECONDS = 1.0
-"""Seconds between two attempts to make room from local objects, or from uploads that the origin has ended."""
-
-STAYS_SECONDS = 60.0
-"""Seconds for which local objects are not removed for room: they may be half of a checkpoint that is being saved."""
-
-TROUBLE_SECONDS = 5.0
-"""Seconds for which bodies do not try the disk again after it has failed."""
 
 
 class Bound(StrEnum):
@@ -178,7 +177,7 @@ class SlotBounds:
         self._look_at_uploads_at = 0.0
         self._asking: asyncio.Task[None] | None = None
         self._shared = shared
-        self._arriving_bytes = shared.reservations.row(slot.name)
+        self._row = shared.reservations.row(slot.name)
         self._waiting: deque[_Waiter] = deque()
         self._looking_after: asyncio.Task[None] | None = None
         self._arriving: Counter[str] = Counter()
@@ -195,7 +194,7 @@ class SlotBounds:
 
         Reservations are read first: a body that moves to the journal in between is counted twice, not missed.
         """
-        arriving_bytes = sum(self._arriving_bytes)
+        arriving_bytes = self._shared.reservations.total(self._row)
         return arriving_bytes + self.usage().staged_bytes
 
     def usage(self) -> Usage:
@@ -297,7 +296,7 @@ class SlotBounds:
 
     def give_back(self, credential: str, size_bytes: int) -> None:
         """Release the room of a body whose write is in the journal, or never will be."""
-        self._shared.reservations.add(self._arriving_bytes, -size_bytes)
+        self._shared.reservations.add(self._row, -size_bytes)
         self._arriving[credential] -= size_bytes
         if not self._arriving[credential]:
             del self._arriving[credential]
@@ -331,7 +330,7 @@ class SlotBounds:
     def _try(self, credential: str, size_bytes: int) -> Bound | None:
         if not self._leaves_enough(credential, size_bytes):
             return Bound.SHARE
-        self._shared.reservations.add(self._arriving_bytes, size_bytes)
+        self._shared.reservations.add(self._row, size_bytes)
         self._arriving[credential] += size_bytes
         bound: Bound | None = Bound.DISK
         try:
