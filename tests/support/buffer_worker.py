@@ -147,11 +147,11 @@ def leave_out(sync: str) -> None:
     if sync == "file":
         whole = StagedWriter.sync
 
-        def sync(writer: StagedWriter, md5: bytes) -> StagedFile:
+        def unsynced(writer: StagedWriter, md5: bytes) -> StagedFile:
             with mock.patch.object(os, "fsync"):
                 return whole(writer, md5)
 
-        StagedWriter.sync = sync  # type: ignore[method-assign]
+        StagedWriter.sync = unsynced  # type: ignore[method-assign]
     else:
         real = schema.connect
 
