@@ -147,9 +147,9 @@ def leave_out(sync: str) -> None:
     if sync == "file":
         whole = StagedWriter.sync
 
-        def unsynced(writer: StagedWriter, md5: bytes) -> StagedFile:
+        def unsynced(self: StagedWriter, md5: bytes) -> StagedFile:
             with mock.patch.object(os, "fsync"):
-                return whole(writer, md5)
+                return whole(self, md5)
 
         StagedWriter.sync = unsynced  # type: ignore[method-assign]
     else:
