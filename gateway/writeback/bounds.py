@@ -23,7 +23,7 @@ import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import structlog
@@ -109,35 +109,18 @@ class Bound(StrEnum):
         return self in (Bound.FULL, Bound.SHARE, Bound.DISK)
 
 
-@dataclass(frozen=True, slots=True)
-class SlotExposure:
-    """Data of one slot that only this node has: `used_bytes` pending, reserved and local.
-
-    `oldest_seconds` 0: nothing is on its way to the origin. `exposure_bytes` 0: no limit.
-    """
-
-    buffer_bytes: int
-    used_bytes: int
-    pending_bytes: int
-    pending_objects: int
-    oldest_seconds: float
-    local_bytes: int = 0
-    local_objects: int = 0
-    exposure_bytes: int = 0
-
-    def tell(self, slot: str) -> None:
-        """Set the slot's metrics."""
-        metrics.WRITEBACK_BUFFER_BYTES.set(self.buffer_bytes, slot)
-        metrics.WRITEBACK_EXPOSURE_BYTES.set(self.exposure_bytes, slot)
-        metrics.WRITEBACK_USED_BYTES.set(self.used_bytes, slot)
-        metrics.WRITEBACK_PENDING_BYTES.set(self.pending_bytes, slot)
-        metrics.WRITEBACK_PENDING_OBJECTS.set(self.pending_objects, slot)
-        metrics.WRITEBACK_LOCAL_BYTES.set(self.local_bytes, slot)
-        metrics.WRITEBACK_LOCAL_OBJECTS.set(self.local_objects, slot)
-        metrics.WRITEBACK_OLDEST_SECONDS.set(self.oldest_seconds, slot)
-
-
-_NOTHING = SlotExposure(0, 0, 0, 0, 0.0)
+def _tell(
+    name: str, usage: Usage, used_bytes: int = 0, oldest_seconds: float | None = None, slot: Slot | None = None
+) -> None:
+    """Set the metrics of a slot: `used_bytes` are pending, reserved and local. None: nothing is on its way."""
+    metrics.WRITEBACK_BUFFER_BYTES.set((slot and slot.buffer_bytes) or 0, name)
+    metrics.WRITEBACK_EXPOSURE_BYTES.set((slot and slot.unflushed_bytes_max) or 0, name)
+    metrics.WRITEBACK_USED_BYTES.set(used_bytes, name)
+    metrics.WRITEBACK_PENDING_BYTES.set(usage.unsent_bytes, name)
+    metrics.WRITEBACK_PENDING_OBJECTS.set(usage.objects - usage.local_objects, name)
+    metrics.WRITEBACK_LOCAL_BYTES.set(usage.local_bytes, name)
+    metrics.WRITEBACK_LOCAL_OBJECTS.set(usage.local_objects, name)
+    metrics.WRITEBACK_OLDEST_SECONDS.set(oldest_seconds or 0.0, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,18 +183,8 @@ class SlotBounds:
     def usage(self) -> Usage:
         return self._shared.journal.read(lambda tx: tx.files.usage(self.slot.name))
 
-    def exposure(self) -> SlotExposure:
-        usage, age_seconds = self.usage(), self.age_seconds()
-        return SlotExposure(
-            self.slot.buffer_bytes or 0,
-            self.used_bytes(),
-            usage.unsent_bytes,
-            usage.objects - usage.local_objects,
-            age_seconds or 0.0,
-            usage.local_bytes,
-            usage.local_objects,
-            self.slot.unflushed_bytes_max or 0,
-        )
+    def tell_exposure(self) -> None:
+        _tell(self.slot.name, self.usage(), self.used_bytes(), self.age_seconds(), self.slot)
 
     def unused_bytes(self) -> int:
         """Return the bytes that the slot may still write to the disk."""
@@ -413,6 +386,7 @@ class Bounds:
         self._shared = shared
         self._clock = shared.clock
         self._told_until = float("-inf")
+        self._is_left_told = False
         self._of = {slot.name: SlotBounds(slot, shared) for slot in slots}
         self._gone: list[SlotBounds] = []
 
@@ -438,11 +412,12 @@ class Bounds:
         was_full, told = False, set[str]()
         while True:
             with suppress(BufferUnavailable):  # the journal's writers report it
-                found = {name: one.exposure() for name, one in self._of.items()}
-                found[GONE] = self._left_behind()
-                told |= {name for name, one in found.items() if name != GONE or one != _NOTHING}
-                for name in told:
-                    found.get(name, _NOTHING).tell(name)
+                for one in self._of.values():
+                    one.tell_exposure()
+                for name in told - self._of.keys():
+                    _tell(name, Usage())
+                self._tell_left_behind()
+                told |= self._of.keys()
             is_full = bool(self._of) and self._is_disk_full()
             metrics.WRITEBACK_DISK_FULL.set(is_full)
             if is_full and not was_full:
@@ -455,16 +430,15 @@ class Bounds:
             was_full = is_full
             await self._clock.sleep(EXPOSURE_SECONDS)
 
-    def _left_behind(self) -> SlotExposure:
-        """Return what slots have here that do not write back any more, all of them together."""
+    def _tell_left_behind(self) -> None:
+        """Tell what slots have here that do not write back any more, all of them together."""
         usages = self._shared.journal.read(lambda tx: tx.files.usages())
         left = {slot: usage for slot, usage in usages.items() if slot not in self._of}
-        staged, objects, local_bytes, local_objects = map(
-            sum, zip(*map(astuple, (Usage(), *left.values())), strict=True)
-        )
-        age_seconds = max((self._shared.age_seconds(slot) or 0.0 for slot in left), default=0.0)
-        unsent_bytes = max(0, staged - local_bytes)
-        return SlotExposure(0, staged, unsent_bytes, objects - local_objects, age_seconds, local_bytes, local_objects)
+        usage = Usage(*map(sum, zip(Usage(), *left.values(), strict=True)))
+        if usage != Usage() or self._is_left_told:
+            self._is_left_told = True
+            oldest_seconds = max((self._shared.age_seconds(slot) or 0.0 for slot in left), default=0.0)
+            _tell(GONE, usage, usage.staged_bytes, oldest_seconds)
 
     def _is_disk_full(self) -> bool:
         """Return whether the disk has no room even for an empty body; its other faults are reported elsewhere."""

@@ -351,7 +351,7 @@ def test_what_is_too_old_the_wall_clock_does_not_say(tmp_path: Path, set_by_seco
             clock.set_wall(set_by_seconds)
             await clock.advance(60.0)
             assert bounds_of(buffer).now() is None
-            assert bounds_of(buffer).exposure().oldest_seconds == 60.0
+            assert bounds_of(buffer).age_seconds() == 60.0
         async with opened(tmp_path, clock, bounded) as buffer:
             await clock.advance(0.1)
             assert bounds_of(buffer).now() is Bound.EXPOSURE_AGE

@@ -199,6 +199,22 @@ def test_a_marker_waits_for_all_that_came_before_it_in_its_directory(order: Orde
     assert order.is_due(marker)
 
 
+def test_of_two_markers_the_second_waits_for_the_first(order: Order) -> None:
+    """Also when the first is written again: then both of it are sent, the second time behind what waited for it."""
+    for where in ("a/", ""):
+        first, second = order.put("a/_SUCCESS"), order.put(f"{where}latest")
+        assert (order.is_due(first), order.is_due(second)) == (True, False)
+        again = order.put("a/_SUCCESS")
+        last = order.put("a/_SUCCESS")
+        assert order.tx.turns.living([again.id]) == set()
+        assert [order.is_due(one) for one in (first, second, last)] == [True, False, False]
+        order.settle(first)
+        assert (order.is_due(second), order.is_due(last)) == (True, not where)
+        order.settle(second)
+        assert order.is_due(last)
+        order.settle(last)
+
+
 def test_a_conflict_holds_the_marker_until_somebody_has_decided(order: Order) -> None:
     """Others' object is no part of it."""
     for decide in ("discard", "overwrite"):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from gateway.s3.requests import PARTS_COUNT_MAX
 from gateway.writeback.journal.records import Part, pack_file, pack_part, unpack_file, unpack_part
@@ -21,8 +22,7 @@ _USAGES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Bytes of referenced staged files, a shared file once, and the number of pending objects and tombstones.
 
     The local ones (`State.LOCAL`) among both, a shared file once per object.
