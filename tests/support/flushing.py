@@ -17,7 +17,8 @@ from gateway.s3.headers import multipart_etag
 from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.files.staged_file import StagedFile, Staging
 from gateway.writeback.flushing.flush_logger import FlushLogger
-from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, SlotOrder
+from gateway.writeback.flushing.flush_task import FlushDependencies, SlotOrder
+from gateway.writeback.flushing.reconciler import Reconciler
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import (

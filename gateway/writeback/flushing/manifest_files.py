@@ -17,15 +17,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from gateway.core.clock import Clock
-from gateway.core.errors import OriginBodyError, OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.core.steps import each, in_steps
 from gateway.origin.client import Origin, OriginRequest, Purpose
-from gateway.s3.xml import text_of
 from gateway.writeback.checkpoints.manifests import CONTENT_BYTES_MAX, NamedFiles, NotUnderstood, named_files
-from gateway.writeback.flushing.failures import kind_of_error
+from gateway.writeback.flushing.answers import answered, first_key, head_of
 from gateway.writeback.flushing.flush_logger import FlushLogger
-from gateway.writeback.flushing.requests import failure_of, head_of
 from gateway.writeback.flushing.state import LookedFor, Lost, WriteRefused
 from gateway.writeback.journal.records import Write
 from gateway.writeback.threads import BufferThreads
@@ -60,8 +57,6 @@ SMALL_BYTES = 8 * 1024
 
 LONG_BYTES = 1024**2
 """Manifests beyond this size are read one at a time."""
-
-_ANSWER_BYTES_MAX = 64 * 1024
 
 Answer: TypeAlias = bool | WriteRefused | Lost
 """True if a file exists, False if it does not, or why the origin does not say."""
@@ -147,26 +142,21 @@ async def _asked(
     return answers
 
 
+@answered
 async def _is_there(origin: Origin, bucket: str, name: str, slot: str, purpose: Purpose) -> Answer:
-    """Return whether an object exists, or, for a name that ends with a slash, a directory."""
-    try:
-        if name.endswith("/"):
-            return await _has_any(origin, bucket, name[:-1], slot, purpose)
-        request = OriginRequest("HEAD", bucket, name, purpose=purpose, slot=slot)
-        found = await head_of(origin, request, believes_404=True)
-        return found if isinstance(found, WriteRefused | Lost) else found is not None
-    except (OriginUnreachable, OriginBodyError, OSError) as error:
-        return Lost(str(error), kind_of_error(error))
+    """Return whether an object exists, or, for a name that ends with a slash, a directory.
 
-
-async def _has_any(origin: Origin, bucket: str, beginning: str, slot: str, purpose: Purpose) -> Answer:
-    """Look for the name as S3 orders it: `step-1`, `step-1.pt` and `step-1/x` come before `step-10`."""
-    query = [("list-type", "2"), ("prefix", beginning), ("max-keys", "1")]
-    async with await origin.send(OriginRequest("GET", bucket, None, query, purpose=purpose, slot=slot)) as response:
-        if response.status != 200:
-            return await failure_of(response)
-        listed = text_of(await response.read(_ANSWER_BYTES_MAX), "Key")
-    return listed is not None and listed.startswith(beginning) and not listed[len(beginning) :][:1].isalnum()
+    A directory is looked for as S3 orders names: `step-1`, `step-1.pt` and `step-1/x` come before `step-10`.
+    """
+    if name.endswith("/"):
+        beginning = name[:-1]
+        first = await first_key(origin, bucket, beginning, slot, purpose)
+        if isinstance(first, WriteRefused | Lost):
+            return first
+        return first is not None and first.startswith(beginning) and not first[len(beginning) :][:1].isalnum()
+    request = OriginRequest("HEAD", bucket, name, purpose=purpose, slot=slot)
+    head = await head_of(origin, request, believes_404=True)
+    return head if isinstance(head, WriteRefused | Lost) else head is not None
 
 
 async def understood(key: ObjectKey, content: bytes, threads: BufferThreads) -> NamedFiles | NotUnderstood:

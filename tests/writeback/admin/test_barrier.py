@@ -12,7 +12,7 @@ import pytest
 
 from gateway.core.errors import NotToBeDecided
 from gateway.policy.slots import Prefix
-from gateway.writeback.flushing.reconciler import SlotOrder
+from gateway.writeback.flushing.flush_task import SlotOrder
 from gateway.writeback.journal.records import Priority
 from tests.support.memory_origin.faults import Unreachable, on
 from tests.support.writeback import key

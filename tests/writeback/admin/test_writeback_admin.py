@@ -21,7 +21,7 @@ from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
-from gateway.writeback.flushing.reconciler import LONGEST_PAUSE_SECONDS
+from gateway.writeback.flushing.flush_task import LONGEST_PAUSE_SECONDS
 from gateway.writeback.flushing.state import OTHERS
 from gateway.writeback.journal.records import ExpectedVersion, Honoured, Priority, State, Turn, Write, WriteSpec
 from gateway.writeback.journal.transaction import JournalTransaction

@@ -24,7 +24,7 @@ from gateway.writeback.flushing.condition_probe import (
     is_probe_key,
     probe_key,
 )
-from gateway.writeback.flushing.reconciler import SlotOrder
+from gateway.writeback.flushing.flush_task import SlotOrder
 from gateway.writeback.journal.records import BucketCapabilities, Conditions, ExpectedVersion, Honoured
 from gateway.writeback.journal.uploads import CARRIED_OUT_SECONDS
 from tests.support.flushing import Buffer, with_buffer

@@ -15,6 +15,7 @@ from gateway.origin.client import IS_AWAITED, OriginRequest
 from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.writeback.change_notifier import LOOK_SECONDS, QUIET_SECONDS
+from gateway.writeback.flushing.flush_task import LONGEST_PAUSE_SECONDS
 from gateway.writeback.flushing.lanes import (
     AWAY_AFTER,
     BESIDE_ANSWERS_SECONDS,
@@ -24,7 +25,6 @@ from gateway.writeback.flushing.lanes import (
     SLOW_SECONDS,
     UNDER_WAY_MAX,
 )
-from gateway.writeback.flushing.reconciler import LONGEST_PAUSE_SECONDS
 from gateway.writeback.flushing.state import PARTS_AT_ONCE
 from gateway.writeback.journal.records import Priority, Turn, Write, WriteSpec
 from gateway.writeback.journal.transaction import JournalTransaction

@@ -20,8 +20,8 @@ from gateway.s3.headers import multipart_etag
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
 from gateway.telemetry import metrics
+from gateway.writeback.flushing.flush_task import SlotOrder
 from gateway.writeback.flushing.lanes import PARTS_PER_LANE, PLACES
-from gateway.writeback.flushing.reconciler import SlotOrder
 from gateway.writeback.flushing.state import ANSWER_GIVEN_UP_SECONDS, PARTS_AT_ONCE, RESTARTS_MAX
 from gateway.writeback.journal.records import (
     UPLOAD_LOOK_SECONDS,

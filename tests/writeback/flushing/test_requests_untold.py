@@ -73,8 +73,7 @@ def test_what_is_not_said_by_s3_is_no_answer(tmp_path: Path, asked: str) -> None
                 fault.effect = Answer(status, body=body)
                 event = await ASKED[asked](requests, write)
                 if isinstance(event, PartFailed):
-                    assert event.code is None
-                    event = Lost(event.reason, event.kind)
+                    event = event.failure
                 assert isinstance(event, Lost), (status, name, event)
                 assert event.kind in ("origin-error", "slow-down", "unreachable")
                 assert f"HTTP {status} without " in event.reason or event.kind == "unreachable"
