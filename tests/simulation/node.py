@@ -20,7 +20,7 @@ from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
 from gateway.operations.context import AppContext
 from gateway.operations.writeback.write_back_policy import why_of_bucket
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.journal.records import State
@@ -31,6 +31,7 @@ from tests.simulation.origins import SimulatedOrigin
 from tests.simulation.processes import CURRENT, Killed, Process
 from tests.simulation.virtual_time import NumberedTask, VirtualClock
 from tests.support.asgi import Answer, call
+from tests.support.slots import Slot
 
 BACKGROUND = -1
 

@@ -30,7 +30,7 @@ from gateway.writeback.journal.rows import OPEN, PENDING, Table, Value, at, keys
 from gateway.writeback.journal.schema import connect_reading
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.journal.turns import TURN_COLUMNS, turn_of
-from gateway.writeback.threads import BufferThreads
+from gateway.writeback.staged_file import BufferThreads
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -293,14 +293,14 @@ class PendingQueries(Table):
         return next((self._pending(one) for one in found), None)
 
     @looked
-    def uploads(self, prefix: Prefix, after: tuple[str, str, str], count: int) -> list[to.OpenUpload]:
+    def uploads(self, prefix: Prefix, after: tuple[str, str, str], count: int) -> list[to.OpenUploadDocument]:
         """Return open uploads under a prefix in the order of bucket, key and id, behind `after`."""
         where = _where_behind(prefix, "upload_id", after, "")
         found = self._rows_of(where, f"{OPEN} ORDER BY bucket, key, upload_id", count)
         return [self._open_upload(one)[-1] for one in found]
 
     @looked
-    def open_uploads(self, upload_ids: Sequence[str]) -> Sequence[tuple[int, Write | None, to.OpenUpload]]:
+    def open_uploads(self, upload_ids: Sequence[str]) -> Sequence[tuple[int, Write | None, to.OpenUploadDocument]]:
         """Return the open ones of these uploads; without the write if its row is damaged."""
         where = _Where(f"upload_id IN ({marks(upload_ids)})", upload_ids)
         return [self._open_upload(one) for one in self._rows_of(where, OPEN, len(upload_ids))]
@@ -349,11 +349,11 @@ class PendingQueries(Table):
         )
         return Pending(write_id, write, state is State.CONFLICT, document)
 
-    def _open_upload(self, columns: Sequence[Any]) -> tuple[int, Write | None, to.OpenUpload]:
+    def _open_upload(self, columns: Sequence[Any]) -> tuple[int, Write | None, to.OpenUploadDocument]:
         write_id, bucket, key, slot, record, upload_id, _, _, _, *turn_columns = columns
         upload, _ = _unpacked(write_id, record)
         parts, sent_parts, _, here_bytes = self._parts(write_id)
-        document = to.OpenUpload(
+        document = to.OpenUploadDocument(
             bucket=bucket,
             key=key.decode(errors="replace"),
             upload_id=upload_id,

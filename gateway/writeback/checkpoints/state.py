@@ -119,7 +119,7 @@ def is_whole(checkpoint: to.Checkpoint) -> bool:
     return checkpoint.files > 0 and not _lacks(checkpoint.missing) and checkpoint.state != CheckpointState.WRITING
 
 
-def _lacks(missing: to.Missing) -> bool:
+def _lacks(missing: to.MissingDocument) -> bool:
     return bool(missing.ranks or missing.objects or missing.open_uploads)
 
 
@@ -171,7 +171,7 @@ def checkpoint_document(
 
 
 def _state(
-    objects: Sequence[ObjectFacts], missing: to.Missing, ends_with_manifest: bool, quiet_seconds: float
+    objects: Sequence[ObjectFacts], missing: to.MissingDocument, ends_with_manifest: bool, quiet_seconds: float
 ) -> CheckpointState:
     if any(one.is_conflict for one in objects):
         return CheckpointState.CONFLICT
@@ -201,7 +201,7 @@ def _ends_with_manifest(objects: Sequence[ObjectFacts]) -> bool:
 
 def _missing(
     keys: Sequence[str], ranks: set[int], ranks_before: Iterable[int], uploads: Sequence[UploadFacts]
-) -> to.Missing:
+) -> to.MissingDocument:
     """Return the parts that a save with these objects, ranks and open uploads still lacks."""
     there = set(keys)
     shards: dict[tuple[str, int], set[int]] = {}
@@ -219,7 +219,7 @@ def _missing(
     waited_for = {one.rank for one in uploads if one.rank is not None}
     # Where this save has no ranks at all, its layout is another than that of the checkpoint before it.
     absent = (expected - ranks if ranks or waited_for else set[int]()) | waited_for
-    return to.Missing(
+    return to.MissingDocument(
         ranks=sorted(absent)[:MISSING_SHOWN_MAX], objects=lacking[:MISSING_SHOWN_MAX], open_uploads=len(uploads)
     )
 

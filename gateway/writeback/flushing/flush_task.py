@@ -15,7 +15,6 @@ from gateway.core.clock import Clock, Moment
 from gateway.core.errors import BufferDamaged
 from gateway.policy.slots import Slot
 from gateway.s3.headers import unquote
-from gateway.writeback.change_notifier import ChangeNotifier
 from gateway.writeback.flushing.condition_probe import LEARNED_AGAIN_SECONDS, UNKNOWN_AGAIN_SECONDS, ConditionProbes
 from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.flushing.in_doubt import in_doubt, settle_in_doubt
@@ -53,6 +52,7 @@ from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Honoured, Part, Priority, State, Turn, Write
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.journal.uploads import CARRIED_OUT_SECONDS
+from gateway.writeback.pending_key_filter import ChangeNotifier
 
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 60.0

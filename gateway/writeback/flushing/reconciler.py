@@ -19,17 +19,17 @@ from gateway.core.errors import BufferDamaged, BufferUnavailable
 from gateway.core.model import ObjectKey
 from gateway.origin.client import IS_AWAITED
 from gateway.policy.slots import Prefix
-from gateway.writeback.change_notifier import ChangeNotifier
 from gateway.writeback.checkpoints.manifests import may_be_understood
 from gateway.writeback.flushing.condition_probe import ConditionProbes
 from gateway.writeback.flushing.flush_task import FlushDependencies, FlushTask, Superseded, taken_up
 from gateway.writeback.flushing.lanes import BESIDE_ANSWERS_SECONDS, SLOW_SECONDS, Lane
 from gateway.writeback.flushing.state import End, Progress, Settle, Wait
+from gateway.writeback.journal.journal import JournalGC
 from gateway.writeback.journal.records import Priority, State
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.journal.turns import RETRY_SECONDS_MAX, UPLOAD_SECONDS_MAX, Due
-from gateway.writeback.journal_gc import JournalGC
 from gateway.writeback.order import is_marker
+from gateway.writeback.pending_key_filter import ChangeNotifier
 
 AGAIN_SECONDS = 60.0
 """Seconds between two corrections of due times. The reconciler also corrects them when the clock is set."""
