@@ -190,7 +190,7 @@ class WritebackAdmin:
     async def _keep_ours(self, pending: Pending) -> str | None:
         """Return the ETag at the origin that will be overwritten."""
         now = self._clock.now()
-        if pending.write is not None and self._tools.manifests.is_waiting(pending.id):
+        if pending.write is not None and pending.id in self._tools.manifests.waiting():
             self._tools.manifests.waive(pending.id)
             await self._journal.change(lambda tx: tx.turns.try_now(*pending.key, now, [pending.id]))
             _log.warning("a manifest is sent although the origin lacks files that it names", object=str(pending.key))
@@ -210,7 +210,7 @@ class WritebackAdmin:
 
     async def _give_up(self, pending: Pending, decision: Decision) -> None:
         shown, only = pending.document, pending.is_conflict
-        is_hopeless = shown.state == "damaged" or shown.failures > 0 or self._tools.manifests.is_waiting(pending.id)
+        is_hopeless = shown.state == "damaged" or shown.failures > 0 or pending.id in self._tools.manifests.waiting()
         if not only and not (is_hopeless and decision is Decision.DISCARD):
             _not_to_be_decided(pending)
         await self._tools.publication.publish(_gone(pending), None)

@@ -297,25 +297,22 @@ def _headed(headers: Mapping[str, str], asked: Moment, answered: Moment) -> Head
 
 
 async def _has_parts(response: OriginResponse, parts: Sequence[Part]) -> bool:
-    left = list(reversed(parts))
-    md5, missing_bytes = hashlib.md5(usedforsecurity=False), left[-1].file.size_bytes if left else 0
+    md5, at, done_bytes = hashlib.md5(usedforsecurity=False), 0, 0
     async for piece in response.stream():
         rest = memoryview(piece)
         while rest:
-            if missing_bytes == 0:
-                if not left or md5.digest() != left.pop().file.md5 or not left:
-                    return False
-                md5, missing_bytes = hashlib.md5(usedforsecurity=False), left[-1].file.size_bytes
-                continue
-            taken = rest[:missing_bytes]
+            if at == len(parts):
+                return False
+            file = parts[at].file
+            taken = rest[: file.size_bytes - done_bytes]
             md5.update(taken)
-            missing_bytes -= len(taken)
+            done_bytes += len(taken)
             rest = rest[len(taken) :]
-    while left and missing_bytes == 0:
-        if md5.digest() != left.pop().file.md5:
-            return False
-        md5, missing_bytes = hashlib.md5(usedforsecurity=False), left[-1].file.size_bytes if left else 0
-    return not left
+            if done_bytes == file.size_bytes:
+                if md5.digest() != file.md5:
+                    return False
+                md5, at, done_bytes = hashlib.md5(usedforsecurity=False), at + 1, 0
+    return done_bytes == 0 and not any(part.file.size_bytes for part in parts[at:])
 
 
 def _is_absence_expected(write: Write) -> bool:
