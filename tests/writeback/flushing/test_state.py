@@ -19,7 +19,6 @@ from gateway.writeback.flushing.state import (
     OTHERS,
     PARTS_AT_ONCE,
     RESTARTS_MAX,
-    UNTOLD,
     UNUSED_SECONDS,
     Aborted,
     Ask,
@@ -190,12 +189,6 @@ def test_where_conditions_are_honoured_one_says_it_all() -> None:
         assert play(Progress(tombstone(), replace(ALL, delete=honoured))) == [Ask.HEAD]
 
 
-def test_what_refuses_conditions_is_sent_none() -> None:
-    """The look comes right before."""
-    assert play(Progress(single(), NONE), Headed(None)) == [Finish(None, is_conditional=False)]
-    assert play(Progress(tombstone(), NONE), Headed('"old"')) == [Delete('"old"', is_conditional=False)]
-
-
 def test_that_a_bucket_refuses_conditions_is_learned_when_it_takes_a_request_without() -> None:
     """By the kind of request; had it been about something else, nothing is learned."""
     cases: Sequence[tuple[Write, Kind]] = ((single(), "put"), (tombstone(), "delete"))
@@ -298,12 +291,6 @@ def test_a_lost_answer_is_decided_by_what_lies_there() -> None:
         ]
 
 
-def test_an_upload_that_may_not_have_been_ours_is_cleared_away() -> None:
-    """The object is there, and the upload perhaps still, too."""
-    doubtful = sent(multipart(1, origin_upload_id="o", state=State.PUBLISHING), 1)
-    assert play(Progress(doubtful), Headed(doubtful.etag)) == [Settle(doubtful.etag, upload_may_be_open=True)]
-
-
 def test_the_same_bytes_as_before_are_sent_all_the_same() -> None:
     """A lost answer says nothing where the key had these bytes already: what else was written with them counts too."""
     doubtful = single(state=State.PUBLISHING)
@@ -340,27 +327,6 @@ def test_an_upload_that_is_gone_because_it_is_complete_is_done() -> None:
     assert isinstance(over, Settle)
 
 
-def test_a_plain_refusal_leaves_nothing_in_doubt() -> None:
-    """Unless an earlier request is: then it stays so."""
-    assert play(Progress(single(), ALL), WriteRefused("AccessDenied")) == [
-        Note.UNMARK,
-        Wait("AccessDenied", is_away=False),
-    ]
-    assert play(Progress(single(), ALL), Lost("reset")) == [Wait("reset", is_away=True)]
-    doubtful = single(state=State.PUBLISHING)
-    assert play(Progress(doubtful, ALL), Headed(None), WriteRefused("AccessDenied")) == [
-        Wait("AccessDenied", is_away=False)
-    ]
-
-
-def test_failures_are_waited_out() -> None:
-    """Whatever they are, at any step: nothing is given up."""
-    for failure, is_away in ((WriteRefused("AccessDenied"), False), (Lost("AccessDenied"), True)):
-        for write in (single(), multipart(2), tombstone()):
-            assert play(Progress(write), failure) == [Wait("AccessDenied", is_away)]
-        assert play(Progress(multipart(2)), Headed(None), failure) == [Wait("AccessDenied", is_away)]
-
-
 def test_one_failure_of_several_parts_counts_once() -> None:
     """The others that fail with it say nothing new, nor do those that come through."""
     progress = Progress(multipart(3, origin_upload_id="o"))
@@ -368,18 +334,6 @@ def test_one_failure_of_several_parts_counts_once() -> None:
     assert progress.after(PartFailed("o", 1, Lost("reset"))) == [Wait("reset", is_away=True)]
     assert progress.after(PartFailed("o", 3, Lost("reset"))) == []
     assert progress.after(PartSent("o", 2, "e2")) == []
-
-
-def test_what_the_origin_has_made_is_compared_where_its_etag_is_not_ours() -> None:
-    """The same bytes: done. Others: a conflict that says so. Yet another object: others came after ours."""
-    for outcome, expected in (
-        (True, Settle('"opaque"')),
-        (False, MarkConflict(DIFFERENT)),
-        (None, Settle('"opaque"')),
-    ):
-        progress = Progress(single(), ALL)
-        assert play(progress, Finished('"opaque"')) == [Compare('"opaque"')]
-        assert progress.after(Compared(outcome)) == [expected]
 
 
 MISSING, THERE = LookedFor(2, 7, "s3://b/a"), LookedFor(0, 7)
@@ -426,14 +380,6 @@ def test_files_that_cannot_be_looked_for_hold_a_manifest_up() -> None:
     assert play(Progress(doubtful, ALL, names_files=True), Headed(doubtful.etag)) == [Settle(doubtful.etag)]
     assert play(Progress(doubtful, ALL, names_files=True), Headed(None), MISSING) == [AWAITED]
     assert play(Progress(tombstone(), ALL, names_files=True)) == [Delete('"old"')]
-
-
-def test_an_etag_that_is_not_told_is_asked_for() -> None:
-    """And an object that is not shown is kept."""
-    progress = Progress(single(), ALL)
-    assert play(progress, Finished(None)) == [Ask.HEAD]
-    assert progress.after(Headed(progress.write.etag)) == [Settle(progress.write.etag)]
-    assert play(Progress(single(), ALL), Finished(None), Headed(None)) == [Wait(UNTOLD, is_away=True)]
 
 
 def test_an_origin_that_could_not_be_asked_may_have_what_is_older() -> None:
@@ -485,15 +431,6 @@ def test_a_deletion_ends_where_nothing_is() -> None:
 
 
 # Open uploads
-
-
-def test_an_open_upload_is_begun_and_its_parts_go() -> None:
-    """Then it rests."""
-    progress = Progress(opened(1))
-    assert progress.begin() == [Ask.BEGIN]
-    assert [type(one) for one in progress.after(begun(progress.write))] == [SendPart]
-    [rest] = progress.after(PartSent("o", 1, "e", State.OPEN))
-    assert isinstance(rest, Rest)
 
 
 def test_an_upload_that_its_client_has_completed_or_ended_meanwhile_is_looked_at_anew() -> None:
@@ -558,17 +495,6 @@ def test_a_clock_that_is_set_forward_ends_no_upload() -> None:
     assert play(Progress(there, now=Moment(1e6, 510.0, "boot"))) == [Rest(UPLOAD_LOOK_SECONDS - 10.0)]
 
 
-def test_an_upload_that_the_bucket_has_ended_goes_or_is_begun_anew() -> None:
-    """It goes where its client has left it alone; else its parts are sent again."""
-    write = opened(1, origin_upload_id="gone")
-    assert play(Progress(write, now=Moment(10.0)), PartFailed("gone", 1, WriteRefused("NoSuchUpload"))) == [
-        Note.START_OVER,
-        Wait("NoSuchUpload", is_away=False),
-    ]
-    [over] = play(Progress(write, now=Moment(1000.0)), PartFailed("gone", 1, WriteRefused("NoSuchUpload")))
-    assert isinstance(over, Expire)
-
-
 # Completes that a client waits for
 
 
@@ -619,16 +545,6 @@ def test_a_lost_answer_is_told_as_such_and_found_out() -> None:
     assert play(Progress(asked, now=Moment(1e6)), FoundObject(True)) == [
         OriginReply("ServiceUnavailable", is_over=True)
     ]
-
-
-def test_a_part_that_an_older_one_has_overtaken_is_sent_again() -> None:
-    """Once."""
-    whole = sent(waiting(), 1, 2)
-    progress = Progress(whole)
-    assert [type(one) for one in play(progress, WriteRefused("InvalidPart"))] == [SendPart, SendPart]
-    progress.after(PartSent("o", 1, "e", State.PUBLISHING))
-    assert progress.after(PartSent("o", 2, "e", State.PUBLISHING)) == [Ask.COMPLETE]
-    assert progress.after(WriteRefused("InvalidPart")) == [OriginReply("InvalidPart", is_over=True)]
 
 
 # Uploads to be aborted
