@@ -151,8 +151,25 @@ class Response:
             await self.resource.aclose()
 
 
+def xml_response(document: bytes, cache: CacheLabel | None = None, headers: Sequence[tuple[str, str]] = ()) -> Response:
+    return Response(200, [("content-type", "application/xml"), *headers], document, cache)
+
+
 Answer: TypeAlias = Response | Coroutine[Any, Any, Response]
 """A handler's result: the response itself if nothing had to be waited for, else a coroutine for it."""
+
+
+async def awaited(answer: Answer) -> Response:
+    return answer if isinstance(answer, Response) else await answer
+
+
+def changed(answer: Answer, change: Callable[[Response], Response]) -> Answer:
+    """Return the changed answer, now if it is there."""
+
+    async def later(coming: Coroutine[Any, Any, Response]) -> Response:
+        return change(await coming)
+
+    return change(answer) if isinstance(answer, Response) else later(answer)
 
 
 BUFFERED_SIZE_BYTES_MAX_TOTAL = 64 * 1024**2
@@ -365,6 +382,12 @@ class RequestContext:
     pair: KeyPair | None = None
     signed_by: KeyPair | None = None
     may_read: bool = False
+
+    @property
+    def buffer(self) -> WritebackBuffer:
+        """Return the write-back buffer; only for requests that it may concern."""
+        assert self.services.writeback is not None  # noqa: S101 - router.py asks
+        return self.services.writeback
 
     def begin_reading(self) -> bytes | None:
         """Count the object's bytes for its checkpoint from here. Return its file id for `end`; None: nothing counts."""

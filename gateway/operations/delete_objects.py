@@ -12,7 +12,7 @@ import base64
 import hashlib
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from gateway.core.errors import BufferUnavailable, InConflict, OriginAnswered, OriginBodyError, S3Error
 from gateway.core.model import ObjectKey
@@ -39,9 +39,6 @@ from gateway.s3.xml import (
 )
 from gateway.s3.xml_writer import document
 from gateway.writeback.journal.records import ExpectedVersion, Write, WriteSpec
-
-if TYPE_CHECKING:
-    from gateway.writeback.buffer import WritebackBuffer
 
 
 async def delete_objects(context: RequestContext) -> Response:
@@ -84,7 +81,7 @@ async def _written_down(
     context: RequestContext, entries: Sequence[DeleteEntry], delete: Coroutine[Any, Any, Response]
 ) -> Response:
     buffer = context.services.writeback
-    return await (delete if buffer is None else deleted_through(context, buffer, entries, delete))
+    return await (delete if buffer is None else deleted_through(context, entries, delete))
 
 
 class _Done(NamedTuple):
@@ -97,9 +94,7 @@ class _Done(NamedTuple):
 async def _bury(context: RequestContext, entries: Sequence[DeleteEntry]) -> DeleteOutcome:
     buffer = context.services.writeback
     is_of_origin = context.signed_by is not None  # the origin judges all; it has what was pending
-    return (
-        DeleteOutcome(entries) if buffer is None or is_of_origin else await write_tombstones(context, buffer, entries)
-    )
+    return DeleteOutcome(entries) if buffer is None or is_of_origin else await write_tombstones(context, entries)
 
 
 def _as_error(entry: DeleteEntry, refusal: OriginAnswered) -> DeleteError:
@@ -154,16 +149,16 @@ async def _forget(context: RequestContext, keys: Iterable[str]) -> None:
         await context.services.blocks.invalidate(ObjectKey(bucket, key))
 
 
-async def delete_pending(context: RequestContext, buffer: WritebackBuffer) -> Response:
+async def delete_pending(context: RequestContext) -> Response:
     """Carry out a DeleteObject of a key with a pending write."""
-    await write_tombstone(context, buffer, [context.object_key])
+    await write_tombstone(context, [context.object_key])
     return Response(204, cache="absorbed")
 
 
-async def write_tombstone(context: RequestContext, buffer: WritebackBuffer, keys: Sequence[ObjectKey]) -> None:
+async def write_tombstone(context: RequestContext, keys: Sequence[ObjectKey]) -> None:
     """Delete these keys, which have pending writes, here at once, and return when the origin has, too."""
-    wait = FlushWait(context, buffer)
-    for key, tombstone in [(key, await _acknowledge(context, buffer, key)) for key in keys]:
+    wait = FlushWait(context)
+    for key, tombstone in [(key, await _acknowledge(context, key)) for key in keys]:
         if tombstone is not None:
             await wait.for_write(key, tombstone.sequence)
 
@@ -176,18 +171,16 @@ class DeleteOutcome(NamedTuple):
     errors: Sequence[DeleteError] = ()
 
 
-async def write_tombstones(
-    context: RequestContext, buffer: WritebackBuffer, entries: Sequence[DeleteEntry]
-) -> DeleteOutcome:
+async def write_tombstones(context: RequestContext, entries: Sequence[DeleteEntry]) -> DeleteOutcome:
     """Delete the pending objects of a DeleteObjects: all of them here first, then one after the other at the origin.
 
     Versions, conditional deletions, and all of a request that names an owner, or anything else that only the origin can
     judge, are left to it, once it has the pending writes.
     """
     bucket, is_ours = context.request.bucket or "", may_be_deleted_here(context.request)
-    wait = FlushWait(context, buffer)
+    wait = FlushWait(context)
     plain = [ObjectKey(bucket, one.key) for one in entries if is_ours and _is_plain(one)]
-    tombstones = await _tombstones(context, buffer, plain)
+    tombstones = await _tombstones(context, plain)
     left, deleted, errors = list[DeleteEntry](), list[str](), list[DeleteError]()
     for entry in entries:
         key = ObjectKey(bucket, entry.key)
@@ -211,11 +204,9 @@ def _is_plain(entry: DeleteEntry) -> bool:
     return entry == DeleteEntry(entry.key)
 
 
-async def _tombstones(
-    context: RequestContext, buffer: WritebackBuffer, keys: Iterable[ObjectKey]
-) -> dict[ObjectKey, Write | S3Error | None]:
-    pending = list(dict.fromkeys(key for key in keys if buffer.pending(key) is not None))
-    buried = await asyncio.gather(*(_acknowledge(context, buffer, key) for key in pending), return_exceptions=True)
+async def _tombstones(context: RequestContext, keys: Iterable[ObjectKey]) -> dict[ObjectKey, Write | S3Error | None]:
+    pending = list(dict.fromkeys(key for key in keys if context.buffer.pending(key) is not None))
+    buried = await asyncio.gather(*(_acknowledge(context, key) for key in pending), return_exceptions=True)
     found: dict[ObjectKey, Write | S3Error | None] = {}
     for key, tombstone in zip(pending, buried, strict=True):
         if isinstance(tombstone, BaseException) and not isinstance(tombstone, (S3Error, BufferUnavailable)):
@@ -224,7 +215,7 @@ async def _tombstones(
     return found
 
 
-async def _acknowledge(context: RequestContext, buffer: WritebackBuffer, key: ObjectKey) -> Write | None:
+async def _acknowledge(context: RequestContext, key: ObjectKey) -> Write | None:
     """Replace a pending write by a tombstone; return None if the origin has nothing of it.
 
     BufferUnavailable when the disk does not take it, S3Error OperationAborted when a person must decide first.
@@ -233,6 +224,6 @@ async def _acknowledge(context: RequestContext, buffer: WritebackBuffer, key: Ob
     now = context.services.clock.now()
     tombstone = Write(spec, ExpectedVersion.unknown(context.services.clock), now, deleted=True, acknowledged_at=now)
     try:
-        return await buffer.write_tombstone(tombstone)
+        return await context.buffer.write_tombstone(tombstone)
     except InConflict as error:
         raise conflict(str(key)) from error

@@ -6,16 +6,15 @@ The origin's uploads behind ours are left out: clients know them by our ids, hav
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from gateway.core.errors import OriginAnswered, OriginBodyError
+from gateway.core.errors import OriginBodyError
 from gateway.core.model import ObjectKey
 from gateway.metadata.listing.pages import ListRequest, key_successor, prefix_end
-from gateway.operations.context import RequestContext, Response
-from gateway.operations.list_sources import before
+from gateway.operations.context import RequestContext, Response, xml_response
+from gateway.operations.list_sources import before, listing_document
 from gateway.operations.merged_page import Kind, ListSource, MergedPage, PageRow, Rows
-from gateway.origin.client import OriginRequest
 from gateway.s3.headers import format_iso_date
 from gateway.s3.upload_list import (
     UPLOADS_MAX,
@@ -31,13 +30,9 @@ from gateway.s3.upload_list import (
     uploads_query,
 )
 from gateway.s3.xml_writer import element
+from gateway.writeback.journal.records import Write
+from gateway.writeback.journal.transaction import JournalTransaction
 
-if TYPE_CHECKING:
-    from gateway.writeback.buffer import WritebackBuffer
-    from gateway.writeback.journal.records import Write
-    from gateway.writeback.journal.transaction import JournalTransaction
-
-_ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 _PAGES_MAX = 100
 
 
@@ -52,10 +47,10 @@ _Row = PageRow[_Listed]
 _Rows = Rows[_Listed]
 
 
-async def list_uploads(context: RequestContext, buffer: WritebackBuffer) -> Response:
+async def list_uploads(context: RequestContext) -> Response:
     """Return the page, or the origin's error."""
     query = uploads_query(context.request)
-    listing = _Listing(context, buffer, query, buffer.look(lambda tx: _place_in(tx, query)))
+    listing = _Listing(context, query, context.buffer.look(lambda tx: _place_in(tx, query)))
     wanted = ListRequest(query.prefix.encode(), query.delimiter.encode(), query.limit)
     sources: list[ListSource[_Listed]] = [_OwnUploads(listing), _OriginUploads(listing)]
     page = MergedPage(wanted, sources)
@@ -64,15 +59,17 @@ async def list_uploads(context: RequestContext, buffer: WritebackBuffer) -> Resp
     prefixes = [row.name.decode() for row in page.rows if row.content is None]
     following = _following(query, page.rows) if page.is_truncated else None
     body = uploads_document(listing.bucket, query, uploads, prefixes, following)
-    return Response(200, [("content-type", "application/xml")], body, "partial", reason="not-kept")
+    return replace(xml_response(body, "partial"), reason="not-kept")
 
 
-def may_concern_uploads(context: RequestContext, buffer: WritebackBuffer) -> bool:
+def may_concern_uploads(context: RequestContext) -> bool:
     """Return whether uploads may be open here, or were when the previous page was given."""
     bucket, prefix = context.request.bucket or "", context.request.parameter("prefix") or ""
     if any(slot.is_buffered for slot in context.services.slots.under(bucket, prefix)):
         return True
-    return is_place(context.request.parameter("upload-id-marker") or "") or buffer.look(lambda tx: _is_busy(tx, bucket))
+    return is_place(context.request.parameter("upload-id-marker") or "") or context.buffer.look(
+        lambda tx: _is_busy(tx, bucket)
+    )
 
 
 def _is_busy(tx: JournalTransaction, bucket: str) -> bool:
@@ -108,7 +105,6 @@ class _Listing:
     """One request. `place` is where it begins among the uploads of its key marker; None: behind all of them."""
 
     context: RequestContext
-    buffer: WritebackBuffer
     query: UploadsQuery
     place: UploadPlace | None
 
@@ -141,7 +137,7 @@ class _OwnUploads:
         self._listing = listing
 
     async def seek(self, wanted: ListRequest) -> _Rows:
-        return self._listing.buffer.look(lambda tx: self._rows(tx, wanted))
+        return self._listing.context.buffer.look(lambda tx: self._rows(tx, wanted))
 
     def _rows(self, tx: JournalTransaction, wanted: ListRequest) -> _Rows:
         """Return all uploads of a key or none: the journal orders them by id."""
@@ -185,7 +181,7 @@ class _OriginUploads:
         rows: list[_Row] = []
         markers = (before(wanted.begin), "") if wanted.begin else self._first_markers()
         for _ in range(_PAGES_MAX):
-            is_busy = self._listing.buffer.look(lambda tx: _is_busy(tx, self._listing.bucket))
+            is_busy = self._listing.context.buffer.look(lambda tx: _is_busy(tx, self._listing.bucket))
             page = await (self._foreign_uploads(wanted, markers) if is_busy else self._ask(wanted, markers))
             rows += self._rows_of(wanted, page, is_busy=is_busy)
             if page.following is None:
@@ -221,7 +217,7 @@ class _OriginUploads:
         One of ours may have ended while the page was on its way: apparently foreign ones are asked for once more.
         """
         page = await self._ask(wanted, markers)
-        foreign = self._listing.buffer.look(lambda tx: self._foreign_in(tx, page.uploads))
+        foreign = self._listing.context.buffer.look(lambda tx: self._foreign_in(tx, page.uploads))
         if foreign:
             again = {one.upload_id for one in (await self._ask(wanted, markers)).uploads}
             foreign = [one for one in foreign if one.upload_id in again]
@@ -233,7 +229,6 @@ class _OriginUploads:
         return [one for one in listed if one.upload_id not in ours[one.key]]
 
     async def _ask(self, wanted: ListRequest, markers: tuple[str, str]) -> UploadsPage:
-        context = self._listing.context
         said = [
             ("prefix", wanted.prefix.decode()),
             ("delimiter", wanted.delimiter.decode()),
@@ -242,9 +237,7 @@ class _OriginUploads:
         said += [("upload-id-marker", markers[1])] if markers[0] else []
         query: list[tuple[str, str | None]] = [("uploads", ""), ("encoding-type", "url")]
         query += [("max-uploads", str(UPLOADS_MAX)), *((name, value) for name, value in said if value)]
-        request = OriginRequest("GET", self._listing.bucket, None, query, slot=context.slot.name)
-        async with await context.services.origin.send(request) as response:
-            if response.status != 200:
-                document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
-                raise OriginAnswered(response.status, list(response.headers.items()), document)
-            return parse_uploads_page(await response.read(UPLOADS_SIZE_BYTES_MAX))
+        listing = self._listing
+        return parse_uploads_page(
+            await listing_document(listing.context, listing.bucket, query, UPLOADS_SIZE_BYTES_MAX)
+        )

@@ -119,7 +119,7 @@ async def judge_deletions(context: RequestContext, keys: Sequence[str]) -> Mappi
             await judge_wait(context, [ObjectKey(bucket, key)])
         except OriginAnswered as refusal:
             refusals[key] = refusal
-    await FlushWait(context, services.writeback).for_keys(ObjectKey(bucket, key) for key in keys if key not in refusals)
+    await FlushWait(context).for_keys(ObjectKey(bucket, key) for key in keys if key not in refusals)
     return refusals
 
 
@@ -213,7 +213,7 @@ def _is_forwarded(context: RequestContext) -> bool:
 
 def _is_pending(context: RequestContext, key: ObjectKey) -> bool:
     buffer = context.services.writeback
-    return buffer is not None and buffer.may_be_pending(key) and buffer.pending(key) is not None
+    return buffer is not None and context.buffer.may_be_pending(key) and context.buffer.pending(key) is not None
 
 
 # Asking
@@ -292,7 +292,7 @@ class _Read:
         context = self._context
         if _is_pending(context, self._key) and context.services.writeback is not None:
             await self.may_be_told_to_wait()
-            await FlushWait(context, context.services.writeback).for_keys([self._key])  # else it says "not there"
+            await FlushWait(context).for_keys([self._key])  # else it says "not there"
         asked, began = _now(context), time.perf_counter()
         head = await self._granted()
         self._remember(head, asked)

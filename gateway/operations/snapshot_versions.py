@@ -264,33 +264,32 @@ def frozen_source(context: RequestContext) -> Slot | None:
     return slot if slot.consistency == "snapshot" else None
 
 
-async def pin_source(context: RequestContext, slot: Slot) -> None:
+async def pin_source(context: RequestContext) -> None:
     """Pin a copy to the frozen version of its source: 412 if the origin does not have it any more.
 
     Some servers ignore conditions on a copy's source: the origin is asked for its version just before.
     """
-    request, snapshot = context.request, await context.services.snapshots.opened(slot)
-    key = parse_copy_source(request.headers["x-amz-copy-source"]).key.key
-    frozen = snapshot.find(key)
+    request, services = context.request, context.services
+    key = parse_copy_source(request.headers["x-amz-copy-source"]).key
+    slot = services.slots.find(key.bucket, key.key)
+    snapshot = await services.snapshots.opened(slot)
+    frozen = snapshot.find(key.key)
     if frozen is None:
-        raise s3_error("NoSuchKey", Key=key)
+        raise s3_error("NoSuchKey", Key=key.key)
     etag = strong_etag(frozen.version.etag)
     if not etag_matches(request.headers.get(_SOURCE_IF_MATCH, "*"), etag):
         raise s3_error("PreconditionFailed", Condition=_SOURCE_IF_MATCH)
-    if not await _is_there(context, slot, frozen):
+    try:
+        head = await services.catalog.ask(frozen.version.key, slot, headers=pin(frozen))
+        is_there = is_same_version(head.version, frozen.version)
+    except OriginAnswered as answer:
+        if answer.status not in _GONE:
+            raise
+        is_there = False
+    if not is_there:
         raise s3_error(
             "PreconditionFailed",
             f"{_frozen_as(frozen.version.key, snapshot, frozen)}, and the origin does not have that version any more.",
             Condition=_SOURCE_IF_MATCH,
         )
     request.headers = {**request.headers, _SOURCE_IF_MATCH: etag}
-
-
-async def _is_there(context: RequestContext, slot: Slot, frozen: SnapshotObject) -> bool:
-    try:
-        head = await context.services.catalog.ask(frozen.version.key, slot, headers=pin(frozen))
-    except OriginAnswered as answer:
-        if answer.status not in _GONE:
-            raise
-        return False
-    return is_same_version(head.version, frozen.version)

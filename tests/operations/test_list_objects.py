@@ -120,7 +120,7 @@ class World:
             buffers=BodyBuffers(),
             writeback=self,
         )
-        self._exchange = cast("Any", SimpleNamespace(services=services, slot=Slot("default", Prefix(""))))
+        self._exchange = cast("Any", SimpleNamespace(services=services, slot=Slot("default", Prefix("")), buffer=self))
 
     def union(self) -> set[bytes]:
         """What there is when everything is flushed: the same whatever has been."""
@@ -150,7 +150,7 @@ class World:
     def page(self, wanted: ListRequest) -> tuple[Page, list[EntryTemplate]]:
         """The page as the gateway makes it."""
         listing = Listing(self._exchange, BUCKET, QUERY, (), KeyBound(0.0, 0.0))
-        sources: list[ListSource[SourceEntry]] = [PendingSource(listing, cast("Any", self)), PartitionedSource(listing)]
+        sources: list[ListSource[SourceEntry]] = [PendingSource(listing), PartitionedSource(listing)]
         merged = MergedPage(wanted, sources)
         with listing.held:
             asyncio.run(merged.fill())

@@ -11,13 +11,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from gateway.core.clock import Moment
 from gateway.core.errors import OriginAnswered, S3Error
 from gateway.core.model import ObjectKey
 from gateway.core.steps import Steps, each, in_steps
-from gateway.operations.context import RequestContext, Response
+from gateway.operations.context import RequestContext, Response, xml_response
 from gateway.operations.payload import receive_document
 from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.operations.writeback.parts import check_owner, no_such_upload
@@ -25,6 +24,7 @@ from gateway.operations.writeback.past_the_buffer import FlushWait, goes_through
 from gateway.operations.writeback.put_object import current_expected_version, goes_through_unseen
 from gateway.operations.writeback.write_back_policy import (
     Reason,
+    capabilities_of,
     has_conditions,
     is_condition,
     is_foretold,
@@ -39,83 +39,70 @@ from gateway.writeback.journal.codec import parts_digest
 from gateway.writeback.journal.records import Part, UploadOutcome, Write
 from gateway.writeback.journal.transaction import JournalTransaction
 
-if TYPE_CHECKING:
-    from gateway.writeback.buffer import WritebackBuffer
 
-_XML = ("content-type", "application/xml")
-
-
-async def buffer_complete(context: RequestContext, buffer: WritebackBuffer) -> Response:
+async def buffer_complete(context: RequestContext) -> Response:
     """Make the parts an object. A repeated Complete gets the first answer."""
     upload_id = context.request.parameter("uploadId") or ""
     document = await receive_document(context, COMPLETE_SIZE_BYTES_MAX)
     listed = await in_steps(parse_complete_multipart_upload(document))
-    upload = buffer.look(lambda tx: tx.uploads.upload(upload_id))
+    upload = context.buffer.look(lambda tx: tx.uploads.upload(upload_id))
     if upload is None or upload.spec.key != context.object_key:
-        return await _completed_before(context, buffer, upload_id, listed)
+        return await _completed_before(context, upload_id, listed)
     await check_owner(context, upload)
-    stored = dict(await in_steps(each(lambda part: (part.number, part), await buffer.journal.parts(upload.id))))
+    stored = dict(await in_steps(each(lambda part: (part.number, part), await context.buffer.journal.parts(upload.id))))
     made = await in_steps(complete(upload_id, upload.spec.headers, context.request.headers, stored, listed))
     completed_of = await in_steps(parts_digest(listed))
-    capabilities = buffer.look(lambda tx: tx.buckets.capabilities(context.object_key.bucket))
-    made = replace(made, is_etag_local=not is_foretold(capabilities, upload.spec.headers))
+    made = replace(made, is_etag_local=not is_foretold(context, upload.spec.headers))
     are_here = all(await in_steps(each(lambda part: part.file.is_here, made.parts)))
-    reason = _why_of_the_origin(context, buffer, upload, made, are_here=are_here)
+    reason = _why_of_the_origin(context, upload, made, are_here=are_here)
     if reason is not None:
         goes_through(context, reason)
-        return await _left_to_the_origin(context, buffer, upload, made, completed_of)
+        return await _left_to_the_origin(context, upload, made, completed_of)
     try:
         if context.slot.write != "scratch":
-            upload = replace(upload, expected=await current_expected_version(context, buffer, upload.expected))
+            upload = replace(upload, expected=await current_expected_version(context, upload.expected))
     except OriginAnswered as refusal:
-        await goes_through_unseen(context, buffer, refusal)
-        return await _left_to_the_origin(context, buffer, upload, made, completed_of)
-    completed = await buffer.complete(_as_write(upload, made, completed_of, context.services.clock.now()))
-    if completed is None and buffer.look(lambda tx: tx.uploads.upload(upload_id)) is None:
-        return await _completed_before(context, buffer, upload_id, listed)
+        await goes_through_unseen(context, refusal)
+        return await _left_to_the_origin(context, upload, made, completed_of)
+    completed = await context.buffer.complete(_as_write(upload, made, completed_of, context.services.clock.now()))
+    if completed is None and context.buffer.look(lambda tx: tx.uploads.upload(upload_id)) is None:
+        return await _completed_before(context, upload_id, listed)
     if completed is None:
         raise s3_error("ServiceUnavailable", "A part has just been replaced: try again.")
-    return Response(200, [_XML], _result(context.object_key, made), "absorbed")
+    return xml_response(_result(context.object_key, made), "absorbed")
 
 
-def _why_of_the_origin(
-    context: RequestContext, buffer: WritebackBuffer, upload: Write, made: Completion, *, are_here: bool
-) -> Reason | None:
+def _why_of_the_origin(context: RequestContext, upload: Write, made: Completion, *, are_here: bool) -> Reason | None:
     """Return why the origin must make the object; None: it need not.
 
     Its ETag may differ from the foretold one since the upload began, unless the upload named its encryption.
     """
-    is_scratch = context.slot.write == "scratch"
     if has_conditions(context.request.headers):
-        refuse_unless_kept_here(Reason.CONDITION if is_scratch else None)
+        refuse_unless_kept_here(context, Reason.CONDITION)
         return Reason.CONDITION
     if not are_here:  # in a scratch slot: it was begun before the slot became one
         return Reason.PART
     if not _is_verified(context.request.headers, made):
-        refuse_unless_kept_here(Reason.HEADER if is_scratch else None)
+        refuse_unless_kept_here(context, Reason.HEADER)
         return Reason.HEADER
-    if is_scratch:
+    if context.slot.write == "scratch":
         return None
     if made.is_etag_local and context.slot.etag != "local":
         return Reason.BUCKET_ETAGS
-    capabilities = buffer.look(lambda tx: tx.buckets.capabilities(context.object_key.bucket))
+    capabilities = capabilities_of(context)
     return Reason.KEY if capabilities is not None and capabilities.refuses(upload.key.key) else None
 
 
-async def _left_to_the_origin(
-    context: RequestContext, buffer: WritebackBuffer, upload: Write, made: Completion, completed_of: str
-) -> Response:
-    completing = _completed_at_origin(context, buffer, _as_write(upload, made, completed_of, 0.0), made)
+async def _left_to_the_origin(context: RequestContext, upload: Write, made: Completion, completed_of: str) -> Response:
+    completing = _completed_at_origin(context, _as_write(upload, made, completed_of, 0.0), made)
     return await with_retries(with_invalidation(changed_by(context), completing), context.services.clock)
 
 
-async def _completed_at_origin(
-    context: RequestContext, buffer: WritebackBuffer, upload: Write, made: Completion
-) -> Response:
-    ended = await complete_at_origin(context, buffer, upload)
+async def _completed_at_origin(context: RequestContext, upload: Write, made: Completion) -> Response:
+    ended = await complete_at_origin(context, upload)
     await context.services.blocks.invalidate(context.object_key)
     made = replace(made, etag=ended.etag or made.etag)
-    return Response(200, [_XML], _result(context.object_key, made), "forwarded")
+    return xml_response(_result(context.object_key, made), "forwarded")
 
 
 def _as_write(upload: Write, made: Completion, completed_of: str, acknowledged_at: float) -> Write:
@@ -131,17 +118,15 @@ def _as_write(upload: Write, made: Completion, completed_of: str, acknowledged_a
     )
 
 
-async def _completed_before(
-    context: RequestContext, buffer: WritebackBuffer, upload_id: str, listed: list[CompletedPart]
-) -> Response:
-    ended = buffer.look(lambda tx: tx.uploads.ended(upload_id))
+async def _completed_before(context: RequestContext, upload_id: str, listed: list[CompletedPart]) -> Response:
+    ended = context.buffer.look(lambda tx: tx.uploads.ended(upload_id))
     asked = await in_steps(parts_digest(listed))
     if ended is None or ended.etag is None or ended.key != context.object_key or ended.parts != asked:
         raise no_such_upload(upload_id)
     is_composite = any("-" in value for value in ended.checksums.values())
     checksum_type = ("COMPOSITE" if is_composite else "FULL_OBJECT") if ended.checksums else None
     made = Completion((), ended.etag, 0, ended.checksums, checksum_type)
-    return Response(200, [_XML], _result(ended.key, made), "absorbed")
+    return xml_response(_result(ended.key, made), "absorbed")
 
 
 def _result(key: ObjectKey, made: Completion) -> bytes:
@@ -159,23 +144,23 @@ PATIENCE_SECONDS = 1800.0
 """An origin may work on a large object for minutes, and parts may have to be sent first."""
 
 
-async def complete_at_origin(context: RequestContext, buffer: WritebackBuffer, made: Write) -> UploadOutcome:
+async def complete_at_origin(context: RequestContext, made: Write) -> UploadOutcome:
     """Return the outcome when the origin has made the object; S3Error with its code when it has not."""
-    wait, key = FlushWait(context, buffer), context.object_key
+    wait, key = FlushWait(context), context.object_key
     # Without a condition, the journal keeps it in order.
     await (wait.for_turn(key) if has_conditions(context.request.headers) else wait.for_keys([key]))
     headers = context.request.headers  # after the wait, which may have renamed the version in a condition
     clock, token, upload_id = context.services.clock, secrets.token_hex(8), made.upload_id or ""
     conditions = {name: headers[name] for name in headers if is_condition(name) or name.startswith(PREFIX)}
     asked = replace(made, conditions=conditions, asked_as=token, touched=Moment.of(clock))
-    if not await buffer.complete_at_origin(asked):
+    if not await context.buffer.complete_at_origin(asked):
         raise s3_error(
             "ServiceUnavailable",
             "A part has just been replaced, or the upload has ended or is being completed: try again.",
         )
     began = clock.monotonic()
     while clock.monotonic() < began + PATIENCE_SECONDS:
-        ended = buffer.look(lambda tx: _outcome(tx, key, upload_id, token))
+        ended = context.buffer.look(lambda tx: _outcome(tx, key, upload_id, token))
         if ended is not None:
             return ended
         await until_next_look(clock, began)

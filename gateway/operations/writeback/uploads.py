@@ -15,19 +15,19 @@ import secrets
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from gateway.core.clock import Moment
 from gateway.core.errors import BufferUnavailable, OriginAnswered, OriginUnreachable
 from gateway.core.steps import Steps, each, in_steps
-from gateway.operations.context import RequestContext, Response
+from gateway.operations.context import RequestContext, Response, xml_response
 from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import receive_payload
-from gateway.operations.writeback.parts import check_owner, leaves_to_the_origin, no_such_upload, number_of, upload_of
+from gateway.operations.writeback.parts import check_owner, leaves_to_the_origin, no_such_upload, upload_of
 from gateway.operations.writeback.past_the_buffer import PATIENCE_SECONDS, goes_through, until_next_look
 from gateway.operations.writeback.put_object import ExpectedVersionQuery, is_for_want_of_rights
 from gateway.operations.writeback.write_back_policy import (
     Reason,
+    capabilities_of,
     check_stored,
     created_headers,
     makes_md5_etags,
@@ -35,7 +35,6 @@ from gateway.operations.writeback.write_back_policy import (
     names_encryption,
     refuse_unless_kept_here,
     storage_classes,
-    takes_local_etag,
     tells_encryption,
     why_of_bucket,
     why_of_key,
@@ -48,10 +47,7 @@ from gateway.s3.xml import text_of
 from gateway.s3.xml_writer import document, element
 from gateway.writeback.flushing.in_doubt import CreateInDoubt, in_doubt
 from gateway.writeback.journal.records import BucketCapabilities, ExpectedVersion, Part, Write, WriteSpec
-
-if TYPE_CHECKING:
-    from gateway.writeback.buffer import WritebackBuffer
-    from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.transaction import JournalTransaction
 
 ANSWER_SIZE_BYTES_MAX = 64 * 1024
 
@@ -96,55 +92,63 @@ class _Answer:
         return Response(self.status, self.headers, self.body, "forwarded")
 
 
-async def buffer_create(context: RequestContext, buffer: WritebackBuffer) -> Response:
+async def buffer_create(context: RequestContext) -> Response:
     """Begin an upload at the origin and here. Refuse checksum headers that S3 would refuse: no part could be taken."""
     headers = context.request.headers
     check_stored(headers)
     upload_checksum_type(headers.get("x-amz-checksum-algorithm"), headers.get("x-amz-checksum-type"))
+    why_of_the_key = why_of_key(context.object_key.key)
     if context.slot.write == "scratch":
-        refuse_unless_kept_here(why_of_key(context.object_key.key))
-        refuse_unless_kept_here(None if may_begin_without_origin(context.request) else Reason.HEADER)
+        refuse_unless_kept_here(context, why_of_the_key)
+        refuse_unless_kept_here(context, None if may_begin_without_origin(context.request) else Reason.HEADER)
         await receive_payload(context)
-        return await _begun_here(context, buffer)
-    capabilities = buffer.look(lambda tx: tx.buckets.capabilities(context.object_key.bucket))
-    of_key = why_of_key(context.object_key.key)
-    may_be_local, key = takes_local_etag(context), context.object_key.key
-    reason = of_key or why_of_bucket(capabilities, of_parts=True, may_be_local=may_be_local, key=key)
-    if reason is not None and (of_key or capabilities is not None):
+        return await _begun_here(context)
+    capabilities = capabilities_of(context)
+    reason = why_of_the_key or why_of_bucket(context, capabilities, of_parts=True)
+    if reason is not None and (why_of_the_key or capabilities is not None):
         goes_through(context, reason)
-        return await _created_through(context, buffer)
-    if leaves_to_the_origin(context, buffer, takes_room=True):
-        return await _created_through(context, buffer)
-    async with in_doubt(buffer.journal, context.object_key, context.slot.name, context.services.clock) as question:
-        return await _created(context, buffer, capabilities, question)
+        return await _created_through(context)
+    if leaves_to_the_origin(context, takes_room=True):
+        return await _created_through(context)
+    async with in_doubt(
+        context.buffer.journal, context.object_key, context.slot.name, context.services.clock
+    ) as question:
+        return await _created(context, capabilities, question)
 
 
-async def _created_through(context: RequestContext, buffer: WritebackBuffer) -> Response:
+async def _created_through(context: RequestContext) -> Response:
     """Let the client have its own upload at the origin, as writes are not absorbed; learn for the next."""
     answer = await _ask(context)
     with suppress(BufferUnavailable):  # the origin has begun it: the next write learns about the bucket
-        await buffer.journal.change(lambda tx: answer.learn(tx, context.object_key.bucket))
+        await context.buffer.journal.change(lambda tx: answer.learn(tx, context.object_key.bucket))
     return answer.forwarded()
 
 
 async def _created(
-    context: RequestContext, buffer: WritebackBuffer, capabilities: BucketCapabilities | None, question: CreateInDoubt
+    context: RequestContext, capabilities: BucketCapabilities | None, question: CreateInDoubt
 ) -> Response:
-    headers, may_be_local = context.request.headers, takes_local_etag(context)
-    why_not = why_of_bucket(capabilities, of_parts=True, headers=headers, may_be_local=may_be_local)
+    why_not = why_of_bucket(context, capabilities, of_parts=True, headers=context.request.headers)
     may_go_on = why_not is None and may_begin_without_origin(context.request)
     try:
         answer = await _ask(context)
     except OriginUnreachable:
         if not may_go_on:
             raise
-        return await _begun_here(context, buffer)
+        return await _begun_here(context)
     if answer.origin_upload_id is None:
         question.is_refused = not may_be_done(answer.status)
-        return await _begun_here(context, buffer) if may_go_on and answer.status in _DOWN else answer.forwarded()
-    upload = _upload(context, buffer, answer.expected, answer.origin_upload_id)
-    reason = why_of_bucket(answer.capabilities, of_parts=True, may_be_local=may_be_local)
-    await buffer.journal.change(lambda tx: _open(tx, answer, upload, question, is_here=reason is None))
+        return await _begun_here(context) if may_go_on and answer.status in _DOWN else answer.forwarded()
+    upload = _upload(context, answer.expected, answer.origin_upload_id)
+    reason = why_of_bucket(context, answer.capabilities, of_parts=True)
+
+    def enter(tx: JournalTransaction) -> None:
+        answer.learn(tx, upload.key.bucket)
+        if reason is None:
+            tx.uploads.begin(upload, question.id)
+        else:
+            tx.uploads.forget(question.id)
+
+    await context.buffer.journal.change(enter)
     question.is_over = True
     if reason is not None:
         goes_through(context, reason)
@@ -152,19 +156,11 @@ async def _created(
     return Response(200, answer.headers, _initiated(upload), "absorbed")
 
 
-async def _begun_here(context: RequestContext, buffer: WritebackBuffer) -> Response:
+async def _begun_here(context: RequestContext) -> Response:
     """Begin an upload here alone, as the origin is away. Whether it has begun one too is found out later."""
-    upload = _upload(context, buffer, ExpectedVersion.unknown(context.services.clock), None)
-    await buffer.journal.change(lambda tx: tx.uploads.begin(upload))
-    return Response(200, [("content-type", "application/xml")], _initiated(upload), "absorbed")
-
-
-def _open(tx: JournalTransaction, answer: _Answer, upload: Write, question: CreateInDoubt, *, is_here: bool) -> None:
-    answer.learn(tx, upload.key.bucket)
-    if is_here:
-        tx.uploads.begin(upload, question.id)
-    else:
-        tx.uploads.forget(question.id)
+    upload = _upload(context, ExpectedVersion.unknown(context.services.clock), None)
+    await context.buffer.journal.change(lambda tx: tx.uploads.begin(upload))
+    return xml_response(_initiated(upload), "absorbed")
 
 
 async def _ask(context: RequestContext) -> _Answer:
@@ -193,9 +189,7 @@ async def _ask(context: RequestContext) -> _Answer:
     )
 
 
-def _upload(
-    context: RequestContext, buffer: WritebackBuffer, expected: ExpectedVersion, origin_upload_id: str | None
-) -> Write:
+def _upload(context: RequestContext, expected: ExpectedVersion, origin_upload_id: str | None) -> Write:
     spec = WriteSpec(
         context.object_key, created_headers(filter_request_headers(context.request.headers)), context.slot.name
     )
@@ -204,11 +198,11 @@ def _upload(
         spec,
         expected,
         now.at,
-        upload_id=f"{buffer.node_id}-{secrets.token_urlsafe(32)}",
+        upload_id=f"{context.buffer.node_id}-{secrets.token_urlsafe(32)}",
         origin_upload_id=origin_upload_id,
         touched=now,
     )
-    return buffer.of_checkpoint(upload)
+    return context.buffer.of_checkpoint(upload)
 
 
 def _initiated(upload: Write) -> bytes:
@@ -221,39 +215,37 @@ def _initiated(upload: Write) -> bytes:
 
 LISTED_PARTS_MAX = 1000
 
-_XML = ("content-type", "application/xml")
 
-
-async def buffer_abort(context: RequestContext, buffer: WritebackBuffer) -> Response:
+async def buffer_abort(context: RequestContext) -> Response:
     """Drop an upload here, and at the origin soon or once a Complete fails. S3Error ServiceUnavailable: too long."""
-    found = upload_of(context, buffer)
+    found = upload_of(context)
     await check_owner(context, found)
     clock = context.services.clock
     began = clock.monotonic()
-    while not await buffer.abort(found.upload_id or ""):
-        while buffer.look(lambda tx: _is_being_completed(tx, found)):
+
+    def is_being_completed(tx: JournalTransaction) -> bool:
+        now = tx.uploads.upload(found.upload_id or "")
+        return now is not None and tx.uploads.is_being_completed(now)
+
+    while not await context.buffer.abort(found.upload_id or ""):
+        while context.buffer.look(is_being_completed):
             if clock.monotonic() >= began + PATIENCE_SECONDS:
                 raise s3_error("ServiceUnavailable", "The upload is being completed: try again.")
             await until_next_look(clock, began)
-        if buffer.look(lambda tx: tx.uploads.upload(found.upload_id or "")) is None:
+        if context.buffer.look(lambda tx: tx.uploads.upload(found.upload_id or "")) is None:
             raise no_such_upload(found.upload_id or "")
     return Response(204, cache="absorbed")
 
 
-def _is_being_completed(tx: JournalTransaction, upload: Write) -> bool:
-    now = tx.uploads.upload(upload.upload_id or "")
-    return now is not None and tx.uploads.is_being_completed(now)
-
-
-async def list_buffered_parts(context: RequestContext, buffer: WritebackBuffer) -> Response:
+async def list_buffered_parts(context: RequestContext) -> Response:
     """List the parts of an upload that is here."""
-    found = upload_of(context, buffer)
+    found = upload_of(context)
     await check_owner(context, found)
-    maximum = min(number_of(context, "max-parts", LISTED_PARTS_MAX), LISTED_PARTS_MAX)
-    marker = number_of(context, "part-number-marker", 0)
-    parts = await buffer.journal.parts(found.id, marker, maximum + 1)
+    maximum = min(_number(context, "max-parts", LISTED_PARTS_MAX), LISTED_PARTS_MAX)
+    marker = _number(context, "part-number-marker", 0)
+    parts = await context.buffer.journal.parts(found.id, marker, maximum + 1)
     listing = await in_steps(_listing(found, parts[:maximum], marker, maximum, len(parts) > maximum))
-    return Response(200, [_XML], listing, "absorbed")
+    return xml_response(listing, "absorbed")
 
 
 def _listing(upload: Write, parts: list[Part], marker: int, maximum: int, truncated: bool) -> Steps[bytes]:
@@ -271,3 +263,13 @@ def _listed(part: Part) -> str:
     fields += element("ETag", part.file.etag) + element("Size", str(part.file.size_bytes))
     fields += "".join(element(f"Checksum{name.upper()}", value) for name, value in part.checksums.items())
     return f"<Part>{fields}</Part>"
+
+
+def _number(context: RequestContext, name: str, default: int) -> int:
+    """Return a numeric parameter; `default` if it is missing."""
+    text = context.request.parameter(name)
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise s3_error("InvalidArgument", f"{name} must be a number.", ArgumentName=name, ArgumentValue=text)
+    return int(text)
