@@ -67,8 +67,11 @@ class SnapshotVersions:
 
     async def forward(self) -> Response:
         """Return the origin's answer about the frozen version: the request is pinned, or refused."""
-        context, etag = self.context, strong_etag(self._object().version.etag)
-        self._judge_conditions()
+        context, frozen, etag = self.context, self._object(), strong_etag(self._object().version.etag)
+        conditions = {name: value for name, value in context.request.headers.items() if name in _CONDITIONS}
+        if conditions:  # `If-Match` is needed for the pinning, so the client's own are judged here
+            now, modified = context.services.clock.now(), parse_iso_date(frozen.modified)
+            evaluate_read(conditions, etag=unquote(frozen.version.etag), last_modified=modified, now=now)
         headers = filter_request_headers(context.request.headers) | {"if-match": etag}
         request = onward_request(context, await receive_payload(context), headers=headers)
         response = await context.services.origin.send(request)
@@ -156,7 +159,10 @@ class SnapshotVersions:
         return False
 
     def on_cut_body(self, head: ObjectHead) -> Callable[[OriginError], Awaitable[object]]:
-        return self._lose
+        async def lose(_error: OriginError) -> None:
+            self._snapshot.lose(self.context.object_key.key)
+
+        return lose
 
     def _object(self) -> SnapshotObject:
         """Return the frozen object; S3Error NoSuchKey without one: the origin is not asked."""
@@ -176,22 +182,11 @@ class SnapshotVersions:
         self._snapshot.keep(head, with_checksums=with_checksums)
         self.context.services.catalog.learned_version(head, with_checksums=with_checksums)
 
-    async def _lose(self, _error: OriginError | None = None) -> None:
-        self._snapshot.lose(self.context.object_key.key)
-
     def _is_cached(self, head: ObjectHead, byte_range: ByteRange | None = None) -> bool:
         if head.version.size_bytes == 0:
             return True
         asked = byte_range or ByteRange(0, head.version.size_bytes - 1)
         return self.context.services.blocks.holds(head.version, asked, slot=self.context.slot.name)
-
-    def _judge_conditions(self) -> None:
-        """Raise if the client's own conditions fail already: `If-Match` is needed for the pinning."""
-        headers = {name: value for name, value in self.context.request.headers.items() if name in _CONDITIONS}
-        if headers:
-            frozen, now = self._object(), self.context.services.clock.now()
-            modified = parse_iso_date(frozen.modified)
-            evaluate_read(headers, etag=unquote(frozen.version.etag), last_modified=modified, now=now)
 
     async def _explained(self, error: OriginError) -> Exception:
         """Return the client's answer after the origin has refused the frozen version: it says which version it has now.
