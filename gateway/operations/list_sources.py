@@ -283,10 +283,10 @@ async def listing_document(
         if response.status != 200:
             document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
             raise OriginAnswered(response.status, list(response.headers.items()), document)
-        with context.services.buffers.holding() as held:
+        with context.services.buffers.holding() as grow:
             body = bytearray()
             async for piece in response.stream():
-                held.grow(len(piece))
+                grow(len(piece))
                 body += piece
                 if len(body) > size_bytes_max:
                     raise OriginBodyError("the origin's answer to a listing is too long")

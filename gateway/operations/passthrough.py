@@ -192,10 +192,10 @@ async def _ask(context: RequestContext, request: OriginRequest) -> _PassedAnswer
             return None
         if request.method == "HEAD" or response.status in (204, 304):
             return _PassedAnswer(response.status, headers, b"")
-        with context.services.buffers.holding() as held:
+        with context.services.buffers.holding() as grow:
             document = bytearray()
             async for piece in response.stream():
-                held.grow(len(piece))
+                grow(len(piece))
                 document += piece
                 if len(document) > PAGE_SIZE_BYTES_MAX:
                     return None

@@ -74,9 +74,13 @@ def _headers(pending: Write, *, with_checksums: bool) -> dict[str, str]:
         checksums: Mapping[str, str] = pending.checksums
         headers |= {PREFIX + algorithm: value for algorithm, value in checksums.items()}
         if checksums:
-            composite = any("-" in value for value in checksums.values())
-            headers["x-amz-checksum-type"] = "COMPOSITE" if composite else "FULL_OBJECT"
+            headers["x-amz-checksum-type"] = type_of_checksums(checksums)
     return headers
+
+
+def type_of_checksums(checksums: Mapping[str, str]) -> str:
+    """Return S3's name of the type of an object's checksums: those of parts' checksums end with `-N`."""
+    return "COMPOSITE" if any("-" in value for value in checksums.values()) else "FULL_OBJECT"
 
 
 def _part(pending: Write, text: str) -> ByteRange | None:

@@ -32,7 +32,6 @@ from gateway.operations.pending_versions import PendingVersions, is_answered_her
 from gateway.operations.read_object import CurrentVersions, VersionSource, get_object
 from gateway.operations.snapshot_versions import SnapshotVersions, frozen_source, pin_source
 from gateway.operations.warm_up import head_object_and_warm
-from gateway.operations.writeback.complete_upload import buffer_complete
 from gateway.operations.writeback.copies import buffer_copy, buffer_part_copy
 from gateway.operations.writeback.parts import buffer_part, is_known
 from gateway.operations.writeback.past_the_buffer import (
@@ -44,7 +43,7 @@ from gateway.operations.writeback.past_the_buffer import (
     written_through,
 )
 from gateway.operations.writeback.put_object import buffer_put
-from gateway.operations.writeback.uploads import buffer_abort, buffer_create, list_buffered_parts
+from gateway.operations.writeback.uploads import buffer_abort, buffer_complete, buffer_create, list_buffered_parts
 from gateway.operations.writeback.write_back_policy import (
     Reason,
     check_condition,

@@ -25,6 +25,7 @@ from gateway.operations.writeback.parts import (
     ANSWER_SIZE_BYTES_MAX,
     check_not_in_use,
     check_owner,
+    checksum_elements,
     leaves_to_the_origin,
     may_be_on_its_way,
     md5_of,
@@ -220,7 +221,7 @@ class _PartCopy:
             await self.leave_to_the_origin()
             return await self.copied_at_origin()
         fields = element("ETag", staged.file.etag) + element("LastModified", format_iso_date(staged.stored_at))
-        fields += "".join(element(f"Checksum{name.upper()}", value) for name, value in staged.checksums.items())
+        fields += checksum_elements(staged.checksums)
         return xml_response(document("CopyPartResult", fields), "absorbed", body.answer_headers)
 
     async def _look(self) -> _SourceBody:

@@ -11,7 +11,7 @@ Complete is carried out there.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -34,6 +34,7 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import filter_response_headers, is_md5_etag, unquote, without
 from gateway.s3.requests import part_number
 from gateway.s3.xml import error_code_of
+from gateway.s3.xml_writer import element
 from gateway.telemetry import metrics
 from gateway.writeback.bounds.bounds import Bound
 from gateway.writeback.files.staged_file import StagedFile
@@ -308,6 +309,10 @@ def _check_algorithm(context: RequestContext, upload: Write) -> None:
     sums = {name for name in brought if is_checksum(name)} - {f"{PREFIX}algorithm", f"{PREFIX}type"}
     if sums - {PREFIX + algorithm}:
         raise s3_error("InvalidRequest", f"Checksum Type mismatch occurred, expected checksum Type: {algorithm}.")
+
+
+def checksum_elements(checksums: Mapping[str, str]) -> str:
+    return "".join(element(f"Checksum{name.upper()}", value) for name, value in checksums.items())
 
 
 def no_such_upload(upload_id: str) -> S3Error:

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.core.clock import SystemClock
 from gateway.core.steps import at_once
-from gateway.operations.writeback import complete_upload, uploads
+from gateway.operations.writeback import uploads
 from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
 from gateway.s3.results import etag_of_result
@@ -244,7 +244,7 @@ def test_an_abort_of_what_nobody_knows_the_outcome_of_says_nothing_of_it(
     async def until_it_has_ended(*_: object) -> None:
         await ended.wait()
 
-    monkeypatch.setattr(complete_upload, "until_next_look", until_it_has_ended)
+    monkeypatch.setattr(uploads, "until_next_look", until_it_has_ended)
 
     async def scenario(client: Client) -> None:
         upload_id, etags, _ = await uploaded(client)
