@@ -21,9 +21,8 @@ from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.eviction import Capacity
-from gateway.blocks.index_rebuild import rebuild
 from gateway.blocks.layout import BlockSettings
-from gateway.blocks.opening import open_directory
+from gateway.blocks.opening import open_directory, rebuild
 from gateway.core.clock import SystemClock
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slots

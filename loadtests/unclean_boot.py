@@ -17,9 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gateway.blocks import layout
-from gateway.blocks.index_rebuild import rebuild
 from gateway.blocks.layout import Block, BlockSettings
-from gateway.blocks.opening import open_directory
+from gateway.blocks.opening import open_directory, rebuild
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.policy.slots import Slots
 

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from gateway.blocks.block_file import OpenFiles
+from gateway.blocks.directory import DiskThreads
 from gateway.blocks.disk_health import CircuitBreaker, DirectoryProbe
-from gateway.blocks.disk_threads import DiskThreads
+from gateway.blocks.fetch_locks import FileWatcher
 from gateway.blocks.index import AccessLog
 from gateway.blocks.inflight_fetch import FetchDependencies
 from gateway.blocks.layout import BlockSettings
@@ -20,7 +21,6 @@ from gateway.blocks.origin_gets import UnpinnedGets
 from gateway.blocks.page_cache import Residency
 from gateway.blocks.single_flight import SingleFlight
 from gateway.blocks.small_block_fetch import GroupCommitWriter
-from gateway.blocks.watching import FileWatcher
 from gateway.core.clock import Clock
 from gateway.origin.client import Origin
 

@@ -25,8 +25,7 @@ from pathlib import Path
 import lmdb
 import structlog
 
-from gateway.blocks.directory import BlockDirectory, Evicted
-from gateway.blocks.disk_threads import DiskThreads
+from gateway.blocks.directory import BlockDirectory, DiskThreads, Evicted
 from gateway.core.clock import Clock
 from gateway.core.errors import BlockDamaged, BlockError, StoreUnavailable
 from gateway.telemetry import metrics

@@ -19,10 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import os
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gateway.blocks.policies import POLICIES, Eviction, Queue, SlotAccount
@@ -96,7 +93,7 @@ class SlotUsage:
 def capacity_of(total_bytes: int, slots: Slots, daily_writes_bytes: int | None = None) -> Capacity:
     """Return the shares that the slots ask for, the built-in slot's included."""
     shares = {
-        slot.name: Share(slot.capacity_bytes, slot.capacity_limit_bytes, _EVICTIONS[slot.eviction])
+        slot.name: Share(slot.capacity_bytes or 0, slot.capacity_limit_bytes, _EVICTIONS[slot.eviction])
         for slot in (DEFAULT_SLOT, *slots)
     }
     return Capacity(total_bytes, shares, daily_writes_bytes)
@@ -111,90 +108,6 @@ def fingerprint_of(slots: Slots) -> bytes:
             state.update(len(encoded).to_bytes(8, "little"))
             state.update(encoded)
     return state.digest()
-
-
-LOOK_SECONDS = 0.05
-"""Seconds for which a look at the file system is valid; later grants are counted."""
-
-GIVEN_BACK_TIMES = 2
-"""A fill evicts at most its own size times this number where room is missing."""
-
-
-class Reserve:
-    """The bytes that one process's fills must leave free: `size_bytes`, which its owner keeps up to date.
-
-    Index thread only. `free_bytes` returns the file system's free bytes, `promised_bytes` those that fills in progress
-    have yet to write.
-    """
-
-    def __init__(
-        self,
-        free_bytes: Callable[[], int],
-        promised_bytes: Callable[[], int],
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.size_bytes = 0
-        self._free_bytes = free_bytes
-        self._promised_bytes = promised_bytes
-        self._monotonic = monotonic
-        self._left_bytes = 0
-        self._looked_at = float("-inf")
-
-    def capacity_for(self, needed_bytes: int, used_bytes: Callable[[], int], capacity: Capacity) -> Capacity:
-        """Return the cache's capacity for a fill of `needed_bytes`; `used_bytes` returns its usage. Raises OSError."""
-        if not self.size_bytes:
-            return capacity
-        now = self._monotonic()
-        if now >= self._looked_at + LOOK_SECONDS:
-            self._left_bytes, self._looked_at = self._free_bytes() - self._promised_bytes(), now
-        missing_bytes = self.size_bytes + needed_bytes - self._left_bytes
-        if missing_bytes <= 0:
-            self._left_bytes -= needed_bytes
-            return capacity
-        self._looked_at = float("-inf")  # bytes that leave now are room at once
-        going_bytes = min(missing_bytes, GIVEN_BACK_TIMES * needed_bytes)
-        return capacity.lowered_to(max(0, used_bytes() + needed_bytes - going_bytes))
-
-
-_PATH = "/proc/thread-self/io"
-
-
-class WrittenBytes:
-    """The counters of whichever thread asks. They stand still where the kernel does not count."""
-
-    def __init__(self) -> None:
-        self._of_thread = threading.local()
-
-    def mark(self) -> tuple[int, int]:
-        opened = getattr(self._of_thread, "opened", None)
-        if opened is None:
-            opened = self._of_thread.opened = _Opened()
-        return opened.read()
-
-    def since(self, mark: tuple[int, int]) -> int:
-        passed, written_back = self.mark()
-        return min(passed - mark[0], written_back - mark[1])
-
-
-class _Opened:
-    """One thread's file, closed when the thread is gone."""
-
-    def __init__(self) -> None:
-        try:
-            self._descriptor = os.open(_PATH, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._descriptor = -1
-
-    def read(self) -> tuple[int, int]:
-        """`wchar` and `write_bytes`, which stand second and sixth."""
-        if self._descriptor < 0:
-            return 0, 0
-        words = os.pread(self._descriptor, 512, 0).split()
-        return int(words[3]), int(words[11])
-
-    def __del__(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
 
 
 VICTIMS_PER_TRANSACTION = 64

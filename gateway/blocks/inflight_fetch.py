@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gateway.blocks.block_file import BlockLease, ChunkChecksums, OpenFiles
-from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.directory import BlockDirectory, DiskThreads
 from gateway.blocks.disk_health import CircuitBreaker
-from gateway.blocks.disk_threads import DiskThreads
-from gateway.blocks.fetch_locks import FetchLocks
+from gateway.blocks.fetch_locks import FetchLocks, FileWatcher
 from gateway.blocks.layout import Block, BlockSettings, Extent, data_offset
 from gateway.blocks.origin_gets import PinnedGet, UnpinnedResponse
-from gateway.blocks.watching import FileWatcher
 from gateway.core.clock import Clock
 from gateway.core.errors import ForebayError, OriginBusy
 from gateway.core.model import ByteRange, ObjectVersion

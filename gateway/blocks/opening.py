@@ -7,7 +7,7 @@
     CLEAN    there while no process has the directory open and the index is synced to disk
 
 The index is not synced while it is in use, so one of another boot without CLEAN is dropped; a rebuild from the files'
-headers builds it anew while the cache is in use (index_rebuild.py). The index names a dead worker's leftovers:
+headers builds it anew while the cache is in use (`rebuild`). The index names a dead worker's leftovers:
 fetches begun, files appended to, and files that were not unlinked yet. All of this blocks: it runs in a thread.
 
 A worker lives as long as it holds a lock on its slot's file, which the kernel releases at its end, a kill included.
@@ -19,25 +19,28 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import lmdb
 import structlog
 
-from gateway.blocks import index_rebuild
 from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.eviction import capacity_of, fingerprint_of
 from gateway.blocks.fetch_locks import FetchLocks
 from gateway.blocks.index import BlockIndex
 from gateway.blocks.layout import BlockSettings, set_home_tags
-from gateway.blocks.pins import Pins
-from gateway.blocks.rows import WorkerFile
-from gateway.blocks.store import DIRECTORIES, DIRECTORY_MODE, FILE_MODE, BlockStore
+from gateway.blocks.pins import PinnedPrefixes, Pins
+from gateway.blocks.policies import Queue
+from gateway.blocks.rows import BlockRecord, FileRecord, WorkerFile
+from gateway.blocks.store import DIRECTORIES, DIRECTORY_MODE, FILE_MODE, BlockStore, ScannedFile
+from gateway.blocks.transaction import IndexTransaction
 from gateway.core.errors import BlockError, StartupError, StoreUnavailable, opening_failure
 from gateway.disk.atomic_write import remove_durably, write_durably
 from gateway.disk.file_lock import lock_within, try_lock
+from gateway.policy.slots import DEFAULT_SLOT, Slots
 from gateway.shared.heartbeats import Heartbeats
 
 _log = structlog.get_logger("forebay.cache")
@@ -324,9 +327,9 @@ def _open_index(settings: BlockSettings, store: BlockStore, slots: WorkerLocks, 
         if not slots.alone():
             raise StartupError(f"the index of {path} cannot be read while other processes use it: stop them first")
         index = _begin_anew(settings, store, fingerprint, worker)
-    elif slots.alone() and not index_rebuild.slots_are(index, fingerprint):
+    elif slots.alone() and not slots_are(index, fingerprint):
         # If others are at work, slots were changed meanwhile: they follow when all have the same slots.
-        index_rebuild.begin_rebuild(index, fingerprint, dict.fromkeys(range(DIRECTORIES), 0))
+        begin_rebuild(index, fingerprint, dict.fromkeys(range(DIRECTORIES), 0))
     if _read(path / "BOOT") != boot:
         write_durably(path / "BOOT", boot)
     return index
@@ -353,7 +356,7 @@ def _begin_anew(settings: BlockSettings, store: BlockStore, fingerprint: bytes, 
     unknown_bytes = {number: store.bytes_on_disk(number) for number in range(DIRECTORIES)}
     index = BlockIndex(path / "index", worker, settings.index_bytes_max)
     # The sequence begins after every file's time, by which the rebuild orders what it finds.
-    index_rebuild.begin_rebuild(index, fingerprint, _not_empty(unknown_bytes), first_sequence=time.time_ns())
+    begin_rebuild(index, fingerprint, _not_empty(unknown_bytes), first_sequence=time.time_ns())
     return index
 
 
@@ -366,3 +369,162 @@ def _read(path: Path) -> bytes | None:
         return path.read_bytes()
     except FileNotFoundError:
         return None
+
+
+BLOCKS_PER_STEP = 512
+FILES_PER_STEP = 64
+"""A transaction of a few milliseconds: others wait for it."""
+
+_FINGERPRINT = b"slots"
+
+
+def slots_are(index: BlockIndex, fingerprint: bytes) -> bool:
+    """Return True if files are on the accounts of slots with this fingerprint, or a rebuild will put them there."""
+    with index.reading() as transaction:
+        return transaction.counter(_FINGERPRINT) == fingerprint
+
+
+def move_between_slots(directory: BlockDirectory, slots: Slots) -> frozenset[str]:
+    """Begin a rebuild that puts every file on the account of its present slot, if earlier slots gave it to another.
+
+    Return the files that are being written: they may still come on an earlier account (`account_late`).
+    """
+    index, fingerprint = directory.index, fingerprint_of(slots)
+    if slots_are(index, fingerprint):
+        return frozenset()
+    begin_rebuild(index, fingerprint, dict.fromkeys(range(DIRECTORIES), 0))
+    with index.reading() as transaction:
+        return frozenset(holder.file for holder in transaction.reserved())
+
+
+def account_late(directory: BlockDirectory, slots: Slots, begun: frozenset[str]) -> frozenset[str]:
+    """Correct the accounts of files that were written while slots changed; return those that still are."""
+    # A segment that is appended to may be for long: it goes as it is.
+    index, store = directory.index, directory.store
+    with index.reading() as transaction:
+        reserved = {holder.file for holder in transaction.reserved()}
+        known = {file for file in begun if transaction.file(file) is not None}
+    found = [file for name in known if (file := store.describe(name)) is not None]
+    with index.writing() as transaction:
+        for file in found:
+            entered = transaction.file(file.name)
+            if entered is not None:
+                _Step(directory, slots, 0).put_right(transaction, entered, file)
+    return (begun & reserved) - known
+
+
+def begin_rebuild(
+    index: BlockIndex, fingerprint: bytes, unknown_bytes: Mapping[int, int], first_sequence: int = 0
+) -> None:
+    """Begin a rebuild of directories; `unknown_bytes` gives the bytes in each that the index does not know.
+
+    A directory that already waits for a rebuild keeps its number.
+    """
+    with index.writing() as transaction:
+        waiting = transaction.unindexed()
+        for number, count in unknown_bytes.items():
+            if number not in waiting:
+                transaction.set_unindexed(number, count)
+        transaction.set_counter(_FINGERPRINT, fingerprint)
+        transaction.begin_sequence_at(first_sequence)
+
+
+def rebuild(directory: BlockDirectory, slots: Slots) -> Iterator[None]:
+    """Go through what is marked for it, a step at a time: every `next` blocks for a few milliseconds.
+
+    Ends when the index knows every file, each on the account of the slot that its key belongs to.
+    """
+    with directory.index.reading() as transaction:
+        waiting = list(transaction.unindexed())
+    for number in waiting:
+        for few in _few_blocks(directory, directory.store.listing(number)):
+            directory.unlink(_Step(directory, slots, number).take_in(few))
+            yield
+        with directory.index.writing() as transaction:
+            transaction.set_unindexed(number, None)
+        directory.shrink()
+        yield
+
+
+def _few_blocks(directory: BlockDirectory, names: Sequence[str]) -> Iterator[list[ScannedFile]]:
+    """Yield the files' own descriptions, in portions of BLOCKS_PER_STEP blocks, or one file that holds more."""
+    few: list[ScannedFile] = []
+    blocks = 0
+    for name in names:
+        file = directory.store.describe(name)
+        if file is None:
+            continue
+        if few and (blocks + len(file.blocks) > BLOCKS_PER_STEP or len(few) == FILES_PER_STEP):
+            yield few
+            few, blocks = [], 0
+        few.append(file)
+        blocks += len(file.blocks)
+    if few:
+        yield few
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    directory: BlockDirectory
+    slots: Slots
+    number: int
+
+    def take_in(self, found: Sequence[ScannedFile]) -> dict[str, int]:
+        """Enter new and intact files; return the others and their sizes, for unlinking."""
+        index, superfluous = self.directory.index, {}
+        described = {file.name: self._records(file) for file in found}
+        with index.writing() as transaction:
+            prefixes = self.directory.pins.prefixes(transaction)
+            in_transit = {holder.file for holder in (*transaction.reserved(), *transaction.pending_unlinks())}
+            entered: list[BlockRecord] = []
+            known_ids: set[bytes] = set()
+            taken_bytes = 0
+            for file in found:
+                known = transaction.file(file.name)
+                if known is not None:
+                    self.put_right(transaction, known, file)
+                elif file.name not in in_transit and self.directory.store.is_published(file.name):
+                    # Under the transaction's lock: one that leaves the index is pending until it is unlinked.
+                    unknown = transaction.unknown(described[file.name])
+                    blocks = [block for block in unknown if block.block_id not in known_ids]
+                    if blocks:
+                        known_ids.update(block.block_id for block in blocks)
+                        entered += blocks
+                        transaction.put(self._file_record(transaction, prefixes, file, len(blocks)))
+                    else:
+                        transaction.set_pending_unlink(WorkerFile(index.worker, file.name))
+                        superfluous[file.name] = file.disk_bytes
+                    taken_bytes += file.disk_bytes
+            transaction.put_rows(entered)
+            unindexed_bytes = transaction.unindexed().get(self.number, 0)
+            transaction.set_unindexed(self.number, max(0, unindexed_bytes - taken_bytes))
+        return superfluous
+
+    def _records(self, file: ScannedFile) -> list[BlockRecord]:
+        return [BlockRecord(block.id, extent) for block, extent in file.blocks]
+
+    def put_right(self, transaction: IndexTransaction, known: FileRecord, file: ScannedFile) -> None:
+        """Move a file in the index to the account of its keys' slot."""
+        if file.blocks:
+            slot = transaction.slot(self._slot_of(file))
+        else:  # the header is gone, or there never was one, as in own writes: reading finds out about the rest
+            names = {DEFAULT_SLOT.name, *(one.name for one in self.slots)}
+            is_known = any(number == known.slot and name in names for name, number in transaction.slots().items())
+            slot = known.slot if is_known else transaction.slot(DEFAULT_SLOT.name)
+        if slot != known.slot:
+            transaction.move(known, slot)
+
+    def _file_record(
+        self, transaction: IndexTransaction, prefixes: PinnedPrefixes, file: ScannedFile, blocks: int
+    ) -> FileRecord:
+        """Under a pin that one of the blocks is under."""
+        slot = transaction.slot(self._slot_of(file))
+        sequence = min(file.modified_ns, transaction.sequence() - 1)
+        pin = max(prefixes.number_of(block.version.key) for block, _ in file.blocks) if prefixes else 0
+        queue = Queue.PINNED if pin else Queue.MAIN
+        return FileRecord(file.name, slot, file.disk_bytes, sequence, blocks, queue, pin=pin)
+
+    def _slot_of(self, file: ScannedFile) -> str:
+        """Return the first block's slot: a segment goes as a whole, whatever became of the slots of its objects."""
+        key = file.blocks[0][0].version.key
+        return self.slots.find(key.bucket, key.key).name

@@ -19,8 +19,7 @@ from functools import partial
 from types import TracebackType
 
 from gateway.blocks import layout
-from gateway.blocks.fetch_locks import FETCHED, FetchLocks, LockKey, lock_of_place
-from gateway.blocks.watching import FileWatcher
+from gateway.blocks.fetch_locks import FETCHED, FetchLocks, FileWatcher, LockKey, lock_of_place
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, S3Error
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion

@@ -9,17 +9,118 @@ version. Only the origin's failures end a read.
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Protocol
 
-from gateway.blocks.block_file import BlockLease
-from gateway.blocks.inflight_fetch import BlockPublished, MovedToFile
+from gateway.blocks.dependencies import CacheDependencies
+from gateway.blocks.inflight_fetch import BlockPublished, InflightFetch, MovedToFile
 from gateway.blocks.layout import Block, Extent
+from gateway.blocks.origin_gets import PinnedGet
 from gateway.blocks.plan import Outcome, ReadPlan, why_block_missing
-from gateway.blocks.sources import BlocksAhead, BlockSource, FillSource, OriginSource, Source
-from gateway.blocks.spans import WarmSpan
+from gateway.blocks.spans import READ_BYTES, RESTORED_BYTES, BlocksAhead, BlockSource, WarmSpan, read_leased
 from gateway.core.errors import BlockDamaged, NotKept, OriginBusy, StoreUnavailable
-from gateway.core.model import BodyPiece, BodyStream, BorrowedBuffer, ByteRange, MissReason, ObjectVersion, size_of
+from gateway.core.model import (
+    BodyPiece,
+    BodyStream,
+    BorrowedBuffer,
+    ByteRange,
+    FileSpan,
+    MissReason,
+    ObjectVersion,
+    size_of,
+)
 from gateway.origin.client import Purpose
 from gateway.telemetry import metrics
+
+
+class Source(Protocol):
+    cached: bool
+    """True if the bytes count as hits."""
+
+    stop: int
+    """The first byte of the object behind those that it has."""
+
+    async def read(self, first: int, stop: int) -> BodyPiece:
+        """Bytes of the object from `first` on, one at least, none at or behind `stop`."""
+
+    async def close(self) -> None: ...
+
+
+class FillSource:
+    """A block that is being filled: its bytes as they arrive. Raises what makes the fill fail, and MovedToFile.
+
+    One that another reader began, and whose bytes have all arrived, counts as cached.
+    """
+
+    def __init__(self, fill: InflightFetch, plan: ReadPlan) -> None:
+        self.cached = fill.all_arrived and fill.started_by is not plan
+        self.stop = fill.block.offset + fill.block.length
+        self.block = fill.block
+        self.fill = fill
+        self._plan = plan
+
+    async def read(self, first: int, stop: int) -> BodyPiece:
+        fill = self.fill
+        position = first - fill.block.offset
+        available = await fill.beyond(position)
+        count = min(stop - fill.block.offset, available) - position
+        if fill.content is not None:
+            return BorrowedBuffer(fill.content[position : position + count])
+        if fill.moved_to is not None:
+            raise MovedToFile(fill.moved_to, fill.file)
+        if position >= fill.unwritten_from():
+            file, offset = _GrowingFile(fill, self._plan.dependencies), fill.extent.offset + position
+            if file.intact(offset, count):
+                return FileSpan(fill.file.descriptor, offset, count, file)
+        count = min(count, READ_BYTES - position % READ_BYTES)
+        return await self._plan.dependencies.threads.disk_holding(fill.file, read_leased, fill.extent, position, count)
+
+    async def close(self) -> None:
+        self.fill.leave(self._plan.purpose)
+
+
+class _GrowingFile:
+    """The file of a fill as `objects.SpanFile`: bytes that wait to be written to the device are those that came."""
+
+    __slots__ = ("_dependencies", "_extent", "_file", "_unwritten_from")
+
+    def __init__(self, fill: InflightFetch, dependencies: CacheDependencies) -> None:
+        self._dependencies = dependencies
+        self._file = fill.file  # the fill's own lease: its files stay open as long as it has readers
+        self._extent = fill.extent
+        self._unwritten_from = fill.unwritten_from
+
+    def intact(self, offset: int, count: int) -> bool:
+        waits = self._dependencies.residency.unwritten(self._file.descriptor, offset, count)
+        return waits and offset - self._extent.offset >= self._unwritten_from()
+
+    stayed = intact
+
+    async def restore(self, offset: int, count: int) -> memoryview:
+        position = offset - self._extent.offset
+        count = min(count, RESTORED_BYTES)
+        return await self._dependencies.threads.disk_holding(self._file, read_leased, self._extent, position, count)
+
+
+class OriginSource:
+    """The rest of the range, straight from the origin."""
+
+    cached = False
+
+    def __init__(self, get: PinnedGet) -> None:
+        self.stop = get.range.stop
+        self._get = get
+        self._pieces = get.pieces()
+
+    async def read(self, first: int, stop: int) -> bytes | memoryview:
+        while True:
+            piece = await anext(self._pieces)
+            if piece:
+                return piece
+
+    async def close(self) -> None:
+        await self._pieces.aclose()
+        await self._get.aclose()
+
 
 REFILLS_MAX = 3
 """A block found damaged this often in one read is not tried again: the disk eats what it is given."""
@@ -35,7 +136,7 @@ class RangeReader:
         self.outcome: Outcome = "miss"
         self._dependencies = plan.dependencies
         self._plan = plan
-        self._blocks_ahead = BlocksAhead(plan)
+        self._blocks_ahead: BlocksAhead | None = None
         self._source: Source | None = None
         self._is_sub_block = False
         """True if the source is a sub-block's."""
@@ -139,7 +240,8 @@ class RangeReader:
 
     async def aclose(self) -> None:
         """Let go of everything. Idempotent; the fills that this reader has begun go on."""
-        self._blocks_ahead.stop()
+        if self._blocks_ahead is not None:
+            self._blocks_ahead.stop()
         await self._close_source()
 
     async def _close_source(self) -> None:
@@ -176,7 +278,9 @@ class RangeReader:
         except MovedToFile as landed:  # read the rest of a small block like any other; it is the same use of it
             fill = self._source
             assert isinstance(fill, FillSource)  # noqa: S101 - no other source raises it
-            self._source = self._in_file(fill.block, landed.extent, landed.file.share(), cached=fill.cached)
+            self._source = BlockSource(
+                fill.block, landed.extent, landed.file.share(), self._dependencies, cached=fill.cached
+            )
             await fill.close()
         except BlockDamaged:
             damaged, self._damages = self._source, self._damages + 1
@@ -191,20 +295,23 @@ class RangeReader:
         source = self._source
         if source is None or position >= source.stop:
             await self._close_source()
-            await self._blocks_ahead.come_to(position)
+            if self._blocks_ahead is not None:
+                await self._blocks_ahead.come_to(position)
             source = await self._open(position)
         if not self._is_sub_block and not isinstance(source, OriginSource):
             self._plan.keep_ahead(position, beyond=isinstance(source, FillSource))
         return source
 
     def _verify_ahead(self) -> None:
-        """Verify the following blocks ahead while bytes must be read from the device."""
-        source, ahead = self._source, self._blocks_ahead
+        """Verify the following blocks ahead once bytes had to be read from the device."""
+        source = self._source
         if self._is_sub_block or not isinstance(source, BlockSource):
             return
-        if ahead.is_active or source.was_verified:
+        if self._blocks_ahead is None and source.was_verified:
+            self._blocks_ahead = BlocksAhead(self._plan)
+        if self._blocks_ahead is not None:
             with suppress(StoreUnavailable):  # the reader that comes to them finds it out
-                ahead.keep_on(source.stop)
+                self._blocks_ahead.keep_on(source.stop)
 
     def _look_up(self) -> Outcome:
         self._check_readable()
@@ -240,12 +347,7 @@ class RangeReader:
         self._was_ahead = dependencies.ahead_marks.pop(block.id, True) is None
         if not self._was_ahead and not is_own:
             dependencies.accesses.note(extent.file)  # a first read, after the prefetch, is no return
-        return self._in_file(block, extent, file, cached=not is_own)
-
-    def _in_file(self, block: Block, extent: Extent, file: BlockLease, *, cached: bool) -> BlockSource:
-        """Return a block in an open file, which becomes the source's to release."""
-        dependencies = self._dependencies
-        return BlockSource(block, extent, file, dependencies.residency, dependencies.threads, cached=cached)
+        return BlockSource(block, extent, file, dependencies, cached=not is_own)
 
     async def _open_fill(self, block: Block) -> FillSource | None:
         """Join the block's fill, or start it, and wait until the origin's answer is good.
@@ -272,7 +374,7 @@ class RangeReader:
             if isinstance(error, OriginBusy) and fill.was_denied_another(error):
                 return None
             raise
-        return FillSource(fill, dependencies.residency, dependencies.threads, reader=plan, purpose=plan.purpose)
+        return FillSource(fill, plan)
 
     async def _open_origin(self, position: int, why: StoreUnavailable) -> OriginSource:
         """Open the rest of the range past the cache; bytes that are not kept end at the next cached block."""

@@ -28,7 +28,7 @@ from typing import Any, TypeAlias, cast
 import lmdb
 
 from gateway.blocks.layout import OBJECT_ID_BYTES, Extent
-from gateway.core.immutable import immutable
+from gateway.core.model import immutable
 
 _BLOCK = struct.Struct("<8sBII")
 _FILE = struct.Struct("<BBHIQQQI")

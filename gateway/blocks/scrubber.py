@@ -16,9 +16,8 @@ from typing import Any
 import orjson
 
 from gateway.blocks.block_file import read_verified
-from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.directory import BlockDirectory, DiskThreads
 from gateway.blocks.disk_health import CircuitBreaker
-from gateway.blocks.disk_threads import DiskThreads
 from gateway.blocks.layout import CHUNK_BYTES
 from gateway.blocks.page_cache import Residency
 from gateway.blocks.rows import BlockRecord

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
 
-from gateway.blocks.disk_threads import kept_from_writing
+from gateway.blocks.directory import kept_from_writing
 from gateway.blocks.fetch_locks import LockKey, lock_of_block, lock_of_place
 from gateway.blocks.inflight_fetch import BlockPublished, FetchDependencies, FetchKey, InflightFetch, fetch_key
 from gateway.blocks.large_block_fetch import LargeBlockFetcher

@@ -32,8 +32,7 @@ from gateway.blocks.origin_gets import BodyCheck, PinnedGet
 from gateway.blocks.rows import Reservation
 from gateway.blocks.store import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
 from gateway.core.errors import BlockDamaged, NotKept, StoreUnavailable
-from gateway.core.immutable import immutable
-from gateway.core.model import ByteRange
+from gateway.core.model import ByteRange, immutable
 from gateway.origin.client import Purpose
 from gateway.telemetry import metrics
 

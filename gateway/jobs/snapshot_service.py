@@ -12,8 +12,7 @@ import structlog
 
 from gateway.api import documents as to
 from gateway.core.errors import NoSuchSnapshot, OriginError, SnapshotConflict, SnapshotError, StoreUnavailable
-from gateway.jobs.dependencies import JobDependencies
-from gateway.jobs.job import Job
+from gateway.jobs.job import Job, JobDependencies
 from gateway.jobs.runner import Jobs
 from gateway.jobs.snapshot_job import check_free, pages, snapshots_of, steadily
 from gateway.metadata.listing.pages import END, key_successor
@@ -67,7 +66,7 @@ class SnapshotService:
         return [
             to.FrozenSlot(
                 slot=slot.name,
-                snapshot=slot.snapshot,
+                snapshot=slot.snapshot or "",
                 problem=await asyncio.to_thread(self._problem, slot, whole=whole),
             )
             for slot in self._frozen()
@@ -188,7 +187,7 @@ class SnapshotService:
 
     def _problem(self, slot: Slot, *, whole: bool) -> str | None:
         try:
-            check_covers(self._store.check(slot.snapshot, whole=whole), slot, self._homes)
+            check_covers(self._store.check(slot.snapshot or "", whole=whole), slot, self._homes)
         except NoSuchSnapshot:
             return missing(slot)
         except (SnapshotError, StoreUnavailable) as error:

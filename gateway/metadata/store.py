@@ -31,8 +31,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import lmdb
 
-from gateway.core.immutable import immutable
-from gateway.core.model import ObjectKey, ObjectVersion
+from gateway.core.model import ObjectKey, ObjectVersion, immutable
 from gateway.disk.lmdb_environment import OLD_ENGINE, LastCommit, Table, open_environment
 from gateway.metadata.entries import (
     CATALOG_KEY_BYTES_MAX,

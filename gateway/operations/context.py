@@ -44,7 +44,7 @@ from gateway.s3.headers import NO_HEADERS, EncodedHeaders, filter_response_heade
 from gateway.s3.requests import S3Request
 from gateway.s3.signature_v4 import SeedSignature
 from gateway.s3.xml import error_code_of, text_of
-from gateway.telemetry.rate_limited_log import RateLimitedLog
+from gateway.telemetry.logs import RateLimitedLog
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.checkpoints.reads import CheckpointReads, counted_file
 

@@ -24,8 +24,13 @@ from gateway.s3.headers import filter_request_headers, filter_response_headers, 
 from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX
 from gateway.s3.presigned import strip_signature_parameters
 from gateway.s3.requests import S3Request
-from gateway.s3.results import RESULT_SIZE_BYTES_MAX, says_nothing_yet
-from gateway.s3.xml import COMPLETE_SIZE_BYTES_MAX, complete_multipart_upload_result, parse_complete_multipart_upload
+from gateway.s3.xml import (
+    COMPLETE_SIZE_BYTES_MAX,
+    RESULT_SIZE_BYTES_MAX,
+    complete_multipart_upload_result,
+    parse_complete_multipart_upload,
+    says_nothing_yet,
+)
 
 _CHANGES_NOTHING = frozenset(
     {

@@ -61,7 +61,7 @@ from gateway.s3.requests import (
     parse_copy_source,
     with_hoisted_headers,
 )
-from gateway.writeback.bounds.bounds import Bound
+from gateway.writeback.bounds import Bound
 from gateway.writeback.journal.records import State
 
 _READS: Mapping[Operation, Callable[[VersionSource], Answer]] = {

@@ -26,6 +26,7 @@ from tests.support.gateway_app import gateway_app
 from tests.support.memory_origin import MemoryOrigin, multipart
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Fault, Unreachable, on
 from tests.support.rest_is_slow import rest_is_slow
+from tests.support.slots import slot_with
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client
 
 
@@ -331,7 +332,7 @@ def test_4_8_a_complete_is_remembered_for_a_day(tmp_path: Path) -> None:
 
 def test_4_8_an_upload_expires(tmp_path: Path) -> None:
     """4.8 When no part of it has come for `upload_expiry`: nothing of it is left, here or at the origin."""
-    slots = [replace(SLOTS[0], upload_expiry_seconds=3600.0)]
+    slots = [slot_with(SLOTS[0], upload_expiry_seconds=3600.0)]
 
     async def scenario(client: Client) -> None:
         await client.learn()

@@ -14,12 +14,13 @@ from gateway.s3.headers import multipart_etag
 from gateway.s3.requests import Operation
 from tests.support.asgi import call
 from tests.support.memory_origin.faults import Unreachable
+from tests.support.slots import slot_with
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, with_client
 from tests.support.writeback import body_bytes
 
 KIB = 1024
 BUFFER_BYTES = 100 * KIB
-BOUNDED = replace(SLOTS[0], buffer_bytes=BUFFER_BYTES)
+BOUNDED = slot_with(SLOTS[0], buffer_bytes=BUFFER_BYTES)
 
 
 def staged_bytes(directory: Path) -> int:

@@ -65,8 +65,8 @@ from gateway.s3.headers import (
 from gateway.s3.requests import CopySource, Operation, parse_copy_source
 from gateway.s3.xml import error_code_of, text_of
 from gateway.s3.xml_writer import document, element
-from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
+from gateway.writeback.staged_file import StagedFile
 
 COPY_SIZE_BYTES_MAX = 5 * 1024**3
 """S3's limit for CopyObject."""

@@ -36,9 +36,9 @@ from gateway.s3.requests import part_number
 from gateway.s3.xml import error_code_of
 from gateway.s3.xml_writer import element
 from gateway.telemetry import metrics
-from gateway.writeback.bounds.bounds import Bound
-from gateway.writeback.files.staged_file import StagedFile
+from gateway.writeback.bounds import Bound
 from gateway.writeback.journal.records import Part, Write
+from gateway.writeback.staged_file import StagedFile
 
 
 async def stage_body(context: RequestContext, slot: str, number: int) -> Part:

@@ -29,12 +29,18 @@ from gateway.origin.client import OriginRequest, Purpose
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.headers import NO_HEADERS, etag_matches, multipart_etag, unquote, without
 from gateway.s3.requests import Operation, parse_copy_source
-from gateway.s3.results import RESULT_SIZE_BYTES_MAX, etag_of_result, without_prolog
-from gateway.s3.xml import DELETE_RESULT_BYTES_MAX, DeleteEntry, entries_left
+from gateway.s3.xml import (
+    DELETE_RESULT_BYTES_MAX,
+    RESULT_SIZE_BYTES_MAX,
+    DeleteEntry,
+    entries_left,
+    etag_of_result,
+    without_prolog,
+)
 from gateway.s3.xml_writer import PROLOG
 from gateway.telemetry import metrics
-from gateway.telemetry.rate_limited_log import RateLimitedLog
-from gateway.writeback.bounds.bounds import Bound
+from gateway.telemetry.logs import RateLimitedLog
+from gateway.writeback.bounds import Bound
 from gateway.writeback.checkpoints.manifests import NamedFiles, NotUnderstood, may_be_understood
 from gateway.writeback.flushing.manifest_files import AWAITED_PAUSE_SECONDS, FIRST_PAUSE_SECONDS, Presence, understood
 from gateway.writeback.flushing.state import LookedFor, WriteRefused

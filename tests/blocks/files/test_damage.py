@@ -236,7 +236,7 @@ def test_a_disk_that_gives_back_other_bytes_leaves_the_origin_serving(
         origin = make_origin()
         version = stored(origin, "a", 3 * MIB)
         async with open_cache(tmp_path / "c", origin) as cache:
-            monkeypatch.setattr("gateway.blocks.sources.read_verified", other_bytes)
+            monkeypatch.setattr("gateway.blocks.spans.read_verified", other_bytes)
             monkeypatch.setattr(Residency, "unwritten", lambda *_: False)
             assert await take(await cache.open_range(version, whole(version))) == content_of(origin, version)
 

@@ -14,9 +14,8 @@ import lmdb
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.directory import BlockDirectory
+from gateway.blocks.directory import BlockDirectory, DiskThreads
 from gateway.blocks.disk_health import FAILURES_MAX, DirectoryProbe, Trouble
-from gateway.blocks.disk_threads import DiskThreads
 from gateway.blocks.index import GROW_SECONDS, LOWERED_SECONDS
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.opening import open_directory

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 from contextvars import ContextVar
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import BucketCapabilities, CreateAttempt
 from tests.support.asgi import call
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Effect, Hold, Unreachable, on
+from tests.support.slots import slot_with
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client
 from tests.support.writeback import key
 
@@ -80,7 +80,7 @@ def test_checksums_that_s3_refuses_are_refused_at_once(
         assert b"<Code>InvalidRequest</Code>" in answer.body
         assert client.origin.count(CREATE) == 0
 
-    with_client(tmp_path, scenario, [replace(SLOTS[0], write=write)])
+    with_client(tmp_path, scenario, [slot_with(SLOTS[0], write=write)])
 
 
 @pytest.mark.parametrize(

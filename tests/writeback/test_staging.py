@@ -16,9 +16,8 @@ import pytest
 
 from gateway.core.errors import BufferDamaged, BufferUnavailable
 from gateway.disk.atomic_write import sync_directory
-from gateway.writeback.files import staged_file
-from gateway.writeback.files.staged_file import AT_ONCE_BYTES, StagedFile, Staging, read_verified
-from gateway.writeback.files.trailer import CHUNK_BYTES, FOOTER_BYTES
+from gateway.writeback import staged_file
+from gateway.writeback.staged_file import AT_ONCE_BYTES, CHUNK_BYTES, FOOTER_BYTES, StagedFile, Staging, read_verified
 from tests.support.writeback import md5
 
 SIZE_BYTES = 3 * CHUNK_BYTES + 17
@@ -150,7 +149,7 @@ def test_many_seal_with_few_syncs_of_the_directory(staging: Staging, monkeypatch
             assert going_on.wait(10)
         real(path)
 
-    monkeypatch.setattr("gateway.writeback.files.staged_file.sync_directory", slow)
+    monkeypatch.setattr("gateway.writeback.staged_file.sync_directory", slow)
     first = staging._names.begin()
     assert syncing.wait(10)
     others = [staging._names.begin() for _ in range(8)]
@@ -172,7 +171,7 @@ def test_a_failed_sync_of_the_directory_fails_all_who_waited_for_it(
         assert going_on.wait(10)
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("gateway.writeback.files.staged_file.sync_directory", fail)
+    monkeypatch.setattr("gateway.writeback.staged_file.sync_directory", fail)
     staging._names.begin()
     assert syncing.wait(10)
     writers = [staging.create() for _ in range(3)]

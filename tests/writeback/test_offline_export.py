@@ -17,8 +17,7 @@ import pytest
 
 from gateway.core.errors import BufferUnavailable, StartupError
 from gateway.writeback.journal.records import Write
-from gateway.writeback.offline_export.export import MANIFEST, OBJECTS, buffer_of, export
-from gateway.writeback.offline_export.manifest import Findings
+from gateway.writeback.offline_export import MANIFEST, OBJECTS, Findings, buffer_of, export
 from tests.support.flushing import Buffer
 from tests.support.writeback import key, upload
 

@@ -1,8 +1,8 @@
 """A staged file: the bytes of one PutObject or UploadPart as they came, and behind them their checksums.
 
 So the origin gets the client's own part boundaries, and a file becomes cached blocks by index alone. Name, length and
-MD5 are in the journal, the CRC32C of each 64 KiB is in the file (trailer.py): so neither the journal nor reads of it
-grow with the bytes. A sealed file is never written again.
+MD5 are in the journal, the CRC32C of each 64 KiB is in the file: so neither the journal nor reads of it grow with the
+bytes. A sealed file is never written again.
 
     staged/w<slot>/<32 hex digits>    one file per PutObject or UploadPart, made by that worker slot
 
@@ -13,39 +13,120 @@ is dead. All of this except `create` blocks.
 While more of a file is still to come, the kernel begins to write it out (`begin_write_out`), so that `fsync` has less
 to wait for. `sync_file_range(2)` with SYNC_FILE_RANGE_WRITE makes nothing durable, and hides no error from `fsync`.
 Where it is missing, forbidden (seccomp), or unsupported by the file system, `fsync` does it all.
+
+The trailer is the CRC32C of each 64 KiB of the bytes, and a footer:
+
+    0              the bytes
+    length         4 bytes little-endian for each chunk of 64 KiB; the last chunk may be shorter
+    end - 48       the footer, little-endian:
+                     0   `FBYSTAGE`
+                     8   u32  version, 1
+                    12   u32  number of chunks
+                    16   u64  length of the bytes
+                    24        their MD5
+                    40   u32  CRC32C of all the chunks' checksums
+                    44   u32  CRC32C of the footer up to here
+
+The footer locates everything in the file, and vouches for the checksums, which vouch for the bytes: so a file can be
+checked without the journal, and a part of it without the rest.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import errno
 import os
 import secrets
+import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from awscrt import checksums as crt
 
+from gateway.core.cancellation import to_its_end
 from gateway.core.errors import BufferDamaged, BufferUnavailable
 from gateway.disk.atomic_write import sync_directory
-from gateway.disk.file_lease import FileLease, SharedFile
-from gateway.writeback.files.trailer import (
-    CHECKSUM_BYTES,
-    CHUNK_BYTES,
-    FOOTER_BYTES,
-    Footer,
-    TrailerChecksums,
-    checksums_bytes,
-    pack_trailer,
-    trailer_bytes,
-    unpack_footer,
-)
+from gateway.disk.file_lease import FileLease, SharedFile, close_opened, with_lease
+from gateway.disk.thread_priority import prefer_event_loop
+
+CHUNK_BYTES = 64 * 1024
+CHECKSUM_BYTES = 4
+
+TRAILER_VERSION = 1
+FOOTER_BYTES = 48
+
+_MAGIC = b"FBYSTAGE"
+_FIELDS = struct.Struct("<8sIIQ16sI")
+_CRC = struct.Struct("<I")
+
+
+def checksums_bytes(size_bytes: int) -> int:
+    return -(-size_bytes // CHUNK_BYTES) * CHECKSUM_BYTES
+
+
+def trailer_bytes(size_bytes: int) -> int:
+    return checksums_bytes(size_bytes) + FOOTER_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    size_bytes: int
+    md5: bytes
+    checksums_crc: int
+
+
+def pack_trailer(size_bytes: int, md5: bytes, checksums: bytes) -> bytes:
+    """`checksums` are those of all chunks, in order."""
+    chunks = len(checksums) // CHECKSUM_BYTES
+    fields = _FIELDS.pack(_MAGIC, TRAILER_VERSION, chunks, size_bytes, md5, crt.crc32c(checksums))
+    return checksums + fields + _CRC.pack(crt.crc32c(fields))
+
+
+def unpack_footer(packed: bytes) -> Footer | None:
+    """Return None for a damaged footer."""
+    fields, crc = packed[: _FIELDS.size], packed[_FIELDS.size :]
+    if len(packed) != FOOTER_BYTES or crc != _CRC.pack(crt.crc32c(fields)):
+        return None
+    magic, version, chunks, size_bytes, md5, checksums_crc = _FIELDS.unpack(fields)
+    if (magic, version, chunks * CHECKSUM_BYTES) != (_MAGIC, TRAILER_VERSION, checksums_bytes(size_bytes)):
+        return None
+    return Footer(size_bytes, md5, checksums_crc)
+
+
+class TrailerChecksums:
+    """The CRC32C of each 64 KiB of the bytes given, in pieces of any size."""
+
+    def __init__(self) -> None:
+        self._packed = bytearray()
+        self._running = 0
+        self._filled_bytes = 0
+
+    def update(self, data: memoryview) -> None:
+        position = 0
+        while position < len(data):
+            piece = data[position : position + CHUNK_BYTES - self._filled_bytes]
+            self._running = crt.crc32c(piece, self._running)
+            self._filled_bytes += len(piece)
+            position += len(piece)
+            if self._filled_bytes == CHUNK_BYTES:
+                self._end_chunk()
+
+    def digest(self) -> bytes:
+        if self._filled_bytes:
+            self._end_chunk()
+        return bytes(self._packed)
+
+    def _end_chunk(self) -> None:
+        self._packed += self._running.to_bytes(CHECKSUM_BYTES, "little")
+        self._running = self._filled_bytes = 0
+
 
 SWEPT_AT_ONCE = 500
 """File names per question to the journal."""
@@ -324,3 +405,47 @@ class _GroupSync:
             led.set_exception(error)
         else:
             led.set_result(None)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class BufferThreads:
+    """A bounded number of threads of one process."""
+
+    def __init__(self, count: int) -> None:
+        self._threads = ThreadPoolExecutor(count, "writeback", initializer=prefer_event_loop)
+
+    async def run(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+        """Run the function to its end, even if the caller is cancelled meanwhile."""
+        return await asyncio.wrap_future(self._threads.submit(function, *arguments, **keywords))
+
+    async def finish(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+        """Run the function; a cancelled caller waits until no thread runs it any more."""
+        return await to_its_end(self._threads.submit(function, *arguments, **keywords), lambda: None)
+
+    async def open(
+        self, function: Callable[P, FileLease[SharedFile]], *arguments: P.args, **keywords: P.kwargs
+    ) -> FileLease[SharedFile]:
+        """Run a function that opens a file; close the file if the caller was cancelled."""
+        opening = self._threads.submit(function, *arguments, **keywords)
+        try:
+            return await asyncio.wrap_future(opening)
+        except BaseException:
+            opening.add_done_callback(close_opened)
+            raise
+
+    def run_holding(
+        self,
+        file: FileLease[SharedFile],
+        function: Callable[Concatenate[FileLease[SharedFile], P], R],
+        *arguments: P.args,
+        **keywords: P.kwargs,
+    ) -> Coroutine[Any, Any, R]:
+        """Run a function with its own lease on a file: the caller's lease may end before the thread is done."""
+        return self.run(with_lease(file.share(), function), *arguments, **keywords)
+
+    def shut_down(self) -> None:
+        """Wait until all calls have ended; blocks."""
+        self._threads.shutdown(wait=True)

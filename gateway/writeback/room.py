@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gateway.disk.atomic_write import map_shared, set_aside
-from gateway.writeback.files.trailer import checksums_bytes
+from gateway.writeback.staged_file import checksums_bytes
 
 DISK_LOOK_SECONDS = 0.05
 

@@ -16,21 +16,25 @@ from hypothesis import strategies as st
 
 from gateway.core.clock import Moment
 from gateway.core.errors import BufferUnavailable
-from gateway.policy.slots import Prefix, Slot
-from gateway.writeback.bounds.backpressure import (
+from gateway.policy.slots import Prefix
+from gateway.writeback.bounds import (
     BACKPRESSURE_FROM,
     DELAY_SECONDS_MAX,
     RETRY_SECONDS_MAX,
+    SHARED_SECONDS,
+    TROUBLE_SECONDS,
+    Bound,
+    SlotBounds,
     delay_seconds,
     retry_after_seconds,
 )
-from gateway.writeback.bounds.bounds import SHARED_SECONDS, TROUBLE_SECONDS, Bound, SlotBounds
-from gateway.writeback.bounds.room import MARGIN_BYTES, Reservations
 from gateway.writeback.buffer import WritebackBuffer
-from gateway.writeback.files.trailer import CHECKSUM_BYTES
 from gateway.writeback.journal.records import Part
 from gateway.writeback.opening import recover
+from gateway.writeback.room import MARGIN_BYTES, Reservations
+from gateway.writeback.staged_file import CHECKSUM_BYTES
 from tests.support.manual_clock import ManualClock
+from tests.support.slots import Slot
 from tests.support.writeback import key, pending, staged, upload
 
 SIZE = 1000
@@ -365,7 +369,7 @@ def test_a_disk_without_room_takes_nothing(tmp_path: Path, monkeypatch: pytest.M
     """However much of the buffer is free: what is acknowledged must find room, and its place in the journal, too."""
 
     async def scenario(_: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
-        monkeypatch.setattr("gateway.writeback.bounds.room.MARGIN_BYTES", 2**62)
+        monkeypatch.setattr("gateway.writeback.room.MARGIN_BYTES", 2**62)
         assert await bounds.take("key", 1, 0) is Bound.DISK
         monkeypatch.undo()
         assert await bounds.take("key", 1, 0) is None

@@ -14,13 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.errors import BufferDamaged
-from gateway.writeback.files.staged_file import StagedFile, Staging, read_verified
-from gateway.writeback.files.trailer import (
+from gateway.writeback.staged_file import (
     CHUNK_BYTES,
     FOOTER_BYTES,
     Footer,
+    StagedFile,
+    Staging,
     TrailerChecksums,
     pack_trailer,
+    read_verified,
     trailer_bytes,
     unpack_footer,
 )
@@ -174,7 +176,7 @@ def test_the_trailer_is_there_before_the_file_is_synced(staging: Staging, monkey
         lengths.append(os.fstat(descriptor).st_size)
         real(descriptor)
 
-    monkeypatch.setattr("gateway.writeback.files.staged_file.sync_directory", lambda _: None)
+    monkeypatch.setattr("gateway.writeback.staged_file.sync_directory", lambda _: None)
     monkeypatch.setattr(os, "fsync", fsync)
     file = stage(staging, bytes(SIZE_BYTES))
     assert lengths == [file.disk_bytes] == [staging.path(file).stat().st_size]
