@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from gateway.core.errors import OriginBodyError, OriginError, S3Error
 from gateway.metadata.catalog import is_remembered
@@ -24,12 +25,12 @@ from gateway.operations.list_sources import (
     BucketSource,
     Listing,
     PartitionedSource,
-    PendingSource,
     SnapshotSource,
     SourceEntry,
     is_frozen_under,
     origin_page,
     parts,
+    seek_pending,
 )
 from gateway.operations.merged_page import ListSource, MergedPage
 from gateway.operations.passthrough import forward, forward_joined, is_plain
@@ -196,10 +197,10 @@ def _sources(listing: Listing) -> list[ListSource[SourceEntry]]:
     """Return the sources in their order of precedence."""
     kinds = {slot.consistency for slot in listing.slots}
     if "snapshot" in kinds:
-        sources: list[ListSource[SourceEntry]] = [PartitionedSource(listing)]
+        source: ListSource[SourceEntry] = PartitionedSource(listing).seek
     else:
-        sources = [BucketSource(listing, strict="strict" in kinds)]
-    return sources if listing.context.services.writeback is None else [PendingSource(listing), *sources]
+        source = BucketSource(listing, strict="strict" in kinds).seek
+    return [source] if listing.context.services.writeback is None else [partial(seek_pending, listing), source]
 
 
 def _wanted(query: ListQuery) -> ListRequest:

@@ -389,27 +389,21 @@ def parts(slots: Slots, bucket: str, start: bytes, stop: bytes) -> list[SourcePa
 # What is pending
 
 
-class PendingSource:
-    """The pending writes of this node, which take precedence over the bucket.
+async def seek_pending(listing: Listing, wanted: ListRequest) -> ObjectRows:
+    """Return rows of the pending writes of this node, which take precedence over the bucket.
 
-    It is read before the bucket: an object that the flush moves in between is in both, and none is missed. Entries of
-    pending objects have the owner None until they get another.
+    They are read before the bucket: an object that the flush moves in between is in both, and none is missed. Entries
+    of pending objects have the owner None until they get another. Other requests run between the looks.
     """
-
-    def __init__(self, listing: Listing) -> None:
-        self._listing = listing
-
-    async def seek(self, wanted: ListRequest) -> ObjectRows:
-        """Return pending rows; other requests run between the looks."""
-        rows: list[ObjectRow] = []
-        while True:
-            looking = partial(pending_rows, bucket=self._listing.bucket, wanted=wanted, count=_ROWS_AT_A_LOOK)
-            found = self._listing.context.buffer.look(looking)
-            rows += found.rows
-            if found.end is None or len(rows) >= max(wanted.limit, _PENDING_ROWS_MIN):
-                return Rows(rows, found.end)
-            await asyncio.sleep(0)
-            wanted = replace(wanted, begin=found.end)
+    rows: list[ObjectRow] = []
+    while True:
+        looking = partial(pending_rows, bucket=listing.bucket, wanted=wanted, count=_ROWS_AT_A_LOOK)
+        found = listing.context.buffer.look(looking)
+        rows += found.rows
+        if found.end is None or len(rows) >= max(wanted.limit, _PENDING_ROWS_MIN):
+            return Rows(rows, found.end)
+        await asyncio.sleep(0)
+        wanted = replace(wanted, begin=found.end)
 
 
 def pending_rows(tx: JournalTransaction, bucket: str, wanted: ListRequest, count: int) -> ObjectRows:
