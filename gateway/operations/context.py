@@ -129,7 +129,6 @@ class Response:
     error_code: str | None = None
 
     def failed(self, error: Exception) -> None:
-        """Report that the body broke off."""
         if self.on_failure is not None:
             self.on_failure(error)
 
@@ -142,7 +141,6 @@ class Response:
         return self.resource is None
 
     async def aclose(self) -> None:
-        """Release all that the body holds, sent or not."""
         if isinstance(self.body, PinnedFileSpan):
             self.body.close()
         elif not isinstance(self.body, (bytes, memoryview)):
@@ -164,7 +162,6 @@ async def awaited(answer: Answer) -> Response:
 
 
 def changed(answer: Answer, change: Callable[[Response], Response]) -> Answer:
-    """Return the changed answer, now if it is there."""
 
     async def later(coming: Coroutine[Any, Any, Response]) -> Response:
         return change(await coming)

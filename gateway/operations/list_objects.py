@@ -194,7 +194,6 @@ def page_of(merged: MergedPage[SourceEntry]) -> tuple[Page, list[EntryTemplate]]
 
 
 def _sources(listing: Listing) -> list[ListSource[SourceEntry]]:
-    """Return the sources in their order of precedence."""
     kinds = {slot.consistency for slot in listing.slots}
     if "snapshot" in kinds:
         source: ListSource[SourceEntry] = PartitionedSource(listing).seek

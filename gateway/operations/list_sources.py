@@ -88,7 +88,6 @@ class Listing:
 
     @property
     def outcome(self) -> ListOutcome:
-        """Return the outcome of the whole page."""
         if "stale" in self.outcomes:
             return "stale"
         return next(iter(self.outcomes)) if len(self.outcomes) == 1 else "partial"

@@ -48,7 +48,6 @@ _Rows = Rows[_Listed]
 
 
 async def list_uploads(context: RequestContext) -> Response:
-    """Return the page, or the origin's error."""
     query = uploads_query(context.request)
     listing = _Listing(context, query, context.buffer.look(lambda tx: _place_in(tx, query)))
     wanted = ListRequest(query.prefix.encode(), query.delimiter.encode(), query.limit)
@@ -83,7 +82,6 @@ def _place_in(tx: JournalTransaction, query: UploadsQuery) -> UploadPlace | None
 
 
 def _following(query: UploadsQuery, rows: Sequence[_Row]) -> tuple[str, str]:
-    """Return the markers of the next page."""
     last = rows[-1]
     if last.content is None:
         return last.name.decode(), ""

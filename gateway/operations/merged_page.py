@@ -19,8 +19,6 @@ T = TypeVar("T")
 
 
 class Kind(Enum):
-    """The kinds of names in a source."""
-
     ENTRY = "entry"
     PREFIX = "common prefix"
     TOMBSTONE = "tombstone"

@@ -159,7 +159,6 @@ class FlushWait:
         await self.for_files(content)
 
     async def for_write(self, key: ObjectKey, sequence: int) -> None:
-        """Wait for writes of a key up to `sequence`."""
         looks, began = 0, self._clock.monotonic()
         while True:
             first = self._buffer.look(lambda tx: tx.writes.earliest(key))

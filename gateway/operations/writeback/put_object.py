@@ -274,7 +274,6 @@ def absent_key(context: RequestContext) -> ObjectKey:
 
 
 def is_for_want_of_rights(refusal: OriginAnswered) -> bool:
-    """Return whether the gateway's own key pair lacks the right."""
     return refusal.status in (401, 403)
 
 

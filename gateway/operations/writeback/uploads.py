@@ -263,7 +263,6 @@ async def buffer_abort(context: RequestContext) -> Response:
 
 
 async def list_buffered_parts(context: RequestContext) -> Response:
-    """List the parts of an upload that is here."""
     found = upload_of(context)
     await check_owner(context, found)
     maximum = min(_number(context, "max-parts", LISTED_PARTS_MAX), LISTED_PARTS_MAX)
@@ -288,7 +287,6 @@ def _listed(part: Part) -> str:
 
 
 def _number(context: RequestContext, name: str, default: int) -> int:
-    """Return a numeric parameter; `default` if it is missing."""
     text = context.request.parameter(name)
     if not text:
         return default
