@@ -7,7 +7,7 @@ moment two may lead, when one comes back or a new one begins: a leader's decisio
 
 from __future__ import annotations
 
-from gateway.policy.token_bucket import SharedCells
+from gateway.shared.arena import SharedCells
 
 ROWS_OF_LEADERSHIP = 1
 """The beats: of `Clock.monotonic`, a cell for each process."""

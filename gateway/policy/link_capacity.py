@@ -25,10 +25,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.origin.link_traffic import AnswerKind, Traffic
-from gateway.policy.capacity_controller import TICK_SECONDS, UNLIMITED_BYTES_PER_SECOND, CapacityController, SeenTraffic
+from gateway.policy.capacity_controller import TICK_SECONDS, CapacityController, SeenTraffic
 from gateway.policy.fair_shares import FairShares
 from gateway.policy.leadership import Leadership
-from gateway.policy.token_bucket import AdjustableBucket, SharedCells
+from gateway.policy.token_bucket import TokenBucket
+from gateway.shared.arena import SharedCells
 
 BASE_SECONDS = 30.0
 """The least time of an answer is taken over one to two spans of this length that had answers."""
@@ -148,14 +149,14 @@ class LinkCapacity:
         self,
         cells: SharedCells,
         first_row: int,
-        bucket: AdjustableBucket,
+        bucket: TokenBucket,
         shares: FairShares,
         kinds: Sequence[AnswerKind],
     ) -> None:
         self._cells = cells
         self._own = cells.own
         self._first_row = first_row
-        self._bucket = bucket
+        self.bucket = bucket
         self._shares = shares
         self._answers = {kind: _Answers() for kind in kinds}
         self._slowed = 0
@@ -340,8 +341,8 @@ class LinkCapacity:
         self._numbers(_FOUND)[own] = controller.capacity or 0.0
         self._numbers(_DELAY)[own] = -1.0 if delay is None else delay
         self._numbers(_FOUND_AT)[own] = now
-        if rate != self._bucket.rate:
-            self._bucket.change_rate(rate, now)
+        if rate != self.bucket.rate:
+            self.bucket.change_rate(rate, now)
 
     def window_bytes(self, now: float) -> int | None:
         """Return the bytes that may be under way on each connection; None: nothing limits it.
@@ -369,21 +370,6 @@ class LinkCapacity:
         capacity, delay = self._numbers(_FOUND)[process], self._numbers(_DELAY)[process]
         return FoundCapacity(capacity or None, None if delay < 0 or now - at > _FRESH_SECONDS else delay)
 
-    def continue_from(self, before: LinkCapacity, now: float) -> None:
-        """Keep the capacity found before a change of settings, which replaced the memory."""
-        found = before.found(now)
-        if found.capacity is None or self.found(now).capacity is not None:
-            return
-        own = self._own
-        self._numbers(_FOUND)[own] = found.capacity
-        self._numbers(_DELAY)[own] = -1.0 if found.delay_seconds is None else found.delay_seconds
-        self._numbers(_FOUND_AT)[own] = now
-        for kind, answers in before._answers.items():
-            if kind in self._answers and math.isfinite(answers.base):
-                self._answers[kind] = answers
-                self._numbers(_FIRST_BASE + kind)[own] = answers.base
-        self._bucket.change_rate(CapacityController(found.capacity, now).rate, now)
-
     def _numbers(self, row: int) -> memoryview[float]:
         return self._cells.numbers(self._first_row + row)
 
@@ -400,8 +386,3 @@ def _count_at(seen: Sequence[tuple[float, int]], at: float) -> float:
         return seen[-1][1]
     (begin, before), (end, behind) = seen[after - 1], seen[after]
     return before + (behind - before) * (at - begin) / (end - begin)
-
-
-def unlimited_bucket(cells: SharedCells, row: int) -> AdjustableBucket:
-    """Return the bucket whose rate is found out: it holds nothing back before that."""
-    return cells.adjustable_bucket(row, UNLIMITED_BYTES_PER_SECOND)

@@ -113,9 +113,9 @@ class _Changes:
             if latest.generation != generation:
                 generation = latest.generation
                 try:
-                    await live.change(latest.settings, latest.bandwidth, latest.callers, latest.request_rates)
+                    await live.change(latest.settings, latest.numbers, generation)
                 except Exception as error:  # noqa: BLE001 - told, and this process is replaced
-                    if self._latest is not latest:  # the files that it names may be gone, and are out of force
+                    if self._latest is not latest:  # a later change may mend it
                         continue
                     _log.error("changed settings cannot be put in force", error=str(error), exc_info=error)
                     tell(f"behind {error}")
@@ -172,7 +172,7 @@ async def _run(
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
     gc.freeze()  # imported objects live for ever and need no further look
-    live = LiveSettings(config.settings, config.bandwidth, config.callers, config.request_rates)
+    live = LiveSettings(config.settings, config.numbers, config.memory, config.generation)
     following: asyncio.Task[None] | None = None
 
     report.follow(loop)
