@@ -13,13 +13,13 @@ from gateway.config.signers import signers
 from gateway.core.clock import Clock
 from gateway.core.errors import StartupError
 from gateway.origin.client import Direction
-from gateway.origin.link_traffic import LinkEnd, in_all
+from gateway.origin.traffic_meter import LinkEnd, in_all
 from gateway.policy import bandwidth, callers, request_rates
 from gateway.policy.bandwidth import Bandwidth, BandwidthShare, Ceiling
 from gateway.policy.callers import OWN, UNSIGNED, CallerClass, Callers, CallersPlan, Limits
 from gateway.policy.capacity_controller import TICK_SECONDS
 from gateway.policy.request_rates import RequestRates
-from gateway.policy.slots import DEFAULT_SLOT, Prefix
+from gateway.policy.slots import DEFAULT_SLOT
 from gateway.shared.arena import SharedCells, make_shared_memory
 from gateway.telemetry import metric_kinds, metrics
 from gateway.telemetry.metrics import USED_BY_ALL
@@ -108,7 +108,7 @@ def _attached(memory: Path | None, rows: int, processes: int, own: int, clock: C
 
 
 def buckets_told(settings: Settings) -> set[str]:
-    return {Prefix.parse(slot.prefix).bucket for slot in settings.slots} - {""}
+    return {slot.prefix.bucket for slot in settings.slots} - {""}
 
 
 def callers_plan(settings: Settings) -> CallersPlan:

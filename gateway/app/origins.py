@@ -17,9 +17,7 @@ from typing import NamedTuple
 from gateway.config import OriginCredentialSettings, Settings
 from gateway.config import OriginSettings as OriginSettingsTable
 from gateway.core.clock import Clock
-from gateway.origin.client import KeyPair, Origin, OriginCredentials, OriginRequest
-from gateway.origin.routing import RoutedOrigin
-from gateway.origin.settings import OriginSettings
+from gateway.origin.client import KeyPair, Origin, OriginCredentials, OriginRequest, OriginSettings, RoutedOrigin
 from gateway.origin.signing import ChainCredentials, StaticCredentials
 from gateway.policy.slots import Prefix, PrefixMap
 
@@ -155,7 +153,7 @@ def _signers(settings: Settings) -> Iterator[tuple[Prefix, str]]:
     """Yield slots first: of several with the same prefix the first counts."""
     for slot in settings.slots:
         if slot.origin_credentials is not None:
-            yield Prefix.parse(slot.prefix), slot.origin_credentials
+            yield slot.prefix, slot.origin_credentials
     for bucket in settings.buckets:
         if bucket.origin_credentials is not None:
             yield Prefix(bucket.name), bucket.origin_credentials

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.reading.spans import HeldObject, UnreadSpan, WarmSpan
+from gateway.blocks.spans import HeldObject, UnreadSpan, WarmSpan
 from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import CHECKSUM_MODE, HeldVersion, ObjectHead
 from gateway.metadata.entries import of_part
@@ -386,7 +386,7 @@ def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> Pr
         return None
     if slot.write == "scratch" or (
         slot.write == "back" and is_marker(name, slot.markers)
-    ):  # its answer has more (writeback/durability.py)
+    ):  # its answer has more (pending_versions.py)
         return None
     if slot.consistency == "strict":
         # A HEAD is forwarded as it is; a GET of an object that has no blocks asks for the bytes at once.

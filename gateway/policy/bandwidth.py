@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from gateway.core.clock import Clock
 from gateway.origin.client import Direction
-from gateway.origin.link_traffic import AnswerKind, Traffic
+from gateway.origin.traffic_meter import AnswerKind, Traffic
 from gateway.policy.capacity_controller import UNLIMITED_BYTES_PER_SECOND
 from gateway.policy.fair_shares import HOLD_SECONDS, LOOK_SECONDS, FairShares, QueueEntry, rows_of
 from gateway.policy.leadership import ROWS_OF_LEADERSHIP, Leadership

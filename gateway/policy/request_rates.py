@@ -46,8 +46,8 @@ from gateway.policy.fair_shares import FairShares, rows_of
 from gateway.policy.token_bucket import ROWS_OF_BUCKET, TokenBucket
 from gateway.shared.arena import Numbering, SharedCells
 from gateway.telemetry import metrics
+from gateway.telemetry.logs import RateLimitedLog
 from gateway.telemetry.metric_kinds import UNTOLD_BUCKETS
-from gateway.telemetry.rate_limited_log import RateLimitedLog
 
 PLACES_MAX = 32
 """The most rates at a time."""

@@ -11,25 +11,25 @@ from pathlib import Path
 
 import pytest
 
+from gateway.blocks.block_file import BlockLease
 from gateway.blocks.directory import BlockDirectory, FillFile
-from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.layout import Extent
 from gateway.core.errors import OriginUnreachable
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
-from gateway.jobs.job import JobKind, JobState
+from gateway.jobs.job import JobKind, JobState, JobStore
 from gateway.jobs.object_job import ObjectJob
 from gateway.jobs.runner import RUNNING_MAX, TooManyJobs
-from gateway.jobs.store import JobStore
 from gateway.jobs.worklist import BadManifest, Worklist
 from gateway.metadata.listing.index import FoundPage
 from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import KeyBound
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, TestClock, content_of, make_origin, read, stored, until
 from tests.support.jobs import job_bench
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Effect, Fault
+from tests.support.slots import Slot
 
 PREFIX = f"s3://{BUCKET}/data/"
 

@@ -10,14 +10,15 @@ from typing import Any, cast
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.explanation import Explanation, Holding
+from gateway.blocks.plan import Explanation, Holding
 from gateway.core.clock import SystemClock
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.metadata.catalog import Catalog
 from gateway.operations.warm_up_queue import LOOK_SHARE, LOOKS_MAX, OBJECTS_AT_ONCE, WAITING_MAX, WarmUpQueue
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from tests.support.blocks import TestClock
+from tests.support.slots import Slot
 
 SLOT = Slot("slot", Prefix("bucket"))
 

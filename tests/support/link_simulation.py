@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.origin.client import Direction
-from gateway.origin.link_traffic import AnswerKind, Traffic
+from gateway.origin.traffic_meter import AnswerKind, Traffic
 from gateway.policy.bandwidth import Bandwidth, BandwidthShare, Ceiling, numbering_of, rows_for
 from gateway.policy.capacity_controller import TICK_SECONDS
 from gateway.shared.arena import SharedCells, make_shared_memory

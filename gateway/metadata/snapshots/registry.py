@@ -16,8 +16,7 @@ from gateway.core.errors import NoSuchSnapshot, S3Error, SnapshotError, Snapshot
 from gateway.core.model import Homes, ObjectKey, ObjectVersion
 from gateway.metadata.entries import ObjectHead
 from gateway.metadata.listing.records import etag_and_size, modified_of
-from gateway.metadata.snapshots.manifest import Manifest
-from gateway.metadata.snapshots.store import Snapshot, SnapshotStore
+from gateway.metadata.snapshots.store import Manifest, Snapshot, SnapshotStore
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.telemetry import metrics
@@ -202,10 +201,10 @@ class SnapshotRegistry:
             metrics.SNAPSHOT_REFUSALS.add(1, slot.name, "missing")
             return s3_error("NoSuchSnapshot", missing(slot), status=NOT_USABLE_STATUS)
         metrics.SNAPSHOT_REFUSALS.add(1, slot.name, "unusable")
-        return unusable(slot.snapshot, error)
+        return unusable(slot.snapshot or "", error)
 
     async def _take(self, store: SnapshotStore, slot: Slot) -> None:
-        snapshot = await self._opening(store, slot.snapshot)
+        snapshot = await self._opening(store, slot.snapshot or "")
         known = self._open.get(slot.name)
         if known is not None and known.manifest.id == snapshot.manifest.id:
             snapshot.close()  # it is open already

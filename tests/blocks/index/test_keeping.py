@@ -12,12 +12,11 @@ from typing import Any, Literal
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.index.eviction import WrittenBytes
-from gateway.blocks.index.index import TOUCHES_PER_TRANSACTION
-from gateway.blocks.index.policies import Queue
+from gateway.blocks.index import TOUCHES_PER_TRANSACTION, WrittenBytes
+from gateway.blocks.policies import Queue
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.origin.client import Purpose
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from gateway.telemetry import metrics
 from tests.support.blocks import (
     BLOCK,
@@ -33,6 +32,7 @@ from tests.support.blocks import (
 )
 from tests.support.counting import by_label, counted
 from tests.support.prepared_process import PreparedProcess
+from tests.support.slots import Slot
 
 SMALL = 64 * KIB
 FILE = SMALL + 4096

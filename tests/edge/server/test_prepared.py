@@ -30,11 +30,10 @@ from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from gateway.blocks.files import block_file, page_cache
-from gateway.blocks.files.block_file import BlockFile
-from gateway.blocks.index.rows import unpack_extent
-from gateway.blocks.reading import spans
-from gateway.blocks.reading.spans import UnreadSpan, WarmSpan
+from gateway.blocks import block_file, page_cache, spans
+from gateway.blocks.block_file import BlockFile
+from gateway.blocks.rows import unpack_extent
+from gateway.blocks.spans import UnreadSpan, WarmSpan
 from gateway.core.model import ObjectKey
 from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.edge.server import prepared
@@ -47,7 +46,7 @@ from gateway.operations import prepared_reads
 from gateway.operations.context import Told
 from gateway.operations.prepared_reads import PreparedAnswer, PreparedRead
 from gateway.origin.client import OriginRequest
-from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot
+from gateway.policy.slots import EVERYTHING, Grant, Prefix
 from gateway.s3.requests import encode_path
 from gateway.s3.signature_v4 import sign_headers
 from gateway.shared.recent_requests import FinishedRequest, RecentRequests, recent_requests
@@ -61,6 +60,7 @@ from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.head_mutations import first_head, mutated
 from tests.support.serving import PATIENCE_SECONDS, Serving, Wire, serving
 from tests.support.set_clock import SetClock
+from tests.support.slots import Slot
 from tests.support.snapshots import freeze
 
 STEPS = int(os.environ.get("FOREBAY_PREPARED_STEPS", "1500"))

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.operations import payload
-from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
 from gateway.telemetry import metrics
-from gateway.writeback.bounds import backpressure
-from gateway.writeback.bounds.bounds import Bound
+from gateway.writeback import bounds as writeback_bounds
+from gateway.writeback.bounds import Bound
 from gateway.writeback.journal.files import Usage
 from tests.support.asgi import call, signed_headers
 from tests.support.counting import by_label, counted
 from tests.support.memory_origin.faults import Unreachable
 from tests.support.serving import until
+from tests.support.slots import Slot, slot_with
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, with_client
 
 KIB = 1024
@@ -36,12 +35,12 @@ def through() -> dict[str, float]:
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long for room that nobody makes."""
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
 
 
 def slot(buffer_bytes: int | None = 100 * KIB, **changed: Any) -> list[Slot]:
-    return [replace(SLOTS[0], buffer_bytes=buffer_bytes, **changed)]
+    return [slot_with(SLOTS[0], buffer_bytes=buffer_bytes, **changed)]
 
 
 async def put(client: Client, name: str, size_bytes: int, status: int = 200) -> str:
@@ -97,7 +96,7 @@ def test_what_does_not_fit_is_slowed_down(tmp_path: Path) -> None:
         assert await put(client, "k1", 80 * KIB) == "absorbed"
         refused = await client.ask("PUT", "back/k2", bytes(40 * KIB), status=503)
         assert b"<Code>SlowDown</Code>" in refused.body
-        assert 1 <= int(refused.headers["retry-after"]) <= backpressure.RETRY_SECONDS_MAX
+        assert 1 <= int(refused.headers["retry-after"]) <= writeback_bounds.RETRY_SECONDS_MAX
         assert client.pending("back/k2") is None
         assert client.origin.count(Operation.PUT_OBJECT) == 1
         assert metrics.WRITEBACK_SLOWED_DOWN.value("back") == 1
@@ -121,7 +120,7 @@ def test_what_can_never_fit_goes_through_where_others_are_slowed_down(tmp_path: 
 
 def test_who_waits_gets_the_room_that_the_flush_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With slow-down nobody is refused where the flush keeps up within the patience."""
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_SECONDS", 20.0)
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_SECONDS", 20.0)
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -135,7 +134,7 @@ def test_who_waits_gets_the_room_that_the_flush_makes(tmp_path: Path, monkeypatc
 
 def test_a_slow_body_loses_its_room_to_those_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And to nobody else: where there is room for all, a body may be slow."""
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_SECONDS", 20.0)
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_SECONDS", 20.0)
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -224,7 +223,7 @@ def test_a_body_that_is_refused_gives_its_room_back(tmp_path: Path, refusal: dic
 
 def test_acknowledgements_slow_down_before_the_buffer_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From three quarters on, and no earlier; for no longer than a client bears."""
-    monkeypatch.setattr(backpressure, "DELAY_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(writeback_bounds, "DELAY_SECONDS_MAX", 0.2)
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -432,7 +431,7 @@ def test_parts_at_the_origin_are_remembered_by_the_next_process(tmp_path: Path) 
 
 def test_a_disk_that_has_just_failed_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """503 for the write that met it, nothing of it acknowledged; those after it go through; then it is tried again."""
-    monkeypatch.setattr("gateway.writeback.bounds.bounds.TROUBLE_SECONDS", 0.5)
+    monkeypatch.setattr("gateway.writeback.bounds.TROUBLE_SECONDS", 0.5)
 
     def refuse(_: int) -> None:
         raise OSError(5, "Input/output error")
@@ -440,7 +439,7 @@ def test_a_disk_that_has_just_failed_is_left_alone(tmp_path: Path, monkeypatch: 
     async def scenario(client: Client) -> None:
         await client.learn()
         with monkeypatch.context() as patch:
-            patch.setattr("gateway.writeback.files.staged_file.os.fsync", refuse)
+            patch.setattr("gateway.writeback.staged_file.os.fsync", refuse)
             refused = await client.ask("PUT", "back/k1", b"x", status=503)
         assert b"cannot be synced" in refused.body
         assert client.pending("back/k1") is None
