@@ -14,7 +14,7 @@ from gateway.cli.common import ConfigOption, JsonOption, as_a_client, fail, load
 from gateway.cli.progress import bytes_progress
 from gateway.config.own_directory import NAME, is_own
 from gateway.core.errors import StartupError, WritebackError
-from gateway.serve.preparation import kept_from_gateways
+from gateway.serve.claim import kept_from_gateways
 
 if TYPE_CHECKING:
     from gateway.writeback.offline_export import Findings

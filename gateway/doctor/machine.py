@@ -17,8 +17,8 @@ from gateway.config import Settings
 from gateway.config.buffers import file_system_kind
 from gateway.config.defaults import disk_usage
 from gateway.doctor.findings import Finding, error, note, ok, warning
-from gateway.serve.preparation import DESCRIPTORS_ADVISED, DESCRIPTORS_MIN
 from gateway.serve.shared_directory import SHARED_MEMORY, room_needed_bytes
+from gateway.serve.system import DESCRIPTORS_ADVISED, DESCRIPTORS_MIN
 from gateway.shared.arena import names_max
 
 DISK, LIMITS = "disk", "limits"

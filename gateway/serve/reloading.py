@@ -35,7 +35,7 @@ from gateway.config.overlay import (
 )
 from gateway.config.problems import SettingsError
 from gateway.core.errors import ForebayError
-from gateway.serve.recovering import recover_buffer
+from gateway.serve.claim import recover_buffer
 from gateway.writeback import DIRECTORY
 
 FILES_SECONDS_MAX = 10.0

@@ -34,17 +34,12 @@ from gateway.core.clock import SystemClock
 from gateway.core.errors import ForebayError, StartupError
 from gateway.serve import listeners
 from gateway.serve.child_config import BACKGROUND, ChildConfig
-from gateway.serve.child_monitor import ChildMonitor
-from gateway.serve.child_process import ChildProcess, ChildSpec
-from gateway.serve.children import Children
-from gateway.serve.claim import claim, leave_mark, report_closed
-from gateway.serve.fork_server import ForkServer
-from gateway.serve.preparation import raise_descriptor_limit
-from gateway.serve.recovering import recover_buffer
+from gateway.serve.child_monitor import ChildMonitor, ChildProcess, ChildSpec
+from gateway.serve.claim import claim, leave_mark, recover_buffer, report_closed
+from gateway.serve.fork_server import Children, ForkServer
 from gateway.serve.reloading import FileThreads, Reloader, SlotChange
-from gateway.serve.service_manager import notify_ready, notify_reloading, notify_stopping
 from gateway.serve.shared_directory import SharedFiles, SharedMemory, room_needed_bytes
-from gateway.serve.signals import answered
+from gateway.serve.system import answered, notify_ready, notify_reloading, notify_stopping, raise_descriptor_limit
 from gateway.shared.arena import names_max, path_of
 from gateway.telemetry import metric_kinds
 from gateway.telemetry.access_log import AuditLog

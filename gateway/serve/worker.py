@@ -11,7 +11,7 @@ from gateway.edge.server import S3Server, ServerLimits, TlsFiles
 from gateway.edge.server.listener import ConnectionCounts
 from gateway.edge.server.prepared import PreparedRequests
 from gateway.policy.callers import Callers
-from gateway.serve.child_context import ChildContext
+from gateway.serve.child import ChildContext
 from gateway.shared.heartbeats import Heartbeats
 from gateway.telemetry.request_counts import count_refusal
 
