@@ -19,6 +19,7 @@ import pytest
 from botocore.config import Config
 
 from gateway.app.node import s3_application
+from gateway.config import Settings
 from gateway.config.live import LiveSettings
 from gateway.shared.recent_requests import MINUTE_SECONDS, RecentRequests
 from tests.support.prepared_process import PreparedProcess
@@ -63,6 +64,7 @@ class World:
     """A gateway in this process, its origin in another."""
 
     watch: Watch
+    live: LiveSettings
     client: Any
     origin: Any
     recent: RecentRequests
@@ -117,14 +119,14 @@ async def a_world(tmp_path: Path) -> AsyncIterator[World]:
         )
         watch = Watch()
         try:
-            settings = load(tmp_path, filled).settings
+            live = LiveSettings(load(tmp_path, filled).settings)
             async with (
-                s3_application(LiveSettings(settings), worker=0, instance_id="0123456789abcdef") as app,
+                s3_application(live, worker=0, instance_id="0123456789abcdef") as app,
                 serving(app) as running,
             ):
                 gateway = f"http://127.0.0.1:{running.port}"
                 yield World(
-                    watch, client_of(gateway, KEY), client_of(url, (ACCESS_KEY_ID, SECRET_ACCESS_KEY)), app.recent
+                    watch, live, client_of(gateway, KEY), client_of(url, (ACCESS_KEY_ID, SECRET_ACCESS_KEY)), app.recent
                 )
         finally:
             watch.close()
@@ -170,6 +172,28 @@ def test_the_way_of_a_request_does_not_grow(tmp_path: Path) -> None:
     assert visited["warm GET"] <= 28
     assert visited["cold GET"] <= 55
     assert visited["part upload"] <= 43
+
+
+@pytest.mark.slow
+def test_the_way_of_a_change_of_slots_does_not_grow(tmp_path: Path) -> None:
+    """In a worker, in files below `gateway/`: those that own something pass it on."""
+
+    async def scenario() -> list[str]:
+        async with a_world(tmp_path) as world:
+            before = world.live.now
+            changes = [
+                await world.visits(lambda weight=weight: world.live.change(with_weight(before, weight)))  # type: ignore[misc]
+                for weight in (2, 3, 4)
+            ]
+            return sorted(set.intersection(*(set(one.files) for one in changes)))
+
+    assert len(asyncio.run(scenario())) <= 31
+
+
+def with_weight(settings: Settings, weight: int) -> Settings:
+    """The same, but for the first slot's weight."""
+    slots = [settings.slots[0].model_copy(update={"weight": weight}), *settings.slots[1:]]
+    return settings.model_copy(update={"slots": slots})
 
 
 def test_the_walk_names_files_that_are_there() -> None:

@@ -21,8 +21,7 @@ from gateway.origin.client import Direction
 from gateway.origin.traffic_meter import AnswerKind, Traffic
 from gateway.policy.capacity_controller import UNLIMITED_BYTES_PER_SECOND
 from gateway.policy.fair_shares import HOLD_SECONDS, LOOK_SECONDS, FairShares, QueueEntry, rows_of
-from gateway.policy.leadership import ROWS_OF_LEADERSHIP, Leadership
-from gateway.policy.link_capacity import ROWS_OF_LINK_CAPACITY, LinkCapacity
+from gateway.policy.link_capacity import ROWS_OF_LEADERSHIP, ROWS_OF_LINK_CAPACITY, Leadership, LinkCapacity
 from gateway.policy.token_bucket import ROWS_OF_BUCKET, TokenBucket
 from gateway.shared.arena import Numbering, SharedCells
 
