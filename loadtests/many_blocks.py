@@ -22,10 +22,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.files.store import SmallBlock
-from gateway.blocks.filling.small_block_fetch import SegmentAppender
 from gateway.blocks.layout import BlockSettings, block_at
-from gateway.blocks.maintenance.opening import open_directory
+from gateway.blocks.opening import open_directory
+from gateway.blocks.small_block_fetch import SegmentAppender
+from gateway.blocks.store import SmallBlock
 from gateway.core.clock import SystemClock
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from tests.support.memory_origin import MemoryOrigin

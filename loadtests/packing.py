@@ -20,10 +20,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.index.eviction import Capacity
+from gateway.blocks.eviction import Capacity
 from gateway.blocks.layout import BlockSettings
-from gateway.blocks.maintenance.index_rebuild import rebuild
-from gateway.blocks.maintenance.opening import open_directory
+from gateway.blocks.opening import open_directory, rebuild
 from gateway.core.clock import SystemClock
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import Slots

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from gateway.blocks import layout
 from gateway.blocks.layout import Block, BlockSettings
-from gateway.blocks.maintenance.index_rebuild import rebuild
-from gateway.blocks.maintenance.opening import open_directory
+from gateway.blocks.opening import open_directory, rebuild
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.policy.slots import Slots
 

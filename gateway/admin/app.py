@@ -37,7 +37,7 @@ from gateway.admin.writeback import WritebackApi
 from gateway.config.live import LiveSettings
 from gateway.origin.signing import origin_name
 from gateway.telemetry import metric_reading, metrics
-from gateway.telemetry.audit_log import AuditLog
+from gateway.telemetry.access_log import AuditLog
 from gateway.telemetry.metric_kinds import Known
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

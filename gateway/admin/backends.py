@@ -30,7 +30,7 @@ class Changes(Protocol):
 class Explains(Protocol):
     """`jobs.explaining.Explainer`."""
 
-    async def explain(self, key: ObjectKey) -> to.Explanation: ...
+    async def explain(self, key: ObjectKey) -> to.ExplanationDocument: ...
 
 
 class Indexes(Protocol):
@@ -40,7 +40,7 @@ class Indexes(Protocol):
 
 
 class Scrubs(Protocol):
-    """`blocks.maintenance.scrubber.Scrubber`; its progress has the fields of a `Scrub`."""
+    """`blocks.scrubber.Scrubber`; its progress has the fields of a `Scrub`."""
 
     @property
     def progress(self) -> object | None: ...

@@ -70,7 +70,7 @@ class CallersApi:
         self._directory = metrics_directory
         self._last: _Counts | None = None
 
-    def since_last(self, reading: MetricReading) -> list[to.Caller]:
+    def since_last(self, reading: MetricReading) -> list[to.CallerDocument]:
         """Return SHOWN callers and what they took since the last call: limited ones first, then by requests sent."""
         now = _Counts(reading)
         before, self._last = self._last or now, now
@@ -78,15 +78,15 @@ class CallersApi:
         found.sort(key=lambda one: (bool(one.binds), one.used.requests if one.used is not None else 0), reverse=True)
         return found[:SHOWN]
 
-    @operation("GET /api/v1/callers", "Callers, and which limit binds each.", to.Callers)
-    async def show(self, _request: Request) -> to.Callers:
+    @operation("GET /api/v1/callers", "Callers, and which limit binds each.", to.CallersDocument)
+    async def show(self, _request: Request) -> to.CallersDocument:
         """Answer with every credential and class of the configuration, and all others that have called."""
         before = await asyncio.to_thread(_counts, self._directory)
         await asyncio.sleep(LOOK_SECONDS)
         now = await asyncio.to_thread(_counts, self._directory)
-        return to.Callers(callers=self._documents(before, now))
+        return to.CallersDocument(callers=self._documents(before, now))
 
-    def _documents(self, before: _Counts, now: _Counts) -> list[to.Caller]:
+    def _documents(self, before: _Counts, now: _Counts) -> list[to.CallerDocument]:
         return [_document(scope, name, limits, before, now) for scope, name, limits in self._all(now)]
 
     def _all(self, now: _Counts) -> Iterator[tuple[str, str, CallerLimitSettings]]:
@@ -101,7 +101,7 @@ class CallersApi:
             yield "class", one.name, one
 
 
-def _document(scope: str, name: str, limits: CallerLimitSettings, before: _Counts, now: _Counts) -> to.Caller:
+def _document(scope: str, name: str, limits: CallerLimitSettings, before: _Counts, now: _Counts) -> to.CallerDocument:
     keys = {limit: (scope, name, limit) for limit in LIMITS}
     waiting = {limit: int(now.waiting.get(key, 0)) for limit, key in keys.items()}
     started = {limit for limit, key in keys.items() if now.waits.get(key, 0) > before.waits.get(key, 0)}
@@ -112,10 +112,10 @@ def _document(scope: str, name: str, limits: CallerLimitSettings, before: _Count
         for count, earlier in zip(used, before.used, strict=True)
     ]
     is_credential = scope == "credential"
-    return to.Caller(
+    return to.CallerDocument(
         scope=scope,
         name=name,
-        limits=to.CallerLimits(
+        limits=to.CallerLimitsDocument(
             max_concurrent_requests=limits.max_concurrent_requests,
             requests_per_second=limits.requests_per_second,
             read_bandwidth=limits.read_bandwidth_bytes_per_second,

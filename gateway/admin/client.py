@@ -35,7 +35,7 @@ _STREAM_TIMEOUT_SECONDS = 600.0
 
 
 Answer = TypeVar("Answer", bound=to.Document)
-Page = TypeVar("Page", to.PendingObjects, to.OpenUploads, to.Checkpoints)
+Page = TypeVar("Page", to.PendingObjects, to.OpenUploadsDocument, to.CheckpointsDocument)
 Entry = TypeVar("Entry")
 
 
@@ -78,41 +78,41 @@ class AdminClient:
     def status(self) -> to.Status:
         return self.get("/api/v1/status", to.Status)
 
-    def slots(self) -> to.Slots:
+    def slots(self) -> to.SlotsDocument:
         """Return the slots, after the second over which rates are taken."""
-        return self.get("/api/v1/slots", to.Slots)
+        return self.get("/api/v1/slots", to.SlotsDocument)
 
-    def callers(self) -> to.Callers:
+    def callers(self) -> to.CallersDocument:
         """Return the callers, after the second over which rates are taken."""
-        return self.get("/api/v1/callers", to.Callers)
+        return self.get("/api/v1/callers", to.CallersDocument)
 
-    def reload(self) -> to.Reloaded:
-        return self._read(to.Reloaded, "POST", "/api/v1/reload", timeout=CHANGE_TIMEOUT_SECONDS)
+    def reload(self) -> to.ReloadedDocument:
+        return self._read(to.ReloadedDocument, "POST", "/api/v1/reload", timeout=CHANGE_TIMEOUT_SECONDS)
 
     def metrics(self) -> str:
         return self._ask("GET", "/metrics").text
 
-    def requests(self, limit: int) -> to.RecentRequests:
-        return self.get(f"/api/v1/requests?limit={limit}", to.RecentRequests)
+    def requests(self, limit: int) -> to.RecentRequestsDocument:
+        return self.get(f"/api/v1/requests?limit={limit}", to.RecentRequestsDocument)
 
-    def explain(self, name: str) -> to.Explanation:
-        return self.get("/api/v1/explain", to.Explanation, {"object": name})
+    def explain(self, name: str) -> to.ExplanationDocument:
+        return self.get("/api/v1/explain", to.ExplanationDocument, {"object": name})
 
-    def jobs(self) -> list[to.Job]:
-        return self.get("/api/v1/jobs", to.Jobs).jobs
+    def jobs(self) -> list[to.JobDocument]:
+        return self.get("/api/v1/jobs", to.JobsDocument).jobs
 
-    def job(self, job_id: str) -> to.Job:
-        return self.get(f"/api/v1/jobs/{quote(job_id, safe='')}", to.Job)
+    def job(self, job_id: str) -> to.JobDocument:
+        return self.get(f"/api/v1/jobs/{quote(job_id, safe='')}", to.JobDocument)
 
-    def cancel_job(self, job_id: str) -> to.Job:
-        return self._read(to.Job, "DELETE", f"/api/v1/jobs/{quote(job_id, safe='')}")
+    def cancel_job(self, job_id: str) -> to.JobDocument:
+        return self._read(to.JobDocument, "DELETE", f"/api/v1/jobs/{quote(job_id, safe='')}")
 
-    def start_job(self, kind: str, prefix: str, *, allow_empty: bool = False) -> to.Job:
+    def start_job(self, kind: str, prefix: str, *, allow_empty: bool = False) -> to.JobDocument:
         """Begin to `warm`, `evict` or `pin` the objects under a prefix."""
-        return self.post(f"/api/v1/{kind}", {"prefix": prefix, "allow_empty": allow_empty}, to.Job)
+        return self.post(f"/api/v1/{kind}", {"prefix": prefix, "allow_empty": allow_empty}, to.JobDocument)
 
-    def start_listed_job(self, kind: str, manifest: Iterator[bytes], media_type: str) -> to.Job:
-        return self._read(to.Job, "POST", f"/api/v1/{kind}", **_content(manifest, media_type))
+    def start_listed_job(self, kind: str, manifest: Iterator[bytes], media_type: str) -> to.JobDocument:
+        return self._read(to.JobDocument, "POST", f"/api/v1/{kind}", **_content(manifest, media_type))
 
     def unpin(self, prefix: str) -> to.Unpinned:
         return self.post("/api/v1/unpin", {"prefix": prefix}, to.Unpinned)
@@ -120,16 +120,18 @@ class AdminClient:
     def snapshots(self) -> to.Snapshots:
         return self.get("/api/v1/snapshots", to.Snapshots)
 
-    def snapshot(self, name: str) -> to.Snapshot:
-        return self.get(_snapshot_path(name), to.Snapshot)
+    def snapshot(self, name: str) -> to.SnapshotDocument:
+        return self.get(_snapshot_path(name), to.SnapshotDocument)
 
-    def create_snapshot(self, name: str, prefix: str, *, allow_empty: bool = False) -> to.Job:
-        return self.post("/api/v1/snapshots", {"name": name, "prefix": prefix, "allow_empty": allow_empty}, to.Job)
+    def create_snapshot(self, name: str, prefix: str, *, allow_empty: bool = False) -> to.JobDocument:
+        return self.post(
+            "/api/v1/snapshots", {"name": name, "prefix": prefix, "allow_empty": allow_empty}, to.JobDocument
+        )
 
-    def import_snapshot(self, name: str, lines: Iterator[bytes], media_type: str) -> to.Snapshot:
+    def import_snapshot(self, name: str, lines: Iterator[bytes], media_type: str) -> to.SnapshotDocument:
         """Make a snapshot of any number of JSON lines."""
         content = _content(lines, media_type)
-        return self._read(to.Snapshot, "PUT", _snapshot_path(name), timeout=_STREAM_TIMEOUT_SECONDS, **content)
+        return self._read(to.SnapshotDocument, "PUT", _snapshot_path(name), timeout=_STREAM_TIMEOUT_SECONDS, **content)
 
     def delete_snapshot(self, name: str, *, force: bool) -> to.SnapshotDeleted:
         """Delete a snapshot, with `force` one that freezes a slot, too."""
@@ -157,21 +159,23 @@ class AdminClient:
         asked = {"prefix": prefix} | ({"problems": "true"} if problems else {})
         return self._pages("writeback/objects", asked, to.PendingObjects, lambda page: page.objects)
 
-    def open_uploads(self, prefix: str) -> Iterator[to.OpenUpload]:
-        return self._pages("writeback/uploads", {"prefix": prefix}, to.OpenUploads, lambda page: page.uploads)
+    def open_uploads(self, prefix: str) -> Iterator[to.OpenUploadDocument]:
+        return self._pages("writeback/uploads", {"prefix": prefix}, to.OpenUploadsDocument, lambda page: page.uploads)
 
     def checkpoints(self, prefix: str, state: str | None) -> Iterator[to.Checkpoint]:
         asked = {"prefix": prefix} | ({"state": state} if state is not None else {})
-        return self._pages("checkpoints", asked, to.Checkpoints, lambda page: page.checkpoints, CHECKPOINTS_PAGE)
+        return self._pages(
+            "checkpoints", asked, to.CheckpointsDocument, lambda page: page.checkpoints, CHECKPOINTS_PAGE
+        )
 
     def resolve(self, name: str, decision: str, sequence: int | None) -> to.Resolved:
         """Decide about `s3://bucket/key`; with `sequence` about this very write."""
         asked = {"object": name, "decision": decision} | ({} if sequence is None else {"sequence": sequence})
         return self.post("/api/v1/writeback/resolve", asked, to.Resolved)
 
-    def abort_uploads(self, upload_ids: list[str]) -> to.Aborted:
+    def abort_uploads(self, upload_ids: list[str]) -> to.AbortedDocument:
         """Abort 100 at most."""
-        return self.post("/api/v1/writeback/abort", {"upload_ids": upload_ids}, to.Aborted)
+        return self.post("/api/v1/writeback/abort", {"upload_ids": upload_ids}, to.AbortedDocument)
 
     def _pages(
         self, path: str, asked: Mapping[str, str], kind: type[Page], of: Callable[[Page], list[Entry]], size: int = PAGE

@@ -16,7 +16,7 @@ from gateway.admin.responses import problem
 from gateway.config.live import LiveSettings
 from gateway.config.own_directory import are_same
 from gateway.core.errors import S3Error
-from gateway.telemetry.audit_log import AuditLog
+from gateway.telemetry.access_log import AuditLog
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

@@ -38,23 +38,25 @@ class JobsApi:
     def __init__(self, lent: Backends) -> None:
         self._lent = lent
 
-    @operation("POST /api/v1/warm", "Fetch objects that are not in the cache yet.", to.Job, _WORK, 202, body=_KEYS)
-    async def warm(self, request: Request) -> to.Job:
+    @operation(
+        "POST /api/v1/warm", "Fetch objects that are not in the cache yet.", to.JobDocument, _WORK, 202, body=_KEYS
+    )
+    async def warm(self, request: Request) -> to.JobDocument:
         return await self._start(JobKind.WARM, request)
 
-    @operation("POST /api/v1/evict", "Drop objects from the cache.", to.Job, _WORK, 202, body=_KEYS)
-    async def evict(self, request: Request) -> to.Job:
+    @operation("POST /api/v1/evict", "Drop objects from the cache.", to.JobDocument, _WORK, 202, body=_KEYS)
+    async def evict(self, request: Request) -> to.JobDocument:
         return await self._start(JobKind.EVICT, request)
 
     @operation(
         "POST /api/v1/pin",
         "Fetch everything under a prefix, and never evict it.",
-        to.Job,
+        to.JobDocument,
         {**_WORK, 409: "A pinned prefix overlaps it."},
         202,
         body=body("prefix", prefix=PREFIX_OF_BUCKET, allow_empty=ALLOW_EMPTY),
     )
-    async def pin(self, request: Request) -> to.Job:
+    async def pin(self, request: Request) -> to.JobDocument:
         return await self._start(JobKind.PIN, request)
 
     @operation(
@@ -71,25 +73,25 @@ class JobsApi:
             raise Refused(404, f"{prefix} is not pinned")
         return to.Unpinned(prefix=prefix)
 
-    @operation("GET /api/v1/pins", "The pinned prefixes.", to.Pins)
-    async def pins(self, _request: Request) -> to.Pins:
-        return to.Pins(pins=opened(self._lent.jobs).pins())
+    @operation("GET /api/v1/pins", "The pinned prefixes.", to.PinsDocument)
+    async def pins(self, _request: Request) -> to.PinsDocument:
+        return to.PinsDocument(pins=opened(self._lent.jobs).pins())
 
-    @operation("GET /api/v1/jobs", "Jobs, the oldest first.", to.Jobs)
-    async def list(self, _request: Request) -> to.Jobs:
-        return to.Jobs(jobs=job_documents(opened(self._lent.jobs)))
+    @operation("GET /api/v1/jobs", "Jobs, the oldest first.", to.JobsDocument)
+    async def list(self, _request: Request) -> to.JobsDocument:
+        return to.JobsDocument(jobs=job_documents(opened(self._lent.jobs)))
 
-    @operation("GET /api/v1/jobs/{job_id}", "One job.", to.Job, _NO_JOB, parameters=_OF_JOB)
-    async def show(self, request: Request) -> to.Job:
+    @operation("GET /api/v1/jobs/{job_id}", "One job.", to.JobDocument, _NO_JOB, parameters=_OF_JOB)
+    async def show(self, request: Request) -> to.JobDocument:
         jobs = opened(self._lent.jobs)
         return _shown(jobs, jobs.get(request.path_params["job_id"]))
 
-    @operation("DELETE /api/v1/jobs/{job_id}", "Cancel a job.", to.Job, _NO_JOB, parameters=_OF_JOB)
-    async def cancel(self, request: Request) -> to.Job:
+    @operation("DELETE /api/v1/jobs/{job_id}", "Cancel a job.", to.JobDocument, _NO_JOB, parameters=_OF_JOB)
+    async def cancel(self, request: Request) -> to.JobDocument:
         jobs = opened(self._lent.jobs)
         return _shown(jobs, await jobs.cancel(request.path_params["job_id"]))
 
-    async def _start(self, kind: JobKind, request: Request) -> to.Job:
+    async def _start(self, kind: JobKind, request: Request) -> to.JobDocument:
         jobs, given = opened(self._lent.jobs), content_type(request)
         if given == MANIFEST_TYPE and kind is not JobKind.PIN:
             return _shown(jobs, await jobs.start_listed(kind, request.stream()))
@@ -100,17 +102,17 @@ class JobsApi:
         return _shown(jobs, await jobs.start(kind, prefix, allow_empty=allow_empty))
 
 
-def job_document(job: Job, pace: Pace = UNKNOWN_PACE) -> to.Job:
-    return to.Job.model_validate(
+def job_document(job: Job, pace: Pace = UNKNOWN_PACE) -> to.JobDocument:
+    return to.JobDocument.model_validate(
         asdict(job) | {"bytes_per_second": pace.bytes_per_second, "seconds_left": pace.seconds_left}
     )
 
 
-def job_documents(jobs: Jobs) -> list[to.Job]:
+def job_documents(jobs: Jobs) -> list[to.JobDocument]:
     return [_shown(jobs, job) for job in jobs.all()]
 
 
-def _shown(jobs: Jobs, job: Job | None) -> to.Job:
+def _shown(jobs: Jobs, job: Job | None) -> to.JobDocument:
     if job is None:
         raise Refused(404, "there is no such job")
     return job_document(job, jobs.pace(job.id))

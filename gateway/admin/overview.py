@@ -85,7 +85,7 @@ class OverviewApi:
         return to.Overview(
             host=platform.node(),
             status=status,
-            troubles=[to.Trouble(**one._asdict()) for one in troubles(status)],
+            troubles=[to.TroubleDocument(**one._asdict()) for one in troubles(status)],
             counts=counts_of(reading),
             history=[],
             latency_buckets_seconds=list(LATENCY_BUCKETS_SECONDS),
@@ -100,19 +100,19 @@ class OverviewApi:
             uploads=uploads,
         )
 
-    def _jobs(self) -> list[to.Job]:
+    def _jobs(self) -> list[to.JobDocument]:
         """Return those that run, then those that are over, the newest first."""
         jobs = job_documents(self._lent.jobs)[::-1] if self._lent.jobs is not None else []
         ended = [job for job in jobs if job.state != "running"]
         return [job for job in jobs if job.state == "running"] + ended[:JOBS_SHOWN]
 
-    async def _snapshots(self) -> list[to.Snapshot]:
+    async def _snapshots(self) -> list[to.SnapshotDocument]:
         try:
             return await self._lent.snapshots.all() if self._lent.snapshots is not None else []
         except (SnapshotError, StoreUnavailable):  # the command and the log say why
             return []
 
-    async def _unflushed(self) -> tuple[list[to.Checkpoint], list[to.PendingObject], list[to.OpenUpload]]:
+    async def _unflushed(self) -> tuple[list[to.Checkpoint], list[to.PendingObject], list[to.OpenUploadDocument]]:
         """Return checkpoints (first those that need help, then the newest), stuck objects, and open uploads."""
         backend, everything = self._lent.writeback, Prefix.parse("s3://")
         if backend is None:

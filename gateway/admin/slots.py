@@ -144,7 +144,7 @@ class SlotsApi:
     @operation(
         "POST /api/v1/reload",
         "Read the configuration anew, as at SIGHUP.",
-        to.Reloaded,
+        to.ReloadedDocument,
         {**_CHANGE, 409: "Refused, with why: nothing has changed. Keys that need a restart are named."},
         also=_SET,
     )
@@ -157,34 +157,34 @@ class SlotsApi:
         if self._changes is None:
             raise Refused(503, "the gateway is starting")
         made = await self._changes.make(name, slot, remote)
-        told: to.Reloaded | to.SlotChanged
+        told: to.ReloadedDocument | to.SlotChanged
         if name is None:
-            told = to.Reloaded(file=made.config_file, changed=list(made.changed), in_force=made.is_followed)
+            told = to.ReloadedDocument(file=made.config_file, changed=list(made.changed), in_force=made.is_followed)
         else:
             told = to.SlotChanged(name=name, in_force=made.is_followed)
         return json_answer(told, 200 if made.is_followed else 202)
 
-    @operation("GET /api/v1/slots", "Slots, and which limit binds each.", to.Slots)
-    async def list(self, _request: Request) -> to.Slots:
+    @operation("GET /api/v1/slots", "Slots, and which limit binds each.", to.SlotsDocument)
+    async def list(self, _request: Request) -> to.SlotsDocument:
         """Answer with every slot, the built-in one last."""
         before = await asyncio.to_thread(_sample, self._directory)
         await asyncio.sleep(RATE_SECONDS)
         now = await asyncio.to_thread(_sample, self._directory)
         return self._documents(await self._lent.pending(), before, now)
 
-    def since_last(self, reading: MetricReading, summary: to.Writeback | None) -> to.Slots:
+    def since_last(self, reading: MetricReading, summary: to.Writeback | None) -> to.SlotsDocument:
         """Return the slots at once, with rates since the last call. `summary` says what is unflushed."""
         now = _Sample(reading)
         before, self._last = self._last or now, now
         return self._documents(summary, before, now)
 
-    def _documents(self, summary: to.Writeback | None, before: _Sample, now: _Sample) -> to.Slots:
+    def _documents(self, summary: to.Writeback | None, before: _Sample, now: _Sample) -> to.SlotsDocument:
         pending = {one.slot: one for one in summary.slots} if summary is not None else {}
         settings = self._live.now
         slots, origin = [*settings.slots, _DEFAULT], settings.origin
         capacities = {"read": origin.read_bandwidth_bytes_per_second, "write": origin.write_bandwidth_bytes_per_second}
         links = {direction: _Link(direction, capacities[direction], slots, before, now) for direction in _DIRECTIONS}
-        return to.Slots(
+        return to.SlotsDocument(
             link=to.Links(read=links["read"].document(), write=links["write"].document()),
             slots=[_document(slot, pending.get(slot.name), links, before, now) for slot in slots],
         )
@@ -213,8 +213,8 @@ class _Link:
         self._weights = {slot.name: slot.weight for slot in slots}
         self._active_weight = sum(slot.weight for slot in slots if self.moving[slot.name])
 
-    def document(self) -> to.Link:
-        return to.Link(
+    def document(self) -> to.LinkDocument:
+        return to.LinkDocument(
             capacity=None if self._capacity is None else round(self._capacity),
             capacity_found=self._is_found,
             delay_seconds=self._delay_seconds,
@@ -231,7 +231,7 @@ class _Link:
 
 def _document(
     slot: SlotSettings, pending: to.PendingSlot | None, links: Mapping[Direction, _Link], before: _Sample, now: _Sample
-) -> to.Slot:
+) -> to.SlotDocument:
     name, limit, guaranteed = slot.name, slot.capacity_limit_bytes, slot.capacity_bytes or 0
     counts = {key: now.of_slot(key, name) for key in _OF_SLOT}
     used, reserved = int(counts["used"]), int(counts["reserved"])
@@ -244,7 +244,7 @@ def _document(
         binds.append("buffer")
     if any(counts[key] > before.of_slot(key, name) for key in ("throttled", "in_vain")):
         binds.append("request-rate")
-    return to.Slot(
+    return to.SlotDocument(
         name=name,
         prefix=slot.prefix,
         mode=slot.mode,

@@ -49,32 +49,32 @@ class SnapshotsApi:
     @operation(
         "POST /api/v1/snapshots",
         "Freeze what is there now.",
-        to.Job,
+        to.JobDocument,
         {**_MADE, **BUSY},
         202,
         body=body("name", "prefix", name=_NAME, prefix=PREFIX_OF_BUCKET, allow_empty=ALLOW_EMPTY),
     )
-    async def create(self, request: Request) -> to.Job:
+    async def create(self, request: Request) -> to.JobDocument:
         service, document = opened(self._lent.snapshots), await posted_json(request)
         if not isinstance(document, dict) or not all(isinstance(document.get(one), str) for one in ("name", "prefix")):
             raise ValueError('the document must be {"name": "NAME", "prefix": "s3://bucket/prefix"}')
         prefix, allow_empty = prefix_of(document)
         return job_document(await service.create(document["name"], prefix, allow_empty=allow_empty))
 
-    @operation("GET /api/v1/snapshots/{name}", "One snapshot.", to.Snapshot, _ONE, parameters=_NAMED)
-    async def show(self, request: Request) -> to.Snapshot:
+    @operation("GET /api/v1/snapshots/{name}", "One snapshot.", to.SnapshotDocument, _ONE, parameters=_NAMED)
+    async def show(self, request: Request) -> to.SnapshotDocument:
         return await opened(self._lent.snapshots).one(_name(request))
 
     @operation(
         "PUT /api/v1/snapshots/{name}",
         "Make one of JSON lines.",
-        to.Snapshot,
+        to.SnapshotDocument,
         _MADE,
         201,
         parameters=_NAMED,
         body=_LINES,
     )
-    async def put(self, request: Request) -> to.Snapshot:
+    async def put(self, request: Request) -> to.SnapshotDocument:
         service = opened(self._lent.snapshots)
         if content_type(request) != LINES_TYPE:
             raise Refused(415, f"Content-Type must be {LINES_TYPE}")

@@ -80,28 +80,28 @@ class StatusApi:
         """Answer what `forebay check-config` prints, secrets hidden; and the defaults."""
         return to.SettingsInForce(settings=public_settings(self._live.now), defaults=public_settings(Settings()))
 
-    @operation("GET /api/v1/indexes", "Indexes of slots.", to.Indexes)
-    async def indexes(self, _request: Request) -> to.Indexes:
-        return to.Indexes(indexes=opened(self._lent.indexes).documents())
+    @operation("GET /api/v1/indexes", "Indexes of slots.", to.IndexesDocument)
+    async def indexes(self, _request: Request) -> to.IndexesDocument:
+        return to.IndexesDocument(indexes=opened(self._lent.indexes).documents())
 
     @operation(
         "GET /api/v1/requests",
         "Requests of late that were slow, failed or were refused, and failures of the origin.",
-        to.RecentRequests,
+        to.RecentRequestsDocument,
         {**TOKEN, 400: "A limit that is none."},
         parameters=[query("limit", "of each list", number(1, LIMIT_MAX, default=LIMIT))],
     )
-    async def requests(self, request: Request) -> to.RecentRequests:
+    async def requests(self, request: Request) -> to.RecentRequestsDocument:
         return await self.recent_requests(number_of(request, "limit", 1, LIMIT_MAX, LIMIT))
 
     @operation(
         "GET /api/v1/explain",
         "What this node knows of an object, and which of its blocks are here.",
-        to.Explanation,
+        to.ExplanationDocument,
         {**TOKEN, 400: "The object's name is not valid.", 409: "The snapshot of its slot cannot be used.", **CLOSED},
         parameters=OF_OBJECT,
     )
-    async def explain(self, request: Request) -> to.Explanation:
+    async def explain(self, request: Request) -> to.ExplanationDocument:
         asked = Prefix.parse(request.query_params.get("object", ""))
         if not asked.bucket or not asked.key_prefix:
             raise ValueError(f"{str(asked)!r} names no object: s3://bucket/key")
@@ -122,9 +122,9 @@ class StatusApi:
         page = await self._lent.writeback.objects(Prefix(*key), "", 1)
         return next((one for one in page.objects if one.key == key.key), None)
 
-    async def recent_requests(self, limit: int) -> to.RecentRequests:
+    async def recent_requests(self, limit: int) -> to.RecentRequestsDocument:
         found = await asyncio.to_thread(recent_requests, self._directory, limit, time.time())
-        return to.RecentRequests.model_validate(found)
+        return to.RecentRequestsDocument.model_validate(found)
 
     async def findings(self) -> tuple[OriginFinding, list[tuple[Signer, OriginFinding]]]:
         return await self._check.findings() if self._check is not None else (_NOT_ASKED, [])
@@ -217,7 +217,7 @@ def _finding(found: OriginFinding) -> dict[str, Any]:
     return {"reachable": found.reachable, "state": found.state, "problem": found.problem}
 
 
-def _figures_by_slot(reading: MetricReading, settings: Settings) -> dict[str, to.Figures]:
+def _figures_by_slot(reading: MetricReading, settings: Settings) -> dict[str, to.FiguresDocument]:
     found = metric_reading.by_label(
         reading,
         "slot",
@@ -230,9 +230,9 @@ def _figures_by_slot(reading: MetricReading, settings: Settings) -> dict[str, to
     return {name: _figures(*(int(one.get(name, 0)) for one in found)) for name in names}
 
 
-def _figures(usage_bytes: int, hit_bytes: int, miss_bytes: int, pinned_bytes: int) -> to.Figures:
+def _figures(usage_bytes: int, hit_bytes: int, miss_bytes: int, pinned_bytes: int) -> to.FiguresDocument:
     given_bytes = hit_bytes + miss_bytes
-    return to.Figures(
+    return to.FiguresDocument(
         usage_bytes=usage_bytes,
         hit_bytes=hit_bytes,
         miss_bytes=miss_bytes,
@@ -241,6 +241,6 @@ def _figures(usage_bytes: int, hit_bytes: int, miss_bytes: int, pinned_bytes: in
     )
 
 
-def _sum(figures: Iterable[to.Figures]) -> to.Figures:
+def _sum(figures: Iterable[to.FiguresDocument]) -> to.FiguresDocument:
     found = [(one.usage_bytes, one.hit_bytes, one.miss_bytes, one.pinned_bytes) for one in figures]
     return _figures(*map(sum, zip(*found, strict=True)))

@@ -84,14 +84,18 @@ class WritebackApi:
         page = backend.problems if flag(request, "problems") else backend.objects
         return await page(*_page(request))
 
-    @operation("GET /api/v1/writeback/uploads", "Open uploads.", to.OpenUploads, _ASKED, parameters=_PAGE)
-    async def uploads(self, request: Request) -> to.OpenUploads:
+    @operation("GET /api/v1/writeback/uploads", "Open uploads.", to.OpenUploadsDocument, _ASKED, parameters=_PAGE)
+    async def uploads(self, request: Request) -> to.OpenUploadsDocument:
         return await self._backend.uploads(*_page(request))
 
     @operation(
-        "GET /api/v1/checkpoints", "Checkpoints and their state.", to.Checkpoints, _ASKED, parameters=[*_PAGE, _STATES]
+        "GET /api/v1/checkpoints",
+        "Checkpoints and their state.",
+        to.CheckpointsDocument,
+        _ASKED,
+        parameters=[*_PAGE, _STATES],
     )
-    async def checkpoints(self, request: Request) -> to.Checkpoints:
+    async def checkpoints(self, request: Request) -> to.CheckpointsDocument:
         states = [state for state in request.query_params.get("state", "").split(",") if state]
         return await self._backend.checkpoints(*_page(request), states)
 
@@ -140,11 +144,11 @@ class WritebackApi:
     @operation(
         "POST /api/v1/writeback/abort",
         "Abort open uploads.",
-        to.Aborted,
+        to.AbortedDocument,
         {**_ASKED, **KIND},
         body=body(upload_ids=_UPLOAD_IDS),
     )
-    async def abort(self, request: Request) -> to.Aborted:
+    async def abort(self, request: Request) -> to.AbortedDocument:
         backend, document = self._backend, await _posted(request)
         upload_ids = document.get("upload_ids")
         if not isinstance(upload_ids, list) or not all(isinstance(one, str) for one in upload_ids):

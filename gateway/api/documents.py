@@ -125,7 +125,7 @@ class Scrub(Document):
     dropped_blocks: int
 
 
-class Figures(Document):
+class FiguresDocument(Document):
     usage_bytes: int
     hit_bytes: int = Field(0)
     miss_bytes: int = Field(0)
@@ -133,7 +133,7 @@ class Figures(Document):
     hit_ratio: float | None = Field(description="a share of bytes; null while nothing was read")
 
 
-class CacheStatus(Figures):
+class CacheStatus(FiguresDocument):
     directory: str
     capacity_bytes: int
     block_size_bytes: int = Field(0)
@@ -141,7 +141,7 @@ class CacheStatus(Figures):
     scrub: Scrub | None = Field(None)
 
 
-class SlotStatus(Figures):
+class SlotStatus(FiguresDocument):
     name: str
     prefix: str
     mode: str
@@ -179,7 +179,7 @@ class Index(Document):
     inventory_error: str | None = Field(description="why it could not be used")
 
 
-class Indexes(Document):
+class IndexesDocument(Document):
     indexes: list[Index]
 
 
@@ -202,7 +202,7 @@ class SettingsInForce(Document):
     defaults: dict[str, Any]
 
 
-class Reloaded(Document):
+class ReloadedDocument(Document):
     file: str | None = Field(description="what was read besides the environment")
     changed: list[str] = Field(description="the keys of what is another than before")
     in_force: bool = Field(description="all processes keep to them")
@@ -298,7 +298,7 @@ class PendingObject(Named):
     reason: str | None = Field(None, description="of the last failure, or what is damaged")
 
 
-class OpenUpload(Named):
+class OpenUploadDocument(Named):
     """A multipart upload that its client has not completed."""
 
     upload_id: str
@@ -319,8 +319,8 @@ class PendingObjects(Document):
     next: Next = Field(None)
 
 
-class OpenUploads(Document):
-    uploads: list[OpenUpload]
+class OpenUploadsDocument(Document):
+    uploads: list[OpenUploadDocument]
     next: Next = Field(None)
 
 
@@ -364,7 +364,7 @@ class Resolved(Document):
     etag_at_origin: str | None = Field(None, description="keep-ours: what is overwritten, if it is there")
 
 
-class Aborted(Document):
+class AbortedDocument(Document):
     aborted: list[str] = Field(description="upload ids")
     not_open: list[str] = Field(description="completed or aborted before, or unknown")
 
@@ -407,7 +407,7 @@ class Restore(Document):
     behind: Behind
 
 
-class Missing(Document):
+class MissingDocument(Document):
     """what the save lacks still"""
 
     ranks: list[int] = Field(description="the first 100")
@@ -441,7 +441,7 @@ class Checkpoint(Document):
     )
     kept: bool = Field(False, description="it stays in the cache, by the slot's keep_last")
     kept_reason: str | None = Field(None, description="why it does not, though it is to")
-    missing: Missing
+    missing: MissingDocument
     reason: str | None = Field(None, description="of a failure or conflict, or what a manifest waits for")
     restore: Restore | None = Field(None)
 
@@ -456,7 +456,7 @@ class UngroupedObjects(Document):
     slot: str | None = Field(description="its slot, while it is pending")
 
 
-class Checkpoints(Document):
+class CheckpointsDocument(Document):
     checkpoints: list[Checkpoint]
     next: Next = Field(None)
     ungrouped: UngroupedObjects | None = Field(
@@ -469,7 +469,7 @@ class Checkpoints(Document):
 # Slots
 
 
-class Link(Document):
+class LinkDocument(Document):
     capacity: int | None = Field(description="bytes per second; null: no limit, or not found yet")
     capacity_found: bool = Field(description='it is "auto": found out while the link is used')
     delay_seconds: float | None = Field(
@@ -479,8 +479,8 @@ class Link(Document):
 
 
 class Links(Document):
-    read: Link
-    write: Link
+    read: LinkDocument
+    write: LinkDocument
 
 
 class SlotCapacity(Document):
@@ -529,7 +529,7 @@ SlotBound: TypeAlias = Annotated[
 ]
 
 
-class Slot(Document):
+class SlotDocument(Document):
     name: str
     prefix: str
     mode: str
@@ -547,15 +547,15 @@ class Slot(Document):
     binds: list[SlotBound]
 
 
-class Slots(Document):
+class SlotsDocument(Document):
     link: Links
-    slots: list[Slot]
+    slots: list[SlotDocument]
 
 
 # Callers, and requests of late
 
 
-class CallerLimits(Document):
+class CallerLimitsDocument(Document):
     max_concurrent_requests: int | None
     requests_per_second: float | None
     read_bandwidth: int | None
@@ -582,10 +582,10 @@ LIMITS = ("concurrency", "rate", "read", "write")
 ByLimit: TypeAlias = Annotated[dict[str, int], members("integer", *LIMITS)]
 
 
-class Caller(Document):
+class CallerDocument(Document):
     scope: Annotated[str, one_of("credential", "class")]
     name: str
-    limits: CallerLimits
+    limits: CallerLimitsDocument
     running: int = Field(description="0 where nothing limits it")
     waiting: int
     throttled: ByLimit
@@ -596,8 +596,8 @@ class Caller(Document):
     binds: list[Annotated[str, one_of(*LIMITS)]]
 
 
-class Callers(Document):
-    callers: list[Caller]
+class CallersDocument(Document):
+    callers: list[CallerDocument]
 
 
 class Try(Document):
@@ -636,7 +636,7 @@ class OriginFailure(Try):
     status: str = Field(description="the HTTP status, or unreachable: there was no answer")
 
 
-class RecentRequests(Document):
+class RecentRequestsDocument(Document):
     slowest: list[RecentRequest] = Field(description="of the last five minutes, the slowest first")
     errors: list[RecentRequest] = Field(description="answered 5xx, or not to the end; the latest first")
     refusals: list[RecentRequest] = Field(description="answered 4xx, except 404, 412 and 416; the latest first")
@@ -648,7 +648,7 @@ class RecentRequests(Document):
 # Jobs, pins, events and snapshots
 
 
-class Job(Document):
+class JobDocument(Document):
     id: str
     kind: Annotated[str, one_of("warm", "evict", "pin", "snapshot")]
     name: str = Field(description="of the snapshot that is made")
@@ -675,11 +675,11 @@ class Job(Document):
     was_pinned: bool = Field(False, description="before the job, so it stays pinned however the job ends")
 
 
-class Jobs(Document):
-    jobs: list[Job]
+class JobsDocument(Document):
+    jobs: list[JobDocument]
 
 
-class Pins(Document):
+class PinsDocument(Document):
     pins: list[str]
 
 
@@ -705,7 +705,7 @@ class EventResults(Document):
     results: list[EventResult]
 
 
-class Snapshot(Document):
+class SnapshotDocument(Document):
     """A frozen data set; one that cannot be used may lack what has a default."""
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=False)
@@ -723,7 +723,7 @@ class Snapshot(Document):
 
 
 class Snapshots(Document):
-    snapshots: list[Snapshot]
+    snapshots: list[SnapshotDocument]
 
 
 class SnapshotDeleted(Document):
@@ -777,7 +777,7 @@ class HeldBlocks(Document):
     bytes: int
 
 
-class Explanation(Named):
+class ExplanationDocument(Named):
     slot: ExplainedSlot
     known: KnownVersion
     pins: list[str]
@@ -806,7 +806,7 @@ class Status(Document):
         return self.gateway is not None and self.gateway.ready
 
 
-class Trouble(Document):
+class TroubleDocument(Document):
     """what is wrong, why, what to do, and a page of the documentation"""
 
     level: Annotated[str, one_of("error", "warning")] = Field(description="warning: it works, and is at risk or slow")
@@ -847,18 +847,18 @@ class Counts(Document):
     flush_latencies: list[int] = Field(description="the same of flushes")
 
 
-class Overview(Slots, Callers):
+class Overview(SlotsDocument, CallersDocument):
     host: str = Field(description="the name of the machine")
     status: Status
-    troubles: list[Trouble]
+    troubles: list[TroubleDocument]
     counts: Counts
     history: list[Counts] = Field(description="of the last 15 minutes, with history=true")
     latency_buckets_seconds: list[float]
-    requests: RecentRequests
-    jobs: list[Job] = Field(description="those that run, then the newest of the others")
-    snapshots: list[Snapshot]
+    requests: RecentRequestsDocument
+    jobs: list[JobDocument] = Field(description="those that run, then the newest of the others")
+    snapshots: list[SnapshotDocument]
     checkpoints: list[Checkpoint] = Field(
         description="those that failed, have a conflict or stalled first, then the newest"
     )
     problems: list[PendingObject] = Field(description="what does not get to the origin")
-    uploads: list[OpenUpload]
+    uploads: list[OpenUploadDocument]

@@ -12,7 +12,7 @@ from gateway.config.signers import signers
 from gateway.core.clock import Clock
 from gateway.core.errors import StartupError
 from gateway.origin.client import Direction
-from gateway.origin.link_traffic import LinkEnd, in_all
+from gateway.origin.traffic_meter import LinkEnd, in_all
 from gateway.policy.bandwidth import Bandwidth, BandwidthShare, Ceiling, cells_for
 from gateway.policy.callers import OWN, UNSIGNED, CallerClass, Callers, CallersPlan, Limits
 from gateway.policy.capacity_controller import TICK_SECONDS

@@ -30,19 +30,18 @@ from gateway.app.write_back import (
 )
 from gateway.blocks.cache import BlockCache, PassthroughCache
 from gateway.blocks.layout import BlockSettings
-from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
+from gateway.blocks.scrubber import Scrubber, ScrubSettings
 from gateway.config import Settings
 from gateway.config.entries import SlotSettings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock, SystemClock
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, Keyring, OriginKeyring
 from gateway.edge.asgi import S3App
-from gateway.jobs.dependencies import JobDependencies
 from gateway.jobs.explaining import Explainer
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan
+from gateway.jobs.job import JobDependencies, JobStore
 from gateway.jobs.runner import Jobs
 from gateway.jobs.snapshot_service import SnapshotService
-from gateway.jobs.store import JobStore
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.opening import ANSWERS, discard_catalog
@@ -50,10 +49,9 @@ from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.operations.context import AppContext
 from gateway.operations.origin_events import OriginEvents
-from gateway.origin.client import Origin, OriginCredentials
+from gateway.origin.client import Origin, OriginCredentials, OriginSettings
 from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import OwnKeyOrigin, S3Origin
-from gateway.origin.settings import OriginSettings
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.policy.request_rates import RequestRates
 from gateway.policy.slots import Grant, Prefix, Slot, Slots

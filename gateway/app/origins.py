@@ -17,9 +17,7 @@ from typing import NamedTuple
 from gateway.config import OriginCredentialSettings, Settings
 from gateway.config import OriginSettings as OriginSettingsTable
 from gateway.core.clock import Clock
-from gateway.origin.client import KeyPair, Origin, OriginCredentials, OriginRequest
-from gateway.origin.routing import RoutedOrigin
-from gateway.origin.settings import OriginSettings
+from gateway.origin.client import KeyPair, Origin, OriginCredentials, OriginRequest, OriginSettings, RoutedOrigin
 from gateway.origin.signing import ChainCredentials, StaticCredentials
 from gateway.policy.slots import Prefix, PrefixMap
 

@@ -8,33 +8,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from functools import partial
 from types import MappingProxyType
 from typing import Self
 
 import lmdb
 import structlog
 
-from gateway.blocks import explanation, layout
+from gateway.blocks import layout, plan
 from gateway.blocks.dependencies import CacheDependencies
-from gateway.blocks.disk_threads import DiskThreads
-from gateway.blocks.explanation import Explanation
-from gateway.blocks.filling.hard_link_ingest import IngestedFile, describe
-from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedResponse
-from gateway.blocks.index.eviction import capacity_of
-from gateway.blocks.index.index import Usage
+from gateway.blocks.directory import DiskThreads
+from gateway.blocks.disk_health import CircuitBreaker
+from gateway.blocks.eviction import capacity_of
+from gateway.blocks.index import TOUCHES_PER_TRANSACTION, Usage
 from gateway.blocks.layout import BlockSettings
-from gateway.blocks.maintenance.disk_health import CircuitBreaker
-from gateway.blocks.maintenance.index_rebuild import account_late, move_between_slots, rebuild
-from gateway.blocks.maintenance.maintenance import Maintenance
-from gateway.blocks.maintenance.opening import open_directory
-from gateway.blocks.maintenance.scrubber import Scrubber, ScrubSettings
-from gateway.blocks.reading import plan
-from gateway.blocks.reading.plan import ReadPlan
-from gateway.blocks.reading.reader import RangeReader
-from gateway.blocks.reading.spans import HeldObject, WarmSpan, span_of
+from gateway.blocks.opening import account_late, move_between_slots, open_directory, rebuild
+from gateway.blocks.origin_gets import UnpinnedGet, UnpinnedResponse
+from gateway.blocks.plan import Explanation, ReadPlan
+from gateway.blocks.reader import RangeReader
+from gateway.blocks.scrubber import Scrubber, ScrubSettings
+from gateway.blocks.spans import HeldObject, WarmSpan, span_of
+from gateway.blocks.store import IngestedFile, describe
 from gateway.core.clock import Clock
-from gateway.core.errors import BlockError, StoreUnavailable
+from gateway.core.errors import BlockError, ForebayError, StoreUnavailable
 from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion, size_of
 from gateway.origin.client import Origin, Purpose
 from gateway.policy.slots import Slots
@@ -224,11 +221,9 @@ class BlockCache(PassthroughCache):
     async def explain(self, key: ObjectKey, version: ObjectVersion | None, slot: str) -> Explanation:
         """Explain which parts of an object and one of its versions are cached, and why not. Raises StoreUnavailable."""
         dependencies = self._dependencies
-        why_not = explanation.why_not_kept(dependencies, version.size_bytes if version is not None else None, slot)
-        here = (
-            await asyncio.to_thread(explanation.presence, dependencies, version, slot) if version is not None else None
-        )
-        return Explanation(here, await asyncio.to_thread(explanation.holding, dependencies, key), why_not)
+        why_not = plan.why_not_kept(dependencies, version.size_bytes if version is not None else None, slot)
+        here = await asyncio.to_thread(plan.presence, dependencies, version, slot) if version is not None else None
+        return Explanation(here, await asyncio.to_thread(plan.holding, dependencies, key), why_not)
 
     def begin_unpinned_get(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
         if self.has_blocks_of(key):
@@ -371,9 +366,9 @@ class BlockCache(PassthroughCache):
 
     async def evict(self, key: ObjectKey) -> int:
         """Evict an object on a user's request; return the bytes dropped. Raises StoreUnavailable."""
-        before = await asyncio.to_thread(explanation.holding, self._dependencies, key)
+        before = await asyncio.to_thread(plan.holding, self._dependencies, key)
         await self.invalidate(key)
-        after = await asyncio.to_thread(explanation.holding, self._dependencies, key)
+        after = await asyncio.to_thread(plan.holding, self._dependencies, key)
         return max(0, before.size_bytes - after.size_bytes)
 
     def usage(self) -> Usage:
@@ -455,3 +450,96 @@ class BlockCache(PassthroughCache):
                 "the cache directory could not be closed properly; the next start repairs it", error=str(error)
             )
             self._dependencies.opened.let_go()
+
+
+UNLINKS_RETRIED_SECONDS = 60.0
+
+
+class Maintenance:
+    """Regular work of one process's cache."""
+
+    def __init__(self, dependencies: CacheDependencies) -> None:
+        self._dependencies = dependencies
+        self._unlinks_tried_at = dependencies.clock.monotonic()
+        self._rights_of_others: Callable[[], int] | None = None
+        self._changes_seen = -1
+
+    def keep_free(self, rights_of_others: Callable[[], int]) -> None:
+        """Make fills leave room to which others have a right; the right is read again from time to time."""
+        self._rights_of_others = rights_of_others
+        self._look_at_rights()
+
+    async def resume(self) -> None:
+        while True:
+            self._report_usage()
+            self._look_at_rights()
+            await self._dependencies.clock.sleep(self._dependencies.settings.access_flush_seconds)
+            self._dependencies.unpinned_gets.locks.release_late()
+            await self._drop_evicted()
+            await self.flush_accesses()
+            await self._retry_unlinks()
+            await self._grow_again()
+
+    async def _drop_evicted(self) -> None:
+        """Close evicted files, as open ones take room; without changes in the index, none were evicted."""
+        dependencies = self._dependencies
+        try:
+            changes = dependencies.directory.index.changes()
+        except StoreUnavailable:
+            return
+        if changes != self._changes_seen:
+            self._changes_seen = changes
+            with suppress(StoreUnavailable):  # told to the isolation already
+                await dependencies.open_files.drop_unlinked(dependencies.threads.disk)
+
+    async def flush_accesses(self) -> None:
+        """Tell the index which files were used until now, a short transaction at a time.
+
+        What is used meanwhile has its turn the next time: under load, this would never end.
+        """
+        dependencies = self._dependencies
+        index = dependencies.directory.index
+        for _ in range(-(-len(index.accesses) // TOUCHES_PER_TRANSACTION)):
+            if not dependencies.isolation.writable:
+                return
+            try:
+                await dependencies.threads.index(index.touch)
+            except StoreUnavailable:
+                metrics.CACHE_STORE_UNAVAILABLE.add(1)
+                return
+
+    async def _retry_unlinks(self) -> None:
+        dependencies, now = self._dependencies, self._dependencies.clock.monotonic()
+        if not dependencies.isolation.writable or now - self._unlinks_tried_at < UNLINKS_RETRIED_SECONDS:
+            return
+        self._unlinks_tried_at = now
+        with suppress(StoreUnavailable):  # told to the isolation already
+            await dependencies.threads.index(dependencies.directory.retry_unlinks)
+
+    async def _grow_again(self) -> None:
+        dependencies = self._dependencies
+        directory = dependencies.directory
+        with suppress(StoreUnavailable, OSError):  # told to the isolation already, or at the next write
+            if dependencies.isolation.writable and directory.capacity is not directory.configured_capacity:
+                await dependencies.threads.index(partial(directory.grow_again, dependencies.settings.block_size_bytes))
+
+    def _look_at_rights(self) -> None:
+        if self._rights_of_others is not None:
+            with suppress(ForebayError):  # the writer reports it; the last known values stay
+                self._dependencies.directory.reserve_of_others.size_bytes = self._rights_of_others()
+
+    def _report_usage(self) -> None:
+        dependencies = self._dependencies
+        if not dependencies.isolation.readable:
+            return
+        try:
+            usage, written_bytes = dependencies.directory.index.usage(), dependencies.directory.written_today_bytes()
+        except StoreUnavailable as error:
+            dependencies.isolation.note(error)
+        else:
+            for slot, of_slot in usage.slots.items():
+                metrics.CACHE_USAGE_BYTES.set(of_slot.used_bytes, slot)
+                metrics.CACHE_RESERVED_BYTES.set(of_slot.reserved_bytes, slot)
+                metrics.CACHE_PINNED_BYTES.set(of_slot.pinned_bytes, slot)
+            metrics.CACHE_UNSURVEYED_BYTES.set(usage.unsurveyed_bytes)
+            metrics.CACHE_WRITTEN_TODAY_BYTES.set(written_bytes)

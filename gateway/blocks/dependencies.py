@@ -9,18 +9,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gateway.blocks.disk_threads import DiskThreads
-from gateway.blocks.files.block_file import OpenFiles
-from gateway.blocks.files.page_cache import Residency
-from gateway.blocks.files.watching import FileWatcher
-from gateway.blocks.filling.inflight_fetch import FetchDependencies
-from gateway.blocks.filling.origin_gets import UnpinnedGets
-from gateway.blocks.filling.single_flight import SingleFlight
-from gateway.blocks.filling.small_block_fetch import GroupCommitWriter
-from gateway.blocks.index.index import AccessLog
+from gateway.blocks.block_file import OpenFiles
+from gateway.blocks.directory import DiskThreads
+from gateway.blocks.disk_health import CircuitBreaker, DirectoryProbe
+from gateway.blocks.fetch_locks import FileWatcher
+from gateway.blocks.index import AccessLog
+from gateway.blocks.inflight_fetch import FetchDependencies
 from gateway.blocks.layout import BlockSettings
-from gateway.blocks.maintenance.disk_health import CircuitBreaker, DirectoryProbe
-from gateway.blocks.maintenance.opening import OpenDirectory
+from gateway.blocks.opening import OpenDirectory
+from gateway.blocks.origin_gets import UnpinnedGets
+from gateway.blocks.page_cache import Residency
+from gateway.blocks.single_flight import SingleFlight
+from gateway.blocks.small_block_fetch import GroupCommitWriter
 from gateway.core.clock import Clock
 from gateway.origin.client import Origin
 

@@ -24,8 +24,7 @@ from typing import NamedTuple
 from awscrt import checksums
 
 from gateway.core.errors import BlockDamaged, ConfigError
-from gateway.core.immutable import immutable
-from gateway.core.model import ByteRange, Homes, ObjectKey, ObjectVersion
+from gateway.core.model import ByteRange, Homes, ObjectKey, ObjectVersion, immutable
 from gateway.policy.slots import Slots
 
 CHUNK_BYTES = 64 * 1024

@@ -73,10 +73,10 @@ def checkpoints(
 
 def _why_none(client: AdminClient, prefix: str) -> str:
     """Return why no checkpoint was found, and what to do about it."""
-    from gateway.api.documents import Checkpoints
+    from gateway.api.documents import CheckpointsDocument
     from gateway.writeback.checkpoints.layouts import LAYOUTS
 
-    page = client.get("/api/v1/checkpoints", Checkpoints, {"prefix": prefix, "limit": "1"})
+    page = client.get("/api/v1/checkpoints", CheckpointsDocument, {"prefix": prefix, "limit": "1"})
     found = page.ungrouped
     if page.checkpoints:
         return "one has just begun"
@@ -151,7 +151,7 @@ def _lines(one: to.Checkpoint, shown: Sequence[str]) -> Iterator[str]:
         yield f"  {printable(one.reason)}"
 
 
-def _missing(missing: to.Missing) -> str:
+def _missing(missing: to.MissingDocument) -> str:
     ranks, objects, uploads = missing.ranks, missing.objects, missing.open_uploads
     said = []
     if ranks:

@@ -17,7 +17,7 @@ from gateway.core.errors import StartupError, WritebackError
 from gateway.serve.preparation import kept_from_gateways
 
 if TYPE_CHECKING:
-    from gateway.writeback.offline_export.manifest import Findings
+    from gateway.writeback.offline_export import Findings
 
 TargetArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Where to copy to; made if missing.")]
 DirectoryOption = Annotated[
@@ -42,7 +42,7 @@ def export(
 
     Exit code 1 when something could not be copied; everything else is copied all the same.
     """
-    from gateway.writeback.offline_export.export import buffer_of, export
+    from gateway.writeback.offline_export import buffer_of, export
 
     if directory is not None and not is_own(directory) and is_own(directory / NAME):
         directory /= NAME

@@ -166,7 +166,7 @@ def pieces_of(path: Path) -> Iterator[bytes]:
         fail(f"{path} cannot be read: {error.strerror}")
 
 
-def follow(client: AdminClient, job: to.Job, *, quiet: bool) -> to.Job:
+def follow(client: AdminClient, job: to.JobDocument, *, quiet: bool) -> to.JobDocument:
     """Look at a job until it has ended, with a bar on a terminal. Ctrl-C ends the looking, and not the job."""
     bar = listing_progress(quiet=quiet) if job.kind == "snapshot" else bytes_progress(quiet=quiet)
     try:
@@ -183,7 +183,7 @@ def follow(client: AdminClient, job: to.Job, *, quiet: bool) -> to.Job:
         raise
 
 
-def _advance(progress: Progress, task: TaskID, job: to.Job) -> None:
+def _advance(progress: Progress, task: TaskID, job: to.JobDocument) -> None:
     of = job.objects_found if job.found_all else f"{job.objects_found}+"
     progress.update(
         task,
@@ -195,11 +195,11 @@ def _advance(progress: Progress, task: TaskID, job: to.Job) -> None:
     )
 
 
-def job_text(job: to.Job) -> str:
+def job_text(job: to.JobDocument) -> str:
     return printable(" ".join(filter(None, (job.kind, job.name, job.prefix or "manifest"))))
 
 
-_TABLE: Columns[to.Job] = (
+_TABLE: Columns[to.JobDocument] = (
     Column("job", lambda one: one.id),
     Column("what", job_text, shortened=True),
     Column("state", lambda one: one.state + (" (cache is full)" if one.full else "")),
@@ -214,14 +214,14 @@ _TABLE: Columns[to.Job] = (
 )
 
 
-def _show(found: list[to.Job]) -> None:
+def _show(found: list[to.JobDocument]) -> None:
     print_table(_TABLE, found, lambda one: {"failed": "red", "running": "bold"}.get(one.state, ""))
     for job in found:
         for error in job.errors:
             typer.echo(f"{job.id}: {printable(error)}")
 
 
-def _bytes(job: to.Job) -> str:
+def _bytes(job: to.JobDocument) -> str:
     if not job.bytes_found:
         return some_bytes_text(job.bytes_done)
     if job.found_all and job.bytes_done >= job.bytes_found:

@@ -15,7 +15,7 @@ from gateway.cli.tables import NOTHING, Column, Columns, print_table, print_text
 if TYPE_CHECKING:
     from gateway.api import documents as to
 
-_CALLERS: Columns[to.Caller] = (
+_CALLERS: Columns[to.CallerDocument] = (
     Column("caller", lambda one: printable(one.name), shortened=True),
     Column("scope", lambda one: one.scope, rank=4),
     Column("running", lambda one: str(one.running) if one.limits.is_any else NOTHING, right=True, rank=3),
@@ -30,11 +30,11 @@ _CALLERS: Columns[to.Caller] = (
 )
 
 
-def _bound(one: to.Caller | to.Slot) -> str:
+def _bound(one: to.CallerDocument | to.SlotDocument) -> str:
     return ", ".join(one.binds) or NOTHING
 
 
-def _bound_style(one: to.Caller | to.Slot) -> str:
+def _bound_style(one: to.CallerDocument | to.SlotDocument) -> str:
     return "yellow" if one.binds else ""
 
 
@@ -47,7 +47,7 @@ def callers(config: ConfigOption = None, admin_url: AdminUrlOption = None, json:
         print_table(_CALLERS, answer.callers, _bound_style)
 
 
-def _limits(limits: to.CallerLimits) -> str:
+def _limits(limits: to.CallerLimitsDocument) -> str:
     found = []
     if limits.max_concurrent_requests is not None:
         found.append(f"{limits.max_concurrent_requests} at a time")
@@ -136,7 +136,7 @@ def seconds_text(seconds: float) -> str:
     return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02}:{int(seconds) % 60:02}"
 
 
-_SLOTS: Columns[to.Slot] = (
+_SLOTS: Columns[to.SlotDocument] = (
     Column("slot", lambda one: printable(one.name)),
     Column("prefix", lambda one: printable(one.prefix), shortened=True),
     Column("used", lambda one: size_text(one.capacity.used_bytes), right=True),
@@ -167,7 +167,7 @@ def slots(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: J
     print_table(_SLOTS, answer.slots, _bound_style)
 
 
-def _most(link: to.Link) -> str:
+def _most(link: to.LinkDocument) -> str:
     if not link.capacity_found:
         return "not limited" if link.capacity is None else f"of {size_text(link.capacity)}/s"
     if link.capacity is None:
@@ -220,7 +220,7 @@ def explain(
         print_text(f"{name:<9}{printable(text)}", indent=9)
 
 
-def _explained(found: to.Explanation) -> Iterator[tuple[str, str]]:
+def _explained(found: to.ExplanationDocument) -> Iterator[tuple[str, str]]:
     slot, known, held = found.slot, found.known, found.held
     yield "object", f"s3://{found.bucket}/{found.key}"
     yield "slot", f"{slot.name} ({slot.prefix}), {slot.mode}, {_consistency(slot)}, write {slot.write}"

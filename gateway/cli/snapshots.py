@@ -173,7 +173,7 @@ def _output(file: Path | None) -> Iterator[BinaryIO]:
             part.unlink(missing_ok=True)
 
 
-def _tell(snapshot: to.Snapshot, done: str, json: bool) -> None:
+def _tell(snapshot: to.SnapshotDocument, done: str, json: bool) -> None:
     if json:
         print_json(snapshot.document())
         return
@@ -183,7 +183,7 @@ def _tell(snapshot: to.Snapshot, done: str, json: bool) -> None:
     )
 
 
-_TABLE: Columns[to.Snapshot] = (
+_TABLE: Columns[to.SnapshotDocument] = (
     Column("snapshot", lambda one: one.name),
     Column("prefix", lambda one: printable(one.prefix) if one.prefix else NOTHING, shortened=True),
     Column("objects", lambda one: f"{one.objects:,}" if one.prefix else NOTHING, right=True),
@@ -193,7 +193,7 @@ _TABLE: Columns[to.Snapshot] = (
 )
 
 
-def _show(snapshots: list[to.Snapshot]) -> None:
+def _show(snapshots: list[to.SnapshotDocument]) -> None:
     print_table(_TABLE, snapshots, lambda one: "" if one.problem is None else "red")
     for one in snapshots:
         if one.problem is not None:
@@ -204,6 +204,6 @@ _TIME_MAX = 253_402_300_799
 """The last second that can be shown. Versions before took in snapshots that say later ones."""
 
 
-def _listed(one: to.Snapshot) -> str:
+def _listed(one: to.SnapshotDocument) -> str:
     begun, ended = (datetime.fromtimestamp(min(max(at, 0), _TIME_MAX), UTC) for at in (one.started_at, one.ended_at))
     return f"{begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}"

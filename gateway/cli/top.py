@@ -272,7 +272,7 @@ def curve(history: Sequence[float]) -> str:
     return "".join(_BARS[round(one / most * (len(_BARS) - 1))] for one in history) + f"  up to {size_text(most)}/s"
 
 
-_SLOTS: Columns[to.Slot] = (
+_SLOTS: Columns[to.SlotDocument] = (
     Column("slot", lambda one: printable(one.name), shortened=True),
     Column("prefix", lambda one: printable(one.prefix), shortened=True, rank=3),
     Column("used", lambda one: size_text(one.capacity.used_bytes), right=True),
@@ -283,7 +283,7 @@ _SLOTS: Columns[to.Slot] = (
     Column("unflushed", lambda one: size_text(one.unflushed.bytes) if one.unflushed else NOTHING, right=True, rank=1),
     Column("bound by", lambda one: ", ".join(one.binds) or NOTHING, rank=2),
 )
-_JOBS: Columns[to.Job] = (
+_JOBS: Columns[to.JobDocument] = (
     Column("job", lambda one: one.id, rank=2),
     Column("what", job_text, shortened=True),
     Column("state", lambda one: one.state),
@@ -316,11 +316,11 @@ def _requests_at(at: float) -> Columns[to.RecentRequest]:
     )
 
 
-def _done(one: to.Job) -> str:
+def _done(one: to.JobDocument) -> str:
     return f"{one.bytes_done / one.bytes_found:.0%}" if one.found_all and one.bytes_found else f"{one.objects_done:,}"
 
 
-def _newest(jobs: Sequence[to.Job]) -> list[to.Job]:
+def _newest(jobs: Sequence[to.JobDocument]) -> list[to.JobDocument]:
     """Return running jobs first, then the latest."""
     running = [job for job in jobs if job.state == "running"]
     return running + [job for job in jobs[::-1] if job.state != "running"]

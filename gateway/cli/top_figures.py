@@ -91,10 +91,10 @@ class Figures:
     problem: str | None = None
     answered_at: float | None = None
     status: to.Status | None = None
-    slots: list[to.Slot] = field(default_factory=list)
-    jobs: list[to.Job] = field(default_factory=list)
+    slots: list[to.SlotDocument] = field(default_factory=list)
+    jobs: list[to.JobDocument] = field(default_factory=list)
     checkpoints: list[to.Checkpoint] = field(default_factory=list)
-    requests: to.RecentRequests | None = None
+    requests: to.RecentRequestsDocument | None = None
     rates: Rates | None = None
 
     @property
@@ -162,7 +162,7 @@ class Watch:
         self._last = Figures(time.time())
         self._counters: tuple[float, float, dict[str, float]] | None = None
         """When they were taken, of the gateway that was started when, and they."""
-        self._slots: list[to.Slot] = []
+        self._slots: list[to.SlotDocument] = []
         self._slots_come = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
 
@@ -175,7 +175,7 @@ class Watch:
         try:
             status, requests, exposition = await asyncio.gather(
                 self._client.get("/api/v1/status", to.Status),
-                self._client.get(f"/api/v1/requests?limit={REQUESTS_MAX}", to.RecentRequests),
+                self._client.get(f"/api/v1/requests?limit={REQUESTS_MAX}", to.RecentRequestsDocument),
                 self._client.text("/metrics"),
             )
         except AdminPortError as error:
@@ -186,8 +186,8 @@ class Watch:
             await self._slots_come.wait()
         at = time.time()
         try:
-            jobs = (await self._client.get("/api/v1/jobs", to.Jobs)).jobs
-            page = await self._client.get(f"/api/v1/checkpoints?limit={_CHECKPOINTS_READ}", to.Checkpoints)
+            jobs = (await self._client.get("/api/v1/jobs", to.JobsDocument)).jobs
+            page = await self._client.get(f"/api/v1/checkpoints?limit={_CHECKPOINTS_READ}", to.CheckpointsDocument)
         except AdminPortError:  # the cache directory is not open, which the status says
             jobs, checkpoints = [], list[to.Checkpoint]()
         else:
@@ -211,7 +211,7 @@ class Watch:
 
         while True:
             try:
-                self._slots = (await self._client.get("/api/v1/slots", to.Slots)).slots
+                self._slots = (await self._client.get("/api/v1/slots", to.SlotsDocument)).slots
             except AdminPortError:
                 self._slots_come.set()  # there are none: that is all that is known
                 await asyncio.sleep(_SLOTS_AGAIN_SECONDS)

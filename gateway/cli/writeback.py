@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gateway.admin.client import AdminClient
     from gateway.api import documents as to
 
-    Entry = TypeVar("Entry", to.PendingObject, to.OpenUpload)
+    Entry = TypeVar("Entry", to.PendingObject, to.OpenUploadDocument)
 
 app = typer.Typer(
     name="writeback", help="Look at writes that the bucket lacks, and decide about them.", no_args_is_help=True
@@ -217,14 +217,14 @@ def abort(
 app.command(**explained("forebay writeback export /mnt/rescue --directory /var/lib/forebay"))(export)
 
 
-def _open_uploads(client: AdminClient, name: str, upload_id: str | None, *, under: bool) -> list[to.OpenUpload]:
+def _open_uploads(client: AdminClient, name: str, upload_id: str | None, *, under: bool) -> list[to.OpenUploadDocument]:
     """Return the open uploads of one key, or of all under a prefix."""
     return [
         one for one in client.open_uploads(name) if (under or one.url == name) and upload_id in (None, one.upload_id)
     ]
 
 
-def _confirm_abort(uploads: list[to.OpenUpload]) -> None:
+def _confirm_abort(uploads: list[to.OpenUploadDocument]) -> None:
     """Ask a user at a terminal, who sees the uploads, to agree."""
     if not sys.stdin.isatty():
         raise typer.BadParameter("it gives up parts that clients have sent: --yes is needed where nobody can be asked")
@@ -268,7 +268,7 @@ _OBJECTS: Columns[to.PendingObject] = (
     Column("object", lambda one: printable(one.url), shortened=True),
     Column("reason", lambda one: printable(one.reason or NOTHING), shortened=True, rank=4),
 )
-_UPLOADS: Columns[to.OpenUpload] = (
+_UPLOADS: Columns[to.OpenUploadDocument] = (
     Column("age", lambda one: age_text(one.initiated_at), right=True),
     Column("last part", lambda one: age_text(one.touched_at), right=True, rank=2),
     Column("parts", lambda one: f"{one.parts:,}", right=True, rank=1),

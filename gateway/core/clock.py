@@ -63,8 +63,6 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clocks and the running event loop's timer."""
-
     def now(self) -> float:
         return time.time()
 

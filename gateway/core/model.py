@@ -5,9 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar, dataclass_transform
 
-from gateway.core.immutable import immutable
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def immutable(described: type[T]) -> type[T]:
+    """Make a dataclass with slots that the type checker holds to be frozen, and that is not at run time.
+
+    `dataclass(frozen=True)` sets each field past its own guard: 6,600 instructions for one of four fields, instead of
+    1,500.
+    """
+    return dataclass(slots=True, unsafe_hash=True)(described)
+
 
 LOCAL_EXPIRY_SECONDS = 7 * 86_400.0
 """Seconds for which acknowledged objects that are never flushed are kept, unless their slot says otherwise."""

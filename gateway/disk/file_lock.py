@@ -9,7 +9,6 @@ _TRY_SECONDS = 0.01
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock the file and return True; False if it is locked. OSError where the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -107,7 +107,7 @@ class _Reads:
     heads: float = 0.0
 
 
-def advised(slots: list[to.Slot], exposition: str) -> Iterator[Finding]:
+def advised(slots: list[to.SlotDocument], exposition: str) -> Iterator[Finding]:
     """Yield slots whose unchanged objects are asked for at the origin again and again."""
     reads = _reads(samples(exposition, {one.name for one in _COUNTED}))
     for slot in slots:

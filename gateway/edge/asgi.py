@@ -54,8 +54,7 @@ from gateway.s3.headers import without
 from gateway.s3.requests import Operation, S3Request, another_service, parse_request
 from gateway.shared.recent_requests import MINUTE_SECONDS, FinishedRequest, RecentRequests
 from gateway.telemetry import metrics
-from gateway.telemetry.access_log import AccessLog
-from gateway.telemetry.audit_log import AuditLog
+from gateway.telemetry.access_log import AccessLog, AuditLog
 from gateway.telemetry.request_counts import BROKEN_OFF, CLIENT_LEFT, count_request
 from gateway.telemetry.tracing import RequestSpan, Tracer
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from gateway.api import documents as to
-from gateway.blocks.explanation import Explanation
+from gateway.blocks.plan import Explanation
 from gateway.core.model import ObjectKey, ObjectVersion
-from gateway.jobs.dependencies import JobDependencies
+from gateway.jobs.job import JobDependencies
 from gateway.metadata.catalog import CatalogHit
 from gateway.metadata.snapshots.registry import OpenSnapshot
 from gateway.policy.slots import Prefix, Slot
@@ -19,7 +19,7 @@ class Explainer:
     def __init__(self, dependencies: JobDependencies) -> None:
         self._dependencies = dependencies
 
-    async def explain(self, key: ObjectKey) -> to.Explanation:
+    async def explain(self, key: ObjectKey) -> to.ExplanationDocument:
         """Explain a key, except for its pending writes.
 
         SnapshotError or S3Error if the snapshot cannot be used, StoreUnavailable.
@@ -33,7 +33,7 @@ class Explainer:
         found = await dependencies.blocks.explain(key, version, slot.name)
         habits = dependencies.catalog.habits(key.bucket)
         pins = [pin for pin in dependencies.blocks.pins() if Prefix.parse(pin).covers(*key)]
-        return to.Explanation(
+        return to.ExplanationDocument(
             bucket=key.bucket,
             key=key.key,
             slot=_slot(slot),

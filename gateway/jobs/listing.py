@@ -1,17 +1,42 @@
-"""Listing at the origin, a page at a time (S3 API, "ListObjectsV2")."""
+"""Listing at the origin, a page at a time (S3 API, "ListObjectsV2"); asking again while the origin is down or busy."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TypeVar
 
-from gateway.core.errors import OriginAnswered
-from gateway.jobs.dependencies import JobDependencies
+from gateway.core.clock import Clock
+from gateway.core.errors import OriginAnswered, OriginUnreachable
+from gateway.jobs.job import JobDependencies
 from gateway.metadata.listing.index import found_of
 from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import bound_of
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.policy.slots import Prefix
 from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX, ListedEntry, PageChain, parse_listed_page
+
+T = TypeVar("T")
+
+ATTEMPTS_MAX = 6
+"""About half a minute with the pauses between them."""
+
+_FIRST_PAUSE_SECONDS = 1.0
+_RETRYABLE = frozenset({429, 500, 502, 503, 504})
+
+
+async def with_retries(clock: Clock, ask: Callable[[], Awaitable[T]]) -> T:
+    """Return the answer within ATTEMPTS_MAX tries; raise as the last did, at once if it is no "later"."""
+    pause_seconds = _FIRST_PAUSE_SECONDS
+    for _ in range(ATTEMPTS_MAX - 1):
+        try:
+            return await ask()
+        except (OriginUnreachable, OriginAnswered) as error:
+            if isinstance(error, OriginAnswered) and error.status not in _RETRYABLE:
+                raise
+        await clock.sleep(pause_seconds)
+        pause_seconds *= 2
+    return await ask()
+
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 

@@ -3,7 +3,7 @@
     listing or manifest ─▶ list on disk ─▶ pieces of at most a block ─▶ blocks.fetch, up to PIECES_AT_ONCE
 
 A job yields to readers: while workers fetch blocks for them, it fetches only PIECES_WHILE_BUSY at once. A block that a
-reader fetches at the same time is fetched once for both (blocks/filling/single_flight.py).
+reader fetches at the same time is fetched once for both (blocks/single_flight.py).
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ from gateway.core.errors import (
     StoreUnavailable,
 )
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
-from gateway.jobs.dependencies import JobDependencies
-from gateway.jobs.job import Job, JobKind
-from gateway.jobs.listing import list_pages
-from gateway.jobs.retry import with_retries
+from gateway.jobs.job import Job, JobDependencies, JobKind
+from gateway.jobs.listing import list_pages, with_retries
 from gateway.jobs.worklist import RecoveredWork, WorkItem, Worklist
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_remembered
 from gateway.metadata.listing.records import etag_and_size

@@ -12,11 +12,9 @@ import structlog
 
 from gateway.core.errors import ForebayError, SnapshotConflict, StoreUnavailable
 from gateway.core.progress_rate import ProgressRate
-from gateway.jobs.dependencies import JobDependencies
-from gateway.jobs.job import Job, JobKind, JobState
+from gateway.jobs.job import Job, JobDependencies, JobKind, JobState, JobStore
 from gateway.jobs.object_job import ObjectJob, failure_text
 from gateway.jobs.snapshot_job import SnapshotJob, check_free
-from gateway.jobs.store import JobStore
 from gateway.jobs.worklist import ManifestLines, Worklist
 
 P = ParamSpec("P")

@@ -14,10 +14,8 @@ from typing import ParamSpec, TypeVar
 import structlog
 
 from gateway.core.errors import OriginBodyError, SnapshotConflict, SnapshotError, StoreUnavailable
-from gateway.jobs.dependencies import JobDependencies
-from gateway.jobs.job import Job, JobState
-from gateway.jobs.listing import fetch_page
-from gateway.jobs.retry import with_retries
+from gateway.jobs.job import Job, JobDependencies, JobState
+from gateway.jobs.listing import fetch_page, with_retries
 from gateway.metadata.snapshots.staging import Origins, SnapshotStaging, made_by
 from gateway.metadata.snapshots.store import Snapshot, SnapshotStore
 from gateway.origin.client import Purpose

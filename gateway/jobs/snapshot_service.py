@@ -12,16 +12,15 @@ import structlog
 
 from gateway.api import documents as to
 from gateway.core.errors import NoSuchSnapshot, OriginError, SnapshotConflict, SnapshotError, StoreUnavailable
-from gateway.jobs.dependencies import JobDependencies
-from gateway.jobs.job import Job
+from gateway.jobs.job import Job, JobDependencies
 from gateway.jobs.runner import Jobs
 from gateway.jobs.snapshot_job import check_free, pages, snapshots_of, steadily
 from gateway.metadata.listing.pages import END, key_successor
 from gateway.metadata.snapshots.diff import differences
-from gateway.metadata.snapshots.manifest import valid_name
 from gateway.metadata.snapshots.ndjson import BadLine, Header, LineReader, header_line, object_lines
 from gateway.metadata.snapshots.registry import check_covers, missing
 from gateway.metadata.snapshots.staging import Origins, SnapshotStaging
+from gateway.metadata.snapshots.store import valid_name
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.list_result import ListedEntry
 
@@ -43,15 +42,15 @@ class SnapshotService:
         self._homes = dependencies.homes
         self._imports = 0
 
-    async def all(self) -> list[to.Snapshot]:
+    async def all(self) -> list[to.SnapshotDocument]:
         """Return every snapshot, by name."""
         found = []
         for one in await asyncio.to_thread(self._store.all):
             known = one.manifest.document() if one.manifest is not None else {"name": one.name}
-            found.append(to.Snapshot(**known, problem=one.problem, slots=self._slots_of(one.name)))
+            found.append(to.SnapshotDocument(**known, problem=one.problem, slots=self._slots_of(one.name)))
         return found
 
-    async def one(self, name: str) -> to.Snapshot:
+    async def one(self, name: str) -> to.SnapshotDocument:
         """Return one of them; NoSuchSnapshot."""
         valid_name(name)
         found = [one for one in await self.all() if one.name == name]
@@ -111,7 +110,7 @@ class SnapshotService:
         after = self._entries(other) if other is not None else pages(self._dependencies, prefix, None)
         return _in_pieces(differences(self._entries(name), after))
 
-    async def imported(self, name: str, pieces: AsyncIterator[bytes]) -> to.Snapshot:
+    async def imported(self, name: str, pieces: AsyncIterator[bytes]) -> to.SnapshotDocument:
         """Make one of JSON lines, in any order of keys; BadLine, SnapshotConflict, SnapshotError, StoreUnavailable."""
         await check_free(self._dependencies, valid_name(name))
         if self._imports >= IMPORTS_MAX:
@@ -122,7 +121,7 @@ class SnapshotService:
         finally:
             self._imports -= 1
 
-    async def _imported(self, name: str, pieces: AsyncIterator[bytes]) -> to.Snapshot:
+    async def _imported(self, name: str, pieces: AsyncIterator[bytes]) -> to.SnapshotDocument:
         lines, now = LineReader(), self._dependencies.clock.now()
         begun: SnapshotStaging | None = None
         try:
@@ -149,7 +148,7 @@ class SnapshotService:
         mark = f"import-{secrets.token_hex(8)}"
         return await steadily(SnapshotStaging.begin, self._store, mark, origins)
 
-    async def _published(self, begun: SnapshotStaging, header: Header, now: float) -> to.Snapshot:
+    async def _published(self, begun: SnapshotStaging, header: Header, now: float) -> to.SnapshotDocument:
         expected = None
         if header.objects is not None and header.digest is not None:
             expected = header.objects, header.digest

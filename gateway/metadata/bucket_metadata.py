@@ -160,12 +160,10 @@ class BucketMetadataCache:
             keeping.add_done_callback(lambda kept: self._count(question, kept.result()))
 
     async def settle(self) -> None:
-        """Wait until all answers submitted so far are written or given up."""
         with suppress(TimeoutError):
             await self._thread.run(_CLOSE_SECONDS_MAX, lambda: None)
 
     async def close(self) -> None:
-        """Write the remaining answers. A disk that does not come back is left behind."""
         self._thread.submit(self._file.close)
         await self._thread.close(_CLOSE_SECONDS_MAX)
 
@@ -204,11 +202,9 @@ class BucketMetadataFile:
         self._inode: int | None = None
 
     def get(self, key: bytes) -> bytes | StoreTrouble | None:
-        """Return the record that was put there last; None when there is none."""
         return self._attempt(lambda cache: cast("bytes | None", cache.get(key)))
 
     def put(self, key: bytes, record: bytes) -> StoreTrouble | None:
-        """Keep a record in place of the one there."""
         result = self._attempt(lambda cache: cache.set(key, record))
         return result if isinstance(result, StoreTrouble) else None
 

@@ -9,6 +9,7 @@ Answers to questions before an own write of the key are void after it, on any wo
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict, deque
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -38,17 +39,6 @@ from gateway.metadata.listing.index import ListingIndex, trim
 from gateway.metadata.listing.pages import Listed
 from gateway.metadata.listing.ranges import bound_of
 from gateway.metadata.listing.records import etag_and_size
-from gateway.metadata.observed_habits import (
-    BUCKETS_LISTED_MAX,
-    ETAGS_LISTED_MAX,
-    HABITS_REREAD_SECONDS,
-    HABITS_SECONDS,
-    KINDS_MAX,
-    SizesSeen,
-    habits_version,
-    pack_habits,
-    unpack_habits,
-)
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
 from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread, HeldRecord
 from gateway.origin.client import KeyPair, Origin, OriginRequest, Purpose
@@ -58,6 +48,70 @@ from gateway.s3.headers import is_same_version, unquote
 from gateway.s3.list_result import ListedEntry
 from gateway.s3.origin_habits import OriginHabits, shared_etags
 from gateway.telemetry import metrics
+
+
+class SizesSeen:
+    """How large the objects were that this process looked at last, by bucket and the ending of their names."""
+
+    def __init__(self) -> None:
+        self._kinds: OrderedDict[tuple[str, str], deque[int]] = OrderedDict()
+
+    def note(self, version: ObjectVersion) -> None:
+        """To be called when the origin has said how long an object is."""
+        kind = _kind(version.key)
+        sizes = self._kinds.get(kind)
+        if sizes is None:
+            sizes = self._kinds[kind] = deque(maxlen=SIZES_SEEN)
+            if len(self._kinds) > KINDS_MAX:
+                self._kinds.popitem(last=False)
+        sizes.append(version.size_bytes)
+
+    def are_within(self, key: ObjectKey, size_bytes: int) -> bool:
+        """Return True if enough objects of this kind were seen, the last ones all within `size_bytes`."""
+        sizes = self._kinds.get(_kind(key), ())
+        return len(sizes) == SIZES_SEEN and max(sizes) <= size_bytes
+
+
+SIZES_SEEN = 8
+KINDS_MAX = 4096
+
+BUCKETS_LISTED_MAX, ETAGS_LISTED_MAX = 16, 10_000
+"""With more, a process forgets which sizes it has seen listed with which ETags."""
+
+
+def _kind(key: ObjectKey) -> tuple[str, str]:
+    _, dot, ending = key.key.rpartition("/")[2].rpartition(".")
+    return key.bucket, ending if dot else ""
+
+
+HABITS_SECONDS = 600.0
+"""Seconds for which Forebay believes that an origin knows no ranges, makes weak ETags or withholds ranges."""
+
+HABITS_REREAD_SECONDS = 1.0
+_WEAK, _RANGES, _SHARED, _WITHHELD = "weak-etags", "no-ranges", "shared-etags", "withheld-etags"
+
+
+def habits_version(bucket: str) -> ObjectVersion:
+    """Return the place of a bucket's habits in the catalog: no object has such a key."""
+    return ObjectVersion(ObjectKey(bucket, ""), "habits", 0)
+
+
+def pack_habits(habits: OriginHabits) -> dict[str, str]:
+    packed = {_WEAK: "1" if habits.weak_etags else "", _RANGES: "1" if habits.no_ranges else ""}
+    packed[_WITHHELD] = "\t".join(sorted(habits.withheld_etags))
+    return {**packed, _SHARED: "\t".join(sorted(habits.shared_etags))}
+
+
+def unpack_habits(entry: CatalogEntry, boot: int, now_seconds: float) -> OriginHabits:
+    """Return the habits that are still valid at `now_seconds` of the boot of that number."""
+    told: Mapping[str, str] = entry.head.headers if entry.head is not None else {}
+    observed = entry.observed_at
+    is_young = observed.boot == boot and 0 <= now_seconds - observed.seconds < HABITS_SECONDS
+    shared, withheld = (frozenset(filter(None, told.get(name, "").split("\t"))) for name in (_SHARED, _WITHHELD))
+    if not is_young:
+        return OriginHabits(shared_etags=shared)
+    return OriginHabits(told.get(_WEAK) == "1", told.get(_RANGES) == "1", shared, withheld)
+
 
 __all__ = ["Catalog", "Listing", "ObjectHead", "is_down", "is_plainly_asked", "is_remembered"]
 

@@ -53,8 +53,7 @@ from awscrt.checksums import crc64nvme
 
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginBodyError, StoreUnavailable
-from gateway.core.immutable import immutable
-from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
+from gateway.core.model import ByteRange, ObjectKey, ObjectVersion, immutable
 from gateway.metadata.listing.records import date_text
 from gateway.policy.slots import Slot
 from gateway.s3.headers import (
@@ -505,7 +504,6 @@ class InvalidationEpochs:
         return bool(cells[bucket_cell] == epoch and (cells[one] == first or cells[other] == second))
 
     def change_key(self, key: ObjectKey) -> None:
-        """Note that the key is being written, or was."""
         self._change(crc64nvme(catalog_key(key)))
 
     def _change(self, digest: int) -> None:

@@ -95,7 +95,6 @@ class JoinedCalls:
                 self._leave(question, later, mine)
 
     async def close(self) -> None:
-        """Cancel all calls and their callers."""
         calls = [*self._joinable.values(), *chain.from_iterable(self._under_way.values())]
         for call in calls:
             for one in call.waiting:

@@ -31,9 +31,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import lmdb
 
-from gateway.core.immutable import immutable
-from gateway.core.model import ObjectKey, ObjectVersion
-from gateway.disk.lmdb_commits import LastCommit
+from gateway.core.model import ObjectKey, ObjectVersion, immutable
+from gateway.disk.lmdb_environment import OLD_ENGINE, LastCommit, Table, open_environment
 from gateway.metadata.entries import (
     CATALOG_KEY_BYTES_MAX,
     EXTRA_BYTES_MAX,
@@ -48,7 +47,6 @@ from gateway.metadata.entries import (
     unpack,
     version_key,
 )
-from gateway.metadata.environment import OLD_ENGINE, Table, open_environment
 from gateway.metadata.listing.records import version_of
 from gateway.telemetry import metrics
 

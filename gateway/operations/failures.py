@@ -20,7 +20,7 @@ from gateway.operations.context import Response
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.headers import filter_response_headers
 from gateway.s3.xml import error_code_of, text_of
-from gateway.telemetry.rate_limited_log import RateLimitedLog
+from gateway.telemetry.logs import RateLimitedLog
 
 _FORBIDDEN = 403
 

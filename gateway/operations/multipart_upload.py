@@ -20,11 +20,12 @@ from gateway.operations.payload import Payload, receive_document
 from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.origin.client import OriginResponse, StreamedBody
 from gateway.s3.headers import filter_response_headers, multipart_etag, without
-from gateway.s3.results import RESULT_SIZE_BYTES_MAX, says_nothing_yet
 from gateway.s3.xml import (
     COMPLETE_SIZE_BYTES_MAX,
+    RESULT_SIZE_BYTES_MAX,
     complete_multipart_upload_result,
     parse_complete_multipart_upload,
+    says_nothing_yet,
 )
 
 _EMPTY_ETAG = re.compile(rb"<ETag\s*+/>|<ETag>\s*+(?:(?:&quot;&quot;|\"\")\s*+)?</ETag>")

@@ -10,8 +10,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gateway.blocks.filling.origin_gets import UnpinnedResponse
-from gateway.blocks.reading.plan import Outcome
+from gateway.blocks.origin_gets import UnpinnedResponse
+from gateway.blocks.plan import Outcome
 from gateway.core.errors import OriginAnswered, OriginBodyError
 from gateway.core.model import BodyStream, ByteRange, ObjectVersion
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.reading.spans import HeldObject, UnreadSpan, WarmSpan
+from gateway.blocks.spans import HeldObject, UnreadSpan, WarmSpan
 from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import CHECKSUM_MODE, HeldVersion, ObjectHead
 from gateway.metadata.entries import of_part

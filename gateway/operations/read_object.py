@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedResponse
-from gateway.blocks.reading.plan import Outcome
+from gateway.blocks.origin_gets import UnpinnedGet, UnpinnedResponse
+from gateway.blocks.plan import Outcome
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
 from gateway.core.model import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion, PinnedFileSpan
 from gateway.metadata.catalog import CHECKSUM_MODE, is_remembered

@@ -57,7 +57,7 @@ from gateway.s3.requests import (
     parse_copy_source,
     with_hoisted_headers,
 )
-from gateway.writeback.bounds.bounds import Bound
+from gateway.writeback.bounds import Bound
 from gateway.writeback.journal.records import State
 
 if TYPE_CHECKING:

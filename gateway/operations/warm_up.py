@@ -9,7 +9,7 @@ unless it says `not-kept`.
 from __future__ import annotations
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.explanation import Explanation
+from gateway.blocks.plan import Explanation
 from gateway.core.errors import OriginBodyError, StoreUnavailable
 from gateway.core.model import MissReason, ObjectVersion
 from gateway.metadata.entries import ObjectHead, object_head_of_get

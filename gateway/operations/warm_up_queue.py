@@ -4,7 +4,7 @@
 
 Callers have turns, an object each, however many objects of one wait; and none has more places than are free for the
 others: half of them if no other caller warms. Workers that are asked for the same fetch it once: the cache agrees on
-each block (blocks/filling/single_flight.py). The queue drops an object if the cache takes no more of it, if it is
+each block (blocks/single_flight.py). The queue drops an object if the cache takes no more of it, if it is
 written or deleted meanwhile, and if the worker ends. Nothing of the queue outlives the worker: clients ask again.
 """
 
@@ -22,7 +22,7 @@ from typing import Literal, TypeAlias
 import structlog
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.explanation import Explanation
+from gateway.blocks.plan import Explanation
 from gateway.core.clock import Clock
 from gateway.core.errors import ForebayError, OriginAnswered, OriginUnreachable
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
@@ -31,7 +31,7 @@ from gateway.origin.client import Purpose
 from gateway.origin.retry import asks_for_retry
 from gateway.policy.slots import Slot
 from gateway.telemetry import metrics
-from gateway.telemetry.rate_limited_log import RateLimitedLog
+from gateway.telemetry.logs import RateLimitedLog
 
 WAITING_MAX = 4096
 """Objects; some hundred bytes of memory each."""

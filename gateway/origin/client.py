@@ -14,8 +14,46 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
-from gateway.core.immutable import immutable
+from gateway.core.model import immutable
+from gateway.disk.pem import PemFile
 from gateway.origin.receive_buffer import ReceiveBuffer
+
+AddressingStyle = Literal["auto", "path", "virtual"]
+
+
+@dataclass(frozen=True, slots=True)
+class OriginSettings:
+    """How to reach an origin.
+
+    `endpoint_url` None is AWS's own endpoint of the region. `ca_bundle` are certificates; None trusts the system's
+    authorities. `proxy` is an http:// URL, hidden because it may carry a password.
+
+    `first_byte_timeout_seconds`: a GET of an object or a HEAD is given up when its answer has not begun; and what else
+    waits is given up when the origin does not answer a simple question either. `stall_timeout_seconds`: a body that is
+    read and does not come forward is given up. `read_timeout_seconds`: other requests of an origin that lives, until
+    they are answered; `slow_timeout_seconds`: those that take S3 minutes (CompleteMultipartUpload, copies, LIST, …).
+    `connection_wait_seconds` bounds the wait for a free connection, `unreachable_after_seconds` how long an origin that
+    gives no answer at all is tried again.
+    """
+
+    endpoint_url: str | None = None
+    region: str = "us-east-1"
+    addressing_style: AddressingStyle = "auto"
+    ca_bundle: PemFile | None = None
+    proxy: str | None = field(default=None, repr=False)
+    connect_timeout_seconds: float = 3.0
+    first_byte_timeout_seconds: float = 8.0
+    stall_timeout_seconds: float = 5.0
+    read_timeout_seconds: float = 60.0
+    slow_timeout_seconds: float = 300.0
+    connection_wait_seconds: float = 20.0
+    max_connections: int = 256
+    max_attempts: int = 4
+    backoff_base_seconds: float = 0.05
+    backoff_cap_seconds: float = 5.0
+    retry_after_cap_seconds: float = 10.0
+    unreachable_after_seconds: float = 5.0
+
 
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 
@@ -191,3 +229,21 @@ class Origin(Protocol):
 
     async def aclose(self) -> None:
         """Close every connection."""
+
+
+class RoutedOrigin:
+    """An `Origin`: `main`, except for buckets that have a home of their own. It closes them all.
+
+    A copy goes to the home of its target: its sender has checked that its source is there, too.
+    """
+
+    def __init__(self, main: Origin, by_bucket: Mapping[str, Origin]) -> None:
+        self._main = main
+        self._by_bucket = dict(by_bucket)
+
+    async def send(self, request: OriginRequest) -> OriginResponse:
+        return await self._by_bucket.get(request.bucket or "", self._main).send(request)
+
+    async def aclose(self) -> None:
+        for origin in {id(one): one for one in (self._main, *self._by_bucket.values())}.values():
+            await origin.aclose()

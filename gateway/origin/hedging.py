@@ -21,7 +21,7 @@ from gateway.origin.client import HedgeOutcome, OriginRequest
 from gateway.origin.http1_client.client import OriginSilent
 from gateway.origin.http1_client.response_stream import WHOLE_BYTES_MAX, HttpResponse, ResponseStream
 from gateway.s3.headers import parse_content_range
-from gateway.telemetry.rate_limited_log import RateLimitedLog
+from gateway.telemetry.logs import RateLimitedLog
 
 SHARE_MAX = 0.02
 """Largest share of all reads that may be sent again."""

@@ -30,8 +30,7 @@ import structlog
 
 from gateway.core.clock import Clock
 from gateway.disk.atomic_write import map_shared
-from gateway.origin.client import OriginRequest
-from gateway.origin.settings import OriginSettings
+from gateway.origin.client import OriginRequest, OriginSettings
 from gateway.s3.headers import parse_http_date
 
 _RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})

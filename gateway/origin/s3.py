@@ -31,13 +31,13 @@ from gateway.origin.client import (
     Origin,
     OriginRequest,
     OriginResponse,
+    OriginSettings,
     StreamedBody,
 )
 from gateway.origin.hedging import HedgedRead, Hedging, OnSilence
 from gateway.origin.http1_client.client import Claim, Http1Client, OriginSilent
 from gateway.origin.http1_client.connection import Supervision
 from gateway.origin.http1_client.response_stream import HttpResponse, ResponseStream, error_code, wanted_region
-from gateway.origin.link_traffic import AnswerKind, Traffic, answer_kind
 from gateway.origin.request_body import NO_BODY, RequestBody, request_body, with_first_piece
 from gateway.origin.retry import (
     CircuitBreaker,
@@ -54,12 +54,11 @@ from gateway.origin.retry import (
     repetition,
     retry_after_seconds,
 )
-from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import Addressing, CredentialsOf, RequestSigner, Target
-from gateway.origin.traffic_meter import Attempt, RequestRateLimits
+from gateway.origin.traffic_meter import AnswerKind, Attempt, RequestRateLimits, Traffic, answer_kind
 from gateway.s3.error_codes import error_document, s3_error
 from gateway.s3.headers import parse_http_date
-from gateway.telemetry.rate_limited_log import RateLimitedLog
+from gateway.telemetry.logs import RateLimitedLog
 from gateway.telemetry.tracing import TRACE
 
 _BREAKERS_MAX = 1024

@@ -23,10 +23,9 @@ import structlog
 
 from gateway.core.clock import Clock
 from gateway.core.errors import ConfigError, CredentialsUnavailable, OriginUnreachable
-from gateway.core.immutable import immutable
-from gateway.origin.client import CredentialSource, KeyPair, OriginRequest
+from gateway.core.model import immutable
+from gateway.origin.client import AddressingStyle, CredentialSource, KeyPair, OriginRequest, OriginSettings
 from gateway.origin.request_body import RequestBody
-from gateway.origin.settings import AddressingStyle, OriginSettings
 from gateway.s3.requests import encode_key, encode_path, encode_query
 from gateway.s3.signature_v4 import sign_headers
 

@@ -35,7 +35,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import CredentialsUnavailable
 from gateway.origin.client import KeyPair, OriginCredentials
 from gateway.s3.headers import parse_http_date
-from gateway.telemetry.rate_limited_log import RateLimitedLog
+from gateway.telemetry.logs import RateLimitedLog
 
 ANSWER_BYTES_MAX = 256 * 1024
 """Limit of an answer of STS or SSO: theirs have a few KiB."""

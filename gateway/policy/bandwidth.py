@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from gateway.core.clock import Clock
 from gateway.origin.client import Direction
-from gateway.origin.link_traffic import AnswerKind, Traffic
-from gateway.origin.traffic_meter import CeilingsReplaced
+from gateway.origin.traffic_meter import AnswerKind, CeilingsReplaced, Traffic
 from gateway.policy.fair_shares import HOLD_SECONDS, LOOK_SECONDS, FairShares, QueueEntry, rows_of
 from gateway.policy.leadership import ROWS_OF_LEADERSHIP, Leadership
 from gateway.policy.link_capacity import ROWS_OF_LINK_CAPACITY, LinkCapacity, unlimited_bucket

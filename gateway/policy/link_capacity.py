@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.origin.link_traffic import AnswerKind, Traffic
+from gateway.origin.traffic_meter import AnswerKind, Traffic
 from gateway.policy.capacity_controller import TICK_SECONDS, UNLIMITED_BYTES_PER_SECOND, CapacityController, SeenTraffic
 from gateway.policy.fair_shares import FairShares
 from gateway.policy.leadership import Leadership

@@ -45,8 +45,8 @@ from gateway.policy.bandwidth import Link, RateLimiter
 from gateway.policy.fair_shares import FairShares, rows_of
 from gateway.policy.token_bucket import ROWS_OF_ADJUSTABLE_BUCKET, AdjustableBucket, SharedCells
 from gateway.telemetry import metrics
+from gateway.telemetry.logs import RateLimitedLog
 from gateway.telemetry.metric_kinds import UNTOLD_BUCKETS
-from gateway.telemetry.rate_limited_log import RateLimitedLog
 
 PLACES_MAX = 32
 """The most rates at a time."""

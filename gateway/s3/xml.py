@@ -1,7 +1,7 @@
 """The XML documents of requests, and of the answers that the gateway writes itself (S3 API, schemas of the actions).
 
 They are read within bounds: no DTD, no entities, no more elements than the document's schema can have. Elements are
-recognised by their local names, because clients and origins differ about the namespace. xml_writer.py escapes.
+recognised by their local names, because clients and origins differ about the namespace.
 
 Requests are parsed in steps (`Steps`), between which the event loop does other work: a large document takes ten to
 thirty milliseconds for each MiB.
@@ -18,7 +18,7 @@ from xml.parsers.expat import ExpatError, ParserCreate
 
 from gateway.core.steps import Steps, at_once, each
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import quote
+from gateway.s3.headers import quote, unquote
 from gateway.s3.requests import PARTS_COUNT_MAX, part_number
 from gateway.s3.xml_writer import NAMESPACE, PROLOG, document, element, encode_list_key, escape
 
@@ -340,3 +340,29 @@ def _delete_error(error: DeleteError) -> str:
     version = "" if error.version_id is None else element("VersionId", error.version_id)
     rest = element("Code", error.code) + element("Message", error.message)
     return f"<Error>{element('Key', error.key)}{version}{rest}</Error>"
+
+
+RESULT_SIZE_BYTES_MAX = 64 * 1024
+"""More than any of them takes."""
+
+
+def says_nothing_yet(document: bytes) -> bool:
+    """Return whether a document so far has only keep-alive white space, with or without the prolog."""
+    return not without_prolog(document)
+
+
+def without_prolog(document: bytes) -> bytes:
+    """Return a document without its prolog and leading white space, which were sent before."""
+    document = document.lstrip()
+    return document.partition(b"?>")[2].lstrip() if document.startswith(b"<?xml") else document
+
+
+def etag_of_result(document: bytes) -> str | None:
+    """Return the quoted ETag of the object that was made; None for an error, behind a 200 too, or where none is named.
+
+    Some origins leave the quotes out here, and have them in HEAD.
+    """
+    if error_code_of(document) is not None:
+        return None
+    etag = unquote(text_of(document, "ETag") or "")
+    return quote(etag) if etag else None

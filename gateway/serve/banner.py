@@ -14,7 +14,7 @@ from gateway.config.signers import signers
 from gateway.config.units import format_size
 from gateway.md5_lanes.streams import LANES
 from gateway.serve.own_credentials import OwnKey
-from gateway.telemetry.log_sink import write_bounded
+from gateway.telemetry.log_file import write_bounded
 from gateway.telemetry.logs import is_console
 
 _SLOTS_MAX = 20

@@ -34,8 +34,7 @@ from gateway.serve.process_title import set_process_title
 from gateway.serve.report_pipe import ReportPipe
 from gateway.shared.heartbeats import Heartbeats
 from gateway.telemetry import metric_kinds
-from gateway.telemetry.access_log import AccessLog
-from gateway.telemetry.audit_log import AuditLog
+from gateway.telemetry.access_log import AccessLog, AuditLog
 from gateway.telemetry.logs import configure_logs
 from gateway.telemetry.tracing import Tracer, open_tracer
 

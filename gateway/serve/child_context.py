@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from gateway.config.live import LiveSettings
 from gateway.serve.child_config import ChildConfig, process_number
-from gateway.telemetry.access_log import AccessLog
-from gateway.telemetry.audit_log import AuditLog
+from gateway.telemetry.access_log import AccessLog, AuditLog
 from gateway.telemetry.tracing import Tracer
 
 

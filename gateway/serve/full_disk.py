@@ -59,6 +59,6 @@ def _is_full(cache_directory: Path) -> bool:
 
 
 def _give_up_reserve(buffer: Path) -> bool:
-    from gateway.writeback.bounds.room import ReserveFile
+    from gateway.writeback.room import ReserveFile
 
     return ReserveFile(buffer).give_up()

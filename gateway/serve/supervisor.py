@@ -52,8 +52,8 @@ from gateway.serve.shared_directory import SharedFiles, SharedMemory, room_neede
 from gateway.serve.shared_memories import SharedMemories
 from gateway.serve.signals import answered
 from gateway.telemetry import metric_kinds
-from gateway.telemetry.audit_log import AuditLog
-from gateway.telemetry.log_sink import write_bounded
+from gateway.telemetry.access_log import AuditLog
+from gateway.telemetry.log_file import write_bounded
 
 CHILD_MODULE = "gateway.serve.child"
 _BEYOND_GRACE_SECONDS = 5.0

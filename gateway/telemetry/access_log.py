@@ -1,4 +1,4 @@
-"""The access log: a file with a JSON line for each finished request to the S3 port.
+"""The access log, a file with a JSON line for each finished request to the S3 port; and the audit log.
 
 Requests are gathered for a moment; a thread formats and writes their lines. No line has a secret, a query or a header.
 """
@@ -6,14 +6,18 @@ Requests are gathered for a moment; a thread formats and writes their lines. No 
 from __future__ import annotations
 
 import asyncio
+import re
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from gateway.shared.recent_requests import FinishedRequest
 from gateway.telemetry import metrics
 from gateway.telemetry.log_file import LogFile
+from gateway.telemetry.logs import harmless
 
 GATHERED_SECONDS = 0.25
 """The longest time that a request waits for the thread."""
@@ -79,3 +83,67 @@ class AccessLog:
             },
             at,
         )
+
+
+KEYS_MAX = 1000
+"""The keys of one request, as many as DeleteObjects may name."""
+
+_PROBLEM_CHARACTERS_MAX = 1000
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{0,64}")
+"""All that a slot, a snapshot or a job may be called. Anything else in a path may hold a secret."""
+
+_LINE_BYTES = 512
+"""The memory of a line until it is written, without its key."""
+
+
+class AuditLog:
+    """One process's audit log. Any thread; it never waits and never fails."""
+
+    def __init__(
+        self, path: Path, process: str, wall: Callable[[], float] = time.time, clock: Callable[[], float] = monotonic
+    ) -> None:
+        """OSError where the file cannot be opened."""
+        self._file = LogFile(path, process, metrics.AUDIT_LOST.add, wall, clock)
+
+    def request(
+        self,
+        *,
+        caller: str,
+        remote: str | None,
+        operation: str,
+        bucket: str | None,
+        keys: Sequence[str | None],
+        status: str,
+        request_id: str,
+        received_bytes: int,
+        answer: Mapping[str, str],
+    ) -> None:
+        """Write a line for each key of a request that changes something. `answer` has its ETag and version."""
+        named = tuple(keys[:KEYS_MAX])
+        at = self._file.now()
+        before = {"caller": caller, "remote": remote, "operation": operation, "bucket": bucket}
+        after = {"status": status, "request_id": request_id, "received_bytes": received_bytes, **answer}
+        lines = (self._file.line({"event": "request", **before, "key": key, **after}, at) for key in named)
+        self._file.write_all(lines, len(named), sum(map(sys.getsizeof, named)) + _LINE_BYTES * len(named))
+
+    def admin(self, *, remote: str | None, method: str, path: str, status: int) -> None:
+        """Write a line about a request to the admin port."""
+        named = "/".join(part if _NAME.fullmatch(part) else "(no name)" for part in path.split("/"))
+        fields = {"remote": remote, "operation": f"{method} {named}", "status": str(status)}
+        self._write({"event": "admin", "caller": "admin", **fields})
+
+    def change(self, *, caller: str, remote: str | None, operation: str, generation: int, problem: str | None) -> None:
+        """Write a line about a change of settings; with `problem`, a refused one. `generation` is the one in force."""
+        fields: dict[str, Any] = {"caller": caller, "remote": remote, "operation": operation}
+        if problem is not None:
+            fields["problem"] = harmless(problem)[:_PROBLEM_CHARACTERS_MAX]
+        status = "applied" if problem is None else "refused"
+        self._write({"event": "change", **fields, "status": status, "generation": generation})
+
+    def close(self) -> None:
+        """Write the remaining lines, for a second at most."""
+        self._file.close()
+
+    def _write(self, fields: dict[str, Any]) -> None:
+        self._file.write(self._file.line(fields, self._file.now()))

@@ -6,6 +6,8 @@ import atexit
 import logging
 import re
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, TextIO, cast
 
@@ -13,7 +15,7 @@ import orjson
 import structlog
 from pydantic import SecretBytes, SecretStr
 
-from gateway.telemetry.log_sink import LogSink
+from gateway.telemetry.log_file import LogSink
 
 HIDDEN = "(hidden)"
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -28,7 +30,7 @@ _PLAIN = (bool, int, float, type(None))
 def configure_logs(level: str, format: str, process: str, stream: TextIO | None = None) -> None:
     """Send structlog's and the standard library's events to `stream`, from `level` up.
 
-    None is standard error, without waiting for its reader (log_sink.py). `format` is auto, json or console. `process`
+    None is standard error, without waiting for its reader (log_file.py). `format` is auto, json or console. `process`
     (`supervisor`, `worker0`, …) goes into every event.
     """
     shown = stream or sys.stderr
@@ -127,3 +129,33 @@ def _adopt_standard_logging(level: str) -> None:
     root.addHandler(_StructlogHandler())
     root.setLevel(max(_LEVELS[level], logging.WARNING))
     logging.captureWarnings(True)
+
+
+_TOLD_AGAIN_SECONDS = 60.0
+
+
+class RateLimitedLog:
+    """Logs each kind of event once a minute, with the number of events left out since."""
+
+    def __init__(self, log: Any, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._monotonic = monotonic
+        self._told: dict[str, float] = {}
+        self._left_out: Counter[str] = Counter()
+
+    def warning(self, message: str, kind: str, **fields: Any) -> None:
+        """Log an event. `kind` comes from a short list, never from a client."""
+        self._tell("warning", message, kind, fields)
+
+    def error(self, message: str, kind: str, **fields: Any) -> None:
+        """Log an event, as `warning` does."""
+        self._tell("error", message, kind, fields)
+
+    def _tell(self, level: str, message: str, kind: str, fields: dict[str, Any]) -> None:
+        now = self._monotonic()
+        if kind in self._told and now - self._told[kind] < _TOLD_AGAIN_SECONDS:
+            self._left_out[kind] += 1
+            return
+        self._told[kind] = now
+        left_out = self._left_out.pop(kind, 0)
+        getattr(self._log, level)(message, **fields, **({"not_told_since": left_out} if left_out else {}))

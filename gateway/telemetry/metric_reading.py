@@ -1,4 +1,4 @@
-"""Read the numbers of all processes from the files that they count in (metric_values.py). Call it in a thread.
+"""Read the numbers of all processes from the files that they count in (metric_kinds.py). Call it in a thread.
 
 Files grow and are seldom replaced. So keys are read once, and later readings take only numbers: with 1,000 slots, each
 process's files have some 100,000.

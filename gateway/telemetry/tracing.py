@@ -28,7 +28,7 @@ import structlog
 from gateway.s3.trace_context import RemoteSpan, remote_span
 from gateway.shared.recent_requests import FinishedRequest, is_error, shown
 from gateway.telemetry import metrics
-from gateway.telemetry.rate_limited_log import RateLimitedLog
+from gateway.telemetry.logs import RateLimitedLog
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

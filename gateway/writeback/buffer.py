@@ -3,9 +3,9 @@
     <directory>/FORMAT      "forebay writeback 1"
     <directory>/journal     the acknowledged writes (journal/schema.py); with SQLite's -wal and -shm beside it
     <directory>/presence    which keys may be pending (pending_key_filter.py)
-    <directory>/ballast     room for the journal on a full disk (bounds/room.py)
-    <directory>/arriving    the room reserved for arriving bodies (bounds/room.py)
-    <directory>/staged/     the bytes, and their checksums (files/staged_file.py)
+    <directory>/ballast     room for the journal on a full disk (room.py)
+    <directory>/arriving    the room reserved for arriving bodies (room.py)
+    <directory>/staged/     the bytes, and their checksums (staged_file.py)
 
 A write is acknowledged in this order: the bytes are verified, its file is synced, the file's directory is synced, the
 journal is committed. No reader sees anything before the last step, and recovery removes what a kill leaves before it.
@@ -25,17 +25,16 @@ from gateway.core.errors import BufferRefused, BufferUnavailable, PartInUse
 from gateway.core.model import ByteRange, ObjectKey
 from gateway.origin.client import StreamedBody
 from gateway.policy.slots import PrefixMap, Slot
-from gateway.writeback.bounds.bounds import Bounds, Shared
-from gateway.writeback.bounds.room import DiskRoom, Reservations, ReserveFile
+from gateway.writeback.bounds import Bounds, Shared
 from gateway.writeback.checkpoints.layouts import member_of, rules_of
-from gateway.writeback.files.staged_file import StagedFile, StagedWriter, Staging
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import LastOwnWrite, Part, Write
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.opening import ARRIVING, prepare
 from gateway.writeback.order import with_order
 from gateway.writeback.pending_reader import PendingReader, staged_body
-from gateway.writeback.threads import BufferThreads
+from gateway.writeback.room import DiskRoom, Reservations, ReserveFile
+from gateway.writeback.staged_file import BufferThreads, StagedFile, StagedWriter, Staging
 
 THREADS = 8
 

@@ -17,11 +17,11 @@ from gateway.core.clock import Moment
 from gateway.core.errors import BufferDamaged, BufferUnavailable, StartupError
 from gateway.core.model import Homes
 from gateway.disk.atomic_write import sync_directory, write_durably
-from gateway.writeback.files.staged_file import DIRECTORY_MODE, Staging
 from gateway.writeback.journal.integrity_check import check_journal
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.schema import connect_reading, is_new
 from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.staged_file import DIRECTORY_MODE, Staging
 
 FORMAT = b"forebay writeback 1\n"
 
@@ -29,7 +29,7 @@ ORIGIN = "origin"
 """The file with the homes of buckets (objects.Homes)."""
 
 ARRIVING = "arriving"
-"""The file of `Reservations` (bounds/room.py): made anew when no process has the buffer open."""
+"""The file of `Reservations` (room.py): made anew when no process has the buffer open."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from gateway.core.errors import BufferDamaged
 from gateway.core.model import ByteRange
 from gateway.origin.client import StreamedBody
-from gateway.writeback.files.staged_file import StagedFile, Staging, read_verified
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Part, Run, Write
-from gateway.writeback.threads import BufferThreads
+from gateway.writeback.staged_file import BufferThreads, StagedFile, Staging, read_verified
 
 PIECE_BYTES = 1024 * 1024
 

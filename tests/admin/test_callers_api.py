@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from gateway.admin import callers
 from gateway.admin.app import describe
 from gateway.admin.callers import CallersApi
-from gateway.api.documents import CallerRates, Callers
+from gateway.api.documents import CallerRates, CallersDocument
 from gateway.cli import app
 from gateway.cli import looks as shown
 from gateway.config.live import LiveSettings
@@ -78,8 +78,8 @@ def test_who_calls_what_they_take_and_what_binds(tmp_path: Path, monkeypatch: py
     assert_described(document, schema)
 
     class Client:
-        def callers(self) -> Callers:
-            return Callers.model_validate(document)
+        def callers(self) -> CallersDocument:
+            return CallersDocument.model_validate(document)
 
     monkeypatch.setattr(shown, "admin_client", lambda *_: Client())
     result = CliRunner().invoke(app, ["callers"], env={"COLUMNS": "200"})

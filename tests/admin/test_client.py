@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.admin.client import AdminClient
-from gateway.api.documents import Snapshot
+from gateway.api.documents import SnapshotDocument
 from gateway.core.errors import AdminPortError
 from tests.support.admin_double import admin_double
 
@@ -15,7 +15,7 @@ from tests.support.admin_double import admin_double
 def test_what_is_not_declared_is_kept() -> None:
     """`--json` prints all that a gateway answers, of a later version, too."""
     document: dict[str, Any] = {"name": "a", "later": {"x": [1]}, "problem": None, "slots": []}
-    assert Snapshot.model_validate(document).document() == document
+    assert SnapshotDocument.model_validate(document).document() == document
 
 
 def test_an_answer_of_something_else_is_said_to_be_one() -> None:

@@ -28,9 +28,9 @@ from gateway.api.documents import Process
 from gateway.config import AdminSettings, CacheSettings, OriginSettings, Settings
 from gateway.config.entries import SlotSettings
 from gateway.config.live import LiveSettings
-from gateway.jobs.indexing.status import State
+from gateway.jobs.indexing.crawl import State
 from gateway.jobs.job import JobKind, JobState
-from gateway.metadata.snapshots.manifest import SNAPSHOT_NAME
+from gateway.metadata.snapshots.store import SNAPSHOT_NAME
 from gateway.shared.recent_requests import RecentRequests
 from gateway.telemetry import metric_kinds, metric_reading, metrics
 from gateway.telemetry.metric_kinds import Known

@@ -16,7 +16,7 @@ from gateway.api.documents import Index
 from gateway.cli.status import show_status
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
-from gateway.jobs.indexing.status import IndexStatus
+from gateway.jobs.indexing.crawl import IndexStatus
 from tests.support.admin_documents import status
 
 

@@ -30,9 +30,9 @@ from gateway.config.live import LiveSettings
 from gateway.core.clock import SystemClock
 from gateway.core.errors import CredentialsUnavailable, OriginUnreachable
 from gateway.origin.client import KeyPair, OriginRequest
+from gateway.origin.client import OriginSettings as OriginEndpoint
 from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import S3Origin
-from gateway.origin.settings import OriginSettings as OriginEndpoint
 from gateway.origin.signing import StaticCredentials, origin_name
 from tests.support.admin_documents import filled
 from tests.support.manual_clock import ManualClock

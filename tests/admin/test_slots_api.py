@@ -16,7 +16,7 @@ from gateway.admin import slots
 from gateway.admin.app import describe
 from gateway.admin.backends import Backends
 from gateway.admin.slots import SlotsApi
-from gateway.api.documents import OriginRequests, Slots
+from gateway.api.documents import OriginRequests, SlotsDocument
 from gateway.cli import app
 from gateway.cli import looks as shown
 from gateway.config.live import LiveSettings
@@ -162,8 +162,8 @@ def test_it_is_shown_to_people(counted: Path, monkeypatch: pytest.MonkeyPatch) -
     document = answered(counted, lambda: metrics.ORIGIN_BYTES.add(10**9, "read", "live", "data"))
 
     class Client:
-        def slots(self) -> Slots:
-            return Slots.model_validate(document)
+        def slots(self) -> SlotsDocument:
+            return SlotsDocument.model_validate(document)
 
     monkeypatch.setattr(shown, "admin_client", lambda *_: Client())
     found = CliRunner().invoke(app, ["slots"], env={"COLUMNS": "200"})

@@ -17,10 +17,9 @@ from gateway.config.loading import load_settings
 from gateway.core.clock import SystemClock
 from gateway.core.errors import OriginUnreachable
 from gateway.core.model import Homes
-from gateway.origin.client import OriginRequest, OriginResponse
+from gateway.origin.client import OriginRequest, OriginResponse, OriginSettings
 from gateway.origin.request_body import NO_BODY
 from gateway.origin.s3 import S3Origin
-from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import RequestSigner, Target
 from gateway.origin.sts import RoleCredentials
 from tests.support.gateway_process import to_toml

@@ -19,7 +19,7 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from gateway import cli
-from gateway.api.documents import Checkpoint, Job, RecentRequests, Slot, Status
+from gateway.api.documents import Checkpoint, JobDocument, RecentRequestsDocument, SlotDocument, Status
 from gateway.cli.top import curve, screen
 from gateway.cli.top_figures import Figures, Rates, counters, rates
 from tests.support import admin_documents
@@ -77,10 +77,10 @@ def figures(slots: int = 30) -> Figures:
         1000.0,
         answered_at=1000.0,
         status=status(),
-        slots=[filled(Slot, slot, name=f"slot-{i}") for i in range(slots)],
-        jobs=[filled(Job, job, id=str(i), state="done" if i % 2 else "running") for i in range(6)],
+        slots=[filled(SlotDocument, slot, name=f"slot-{i}") for i in range(slots)],
+        jobs=[filled(JobDocument, job, id=str(i), state="done" if i % 2 else "running") for i in range(6)],
         checkpoints=[filled(Checkpoint, checkpoint)] * 3,
-        requests=filled(RecentRequests, slowest=[SLOW] * 4),
+        requests=filled(RecentRequestsDocument, slowest=[SLOW] * 4),
         rates=Rates(2.0**20, 0.0, 5.0, 0.05, 3.5, 1.5, 1.5, 0.9),
     )
 

@@ -11,7 +11,7 @@ from gateway.config import checks
 from gateway.config.checks import RESERVED_CALLERS
 from gateway.config.problems import SettingsError
 from gateway.config.settings import public_settings
-from gateway.metadata.snapshots.manifest import valid_name
+from gateway.metadata.snapshots.store import valid_name
 from tests.support.gateway_process import to_toml
 from tests.support.settings import load, problems
 

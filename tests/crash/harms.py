@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from gateway.blocks.filling.fetch_locks import _COUNTS, _WORD_BYTES
+from gateway.blocks.fetch_locks import _COUNTS, _WORD_BYTES
 from gateway.shared.heartbeats import PROCESSES_MAX
 
 PAGE_BYTES = 4096

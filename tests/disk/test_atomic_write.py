@@ -36,7 +36,7 @@ def test_a_file_that_is_not_taken_whole_is_not_replaced(tmp_path: Path) -> None:
 _MANY_READERS = """
 import sys
 from pathlib import Path
-from gateway.metadata.environment import NEW_ENGINE, open_environment
+from gateway.disk.lmdb_environment import NEW_ENGINE, open_environment
 from tests.support.disks import fill_up
 directory = Path(sys.argv[1])
 environment, _ = open_environment(directory, [b"t"], map_bytes=2**24, engine=NEW_ENGINE)

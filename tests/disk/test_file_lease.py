@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gateway.blocks.disk_threads import DiskThreads
+from gateway.blocks.directory import DiskThreads
 from gateway.disk.file_lease import FileLease, LeaseEnded, SharedFile
-from gateway.writeback.threads import BufferThreads
+from gateway.writeback.staged_file import BufferThreads
 
 
 def leased(path: Path) -> FileLease[SharedFile]:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway import cli
-from gateway.api.documents import Slot
+from gateway.api.documents import SlotDocument
 from gateway.config import Settings
 from gateway.config.loading import load_settings
 from gateway.doctor import machine
@@ -141,14 +141,14 @@ def test_the_configuration_of_sdks_is_looked_at(tmp_path: Path, text: str) -> No
     assert (told.level, "(profile job) names the gateway" in told.found) == (Level.OK, True), told
 
 
-def slot(name: str, consistency: str) -> Slot:
+def slot(name: str, consistency: str) -> SlotDocument:
     moved = {"bytes_per_second": 0, "guarantee": None, "ceiling": None, "share": None}
     capacity: dict[str, Any] = dict.fromkeys(("guaranteed_bytes", "used_bytes", "borrowed_bytes", "pinned_bytes"), 0)
     document: dict[str, Any] = {"name": name, "prefix": "s3://b/", "mode": "read-write", "consistency": consistency}
     document |= {"write": "through", "hit_ratio": 1.0, "misses": {}, "unflushed": None, "binds": []}
     document |= {"read_bandwidth": moved, "write_bandwidth": moved, "capacity": capacity | {"limit_bytes": None}}
     document["origin_requests"] = {"throttled": 0, "waited_seconds": 0.0, "in_vain": 0, "slow_down": 0}
-    return Slot.model_validate(document)
+    return SlotDocument.model_validate(document)
 
 
 def test_small_files_that_are_asked_for_each_time_are_told_of() -> None:

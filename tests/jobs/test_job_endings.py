@@ -14,10 +14,9 @@ import pytest
 
 from gateway.blocks.cache import BlockCache
 from gateway.core.errors import StoreUnavailable
-from gateway.jobs import store as store_module
-from gateway.jobs.job import Job, JobKind, JobState
+from gateway.jobs import job as store_module
+from gateway.jobs.job import Job, JobKind, JobState, JobStore
 from gateway.jobs.runner import ENDED_KEPT, RUNNING_MAX
-from gateway.jobs.store import JobStore
 from gateway.jobs.worklist import BadManifest
 from gateway.s3.requests import Operation
 from tests.support.blocks import BUCKET, TestClock, make_origin, stored, until

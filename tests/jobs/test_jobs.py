@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from gateway.blocks.block_file import BlockLease
 from gateway.blocks.directory import BlockDirectory, FillFile
-from gateway.blocks.files.block_file import BlockLease
 from gateway.blocks.layout import Extent
 from gateway.core.errors import OriginUnreachable
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
-from gateway.jobs.job import JobKind, JobState
+from gateway.jobs.job import JobKind, JobState, JobStore
 from gateway.jobs.object_job import ObjectJob
 from gateway.jobs.runner import RUNNING_MAX, TooManyJobs
-from gateway.jobs.store import JobStore
 from gateway.jobs.worklist import BadManifest, Worklist
 from gateway.metadata.listing.index import FoundPage
 from gateway.metadata.listing.pages import ListRequest

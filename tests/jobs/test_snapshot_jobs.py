@@ -15,8 +15,8 @@ from gateway.core.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError,
 from gateway.core.model import ObjectKey
 from gateway.jobs.job import Job, JobKind, JobState
 from gateway.jobs.snapshot_service import BadLine
-from gateway.metadata.snapshots import object_table as table_module
-from gateway.metadata.snapshots.object_table import ObjectTable
+from gateway.metadata.snapshots import staging as table_module
+from gateway.metadata.snapshots.staging import ObjectTable
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support.blocks import BLOCK, BUCKET, TestClock, make_origin, pass_until, stored, until

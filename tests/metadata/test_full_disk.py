@@ -12,7 +12,7 @@ import pytest
 
 from gateway.core.errors import StoreUnavailable, is_no_room
 from gateway.core.model import Homes
-from gateway.metadata.environment import NEW_ENGINE, open_environment
+from gateway.disk.lmdb_environment import NEW_ENGINE, open_environment
 from gateway.metadata.listing.dirty_keys import DirtyKeys
 from gateway.metadata.opening import open_directory
 from tests.support.disks import fill_up, small_disk

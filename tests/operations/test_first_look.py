@@ -16,7 +16,7 @@ import pytest
 
 from gateway.core.clock import SystemClock
 from gateway.core.model import ObjectKey
-from gateway.metadata.observed_habits import SIZES_SEEN
+from gateway.metadata.catalog import SIZES_SEEN
 from gateway.origin.client import Origin
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation

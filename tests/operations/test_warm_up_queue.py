@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.explanation import Explanation, Holding
+from gateway.blocks.plan import Explanation, Holding
 from gateway.core.clock import SystemClock
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion

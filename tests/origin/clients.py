@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from gateway.origin.client import OriginSettings
 from gateway.origin.s3 import S3Origin
-from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import StaticCredentials
 from gateway.origin.traffic_meter import Attempt
 from tests.origin.clocks import JumpingClock

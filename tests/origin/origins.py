@@ -10,9 +10,8 @@ from xml.etree.ElementTree import Element, fromstring
 
 from gateway.core.clock import SystemClock
 from gateway.disk.pem import PemFile
-from gateway.origin.client import KeyPair, Origin, OriginRequest, StreamedBody
+from gateway.origin.client import KeyPair, Origin, OriginRequest, OriginSettings, StreamedBody
 from gateway.origin.s3 import S3Origin
-from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import StaticCredentials
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.errors import ConfigError
-from gateway.origin.settings import AddressingStyle, OriginSettings
+from gateway.origin.client import AddressingStyle, OriginSettings
 from gateway.origin.signing import Addressing, default_endpoint
 
 

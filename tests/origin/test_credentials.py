@@ -11,9 +11,8 @@ import pytest
 
 from gateway.core.clock import SystemClock
 from gateway.core.errors import CredentialsUnavailable, OriginUnreachable
-from gateway.origin.client import KeyPair, OriginRequest
+from gateway.origin.client import KeyPair, OriginRequest, OriginSettings
 from gateway.origin.s3 import S3Origin
-from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import ChainCredentials, StaticCredentials
 from gateway.origin.sts import AwsSession
 from tests.origin.clocks import JumpingClock

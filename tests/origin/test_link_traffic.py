@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.origin.client import OriginRequest
-from gateway.origin.link_traffic import LARGE_BYTES, AnswerKind, Traffic, answer_kind, in_all
+from gateway.origin.traffic_meter import LARGE_BYTES, AnswerKind, Traffic, answer_kind, in_all
 
 
 @pytest.mark.parametrize(

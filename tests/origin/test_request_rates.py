@@ -9,10 +9,9 @@ import pytest
 
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginBusy
-from gateway.origin.client import OriginRequest, Purpose
+from gateway.origin.client import OriginRequest, OriginSettings, Purpose
 from gateway.origin.retry import is_throttled
 from gateway.origin.s3 import S3Origin
-from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import StaticCredentials
 from gateway.origin.traffic_meter import OriginMeter
 from tests.origin.clocks import JumpingClock

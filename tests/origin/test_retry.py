@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.origin.client import OriginSettings
 from gateway.origin.retry import CircuitBreaker, Failure, RetryBudget, RetryPolicy, is_retried, retry_after_seconds
-from gateway.origin.settings import OriginSettings
 from tests.support.manual_clock import ManualClock
 
 LATER = Failure(answered=True)

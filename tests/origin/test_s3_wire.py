@@ -10,9 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.core.errors import OriginBodyError, OriginUnreachable, S3Error
-from gateway.origin.client import KeyPair, OriginRequest, StreamedBody
+from gateway.origin.client import KeyPair, OriginRequest, OriginSettings, StreamedBody
 from gateway.origin.s3 import S3Origin
-from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import StaticCredentials
 from gateway.s3.requests import Operation
 from tests.origin.clients import MEBIBYTE, Client, play

@@ -9,13 +9,11 @@ from functools import partial
 import pytest
 
 from gateway.core.clock import SystemClock
-from gateway.origin.client import Direction, OriginRequest, StreamedBody
-from gateway.origin.link_traffic import AnswerKind
+from gateway.origin.client import Direction, OriginRequest, OriginSettings, StreamedBody
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.origin.s3 import S3Origin
-from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import StaticCredentials
-from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
+from gateway.origin.traffic_meter import AnswerKind, MeteredOrigin, OriginMeter
 from gateway.s3.requests import Operation
 from tests.origin.clients import MEBIBYTE, Client, play
 from tests.origin.origins import STRICT_PAIR

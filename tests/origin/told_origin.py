@@ -8,9 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from gateway.core.clock import SystemClock
-from gateway.origin.client import HedgeOutcome
+from gateway.origin.client import HedgeOutcome, OriginSettings
 from gateway.origin.s3 import S3Origin
-from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import StaticCredentials
 from gateway.origin.traffic_meter import Attempt
 from tests.origin.origins import STRICT_PAIR

@@ -12,7 +12,7 @@ from typing import ParamSpec
 import pytest
 
 from gateway.origin.client import Direction
-from gateway.origin.link_traffic import AnswerKind, Traffic
+from gateway.origin.traffic_meter import AnswerKind, Traffic
 from gateway.policy.bandwidth import Bandwidth, Ceiling
 from gateway.policy.capacity_controller import TICK_SECONDS, UNLIMITED_BYTES_PER_SECOND
 from tests.support.link_simulation import FarOrigin, FoundLinkSimulation

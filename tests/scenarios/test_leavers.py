@@ -15,9 +15,8 @@ import pytest
 from gateway.core import cancellation
 from gateway.core.clock import SystemClock
 from gateway.edge.access import ConfiguredKeyring, Key
-from gateway.origin.client import Origin, OriginRequest, OriginResponse
+from gateway.origin.client import Origin, OriginRequest, OriginResponse, OriginSettings
 from gateway.origin.s3 import S3Origin
-from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import StaticCredentials
 from gateway.policy.slots import EVERYTHING, Prefix, Slot
 from tests.origin.origins import STRICT_PAIR

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.disk.lmdb_environment import NEW_ENGINE
 from gateway.edge.asgi import S3App
-from gateway.metadata.environment import NEW_ENGINE
 from gateway.metadata.listing import index as listing_index
 from gateway.metadata.listing.dirty_keys import PAGE_SECONDS_MAX
 from gateway.operations.list_sources import TRUTHS_MAX

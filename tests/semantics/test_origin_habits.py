@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.core.model import ObjectKey
-from gateway.metadata.observed_habits import HABITS_REREAD_SECONDS, HABITS_SECONDS
+from gateway.metadata.catalog import HABITS_REREAD_SECONDS, HABITS_SECONDS
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call

@@ -12,7 +12,7 @@ from gateway.s3.requests import Operation
 from gateway.writeback.flushing.reconciler import REFUSED_AGAIN_SECONDS
 from gateway.writeback.journal.records import Priority, Turn
 from gateway.writeback.key_forms import FORMS_MAX
-from gateway.writeback.offline_export.export import export
+from gateway.writeback.offline_export import export
 from tests.support.asgi import Answer as Got
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Fault, on
 from tests.support.write_back_gateway import PART_BYTES, Client, eventually, with_client

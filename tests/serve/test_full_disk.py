@@ -18,9 +18,9 @@ from gateway.serve import claim as claims
 from gateway.serve import full_disk
 from gateway.serve.claim import closed_mark, disable_directory
 from gateway.serve.recovering import recover_buffer
-from gateway.writeback.bounds.room import ReserveFile
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.opening import may_hold, recover
+from gateway.writeback.room import ReserveFile
 from tests.support.cache_directory import begun
 from tests.support.settings import load
 from tests.support.writeback import key, part, pending

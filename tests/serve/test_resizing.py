@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
-from gateway.blocks.files.store import ScannedFile
 from gateway.blocks.layout import blocks_of
+from gateway.blocks.store import ScannedFile
 from gateway.config.overlay import load_with_overlay
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slot, Slots

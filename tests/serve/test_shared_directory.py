@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.serve.shared_directory import SharedFiles, SharedMemory, in_memory_directory, make_shared_files
-from gateway.telemetry.metric_values import SharedValues
+from gateway.telemetry.metric_kinds import SharedValues
 
 ROOM_BYTES = 2**20
 

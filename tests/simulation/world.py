@@ -19,8 +19,7 @@ from uuid import UUID
 from gateway.edge import asgi
 from gateway.operations.writeback import complete_upload, uploads
 from gateway.policy.slots import Prefix, Slot
-from gateway.writeback import change_notifier
-from gateway.writeback.bounds import bounds
+from gateway.writeback import bounds, pending_key_filter
 from gateway.writeback.journal import writes
 from tests.simulation.clients import PART_BYTES, WORKERS, Clients, Work
 from tests.simulation.dialects import DIALECTS
@@ -453,7 +452,7 @@ def play(setting: Setting) -> World:
             numbered = SimpleNamespace(uuid4=lambda: UUID(int=ids.getrandbits(128)))
             stack.enter_context(mock.patch.object(multipart, "uuid", numbered))
             stack.enter_context(mock.patch.object(uploads, "_created_through", _marked(uploads._created_through)))
-            stack.enter_context(mock.patch.object(change_notifier, "QUIET_SECONDS", 1.0))
+            stack.enter_context(mock.patch.object(pending_key_filter, "QUIET_SECONDS", 1.0))
             stack.enter_context(mock.patch.object(bounds, "EXPOSURE_SECONDS", 10.0))
             stack.enter_context(mock.patch.object(asgi, "_shared_threads", BodyThreads))
             asyncio.set_event_loop(loop)

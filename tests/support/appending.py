@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gateway.blocks import layout
-from gateway.blocks.files.store import SmallBlock
-from gateway.blocks.filling.small_block_fetch import SegmentAppender
+from gateway.blocks.small_block_fetch import SegmentAppender
+from gateway.blocks.store import SmallBlock
 from gateway.core.model import ObjectKey, ObjectVersion
 
 BLOCK_SIZE_BYTES = 64 * 1024

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gateway.blocks.index.index import BlockIndex
+from gateway.blocks.index import BlockIndex
 from gateway.core.model import ByteRange, ObjectVersion
 from tests.support.blocks import BLOCK, KIB, content_of, make_origin, open_cache, read, stored
 from tests.support.memory_origin import MemoryOrigin

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.index.index import BlockIndex
+from gateway.blocks.index import BlockIndex
 from gateway.blocks.layout import BlockSettings
-from gateway.blocks.reading.reader import RangeReader
+from gateway.blocks.reader import RangeReader
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.model import BodyPiece, BorrowedBuffer, ByteRange, FileSpan, ObjectKey, ObjectVersion
 from gateway.origin.client import IS_AWAITED, Origin, OriginRequest, OriginResponse, Purpose

@@ -20,9 +20,9 @@ import structlog
 from gateway.core.model import ObjectKey
 from gateway.s3.headers import multipart_etag
 from gateway.writeback.buffer import WritebackBuffer
-from gateway.writeback.files.staged_file import StagedFile, StagedWriter
 from gateway.writeback.journal import journal, schema
 from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
+from gateway.writeback.staged_file import StagedFile, StagedWriter
 from tests.support.writeback import md5
 
 KEYS_PER_WORKER = 4

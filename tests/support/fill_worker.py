@@ -24,9 +24,8 @@ from typing import Self
 from gateway.blocks.cache import BlockCache
 from gateway.core.clock import SystemClock
 from gateway.core.model import ObjectKey, ObjectVersion
-from gateway.origin.client import KeyPair, Purpose
+from gateway.origin.client import KeyPair, OriginSettings, Purpose
 from gateway.origin.s3 import S3Origin
-from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import StaticCredentials
 from tests.support.blocks import BUCKET, KIB, open_cache, take, whole
 from tests.support.memory_origin.content import GeneratedContent

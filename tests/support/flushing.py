@@ -15,7 +15,6 @@ from gateway.core.model import ObjectKey
 from gateway.origin.client import Origin
 from gateway.s3.headers import multipart_etag
 from gateway.telemetry.metrics import FailureKind
-from gateway.writeback.files.staged_file import StagedFile, Staging
 from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, SlotOrder
 from gateway.writeback.flushing.requests import Requests
@@ -29,7 +28,7 @@ from gateway.writeback.journal.records import (
     Write,
     WriteSpec,
 )
-from gateway.writeback.threads import BufferThreads
+from gateway.writeback.staged_file import BufferThreads, StagedFile, Staging
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.origin import MemoryOrigin
 from tests.support.writeback import md5

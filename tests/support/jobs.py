@@ -10,11 +10,9 @@ from pathlib import Path
 from gateway.blocks.cache import BlockCache
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.model import Homes
-from gateway.jobs.dependencies import JobDependencies
-from gateway.jobs.job import Job, JobState
+from gateway.jobs.job import Job, JobDependencies, JobState, JobStore
 from gateway.jobs.runner import Jobs
 from gateway.jobs.snapshot_service import SnapshotService
-from gateway.jobs.store import JobStore
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.origin.client import Origin

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.origin.client import Direction
-from gateway.origin.link_traffic import AnswerKind, Traffic
+from gateway.origin.traffic_meter import AnswerKind, Traffic
 from gateway.policy.bandwidth import Bandwidth, BandwidthShare, Ceiling, cells_for
 from gateway.policy.capacity_controller import TICK_SECONDS
 from gateway.policy.token_bucket import SharedCells, make_shared_memory

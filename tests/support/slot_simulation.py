@@ -9,9 +9,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from gateway.blocks.index.policies import POLICIES, Eviction, Queue, SlotAccount
-from gateway.blocks.index.rows import FileRecord
-from gateway.blocks.index.transaction import REMEMBERED_TIMES
+from gateway.blocks.policies import POLICIES, Eviction, Queue, SlotAccount
+from gateway.blocks.rows import FileRecord
+from gateway.blocks.transaction import REMEMBERED_TIMES
 
 BLOCK_BYTES = 8 * 1024 * 1024
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from gateway.disk import atomic_write
 from gateway.metadata.snapshots import staging as staging_module
 from gateway.metadata.snapshots import store as store_module
-from gateway.metadata.snapshots.object_table import ObjectTable
-from gateway.metadata.snapshots.staging import Origins, SnapshotStaging
+from gateway.metadata.snapshots.staging import ObjectTable, Origins, SnapshotStaging
 from gateway.metadata.snapshots.store import SnapshotStore
 from tests.support.snapshots import entry
 

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.core.model import Homes
-from gateway.jobs.dependencies import JobDependencies
-from gateway.jobs.job import Job, JobKind
+from gateway.jobs.job import Job, JobDependencies, JobKind
 from gateway.jobs.snapshot_job import SnapshotJob
-from gateway.metadata.snapshots.manifest import Manifest
 from gateway.metadata.snapshots.staging import Origins, SnapshotStaging
-from gateway.metadata.snapshots.store import SnapshotStore
+from gateway.metadata.snapshots.store import Manifest, SnapshotStore
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from tests.support.gateway_app import GatewayApp
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from gateway.core.model import ObjectKey
 from gateway.s3.headers import multipart_etag
-from gateway.writeback.files.staged_file import StagedFile
-from gateway.writeback.files.trailer import FOOTER_BYTES, unpack_footer
 from gateway.writeback.journal.records import ExpectedVersion, Part, State, Write, WriteSpec
 from gateway.writeback.pending_key_filter import hash_slot_of
+from gateway.writeback.staged_file import FOOTER_BYTES, StagedFile, unpack_footer
 
 
 def body_bytes(directory: Path) -> int:

@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from gateway.telemetry import metrics
-from gateway.telemetry.audit_log import AuditLog
+from gateway.telemetry.access_log import AuditLog
 from gateway.telemetry.log_file import _WAITING_BYTES_MAX, LOOK_SECONDS
 
 

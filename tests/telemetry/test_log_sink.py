@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from gateway.telemetry.log_sink import WAITING_BYTES_MAX, LogSink
+from gateway.telemetry.log_file import WAITING_BYTES_MAX, LogSink
 
 PATIENCE_SECONDS = 30.0
 

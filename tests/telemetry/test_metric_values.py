@@ -14,8 +14,7 @@ from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.values import MutexValue
 
 from gateway.telemetry import metric_kinds, metric_reading, metrics
-from gateway.telemetry.metric_kinds import LATENCY_BUCKETS_SECONDS, Histogram
-from gateway.telemetry.metric_values import SharedValue, SharedValues
+from gateway.telemetry.metric_kinds import LATENCY_BUCKETS_SECONDS, Histogram, SharedValue, SharedValues
 from tests.support.counting import exposition
 from tests.support.disks import small_disk
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.telemetry import metric_kinds, metric_reading, metric_values, metrics
+from gateway.telemetry import metric_kinds, metric_reading, metrics
 from gateway.telemetry.metrics import DECLARED
 from tests.support.counting import exposition
 
@@ -45,7 +45,7 @@ import sys
 import threading
 from pathlib import Path
 from gateway.telemetry import metric_kinds
-from gateway.telemetry import metric_values
+from gateway.telemetry import metric_kinds
 from gateway.telemetry import metrics
 metric_kinds.share(Path(sys.argv[1]), sys.argv[2])
 metrics.CACHE_HIT_BYTES.add(int(sys.argv[3]), "a")
@@ -180,7 +180,7 @@ def test_names_stay_where_there_is_no_room_to_write_anew(tmp_path: Path, monkeyp
             def refuse(*_: object) -> None:
                 raise OSError(errno.ENOSPC, "No space left on device")
 
-            full.setattr(metric_values, "set_aside", refuse)
+            full.setattr(metric_kinds, "set_aside", refuse)
             metric_kinds.keep_names((), (), ())
         assert metric_reading.by_label(tmp_path, "slot", metrics.REQUESTS)[0] == {"job": 1}
         metric_kinds.keep_names((), (), ())

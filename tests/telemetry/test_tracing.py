@@ -21,9 +21,8 @@ from botocore.config import Config
 
 from gateway.core.errors import OriginUnreachable
 from gateway.edge.asgi import S3App
-from gateway.origin.client import OriginRequest
+from gateway.origin.client import OriginRequest, OriginSettings
 from gateway.origin.s3 import S3Origin
-from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import StaticCredentials
 from gateway.s3.requests import Operation
 from gateway.s3.trace_context import RemoteSpan, passed_on_state, remote_span

@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 
 from gateway.core.clock import Moment
+from gateway.writeback.journal.journal import FORGET_SECONDS, TIDY_SECONDS, UNASKED_SECONDS
 from gateway.writeback.journal.transaction import FORGOTTEN_AT_ONCE, JournalTransaction
 from gateway.writeback.journal.writes import ENDED_KEPT_SECONDS
-from gateway.writeback.journal_gc import FORGET_SECONDS, TIDY_SECONDS, UNASKED_SECONDS
 from tests.support.flushing import Buffer, with_buffer
 from tests.support.writeback import key, upload
 

@@ -20,11 +20,10 @@ from hypothesis import strategies as st
 from gateway.core.clock import Moment
 from gateway.core.errors import BufferDamaged
 from gateway.core.model import ByteRange
-from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Part, Run, Write
 from gateway.writeback.pending_reader import PARTS_AT_ONCE, PIECE_BYTES, FileGone, PendingReader, part_range
-from gateway.writeback.threads import BufferThreads
+from gateway.writeback.staged_file import BufferThreads, Staging
 from tests.support.descriptors import open_descriptors
 from tests.support.writeback import key, md5, pending
 

@@ -14,30 +14,69 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import lmdb
 
+from gateway.api import documents as to
 from gateway.blocks.cache import BlockCache
 from gateway.core.errors import OriginAnswered, StoreUnavailable
 from gateway.core.model import ObjectKey, ObjectVersion
-from gateway.jobs.dependencies import JobDependencies
-from gateway.jobs.indexing.crawl_ranges import CrawlRange, CrawlRanges
-from gateway.jobs.indexing.key_ranges import KeyRange, key_before
-from gateway.jobs.indexing.split_points import SplitPoints
-from gateway.jobs.indexing.status import IndexStatus
-from gateway.jobs.listing import fetch_page
-from gateway.jobs.retry import with_retries
+from gateway.jobs.indexing.key_ranges import CrawlRange, CrawlRanges, KeyRange, SplitPoints, key_before
+from gateway.jobs.job import JobDependencies
+from gateway.jobs.listing import fetch_page, with_retries
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.listing.index import ListingIndex
-from gateway.metadata.listing.page_parser import PackedPage, packed_page
 from gateway.metadata.listing.pages import key_successor
 from gateway.metadata.listing.ranges import Batch, QueryStamp
-from gateway.metadata.listing.records import unpack
+from gateway.metadata.listing.records import PackedPage, packed_page, unpack
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix
 from gateway.s3.list_result import PageChain
 from gateway.s3.xml import error_code_of
 from gateway.telemetry import metrics
+
+State = Literal["starting", "inventory", "crawling", "waiting", "failing"]
+
+
+@dataclass(slots=True)
+class IndexStatus:
+    """Times are seconds since 1970.
+
+    `complete`: LIST of the slot's prefix is answered from the index, all of it being known since `known_since` at
+    least, until that is `fresh_seconds` ago. `keys` are those that the crawl under way, or the last one, has listed,
+    and those that it need not list, being known from one that was broken off; `pages` are what it asked for, and
+    `keys_before` the keys of the last crawl that came to its end: about what there is to list. `changed` counts what
+    crawls have found changed or gone since the gateway started, `crawls` those that came to their end. `inventory` is
+    where to begin from, and `inventory_error` why that could not be done.
+    """
+
+    slot: str
+    prefix: str
+    fresh_seconds: float
+    refresh_seconds: float | None
+    state: State = "starting"
+    complete: bool = False
+    known_since: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    next_at: float | None = None
+    keys: int = 0
+    pages: int = 0
+    keys_before: int | None = None
+    crawls: int = 0
+    changed: int = 0
+    error: str | None = None
+    inventory: str | None = None
+    inventory_error: str | None = None
+
+    def document(self, now: float) -> to.Index:
+        """Return the answer of the admin port; `now` is in seconds since 1970."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "fresh_seconds"}
+        age_seconds = None if self.known_since is None else max(0.0, now - self.known_since)
+        complete = self.complete and (age_seconds is None or age_seconds < self.fresh_seconds)
+        return to.Index.model_validate(fields | {"complete": complete, "age_seconds": age_seconds})
+
 
 LISTERS_WHILE_BUSY = 2
 

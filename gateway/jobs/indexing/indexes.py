@@ -18,11 +18,10 @@ import structlog
 
 from gateway.api import documents as to
 from gateway.core.errors import ForebayError, StoreUnavailable
-from gateway.jobs.dependencies import JobDependencies
-from gateway.jobs.indexing.crawl import Crawl, CrawlPlan, said
+from gateway.jobs.indexing.crawl import Crawl, CrawlPlan, IndexStatus, said
 from gateway.jobs.indexing.inventory import UNKNOWN_BOOT, InventoryStart
 from gateway.jobs.indexing.key_ranges import LISTED, KeyRange, gaps, ranges_of
-from gateway.jobs.indexing.status import IndexStatus
+from gateway.jobs.job import JobDependencies
 from gateway.metadata.entries import ObservedAt
 from gateway.metadata.listing.index import ListingIndex
 from gateway.metadata.listing.ranges import Interval, KeyBound, bound_of

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import lmdb
 
-from gateway.metadata.environment import NEW_ENGINE, Cursor, Table, open_environment
+from gateway.disk.lmdb_environment import NEW_ENGINE, Cursor, Table, open_environment
 from gateway.metadata.listing.pages import END, Keys, Listed, ListRequest, Page, Record, key_successor
 
 PAGE_SECONDS_MAX = 300.0
@@ -90,7 +90,6 @@ class DirtyKeys:
     # --- own writes and pages -------------------------------------------------------------------------------------
 
     def now(self) -> int:
-        """Return the number of the last event."""
         with self._environment.begin() as transaction:
             return self._number(transaction, _LAST)
 

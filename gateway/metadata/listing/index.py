@@ -152,8 +152,6 @@ T = TypeVar("T")
 
 
 class SharedQuestions(Generic[T]):
-    """Questions to the origin that are under way."""
-
     def __init__(self) -> None:
         self._running: dict[Hashable, tuple[QueryStamp, asyncio.Task[T]]] = {}
         self._waiters: Counter[asyncio.Task[T]] = Counter()

@@ -23,10 +23,10 @@ from typing import cast
 import lmdb
 
 from gateway.core.model import ObjectKey
+from gateway.disk.lmdb_environment import NEW_ENGINE, open_environment
+from gateway.disk.lmdb_environment import Cursor as Cursor
+from gateway.disk.lmdb_environment import Table as Table
 from gateway.metadata.entries import InvalidationEpochs, ObservedAt
-from gateway.metadata.environment import NEW_ENGINE, open_environment
-from gateway.metadata.environment import Cursor as Cursor
-from gateway.metadata.environment import Table as Table
 from gateway.metadata.listing import dirty_keys
 from gateway.metadata.listing.dirty_keys import PAGE_SECONDS_MAX, DirtyKeys, WrittenKey
 from gateway.metadata.listing.pages import END, Listed, key_successor

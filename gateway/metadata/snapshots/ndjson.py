@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from gateway.core.errors import ForebayError
-from gateway.metadata.snapshots.manifest import TIME_MAX, Manifest
+from gateway.metadata.snapshots.store import TIME_MAX, Manifest
 from gateway.policy.slots import Prefix
 from gateway.s3.headers import format_iso_date, parse_iso_date
 from gateway.s3.list_result import EntryTemplate, ListedEntry, checked_template

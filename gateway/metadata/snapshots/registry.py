@@ -16,8 +16,7 @@ from gateway.core.errors import NoSuchSnapshot, S3Error, SnapshotError, Snapshot
 from gateway.core.model import Homes, ObjectKey, ObjectVersion
 from gateway.metadata.entries import ObjectHead
 from gateway.metadata.listing.records import etag_and_size, modified_of
-from gateway.metadata.snapshots.manifest import Manifest
-from gateway.metadata.snapshots.store import Snapshot, SnapshotStore
+from gateway.metadata.snapshots.store import Manifest, Snapshot, SnapshotStore
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.telemetry import metrics

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 
 import lmdb
@@ -21,17 +22,24 @@ import orjson
 from gateway.core.errors import SnapshotConflict, SnapshotError, StoreUnavailable
 from gateway.disk.atomic_write import sync_directory, write_durably
 from gateway.metadata.listing.pages import END, Listed, key_successor
-from gateway.metadata.listing.records import etag_and_size
+from gateway.metadata.listing.records import etag_and_size, pack, pack_template, unpack_template
+from gateway.metadata.listing.store import Cursor, Table
 from gateway.metadata.opening import BOOT_ID
-from gateway.metadata.snapshots.manifest import BYTES_MAX, Manifest, pack, valid_name
 from gateway.metadata.snapshots.object_file import Layout, ObjectFileWriter
-from gateway.metadata.snapshots.object_table import ObjectTable
-from gateway.metadata.snapshots.store import MANIFEST, NEW, SnapshotStore, data_name
-from gateway.s3.list_result import ListedEntry
+from gateway.metadata.snapshots.store import (
+    BYTES_MAX,
+    MANIFEST,
+    NEW,
+    Manifest,
+    SnapshotStore,
+    data_name,
+    valid_name,
+)
+from gateway.s3.list_result import EntryTemplate, ListedEntry
 
 _BEGUN = "BEGUN"
 _TABLE = "objects"
-"""The objects while they are collected (object_table.py)."""
+"""The file of the ObjectTable."""
 
 _ROWS_AT_ONCE = 4096
 
@@ -138,7 +146,7 @@ class SnapshotStaging:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _write_data(self) -> tuple[int, int, str, Layout]:
-        """Write all to disk, in order. Return number of objects, total size, digest (manifest.py) and layout."""
+        """Write all to disk, in order. Return number of objects, total size, digest (store.py) and layout."""
         objects, size_bytes, digest = 0, 0, sha256()
         with (self._directory / data_name(self._id)).open("wb") as file:
             writer = ObjectFileWriter(file)
@@ -158,7 +166,7 @@ class SnapshotStaging:
         self._table.close()
         for name in (_BEGUN, _TABLE):
             (self._directory / name).unlink(missing_ok=True)
-        write_durably(self._directory / MANIFEST, pack(manifest))
+        write_durably(self._directory / MANIFEST, manifest.pack())
         try:
             os.rename(self._directory, self._store.root / manifest.name)
         except OSError as error:
@@ -207,3 +215,95 @@ def _disk_errors() -> Iterator[None]:
         yield
     except (OSError, lmdb.Error) as error:
         raise StoreUnavailable(f"the snapshot cannot be written: {error}") from error
+
+
+TEMPLATES_MAX = 2**16
+
+_MAP_BYTES = 256 * 2**30
+"""Address space, and no memory: a thousand million objects and more."""
+
+
+class ObjectTable:
+    """The environment. All of it blocks; lmdb.Error when the disk does not take it."""
+
+    def __init__(self, path: Path) -> None:
+        self._environment = lmdb.open(
+            str(path),
+            map_size=_MAP_BYTES,
+            max_dbs=2,
+            max_readers=1024,
+            subdir=False,
+            lock=False,
+            sync=False,
+            mode=0o600,
+            lib_version=1,
+        )
+        try:
+            self._entries: Table = self._environment.open_db(b"entries")
+            self._templates: Table = self._environment.open_db(b"forms")
+            with self._environment.begin() as transaction:
+                self.templates = [unpack_template(packed) for _, packed in transaction.cursor(db=self._templates)]
+        except BaseException:
+            self._environment.close()
+            raise
+        self._numbers = {template: number for number, template in enumerate(self.templates)}
+
+    def close(self) -> None:
+        self._environment.close()
+
+    def append(self, entries: Sequence[ListedEntry]) -> None:
+        """Add objects, in order and behind all that are there; SnapshotError otherwise. All of them or none."""
+        with self._environment.begin(write=True) as transaction:
+            rows = self._rows(transaction, entries)
+            _, added = transaction.cursor(db=self._entries).putmulti(rows, append=True)
+            if added != len(rows):  # keys that are not behind the last one are passed over
+                raise SnapshotError("the objects did not come in the order of their keys")
+
+    def insert(self, entries: Sequence[ListedEntry]) -> int | None:
+        """Add objects in any order; the number in `entries` of the first whose key is there already."""
+        with self._environment.begin(write=True) as transaction:
+            for number, (key, record) in enumerate(self._rows(transaction, entries)):
+                if not transaction.put(key, record, db=self._entries, overwrite=False):
+                    return number
+        return None
+
+    def add_missing(self, entries: Sequence[ListedEntry]) -> None:
+        """Add those objects whose keys are not there yet, in any order."""
+        with self._environment.begin(write=True) as transaction:
+            rows = sorted(self._rows(transaction, entries))
+            transaction.cursor(db=self._entries).putmulti(rows, overwrite=False)
+
+    def read(self, start: bytes, stop: bytes, count: int) -> list[Listed]:
+        """Return the first `count` keys and records of [start, stop), in order."""
+        with self._environment.begin() as transaction:
+            cursor: Cursor = transaction.cursor(db=self._entries)
+            # An empty key is none for LMDB; "\0" is the least there is.
+            if not cursor.set_range(start or b"\0"):
+                return []
+            return [row for row in islice(cursor, count) if row[0] < stop]
+
+    def count(self) -> int:
+        with self._environment.begin() as transaction:
+            return int(transaction.stat(self._entries)["entries"])
+
+    def last_key(self) -> bytes | None:
+        """Return the greatest key."""
+        with self._environment.begin() as transaction:
+            cursor: Cursor = transaction.cursor(db=self._entries)
+            return bytes(cursor.key()) if cursor.last() else None
+
+    def _rows(self, transaction: lmdb.Transaction, entries: Sequence[ListedEntry]) -> list[Listed]:
+        return [(entry.key, pack(entry, self._number(transaction, entry.template))) for entry in entries]
+
+    def _number(self, transaction: lmdb.Transaction, template: EntryTemplate) -> int:
+        number = self._numbers.get(template)
+        if number is None:
+            number = len(self.templates)
+            if number >= TEMPLATES_MAX:
+                raise SnapshotError(
+                    f"owner, storage class and checksums of the objects differ in more than {TEMPLATES_MAX} ways"
+                )
+            transaction.put(number.to_bytes(2, "big"), pack_template(template), db=self._templates)
+            self.templates.append(template)
+            self._numbers[template] = number
+        return number

@@ -1,6 +1,6 @@
 """The snapshots of one cache directory: which there are, opening them, deleting them.
 
-    snapshots/<name>/MANIFEST    manifest.py
+    snapshots/<name>/MANIFEST    "forebay snapshot 1", the CRC32C of the rest as hexadecimal digits, LF, JSON
     snapshots/<name>/<id>.data   the objects (object_file.py)
     snapshots/.new-<mark>/       one in the making (staging.py), or given up
     snapshots/.gone-<id>/        one being deleted
@@ -13,17 +13,117 @@ the origin has changed, so that nothing here is ever dropped because it is in do
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+import orjson
+from awscrt import checksums
 
 from gateway.core.errors import NoSuchSnapshot, SnapshotError, SnapshotUnusable, StoreUnavailable
 from gateway.disk.atomic_write import map_shared, sync_directory
-from gateway.metadata.snapshots.manifest import Manifest, unpack, valid_name
-from gateway.metadata.snapshots.object_file import ObjectFile
+from gateway.metadata.snapshots.object_file import Layout, ObjectFile, ObjectFileExtent
+from gateway.policy.slots import Prefix
+
+FORMAT_VERSION = 1
+_MAGIC = "forebay snapshot"
+
+SNAPSHOT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+ALLOWED = "letters, digits, `-`, `_`, `.`; at most 64, the first a letter or a digit"
+
+TIME_MAX = 253_402_300_799
+"""The last second of the year 9999: dates are written in no later ones."""
+
+BYTES_MAX = 2**63 - 1
+
+_NAME = re.compile(SNAPSHOT_NAME[:-1] + r"\Z")
+
+
+def valid_name(name: str) -> str:
+    """Return the name; ValueError when it is invalid. It becomes a directory's: no other may ever reach the disk."""
+    if not _NAME.match(name):
+        raise ValueError(f"{name!r} is no name of a snapshot: {ALLOWED.replace('`', '')}")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One snapshot.
+
+    It holds the `objects` whose keys began with `prefix` (`s3://bucket/prefix`) at `origin`, listed between
+    `started_at` and `ended_at` (seconds since 1970), `size_bytes` all together. `digest` is the SHA-256, in hexadecimal
+    digits, of key, NUL, ETag, NUL, size, LF of each object in the order of their keys: two snapshots of the same
+    objects have the same. `id` is another for every snapshot ever made, and names its data, whose `layout` says where
+    what lies in it, with checksums. `made_by` is the job that has made it, empty for an imported one.
+    """
+
+    id: str
+    name: str
+    prefix: str
+    origin: str
+    started_at: float
+    ended_at: float
+    objects: int
+    size_bytes: int
+    digest: str
+    layout: Layout
+    made_by: str = ""
+
+    @property
+    def scope(self) -> Prefix:
+        """`prefix`, parsed."""
+        return Prefix.parse(self.prefix)
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "prefix": self.prefix,
+            "origin": self.origin,
+            "objects": self.objects,
+            "bytes": self.size_bytes,
+            "started_at": self.started_at,
+            "ended_at": self.ended_at,
+            "digest": self.digest,
+        }
+
+    def pack(self) -> bytes:
+        data = {
+            "size_bytes": self.layout.size_bytes,
+            "root": list(self.layout.root),
+            "forms": list(self.layout.templates),
+        }
+        document = orjson.dumps(asdict(self) | {"layout": data}, option=orjson.OPT_INDENT_2) + b"\n"
+        return f"{_MAGIC} {FORMAT_VERSION} {checksums.crc32c(document):08x}\n".encode() + document
+
+    @classmethod
+    def unpack(cls, content: bytes, name: str) -> Manifest:
+        """Return the manifest of the snapshot `name`; SnapshotUnusable for what this version has not written."""
+        head, _, document = content.partition(b"\n")
+        words = head.decode("latin-1").rpartition(" ")
+        kind = words[0].rpartition(" ")
+        if kind[0] == _MAGIC and kind[2] != str(FORMAT_VERSION):
+            raise SnapshotUnusable(
+                f"snapshot {name!r} has format {kind[2][:20]!r}, this version reads {FORMAT_VERSION}: "
+                "run the version that wrote it; it is left as it is"
+            )
+        if kind[0] != _MAGIC or words[2] != f"{checksums.crc32c(document):08x}":
+            raise SnapshotUnusable(f"the manifest of snapshot {name!r} is damaged; it is left as it is")
+        try:
+            fields = orjson.loads(document)
+            data = fields.pop("layout")
+            layout = Layout(data["size_bytes"], ObjectFileExtent(*data["root"]), ObjectFileExtent(*data["forms"]))
+            manifest = cls(**fields, layout=layout)
+        except (ValueError, TypeError, KeyError) as error:
+            raise SnapshotUnusable(f"the manifest of snapshot {name!r} cannot be read: {error}") from None
+        if manifest.name != name:
+            raise SnapshotUnusable(f"the directory of snapshot {manifest.name!r} has been renamed to {name!r}")
+        return manifest
+
 
 MANIFEST = "MANIFEST"
 NEW, GONE = ".new-", ".gone-"
@@ -83,7 +183,7 @@ class SnapshotStore:
     def manifest(self, name: str) -> Manifest:
         """Return a snapshot's manifest; raise NoSuchSnapshot, SnapshotUnusable or StoreUnavailable."""
         try:
-            return unpack((self.root / valid_name(name) / MANIFEST).read_bytes(), name)
+            return Manifest.unpack((self.root / valid_name(name) / MANIFEST).read_bytes(), name)
         except FileNotFoundError:
             if (self.root / name).exists():
                 raise SnapshotUnusable(f"snapshot {name!r} has no manifest; it is left as it is") from None

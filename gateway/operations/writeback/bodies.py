@@ -19,7 +19,7 @@ from gateway.operations.writeback.write_through import goes_through
 from gateway.s3.checksums import PREFIX
 from gateway.s3.error_codes import s3_error
 from gateway.telemetry import metrics
-from gateway.writeback.bounds.bounds import Bound
+from gateway.writeback.bounds import Bound
 from gateway.writeback.journal.records import Part
 
 if TYPE_CHECKING:

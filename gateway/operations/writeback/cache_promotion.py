@@ -13,14 +13,14 @@ from contextlib import suppress
 from functools import partial
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.filling.hard_link_ingest import IngestedFile
+from gateway.blocks.store import IngestedFile
 from gateway.core.errors import BlockError, BufferDamaged, OriginError, S3Error
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.metadata.catalog import CHECKSUM_MODE, Catalog, is_remembered
 from gateway.operations.visibility import WriteScope, invalidate
 from gateway.policy.slots import Slots
-from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.journal.records import Write
+from gateway.writeback.staged_file import Staging
 
 _HEADERS = {CHECKSUM_MODE: "ENABLED"}
 """The headers of most clients' reads; the answer also serves reads without them."""

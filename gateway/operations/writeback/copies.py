@@ -67,8 +67,8 @@ from gateway.s3.headers import (
 from gateway.s3.requests import CopySource, Operation, parse_copy_source
 from gateway.s3.xml import error_code_of, text_of
 from gateway.s3.xml_writer import document, element
-from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
+from gateway.writeback.staged_file import StagedFile
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer

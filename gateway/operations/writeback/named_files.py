@@ -16,7 +16,7 @@ from gateway.operations.context import RequestContext
 from gateway.operations.payload import Payload, receive_payload
 from gateway.origin.client import OriginRequest, Purpose
 from gateway.s3.requests import parse_copy_source
-from gateway.telemetry.rate_limited_log import RateLimitedLog
+from gateway.telemetry.logs import RateLimitedLog
 from gateway.writeback.checkpoints.manifests import NamedFiles, NotUnderstood, may_be_understood
 from gateway.writeback.flushing.manifest_files import understood
 from gateway.writeback.order import is_marker

@@ -23,9 +23,9 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import filter_response_headers, is_md5_etag, unquote, without
 from gateway.s3.requests import part_number
 from gateway.s3.xml import error_code_of
-from gateway.writeback.bounds.bounds import Bound
-from gateway.writeback.files.staged_file import StagedFile
+from gateway.writeback.bounds import Bound
 from gateway.writeback.journal.records import Part, Write
+from gateway.writeback.staged_file import StagedFile
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer

@@ -42,7 +42,7 @@ from gateway.operations.writeback.write_back_policy import (
 from gateway.operations.writeback.write_through import goes_through, written_through
 from gateway.s3.checksums import PREFIX
 from gateway.s3.headers import filter_request_headers, unquote
-from gateway.writeback.bounds.bounds import Bound
+from gateway.writeback.bounds import Bound
 from gateway.writeback.journal.records import BucketCapabilities, ExpectedVersion, Part, Write, WriteSpec
 
 if TYPE_CHECKING:

@@ -24,14 +24,20 @@ from gateway.operations.writeback.write_back_policy import Reason, has_condition
 from gateway.s3.error_codes import error_document
 from gateway.s3.headers import multipart_etag, unquote, without
 from gateway.s3.requests import Operation
-from gateway.s3.results import RESULT_SIZE_BYTES_MAX, etag_of_result, without_prolog
-from gateway.s3.xml import DELETE_RESULT_BYTES_MAX, DeleteEntry, entries_left
+from gateway.s3.xml import (
+    DELETE_RESULT_BYTES_MAX,
+    RESULT_SIZE_BYTES_MAX,
+    DeleteEntry,
+    entries_left,
+    etag_of_result,
+    without_prolog,
+)
 from gateway.s3.xml_writer import PROLOG
 from gateway.telemetry import metrics
 from gateway.writeback.journal.records import LastOwnWrite
 
 if TYPE_CHECKING:
-    from gateway.writeback.bounds.bounds import Bound
+    from gateway.writeback.bounds import Bound
     from gateway.writeback.buffer import WritebackBuffer
     from gateway.writeback.journal.transaction import JournalTransaction
 

@@ -24,13 +24,12 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 from gateway.core import cancellation
 from gateway.core.errors import ConfigError, OriginBusy, OriginUnreachable
 from gateway.disk.pem import PemFile
-from gateway.origin.client import Direction
+from gateway.origin.client import Direction, OriginSettings
 from gateway.origin.http1_client.connection import RECEIVED_AT_ONCE_BYTES, Connection, Supervision
 from gateway.origin.http1_client.response_stream import ResponseBroken, ResponseStream
-from gateway.origin.link_traffic import AnswerKind, Moved, Traffic
 from gateway.origin.request_body import SLICE_BYTES, StreamedContent
-from gateway.origin.settings import OriginSettings
 from gateway.origin.signing import DEFAULT_PORTS, Target
+from gateway.origin.traffic_meter import AnswerKind, Moved, Traffic
 from gateway.s3.headers import sendable
 
 KEPT_SECONDS = 10.0

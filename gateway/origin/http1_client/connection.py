@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from gateway.origin.http1_client.response_stream import MalformedResponse, ResponseStream
-from gateway.origin.link_traffic import AnswerKind, Moved
+from gateway.origin.traffic_meter import AnswerKind, Moved
 
 RECEIVED_AT_ONCE_BYTES = 256 * 1024
 

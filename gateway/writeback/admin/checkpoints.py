@@ -43,7 +43,7 @@ class CheckpointsReport:
         self.reads: Callable[[], Reads] = dict
         """The passes that workers have counted; it reads files."""
 
-    async def page(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> to.Checkpoints:
+    async def page(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> to.CheckpointsDocument:
         """Return a page in the order of bucket and prefix. ValueError for an unknown state or a bad token."""
         unknown = sorted(set(states) - set(STATES))
         if unknown:
@@ -63,7 +63,7 @@ class CheckpointsReport:
             if size_bytes >= PAGE_BYTES and row is not found[-1]:
                 following = (row.name.bucket, row.name.prefix)
                 break
-        return to.Checkpoints(
+        return to.CheckpointsDocument(
             checkpoints=documents,
             next=to_token(*following) if following is not None else None,
             ungrouped=None if found or after or states else await self._queries.ungrouped(prefix),

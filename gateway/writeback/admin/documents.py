@@ -68,9 +68,9 @@ def _state_of(row: PendingRow) -> str:
     return "sending" if row.sent_parts or row.state is State.PUBLISHING else "waiting"
 
 
-def upload_document(row: PendingRow) -> to.OpenUpload:
+def upload_document(row: PendingRow) -> to.OpenUploadDocument:
     upload = row.write
-    return to.OpenUpload(
+    return to.OpenUploadDocument(
         bucket=row.key.bucket,
         key=row.key.key,
         upload_id=row.upload_id or "",
@@ -169,7 +169,7 @@ def checkpoint_document(
         exposed_seconds=None if facts.exposed_since is None else max(0.0, now - facts.exposed_since),
         kept=row.key in kept and kept[row.key] is None,
         kept_reason=kept.get(row.key),
-        missing=to.Missing(ranks=[*missing.ranks], objects=[*missing.keys], open_uploads=missing.uploads),
+        missing=to.MissingDocument(ranks=[*missing.ranks], objects=[*missing.keys], open_uploads=missing.uploads),
         reason=facts.reason,
         restore=None if restore is None else _restore_document(restore),
     )

@@ -26,7 +26,7 @@ from gateway.writeback.journal.rows import OPEN, PENDING, Table, Value, at, keys
 from gateway.writeback.journal.schema import connect_reading
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.journal.turns import TURN_COLUMNS, turn_of
-from gateway.writeback.threads import BufferThreads
+from gateway.writeback.staged_file import BufferThreads
 
 P = ParamSpec("P")
 R = TypeVar("R")

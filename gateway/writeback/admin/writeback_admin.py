@@ -77,14 +77,16 @@ class WritebackAdmin:
         following = to_token(found[-1].sequence) if len(found) == count else None
         return to.PendingObjects(objects=[object_document(one) for one in found], next=following)
 
-    async def uploads(self, prefix: Prefix, after: str, count: int) -> to.OpenUploads:
+    async def uploads(self, prefix: Prefix, after: str, count: int) -> to.OpenUploadsDocument:
         """Return a page of open uploads. None can be flushed before its client completes it."""
         bucket, key, upload_id = from_token(after, str, str, str) if after else ("", "", "")
         found = await self._queries.uploads(prefix, (bucket, key, upload_id), count)
         following = to_token(*found[-1].key, found[-1].upload_id or "") if len(found) == count else None
-        return to.OpenUploads(uploads=[upload_document(one) for one in found], next=following)
+        return to.OpenUploadsDocument(uploads=[upload_document(one) for one in found], next=following)
 
-    async def checkpoints(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> to.Checkpoints:
+    async def checkpoints(
+        self, prefix: Prefix, after: str, count: int, states: Collection[str]
+    ) -> to.CheckpointsDocument:
         """Return a page of the checkpoints under a prefix, in any of `states` (empty: all)."""
         return await self.report.page(prefix, after, count, states)
 
@@ -156,12 +158,12 @@ class WritebackAdmin:
         await self._try_now(Prefix(key.bucket, key.key))
         return to.Resolved(object=str(key), sequence=row.sequence, decision=decision, etag_at_origin=found)
 
-    async def abort(self, upload_ids: Sequence[str]) -> to.Aborted:
+    async def abort(self, upload_ids: Sequence[str]) -> to.AbortedDocument:
         """End uploads as AbortMultipartUpload does, even damaged rows. The reconciler soon aborts the origin's."""
         found = await self._queries.open_uploads(upload_ids)
         aborted = [one.upload_id or "" for one in found if await self._abort(one)]
         self._summary = None
-        return to.Aborted(aborted=aborted, not_open=[one for one in upload_ids if one not in aborted])
+        return to.AbortedDocument(aborted=aborted, not_open=[one for one in upload_ids if one not in aborted])
 
     async def _abort(self, row: PendingRow) -> bool:
         now = Moment.of(self._clock)
@@ -198,11 +200,13 @@ class NoWriteback:
     async def problems(self, prefix: Prefix, after: str, count: int) -> to.PendingObjects:
         return to.PendingObjects(objects=[], next=None)
 
-    async def uploads(self, prefix: Prefix, after: str, count: int) -> to.OpenUploads:
-        return to.OpenUploads(uploads=[], next=None)
+    async def uploads(self, prefix: Prefix, after: str, count: int) -> to.OpenUploadsDocument:
+        return to.OpenUploadsDocument(uploads=[], next=None)
 
-    async def checkpoints(self, prefix: Prefix, after: str, count: int, states: Collection[str]) -> to.Checkpoints:
-        return to.Checkpoints(checkpoints=[], next=None, ungrouped=None)
+    async def checkpoints(
+        self, prefix: Prefix, after: str, count: int, states: Collection[str]
+    ) -> to.CheckpointsDocument:
+        return to.CheckpointsDocument(checkpoints=[], next=None, ungrouped=None)
 
     async def flush(self, prefix: Prefix) -> to.FlushProgress:
         return await self.progress(prefix, 0)
@@ -217,5 +221,5 @@ class NoWriteback:
     async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> to.Resolved:
         raise NothingPending(f"nothing is pending under {key}: there is no write-back buffer")
 
-    async def abort(self, upload_ids: Sequence[str]) -> to.Aborted:
-        return to.Aborted(aborted=[], not_open=list(upload_ids))
+    async def abort(self, upload_ids: Sequence[str]) -> to.AbortedDocument:
+        return to.AbortedDocument(aborted=[], not_open=list(upload_ids))

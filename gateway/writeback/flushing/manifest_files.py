@@ -28,7 +28,7 @@ from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.flushing.requests import failure_of, head_of
 from gateway.writeback.flushing.state import LookedFor, Lost, WriteRefused
 from gateway.writeback.journal.records import Write
-from gateway.writeback.threads import BufferThreads
+from gateway.writeback.staged_file import BufferThreads
 
 if TYPE_CHECKING:
     from gateway.writeback.flushing.requests import Requests

@@ -25,7 +25,6 @@ from gateway.core.model import ObjectKey
 from gateway.origin.client import IS_AWAITED
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.headers import unquote
-from gateway.writeback.change_notifier import ChangeNotifier
 from gateway.writeback.checkpoints.manifests import may_be_understood
 from gateway.writeback.flushing.condition_probe import (
     LEARNED_AGAIN_SECONDS,
@@ -78,7 +77,7 @@ from gateway.writeback.flushing.state import (
     Wait,
     WriteRefused,
 )
-from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.journal import Journal, JournalGC
 from gateway.writeback.journal.records import (
     BucketCapabilities,
     Conditions,
@@ -93,8 +92,8 @@ from gateway.writeback.journal.records import (
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.journal.turns import RETRY_SECONDS_MAX, UPLOAD_SECONDS_MAX, Due
 from gateway.writeback.journal.uploads import CARRIED_OUT_SECONDS
-from gateway.writeback.journal_gc import JournalGC
 from gateway.writeback.order import is_marker
+from gateway.writeback.pending_key_filter import ChangeNotifier
 
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 60.0

@@ -19,10 +19,9 @@ from gateway.core.steps import Steps, each, in_steps
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose, StreamedBody
 from gateway.origin.retry import asks_for_retry
 from gateway.s3.headers import parse_http_date, quote, unquote
-from gateway.s3.results import etag_of_result
 from gateway.s3.upload_list import UPLOADS_SIZE_BYTES_MAX, UploadsPage, parse_uploads_page
+from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, error_code_of, etag_of_result, text_of
 from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, error_code_of, text_of
-from gateway.writeback.files.staged_file import StagedFile, Staging
 from gateway.writeback.flushing.failures import is_for_good, kind_of_answer, kind_of_error
 from gateway.writeback.flushing.state import (
     Aborted,
@@ -41,7 +40,7 @@ from gateway.writeback.flushing.state import (
 )
 from gateway.writeback.journal.records import Part, State, Write
 from gateway.writeback.pending_reader import staged_body
-from gateway.writeback.threads import BufferThreads
+from gateway.writeback.staged_file import BufferThreads, StagedFile, Staging
 
 ANSWER_SIZE_BYTES_MAX = 64 * 1024
 

@@ -20,8 +20,6 @@ from gateway.core.steps import Steps, each
 from gateway.s3.headers import unquote
 from gateway.s3.xml import CompletedPart
 from gateway.writeback.checkpoints.layouts import CheckpointName, Member
-from gateway.writeback.files import trailer
-from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal.records import (
     BucketCapabilities,
     Conditions,
@@ -36,6 +34,7 @@ from gateway.writeback.journal.records import (
     Write,
     WriteSpec,
 )
+from gateway.writeback.staged_file import TRAILER_VERSION, StagedFile
 
 _CRC_BYTES = 4
 
@@ -43,14 +42,13 @@ Place = tuple[str | int | bytes, ...]
 """A row's table and the values of its key columns."""
 
 
-def pack(place: Place, record: dict[str, Any], tail: bytes = b"") -> bytes:
-    """`tail` are bytes that would be long as JSON."""
+def pack(place: Place, record: dict[str, Any]) -> bytes:
     head = orjson.dumps(record)
-    return _seal(place, len(head).to_bytes(4, "little") + head + tail)
+    return _seal(place, len(head).to_bytes(4, "little") + head)
 
 
-def unpack(place: Place, packed: object) -> tuple[dict[str, Any], bytes]:
-    """Return the record and its tail; BufferDamaged unless they were packed for this place.
+def unpack(place: Place, packed: object) -> Any:
+    """Return the record; BufferDamaged unless it was packed for this place.
 
     A damaged row may give a record that is no bytes at all.
     """
@@ -58,8 +56,7 @@ def unpack(place: Place, packed: object) -> tuple[dict[str, Any], bytes]:
     if len(body) < 4 or _seal(place, body) != packed:
         raise BufferDamaged(f"the journal's row {place!r} is damaged")
     stop = 4 + int.from_bytes(body[:4], "little")
-    record: dict[str, Any] = orjson.loads(body[4:stop])
-    return record, body[stop:]
+    return orjson.loads(body[4:stop])
 
 
 def _seal(place: Place, body: bytes) -> bytes:
@@ -69,12 +66,12 @@ def _seal(place: Place, body: bytes) -> bytes:
 
 def pack_file(file: StagedFile) -> bytes:
     """Pack a file's row; `trailer` is the version of what lies behind the file's bytes."""
-    record = {"size": file.size_bytes, "md5": file.md5.hex(), "trailer": trailer.VERSION}
+    record = {"size": file.size_bytes, "md5": file.md5.hex(), "trailer": TRAILER_VERSION}
     return pack(("files", file.name), record)
 
 
 def unpack_file(name: str, packed: bytes) -> StagedFile:
-    record, _ = unpack(("files", name), packed)
+    record = unpack(("files", name), packed)
     return StagedFile(name, record["size"], bytes.fromhex(record["md5"]))
 
 
@@ -93,7 +90,7 @@ def pack_part(write_id: int, part: Part) -> bytes:
 def unpack_part(write_id: int, number: int, packed: bytes, file: StagedFile | None) -> Part:
     """`file` None: only the origin has the part, or the row of its file is missing, which is BufferDamaged."""
     place = ("parts", write_id, number)
-    record, _ = unpack(place, packed)
+    record = unpack(place, packed)
     if file is None and record["file"]:
         raise BufferDamaged(f"the journal's row {place!r} names a file that it does not know")
     if file is None:
@@ -145,7 +142,7 @@ _SAYS_NOTHING: tuple[Any, ...] = (None, False, 0.0, [], {})
 
 
 def unpack_write(write_id: int, packed: bytes) -> Write:
-    record, _ = unpack(("writes", write_id), packed)
+    record = unpack(("writes", write_id), packed)
     asked = record.get("asked")
     return Write(
         WriteSpec(ObjectKey(record["bucket"], record["key"]), record["headers"], record["slot"]),
@@ -207,7 +204,7 @@ def pack_ended(write_id: int, ended: UploadOutcome) -> bytes:
 
 
 def unpack_ended(write_id: int, packed: bytes) -> UploadOutcome:
-    record, _ = unpack(("ended", write_id), packed)
+    record = unpack(("ended", write_id), packed)
     key = ObjectKey(record["bucket"], record["key"])
     return UploadOutcome(record["upload"], key, record["at"], record["etag"], record["parts"], record["checksums"])
 
@@ -233,7 +230,7 @@ def pack_capabilities(bucket: str, capabilities: BucketCapabilities) -> bytes:
 
 
 def unpack_capabilities(bucket: str, packed: bytes) -> BucketCapabilities:
-    record, _ = unpack(("profiles", bucket), packed)
+    record = unpack(("profiles", bucket), packed)
     put, complete, delete, learned_at = record["conditions"]
     conditions = Conditions(Honoured(put), Honoured(complete), Honoured(delete), learned_at)
     return BucketCapabilities(
@@ -261,7 +258,7 @@ def pack_last_own_write(key: ObjectKey, own: LastOwnWrite) -> bytes:
 
 
 def unpack_last_own_write(key: ObjectKey, packed: bytes) -> LastOwnWrite:
-    record, _ = unpack(("origin", key.bucket, key.key), packed)
+    record = unpack(("origin", key.bucket, key.key), packed)
     moment = _as_moment(record.get("moment"))
     return LastOwnWrite(record["at"], record["etag"], record["known"], moment, record.get("answered"))
 

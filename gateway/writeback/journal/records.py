@@ -11,8 +11,8 @@ from gateway.core.clock import Clock, Moment
 from gateway.core.model import ObjectKey
 from gateway.s3.headers import is_of_parts, unquote
 from gateway.writeback.checkpoints.layouts import Member
-from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.key_forms import forms_of
+from gateway.writeback.staged_file import StagedFile
 
 LAST_OWN_WRITE_KEPT_SECONDS = 600.0
 """Seconds for which a last own write is kept: later questions to the origin have seen it (a write that takes longer

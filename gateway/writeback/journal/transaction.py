@@ -10,9 +10,8 @@ import sqlite3
 from gateway.core.clock import Moment
 from gateway.writeback.journal.buckets import Buckets
 from gateway.writeback.journal.checkpoints import Checkpoints
-from gateway.writeback.journal.files import Files
+from gateway.writeback.journal.files import Files, Parts
 from gateway.writeback.journal.local import LocalWrites
-from gateway.writeback.journal.parts import Parts
 from gateway.writeback.journal.rows import OPEN, Table
 from gateway.writeback.journal.turns import Turns
 from gateway.writeback.journal.uploads import Uploads

@@ -20,7 +20,7 @@ from gateway.writeback.checkpoints.layouts import Member
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.buckets import Buckets
 from gateway.writeback.journal.checkpoints import Checkpoints
-from gateway.writeback.journal.parts import Parts
+from gateway.writeback.journal.files import Parts
 from gateway.writeback.journal.records import (
     CreateAttempt,
     ExpectedVersion,

@@ -14,10 +14,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gateway.blocks.files import block_file, page_cache
-from gateway.blocks.files.block_file import BlockFile, ChunkChecksums, ChunkMarks, RecordMarks, fingerprint
-from gateway.blocks.files.page_cache import PAGE_BYTES, MappedPages, Residency, is_supported
+from gateway.blocks import block_file, page_cache
+from gateway.blocks.block_file import BlockFile, ChunkChecksums, ChunkMarks, RecordMarks, fingerprint
 from gateway.blocks.layout import CHUNK_BYTES, Extent
+from gateway.blocks.page_cache import PAGE_BYTES, MappedPages, Residency, is_supported
 from gateway.core.errors import BlockDamaged
 from tests.support.disks import fill_up, small_disk
 from tests.support.page_cache import drop_unmapped, page_out

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.blocks.block_file import BlockFile
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.files.block_file import BlockFile
-from gateway.blocks.files.page_cache import Residency
 from gateway.blocks.layout import Extent
+from gateway.blocks.page_cache import Residency
 from gateway.core.errors import BlockDamaged
 from gateway.core.model import ByteRange, FileSpan, ObjectVersion
 from gateway.telemetry import metrics
@@ -236,7 +236,7 @@ def test_a_disk_that_gives_back_other_bytes_leaves_the_origin_serving(
         origin = make_origin()
         version = stored(origin, "a", 3 * MIB)
         async with open_cache(tmp_path / "c", origin) as cache:
-            monkeypatch.setattr("gateway.blocks.reading.sources.read_verified", other_bytes)
+            monkeypatch.setattr("gateway.blocks.spans.read_verified", other_bytes)
             monkeypatch.setattr(Residency, "unwritten", lambda *_: False)
             assert await take(await cache.open_range(version, whole(version))) == content_of(origin, version)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.files.store import DIRECTORIES, BlockStore
+from gateway.blocks.store import DIRECTORIES, BlockStore
 from gateway.core.errors import StoreUnavailable
 
 FILE = f"3f{'0' * 62}-{'0' * 16}"

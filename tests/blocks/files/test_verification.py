@@ -11,9 +11,9 @@ from awscrt import checksums
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.blocks.files.block_file import ChunkChecksums, chunk_aligned, read_verified
-from gateway.blocks.files.page_cache import Residency
+from gateway.blocks.block_file import ChunkChecksums, chunk_aligned, read_verified
 from gateway.blocks.layout import CHUNK_BYTES, Extent, chunk_count
+from gateway.blocks.page_cache import Residency
 from gateway.core.errors import BlockDamaged
 from tests.support.blocks import MIB, drop_page_cache
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.files import watching
-from gateway.blocks.files.block_file import BlockLease, lease_of
-from gateway.blocks.files.watching import FileWatcher
+from gateway.blocks import fetch_locks
+from gateway.blocks.block_file import BlockLease, lease_of
+from gateway.blocks.fetch_locks import FileWatcher
 
 WRITER = """
 import fcntl, os, sys
@@ -36,7 +36,7 @@ def file(tmp_path: Path) -> Iterator[BlockLease]:
 
 @pytest.fixture
 def no_safety_net(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "LOOK_SECONDS", 10_000.0)
+    monkeypatch.setattr(fetch_locks, "LOOK_SECONDS", 10_000.0)
 
 
 @pytest.mark.usefixtures("no_safety_net")
@@ -115,7 +115,7 @@ def test_a_killed_writer_is_noticed_at_once(tmp_path: Path, file: BlockLease) ->
 
 def test_nothing_is_looked_at_hot(file: BlockLease, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the writer's end the looks come further and further apart, down to the safety net's pace."""
-    monkeypatch.setattr(watching, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(fetch_locks, "LOOK_SECONDS", 0.2)
 
     async def scenario() -> None:
         watcher = FileWatcher()

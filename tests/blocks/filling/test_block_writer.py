@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.blocks.block_file import read_verified
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.files.block_file import read_verified
-from gateway.blocks.files.page_cache import Residency
-from gateway.blocks.filling.large_block_fetch import FOLIO_BYTES_MAX, BlockWriter
+from gateway.blocks.large_block_fetch import FOLIO_BYTES_MAX, BlockWriter
 from gateway.blocks.layout import block_at
+from gateway.blocks.page_cache import Residency
 from gateway.core.model import ObjectVersion
 from tests.support.blocks import BLOCK, MIB, block_files, content_of, make_origin, open_cache, stored
 

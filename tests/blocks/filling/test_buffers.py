@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.blocks.filling.large_block_fetch import BUFFERS_KEPT_BYTES_MAX, Buffers
+from gateway.blocks.large_block_fetch import BUFFERS_KEPT_BYTES_MAX, Buffers
 from tests.support.blocks import KIB, MIB
 
 

@@ -20,15 +20,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.blocks.files import watching
-from gateway.blocks.files.watching import FileWatcher
-from gateway.blocks.filling import fetch_locks
-from gateway.blocks.filling.fetch_locks import (
+from gateway.blocks import fetch_locks
+from gateway.blocks.fetch_locks import (
     AWAITED_SECONDS,
     CELLS,
     UNKNOWN,
     WAYS,
     FetchLocks,
+    FileWatcher,
     LockKey,
     lock_of_block,
     lock_of_place,
@@ -227,7 +226,7 @@ def test_a_hung_holder_that_wakes_up_harms_nobody(tmp_path: Path) -> None:
 
 def test_a_lock_is_waited_for_while_its_holder_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A holder that hangs, or that turns and has the lock for too long, is given up."""
-    monkeypatch.setattr(watching, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(fetch_locks, "LOOK_SECONDS", 0.01)
 
     async def scenario(*, hung: bool) -> bool:
         with processes(tmp_path) as opened:
@@ -287,7 +286,7 @@ def test_whose_lock_was_taken_over_is_waited_for_by_nobody(tmp_path: Path) -> No
 @pytest.mark.parametrize("end", ["release", "show", "kill", "restart"])
 def test_who_waits_is_woken_at_once(tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the wake file, or by the kernel when the holder dies: nobody asks again and again, nobody sleeps a second."""
-    monkeypatch.setattr(watching, "LOOK_SECONDS", 3600.0)  # who is not woken sleeps beyond the test's time limit
+    monkeypatch.setattr(fetch_locks, "LOOK_SECONDS", 3600.0)  # who is not woken sleeps beyond the test's time limit
 
     async def scenario() -> None:
         with processes(tmp_path) as opened:

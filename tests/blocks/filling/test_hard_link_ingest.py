@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.files.block_file import ChunkChecksums
-from gateway.blocks.files.store import BlockStore
-from gateway.blocks.filling.hard_link_ingest import IngestedFile, describe
+from gateway.blocks.block_file import ChunkChecksums
 from gateway.blocks.layout import BlockSettings
-from gateway.blocks.maintenance.opening import open_directory
+from gateway.blocks.opening import open_directory
+from gateway.blocks.store import BlockStore, IngestedFile, describe
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.telemetry import metrics

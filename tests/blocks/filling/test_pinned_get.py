@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.filling.origin_gets import PinnedGet
+from gateway.blocks.origin_gets import PinnedGet
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose

@@ -17,14 +17,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.blocks import layout
-from gateway.blocks.files import store
-from gateway.blocks.files.block_file import read_verified
-from gateway.blocks.files.store import RECORDS_MAX, BlockStore, SmallBlock
-from gateway.blocks.filling.small_block_fetch import SegmentAppender
+from gateway.blocks import layout, store
+from gateway.blocks.block_file import read_verified
 from gateway.blocks.layout import Block, BlockSettings
-from gateway.blocks.maintenance.index_rebuild import rebuild
-from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
+from gateway.blocks.opening import OpenDirectory, open_directory, rebuild
+from gateway.blocks.small_block_fetch import SegmentAppender
+from gateway.blocks.store import RECORDS_MAX, BlockStore, SmallBlock
 from gateway.core.errors import BlockDamaged, StoreUnavailable
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.filling import fetch_locks
+from gateway.blocks import fetch_locks
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.origin.client import Purpose
 from tests.support.blocks import KIB, NotingOrigin, make_origin, open_cache, partial_files, stored, until

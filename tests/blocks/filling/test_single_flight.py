@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.filling.origin_gets import UnpinnedGets
+from gateway.blocks.origin_gets import UnpinnedGets
 from gateway.core.errors import OriginAnswered, OriginBusy, OriginUnreachable
 from gateway.core.model import ByteRange, FileSpan
 from gateway.origin.client import ACCOUNT, IS_AWAITED, OriginRequest, OriginResponse, Purpose

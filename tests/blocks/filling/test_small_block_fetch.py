@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.blocks.filling.small_block_fetch import HELD_BYTES_MAX
+from gateway.blocks.small_block_fetch import HELD_BYTES_MAX
 from gateway.core.model import FileSpan
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix, Slot, Slots

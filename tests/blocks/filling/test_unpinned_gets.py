@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.files.watching import FileWatcher
-from gateway.blocks.filling.fetch_locks import lock_of_place
-from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedGets
+from gateway.blocks.fetch_locks import FileWatcher, lock_of_place
 from gateway.blocks.layout import object_id
+from gateway.blocks.origin_gets import UnpinnedGet, UnpinnedGets
 from gateway.core.model import ObjectKey
 from tests.blocks.filling.test_fetch_locks import processes
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.filling.fetch_locks import lock_of_place
-from gateway.blocks.filling.origin_gets import UnpinnedGet, UnpinnedResponse
+from gateway.blocks.fetch_locks import lock_of_place
+from gateway.blocks.origin_gets import UnpinnedGet, UnpinnedResponse
 from gateway.core.model import ByteRange
 from tests.blocks.filling.test_fetch_locks import processes
 from tests.support.memory_origin.response import MemoryResponse

@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.blocks import layout
 from gateway.blocks.directory import Evicted, FillFile
-from gateway.blocks.index.eviction import VICTIMS_PER_TRANSACTION, SlotUsage
+from gateway.blocks.eviction import VICTIMS_PER_TRANSACTION, SlotUsage
 from gateway.blocks.layout import Block, BlockSettings
-from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
+from gateway.blocks.opening import OpenDirectory, open_directory
 from gateway.core.errors import StartupError, StoreUnavailable
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots

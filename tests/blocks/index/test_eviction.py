@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.blocks.index.eviction import Capacity, Holdings, Share
-from gateway.blocks.index.policies import Queue, SlotAccount
+from gateway.blocks.eviction import Capacity, Holdings, Share
+from gateway.blocks.policies import Queue, SlotAccount
 
 
 def account(taken_bytes: int) -> SlotAccount:

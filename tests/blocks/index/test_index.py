@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from gateway.blocks import layout
-from gateway.blocks.files.store import SmallBlock
-from gateway.blocks.filling.small_block_fetch import SegmentAppender
-from gateway.blocks.index.index import ROWS_LOOKED_AT_MAX
+from gateway.blocks.index import ROWS_LOOKED_AT_MAX
 from gateway.blocks.layout import BlockSettings
-from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
+from gateway.blocks.opening import OpenDirectory, open_directory
+from gateway.blocks.small_block_fetch import SegmentAppender
+from gateway.blocks.store import SmallBlock
 from gateway.core.model import ObjectKey, ObjectVersion
 from tests.support.appending import append_all, calls_of
 from tests.support.blocks import KIB, MIB

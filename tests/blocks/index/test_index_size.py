@@ -9,13 +9,13 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from gateway.blocks.filling.small_block_fetch import SegmentAppender
-from gateway.blocks.index import index as index_module
-from gateway.blocks.index.eviction import WrittenBytes
-from gateway.blocks.index.rows import BlockRecord
-from gateway.blocks.index.transaction import IndexTransaction
+from gateway.blocks import index as index_module
+from gateway.blocks.index import WrittenBytes
 from gateway.blocks.layout import BlockSettings
-from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
+from gateway.blocks.opening import OpenDirectory, open_directory
+from gateway.blocks.rows import BlockRecord
+from gateway.blocks.small_block_fetch import SegmentAppender
+from gateway.blocks.transaction import IndexTransaction
 from gateway.core.errors import NotKept, StoreUnavailable
 from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.appending import append_all, calls_of, small_blocks

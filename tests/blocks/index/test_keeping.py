@@ -12,9 +12,8 @@ from typing import Any, Literal
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.index.eviction import WrittenBytes
-from gateway.blocks.index.index import TOUCHES_PER_TRANSACTION
-from gateway.blocks.index.policies import Queue
+from gateway.blocks.index import TOUCHES_PER_TRANSACTION, WrittenBytes
+from gateway.blocks.policies import Queue
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix, Slot, Slots

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.blocks.index.policies import PASSING_PART, Eviction, Queue
+from gateway.blocks.policies import PASSING_PART, Eviction, Queue
 from tests.support.slot_simulation import BLOCK_BYTES, SlotSimulation, data_set, shuffled_epochs
 
 CAPACITY = 400

@@ -8,7 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.blocks.index.eviction import GIVEN_BACK_TIMES, LOOK_SECONDS, Capacity, Reserve
+from gateway.blocks.directory import FREE_LOOK_SECONDS, GIVEN_BACK_TIMES, Reserve
+from gateway.blocks.eviction import Capacity
 from gateway.core.errors import BufferUnavailable
 from tests.support.blocks import BLOCK, BUCKET, MIB, block_files, content_of, make_origin, open_cache, read, stored
 
@@ -46,7 +47,7 @@ def test_fills_go_on_as_far_as_the_room_goes() -> None:
     kept = disk.kept_free(40 * MIB, promised_bytes=MIB)
     granted = [kept.capacity_for(MIB, lambda: 30 * MIB, WHOLE) is WHOLE for _ in range(10)]
     assert granted == [True] * 9 + [False]
-    disk.time += LOOK_SECONDS
+    disk.time += FREE_LOOK_SECONDS
     disk.free_bytes += 10 * MIB
     assert kept.capacity_for(MIB, lambda: 30 * MIB, WHOLE) is WHOLE
 

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.blocks.index.policies import RETURNS_MIN, ReuseDistance
+from gateway.blocks.policies import RETURNS_MIN, ReuseDistance
 
 EPOCH = 10_000
 

@@ -9,8 +9,7 @@ import pytest
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.layout import BlockSettings
-from gateway.blocks.maintenance.index_rebuild import rebuild
-from gateway.blocks.maintenance.opening import open_directory
+from gateway.blocks.opening import open_directory, rebuild
 from gateway.core.model import ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.telemetry import metrics

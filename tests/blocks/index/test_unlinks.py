@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gateway.blocks.filling.small_block_fetch import SegmentAppender
 from gateway.blocks.layout import BlockSettings
-from gateway.blocks.maintenance.opening import OpenDirectory, open_directory
+from gateway.blocks.opening import OpenDirectory, open_directory
+from gateway.blocks.small_block_fetch import SegmentAppender
 from gateway.core.errors import StoreUnavailable
 from gateway.policy.slots import Prefix, Slot, Slots
 from tests.support.appending import append_all, small_blocks

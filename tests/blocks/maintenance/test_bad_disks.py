@@ -14,14 +14,13 @@ import lmdb
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.directory import BlockDirectory
-from gateway.blocks.disk_threads import DiskThreads
-from gateway.blocks.files.store import BlockStore
-from gateway.blocks.filling.small_block_fetch import SegmentAppender
-from gateway.blocks.index.index import GROW_SECONDS, LOWERED_SECONDS
+from gateway.blocks.directory import BlockDirectory, DiskThreads
+from gateway.blocks.disk_health import FAILURES_MAX, DirectoryProbe, Trouble
+from gateway.blocks.index import GROW_SECONDS, LOWERED_SECONDS
 from gateway.blocks.layout import BlockSettings
-from gateway.blocks.maintenance.disk_health import FAILURES_MAX, DirectoryProbe, Trouble
-from gateway.blocks.maintenance.opening import open_directory
+from gateway.blocks.opening import open_directory
+from gateway.blocks.small_block_fetch import SegmentAppender
+from gateway.blocks.store import BlockStore
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.telemetry import metrics
@@ -174,8 +173,8 @@ def test_an_index_that_cannot_commit_leaves_hits_and_the_origin(
             await read(cache, warm)
             await cache.settle()
             with monkeypatch.context() as patched:
-                patched.setattr("gateway.blocks.index.transaction.IndexTransaction.reserve", out_of_map)
-                patched.setattr("gateway.blocks.index.transaction.IndexTransaction.touch", out_of_map)
+                patched.setattr("gateway.blocks.transaction.IndexTransaction.reserve", out_of_map)
+                patched.setattr("gateway.blocks.transaction.IndexTransaction.touch", out_of_map)
                 assert await read(cache, cold) == content_of(origin, cold)
                 assert disk_state() == "full"
                 reader = await cache.open_range(warm, whole(warm))

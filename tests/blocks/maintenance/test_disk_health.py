@@ -10,7 +10,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from gateway.blocks.maintenance.disk_health import (
+from gateway.blocks.disk_health import (
     FAILURES_MAX,
     FAILURES_SECONDS,
     PAUSE_SECONDS,

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from gateway.blocks.files.store import BALLAST_BYTES
-from gateway.blocks.index.index import Usage
+from gateway.blocks.index import Usage
 from gateway.blocks.layout import BlockSettings
-from gateway.blocks.maintenance.opening import FORMAT, open_directory
+from gateway.blocks.opening import FORMAT, open_directory
+from gateway.blocks.store import BALLAST_BYTES
 from gateway.core.errors import ConfigError, StartupError, StoreUnavailable
 from gateway.core.model import ObjectVersion
 from gateway.telemetry import metrics

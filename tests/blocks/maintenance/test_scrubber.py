@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.files.page_cache import Residency
-from gateway.blocks.maintenance.disk_health import PAUSE_SECONDS
-from gateway.blocks.maintenance.scrubber import (
+from gateway.blocks.disk_health import PAUSE_SECONDS
+from gateway.blocks.page_cache import Residency
+from gateway.blocks.scrubber import (
     PASSED_OVER_BYTES,
     Scrubber,
     ScrubPass,
@@ -23,7 +23,7 @@ from gateway.blocks.maintenance.scrubber import (
     load_pass,
     save_pass,
 )
-from gateway.blocks.maintenance.scrubber import PAUSE_SECONDS as SCRUBBER_PAUSE_SECONDS
+from gateway.blocks.scrubber import PAUSE_SECONDS as SCRUBBER_PAUSE_SECONDS
 from gateway.core.model import ObjectVersion
 from gateway.telemetry import metrics
 from tests.blocks.files.test_damage import Damage, flip_bit, truncate, zero_the_end

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.maintenance import opening
-from gateway.blocks.maintenance.opening import WorkerLocks
+from gateway.blocks import opening
+from gateway.blocks.opening import WorkerLocks
 
 
 @pytest.fixture(autouse=True)

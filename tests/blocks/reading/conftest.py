@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.blocks.files.block_file import BlockFile
+from gateway.blocks.block_file import BlockFile
 from gateway.blocks.layout import Extent
 
 

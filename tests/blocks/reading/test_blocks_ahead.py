@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from gateway.blocks import spans
+from gateway.blocks.block_file import BlockFile
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.dependencies import PROCESS_AHEAD_BYTES
-from gateway.blocks.files.block_file import BlockFile
 from gateway.blocks.layout import BlockIds, block_at
-from gateway.blocks.reading import sources
-from gateway.blocks.reading.reader import REFILLS_MAX
-from gateway.blocks.reading.sources import BlocksAhead
+from gateway.blocks.reader import REFILLS_MAX
+from gateway.blocks.spans import BlocksAhead
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.telemetry import metrics
 from tests.support.blocks import (
@@ -113,7 +113,7 @@ def test_a_client_that_takes_its_time_has_one_block_read_for_it(tmp_path: Path) 
 
 def test_a_reader_that_had_to_wait_has_more_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that is slower than the client gets more to do at a time, up to a bound."""
-    monkeypatch.setattr(sources, "READER_AHEAD_BYTES", 3 * BLOCK)
+    monkeypatch.setattr(spans, "READER_AHEAD_BYTES", 3 * BLOCK)
     gate = threading.Event()
     verify = BlockFile.verify_unread
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.blocks import block_file, page_cache
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.files import block_file, page_cache
 from gateway.core.errors import BlockDamaged
 from gateway.core.model import ByteRange, ObjectVersion, PinnedFileSpan
 from gateway.telemetry import metrics

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.filling import small_block_fetch
+from gateway.blocks import small_block_fetch
 from gateway.core.clock import SystemClock
 from gateway.core.model import ByteRange, ObjectKey
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter

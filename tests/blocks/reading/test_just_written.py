@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.files.page_cache import Residency
+from gateway.blocks.page_cache import Residency
 from gateway.core.model import FileSpan, ObjectVersion
 from tests.support.blocks import MIB, block_files, bytes_of, content_of, make_origin, open_cache, stored, take, whole
 

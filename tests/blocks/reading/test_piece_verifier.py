@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gateway.blocks.disk_threads import DiskThreads
-from gateway.blocks.files.block_file import BlockFile, BlockLease, ChunkChecksums, lease_of
+from gateway.blocks.block_file import BlockFile, BlockLease, ChunkChecksums, lease_of
+from gateway.blocks.directory import DiskThreads
 from gateway.blocks.layout import CHUNK_BYTES, Extent
-from gateway.blocks.reading.sources import PieceVerifier
+from gateway.blocks.spans import PieceVerifier
 from gateway.core.errors import BlockDamaged
 
 PIECE = 2 * CHUNK_BYTES

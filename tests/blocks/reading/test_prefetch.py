@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.blocks import plan
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.reading import plan
-from gateway.blocks.reading.plan import mark_ahead, window_blocks_max
+from gateway.blocks.plan import mark_ahead, window_blocks_max
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.origin.client import Purpose
 from tests.support.blocks import (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.blocks.reading.reader import RangeReader
+from gateway.blocks.reader import RangeReader
 from gateway.core.errors import OriginAnswered, OriginUnreachable
 from gateway.core.model import ByteRange, FileSpan, ObjectKey, ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from gateway.blocks.disk_threads import DiskThreads
-from gateway.blocks.files.block_file import ChunkChecksums, lease_of
-from gateway.blocks.files.page_cache import Residency
-from gateway.blocks.filling.inflight_fetch import InflightFetch
+from gateway.blocks.block_file import ChunkChecksums, lease_of
+from gateway.blocks.directory import DiskThreads
+from gateway.blocks.inflight_fetch import InflightFetch
 from gateway.blocks.layout import block_at, data_offset
-from gateway.blocks.reading.sources import FillSource
+from gateway.blocks.page_cache import Residency
+from gateway.blocks.reader import FillSource
 from gateway.core.model import FileSpan, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 
@@ -32,7 +34,9 @@ def test_bytes_of_a_fill_are_doubted_as_soon_as_its_writer_doubts_them(tmp_path:
             checksums.update(CONTENT)
             fill.enter()
             fill.advance(file, checksums, lambda: doubted)
-            source = FillSource(fill, Residency(), threads, reader=None)
+            parts = SimpleNamespace(residency=Residency(), threads=threads)
+            plan: Any = SimpleNamespace(dependencies=parts, purpose=Purpose.LIVE)
+            source = FillSource(fill, plan)
             span = await source.read(0, len(CONTENT))
             assert isinstance(span, FileSpan)
             assert span.file is not None

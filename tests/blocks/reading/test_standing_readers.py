@@ -14,8 +14,8 @@ import pytest
 
 from gateway.blocks import layout
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.filling.small_block_fetch import MAPPED_BYTES_MIN
-from gateway.blocks.reading.reader import RangeReader
+from gateway.blocks.reader import RangeReader
+from gateway.blocks.small_block_fetch import MAPPED_BYTES_MIN
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import BodyStream, BorrowedBuffer, FileSpan, ObjectKey, ObjectVersion
 from gateway.telemetry import metrics

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.reading.plan import SUB_BLOCK_BYTES, first_fetched
+from gateway.blocks.plan import SUB_BLOCK_BYTES, first_fetched
 from gateway.core.model import ByteRange
 from gateway.origin.client import Purpose
 from gateway.telemetry import metrics

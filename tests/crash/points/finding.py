@@ -9,14 +9,13 @@ from typing import cast
 
 from gateway.core.clock import Moment, SystemClock
 from gateway.origin.client import Origin
-from gateway.writeback.files.staged_file import Staging
 from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.flushing.state import UNUSED_SECONDS
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Write
 from gateway.writeback.journal.uploads import CARRIED_OUT_SECONDS
-from gateway.writeback.threads import BufferThreads
+from gateway.writeback.staged_file import BufferThreads, Staging
 from tests.crash.points.client import BUCKET
 from tests.crash.points.field import Field
 from tests.crash.points.ledger import Difference

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.blocks.files.block_file import BlockFile, ChunkChecksums
-from gateway.blocks.files.page_cache import PAGE_BYTES
+from gateway.blocks.block_file import BlockFile, ChunkChecksums
 from gateway.blocks.layout import CHUNK_BYTES, Extent
+from gateway.blocks.page_cache import PAGE_BYTES
 from gateway.core.errors import BlockDamaged
 from gateway.core.model import FileSpan
 from gateway.edge.server import response

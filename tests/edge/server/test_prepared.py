@@ -30,11 +30,10 @@ from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from gateway.blocks.files import block_file, page_cache
-from gateway.blocks.files.block_file import BlockFile
-from gateway.blocks.index.rows import unpack_extent
-from gateway.blocks.reading import spans
-from gateway.blocks.reading.spans import UnreadSpan, WarmSpan
+from gateway.blocks import block_file, page_cache, spans
+from gateway.blocks.block_file import BlockFile
+from gateway.blocks.rows import unpack_extent
+from gateway.blocks.spans import UnreadSpan, WarmSpan
 from gateway.core.model import ObjectKey
 from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.edge.server import prepared

@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.jobs.indexing.crawl_ranges import CrawlRange, CrawlRanges
-from gateway.jobs.indexing.split_points import KEPT_MAX, KEY_BYTES_MAX, CharacterStatistics, SplitPoints, cuts
+from gateway.jobs.indexing.key_ranges import (
+    KEPT_MAX,
+    KEY_BYTES_MAX,
+    CharacterStatistics,
+    CrawlRange,
+    CrawlRanges,
+    SplitPoints,
+    cuts,
+)
 from gateway.metadata.listing.pages import END, key_successor
 from tests.support.listing_model import KEY, KEYS
 

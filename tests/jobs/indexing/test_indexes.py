@@ -16,8 +16,8 @@ from gateway.blocks.cache import BlockCache
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.jobs.indexing.crawl import LISTERS_WHILE_BUSY
 from gateway.jobs.indexing.indexes import IndexPlan
+from gateway.metadata.catalog import HABITS_REREAD_SECONDS
 from gateway.metadata.listing.ranges import KeyBound
-from gateway.metadata.observed_habits import HABITS_REREAD_SECONDS
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.list_result import EMPTY_PAGES_MAX

@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 
 from gateway.core.model import ObjectKey
 from gateway.jobs.indexing.indexes import IndexPlan
-from gateway.jobs.indexing.inventory_files import BadInventory, objects_of, parse_manifest
-from gateway.jobs.store import JobStore
+from gateway.jobs.indexing.inventory import BadInventory, objects_of, parse_manifest
+from gateway.jobs.job import JobStore
 from gateway.metadata.listing.records import unpack
-from gateway.metadata.snapshots.object_table import ObjectTable
+from gateway.metadata.snapshots.staging import ObjectTable
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.s3.requests import Operation

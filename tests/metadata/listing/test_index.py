@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import Homes
+from gateway.disk.lmdb_environment import NEW_ENGINE, OLD_ENGINE
 from gateway.metadata import catalog as catalog_module
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.environment import NEW_ENGINE, OLD_ENGINE
 from gateway.metadata.listing import dirty_keys, store
 from gateway.metadata.listing import index as index_module
 from gateway.metadata.listing.dirty_keys import OwnWrite

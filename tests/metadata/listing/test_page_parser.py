@@ -7,9 +7,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from gateway.core.errors import OriginBodyError
-from gateway.metadata.listing.page_parser import packed_page
 from gateway.metadata.listing.pages import END
-from gateway.metadata.listing.records import numbered
+from gateway.metadata.listing.records import numbered, packed_page
 from gateway.s3.list_result import parse_listed_page
 from gateway.s3.xml_writer import encode_list_key
 from tests.support.listing_model import KEY, KEYS

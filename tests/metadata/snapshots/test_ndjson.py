@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.metadata.snapshots.manifest import Manifest
 from gateway.metadata.snapshots.ndjson import (
     LINE_BYTES_MAX,
     BadLine,
@@ -16,6 +15,7 @@ from gateway.metadata.snapshots.ndjson import (
     object_lines,
 )
 from gateway.metadata.snapshots.object_file import Layout, ObjectFileExtent
+from gateway.metadata.snapshots.store import Manifest
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from tests.support import listing_model as model
 from tests.support.snapshots import DATE, TEMPLATE, entry

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from gateway.policy.slots import Slot
-from gateway.writeback.bounds import bounds
-from gateway.writeback.bounds.room import MARGIN_BYTES
-from gateway.writeback.files.staged_file import StagedWriter, Staging
+from gateway.writeback import bounds
+from gateway.writeback.room import MARGIN_BYTES
+from gateway.writeback.staged_file import StagedWriter, Staging
 from tests.support.disks import fill_up, small_disk
 from tests.support.write_back_gateway import SLOTS, Client, eventually, with_client
 
@@ -37,7 +37,7 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
     monkeypatch.setattr(bounds, "TROUBLE_SECONDS", 0.2)
-    monkeypatch.setattr("gateway.writeback.bounds.room.DISK_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("gateway.writeback.room.DISK_LOOK_SECONDS", 0.0)
 
 
 def slots(**changed: Any) -> list[Slot]:

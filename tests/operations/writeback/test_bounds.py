@@ -14,8 +14,8 @@ from gateway.operations import payload
 from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
 from gateway.telemetry import metrics
-from gateway.writeback.bounds import backpressure
-from gateway.writeback.bounds.bounds import Bound
+from gateway.writeback import bounds as writeback_bounds
+from gateway.writeback.bounds import Bound
 from gateway.writeback.journal.files import Usage
 from tests.support.asgi import call, signed_headers
 from tests.support.counting import by_label, counted
@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_slowed_down(tmp_path: Path) -> None:
         assert await put(client, "k1", 80 * KIB) == "absorbed"
         refused = await client.ask("PUT", "back/k2", bytes(40 * KIB), status=503)
         assert b"<Code>SlowDown</Code>" in refused.body
-        assert 1 <= int(refused.headers["retry-after"]) <= backpressure.RETRY_SECONDS_MAX
+        assert 1 <= int(refused.headers["retry-after"]) <= writeback_bounds.RETRY_SECONDS_MAX
         assert client.pending("back/k2") is None
         assert client.origin.count(Operation.PUT_OBJECT) == 1
         assert metrics.WRITEBACK_SLOWED_DOWN.value("back") == 1
@@ -224,7 +224,7 @@ def test_a_body_that_is_refused_gives_its_room_back(tmp_path: Path, refusal: dic
 
 def test_acknowledgements_slow_down_before_the_buffer_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From three quarters on, and no earlier; for no longer than a client bears."""
-    monkeypatch.setattr(backpressure, "DELAY_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(writeback_bounds, "DELAY_SECONDS_MAX", 0.2)
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -432,7 +432,7 @@ def test_parts_at_the_origin_are_remembered_by_the_next_process(tmp_path: Path) 
 
 def test_a_disk_that_has_just_failed_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """503 for the write that met it, nothing of it acknowledged; those after it go through; then it is tried again."""
-    monkeypatch.setattr("gateway.writeback.bounds.bounds.TROUBLE_SECONDS", 0.5)
+    monkeypatch.setattr("gateway.writeback.bounds.TROUBLE_SECONDS", 0.5)
 
     def refuse(_: int) -> None:
         raise OSError(5, "Input/output error")
@@ -440,7 +440,7 @@ def test_a_disk_that_has_just_failed_is_left_alone(tmp_path: Path, monkeypatch: 
     async def scenario(client: Client) -> None:
         await client.learn()
         with monkeypatch.context() as patch:
-            patch.setattr("gateway.writeback.files.staged_file.os.fsync", refuse)
+            patch.setattr("gateway.writeback.staged_file.os.fsync", refuse)
             refused = await client.ask("PUT", "back/k1", b"x", status=503)
         assert b"cannot be synced" in refused.body
         assert client.pending("back/k1") is None

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.s3.requests import Operation
-from gateway.writeback.files.staged_file import StagedFile, Staging
-from gateway.writeback.files.trailer import CHUNK_BYTES, trailer_bytes
+from gateway.writeback.staged_file import CHUNK_BYTES, StagedFile, Staging, trailer_bytes
 from tests.support.blocks import block_files
 from tests.support.write_back_gateway import PART_BYTES, Client, with_client
 

@@ -14,8 +14,7 @@ from gateway.core.steps import at_once
 from gateway.operations.writeback import complete_upload, uploads
 from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
-from gateway.s3.results import etag_of_result
-from gateway.s3.xml import CompletedPart, complete_multipart_upload_document
+from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, etag_of_result
 from gateway.writeback.journal.transaction import JournalTransaction
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gateway.s3.requests import Operation
-from gateway.writeback.files.staged_file import StagedFile
 from gateway.writeback.journal.records import Part
+from gateway.writeback.staged_file import StagedFile
 from tests.support.loop_steps import longest_step
 from tests.support.memory_origin.faults import Unreachable, on
 from tests.support.write_back_gateway import Client, eventually, with_client

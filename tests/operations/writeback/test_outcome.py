@@ -13,7 +13,7 @@ from gateway.core.errors import OriginBodyError
 from gateway.core.model import BodyStream
 from gateway.operations.context import Response
 from gateway.operations.writeback.write_through import QUIET_SECONDS, retried_until_final_document
-from gateway.s3.results import RESULT_SIZE_BYTES_MAX
+from gateway.s3.xml import RESULT_SIZE_BYTES_MAX
 from tests.support.manual_clock import ManualClock
 
 PROLOG = b'<?xml version="1.0"?>'

@@ -62,7 +62,7 @@ def test_what_a_failed_commit_leaves_goes_when_the_journal_takes_changes_again(
         assert client.pending("back/k") is None
 
     monkeypatch.setattr("gateway.writeback.journal.journal.PAUSE_SECONDS", 0.05)
-    monkeypatch.setattr("gateway.writeback.bounds.bounds.TROUBLE_SECONDS", 0.0)
+    monkeypatch.setattr("gateway.writeback.bounds.TROUBLE_SECONDS", 0.0)
     monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
     with_client(tmp_path, scenario)
 

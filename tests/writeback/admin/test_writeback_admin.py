@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.api.documents import Aborted, Document, PendingObjects
+from gateway.api.documents import AbortedDocument, Document, PendingObjects
 from gateway.core.clock import Moment
 from gateway.core.errors import BufferUnavailable, NothingPending, NotToBeDecided, OriginUnreachable
 from gateway.core.model import ObjectKey
@@ -556,7 +556,7 @@ def test_open_uploads_are_aborted_with_their_bytes(tmp_path: Path) -> None:
         await harness.buffer.until(lambda: len(harness.buffer.bucket.uploads) == 3)
         with capture_logs() as logs:
             ended = await harness.admin.abort(["u", "no such", "v"])
-        assert ended == Aborted(aborted=["u", "v"], not_open=["no such"])
+        assert ended == AbortedDocument(aborted=["u", "v"], not_open=["no such"])
         assert [(one["object"], one["upload_id"], one["bytes"]) for one in logs if "operator" in one["event"]] == [
             ("s3://bucket/k", "u", 5),
             ("s3://bucket/k", "v", 0),
@@ -567,7 +567,7 @@ def test_open_uploads_are_aborted_with_their_bytes(tmp_path: Path) -> None:
         await harness.buffer.until(lambda: len(harness.buffer.bucket.uploads) == 1)
         assert list(harness.buffer.staging.names()) == []
         for admin in (harness.admin, NoWriteback()):
-            assert await admin.abort(["u"]) == Aborted(aborted=[], not_open=["u"])
+            assert await admin.abort(["u"]) == AbortedDocument(aborted=[], not_open=["u"])
 
     with_harness(tmp_path, scenario)
 

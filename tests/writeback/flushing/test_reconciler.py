@@ -14,13 +14,13 @@ import pytest
 from gateway.core.clock import Moment
 from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
-from gateway.writeback.change_notifier import LOOK_SECONDS, QUICK_SECONDS, QUIET_SECONDS
 from gateway.writeback.checkpoints.layouts import member_of, rules_of
 from gateway.writeback.flushing.reconciler import AGAIN_SECONDS
 from gateway.writeback.flushing.state import OTHERS, UNTOLD
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import ExpectedVersion, Honoured, Part, State, Turn, Write, WriteSpec
 from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.pending_key_filter import LOOK_SECONDS, QUICK_SECONDS, QUIET_SECONDS
 from gateway.writeback.pending_reader import IN_MEMORY_BYTES_MAX
 from tests.support.flushing import HEADERS, PART_BYTES, Buffer, with_buffer
 from tests.support.journal_steps import steps_of_reads

@@ -14,7 +14,6 @@ from gateway.core.model import ObjectKey
 from gateway.origin.client import IS_AWAITED, OriginRequest
 from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
-from gateway.writeback.change_notifier import LOOK_SECONDS, QUIET_SECONDS
 from gateway.writeback.flushing.lanes import (
     AWAY_AFTER,
     BESIDE_ANSWERS_SECONDS,
@@ -29,6 +28,7 @@ from gateway.writeback.flushing.state import PARTS_AT_ONCE
 from gateway.writeback.journal.records import Priority, Turn, Write, WriteSpec
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.journal.writes import SMALL_BYTES_MAX
+from gateway.writeback.pending_key_filter import LOOK_SECONDS, QUIET_SECONDS
 from tests.support.flushing import HEADERS, PART_BYTES, Buffer, with_buffer
 from tests.support.journal_steps import steps_of_reads
 from tests.support.memory_origin.faults import Answer, Call, Delay, Hold, Unreachable, on

@@ -14,8 +14,7 @@ import pytest
 from gateway.core.clock import Moment
 from gateway.core.model import ObjectKey
 from gateway.origin.client import Direction, OriginRequest
-from gateway.origin.link_traffic import AnswerKind
-from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
+from gateway.origin.traffic_meter import AnswerKind, MeteredOrigin, OriginMeter
 from gateway.s3.headers import multipart_etag
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of

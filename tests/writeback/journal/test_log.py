@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gateway.core.errors import BufferDamaged
+from gateway.writeback.journal.integrity_check import check_log
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.log import check_log
 from tests.support.writeback import key, pending
 
 COMMITS = 6

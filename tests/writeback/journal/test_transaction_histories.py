@@ -21,11 +21,9 @@ from gateway.policy.slots import Prefix, Slot
 from gateway.writeback.journal.files import Usage
 from gateway.writeback.journal.records import CreateAttempt, ExpectedVersion, LastOwnWrite, Part, State, Write
 from gateway.writeback.journal.schema import prepare
-from gateway.writeback.journal.stream import apply, records
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.order import with_order
 from gateway.writeback.pending_key_filter import hash_slot_of
-from tests.support.journal_rows import TABLES, said_by
 from tests.support.writeback import PlainPresence, key, part, pending, spec, upload
 
 KEYS = [key(name) for name in ("a", "a/b", "é", "z", "d/x", "d/y", "d/_SUCCESS", "d/e/x", "d/e/latest", "latest")]
@@ -534,15 +532,6 @@ class Histories(RuleBasedStateMachine):
                 assert turn.after_sequence in {self.mine[other].write.sequence for other in before}
             else:
                 assert (turn.due_at is not None, turn.after_sequence) == (True, None)
-
-    @rule()
-    def a_second_copy_says_the_same(self) -> None:
-        """Streamed, and applied to an empty journal, of which the next write is named as the next one here."""
-        with closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
-            prepare(copy)
-            rows = said_by(self.connection)
-            assert apply(copy, records(self.connection)) == sum(len(rows[table]) for table in TABLES)
-            assert said_by(copy) == rows
 
     @rule(seed=st.integers(0, 1000))
     def all_gets_to_the_origin(self, seed: int) -> None:

@@ -1,1 +1,0 @@
-"""Opening of a cache directory, and its regular maintenance."""

@@ -1,0 +1,328 @@
+"""GETs of the origin whose bytes fill blocks.
+
+A `PinnedGet` brings bytes of one version: pinned by If-Match, checked, and resumed where they broke off.
+
+An unpinned GET reads an unknown object: it asks the origin for version and bytes at once. Its answer shows to which
+block the bytes belong, so fetches cannot be shared before it. Until then one process has the lock of the place
+(fetch_locks.py): readers that learn the version in another way wait before they begin to fetch the same bytes. Until
+the fetch has ended, when the bytes can be found, no other reader sends an unpinned GET: others ask for the version, and
+share the fetch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+
+from gateway.blocks import layout
+from gateway.blocks.fetch_locks import FETCHED, FetchLocks, FileWatcher, LockKey, lock_of_place
+from gateway.core.clock import Clock
+from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, S3Error
+from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
+from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
+from gateway.origin.receive_buffer import ReceiveBuffer
+from gateway.s3.checksums import ALGORITHMS, PREFIX, Checksum, decode_checksum
+from gateway.s3.headers import without_doubtful_checksums
+from gateway.s3.origin_habits import WrongAnswer, WrongBody, check_head
+
+KNOWN_EMPTY_MAX = 16_384
+"""Places where there were no bytes, remembered by each process."""
+
+
+@dataclass(slots=True)
+class UnpinnedGet:
+    """The exclusive right to fetch bytes of an unknown version.
+
+    A context manager: the version becomes known within its body. `turns` bounds those of a process: its caller holds
+    one from the question until a fetch has taken the answer, because each waiting answer has some of its body in
+    memory.
+
+    Set `known_empty` if there were no bytes: the next time the version is asked for first. Set `whole` if all bytes
+    came with the version.
+    """
+
+    locks: FetchLocks
+    lock: LockKey
+    turns: asyncio.Semaphore
+    on_end: Callable[[UnpinnedGet], None]
+    known_empty: bool = False
+    whole: bool = False
+    _holders: int = 1
+
+    def __enter__(self) -> UnpinnedGet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.on_end(self)
+
+    def hold(self) -> None:
+        self._holders += 1
+
+    def let_go(self) -> None:
+        self._holders -= 1
+        if self._holders == 0:
+            self.locks.release(self.lock)
+
+    def becomes(self, lock: LockKey) -> bool:
+        """Replace the lock by a block's lock, until it is released; return False when that is of another place.
+
+        The version is known then, so waiting readers continue.
+        """
+        if self.lock.version or lock.of_version(self.lock.version) != self.lock:
+            return self.lock == lock
+        before, self.lock = self.lock, lock
+        self.locks.exchange(before, lock)
+        return True
+
+    def is_over(self) -> None:
+        """Let readers that wait for the version continue; no such GET is sent before the fetch, if any, has ended.
+
+        If the answer was `whole`, they continue when the fetch has ended, as they would wait for its bytes anyway.
+        """
+        if self._holders > 1 and not self.lock.version and not self.whole:
+            self.becomes(self.lock.of_version(FETCHED))
+        self.let_go()
+
+
+@dataclass(slots=True)
+class UnpinnedResponse:
+    """A good answer to an unpinned GET; `range` are the bytes of the object that its body holds.
+
+    Its maker closes it in the end; a fetch takes the response before that, if it needs it. A reader may have
+    it for long after: it holds the response, with what has come of its body, no longer than it is of use.
+    """
+
+    get: UnpinnedGet
+    range: ByteRange
+    _response: OriginResponse | None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._response.headers if self._response is not None else {}
+
+    def take(self, wanted: ByteRange) -> OriginResponse | None:
+        """Return the response, once, if its body begins with the bytes wanted and has all; the caller closes it."""
+        if self.range.first != wanted.first or self.range.stop < wanted.stop:
+            return None
+        response, self._response = self._response, None
+        return response
+
+    def whole(self, wanted: ByteRange) -> memoryview | None:
+        """Return the bytes wanted, if the body begins with them and is here whole. Call it once, before `take`."""
+        if self._response is None or self.range.first != wanted.first or self.range.stop < wanted.stop:
+            return None
+        body = self._response.whole()
+        if body is None or len(body) != self.range.length:
+            return None
+        self._response = None  # a body that is here whole leaves nothing to be closed
+        return body[: wanted.length]
+
+    async def aclose(self) -> None:
+        """Give the connection back, unless the response was taken. Idempotent."""
+        response, self._response = self._response, None
+        if response is not None:
+            await response.aclose()
+
+
+@dataclass(slots=True)
+class UnpinnedGets:
+    """Unpinned GETs of one process, with its view of those of others. Event loop only."""
+
+    locks: FetchLocks
+    watcher: FileWatcher
+    turns: asyncio.Semaphore
+    _own: dict[LockKey, asyncio.Event] = field(default_factory=dict)
+    _known_empty: OrderedDict[LockKey, None] = field(default_factory=OrderedDict)
+
+    def begin(self, object_id: bytes, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
+        """Return the right to find out the version at `offset`, to be entered; None: another caller has it."""
+        lock = lock_of_place(object_id, offset, headers)
+        taken = lock in self._known_empty or lock in self._own or self.locks.has(lock)
+        if taken or self.locks.take(lock) != self.locks.worker:
+            return None
+        self._own[lock] = asyncio.Event()
+        return UnpinnedGet(self.locks, lock, self.turns, partial(self._end, lock))
+
+    @property
+    def any_pending(self) -> bool:
+        return bool(self._own)
+
+    def pending(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> bool:
+        lock = lock_of_place(layout.object_id(key), offset, headers)
+        return lock in self._own or self._holder_elsewhere(lock) is not None
+
+    async def settled(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> bool:
+        """Wait until the version at these bytes is found out; False: it is not being found out, or not in time."""
+        lock = lock_of_place(layout.object_id(key), offset, headers)
+        own = self._own.get(lock)
+        if own is not None:
+            await own.wait()
+            return True
+        holder = self._holder_elsewhere(lock)
+        return holder is not None and await self.locks.released(lock, holder, self.watcher)
+
+    def _holder_elsewhere(self, lock: LockKey) -> int | None:
+        holder = self.locks.holder(lock)
+        return holder if holder != self.locks.worker else None
+
+    def _end(self, lock: LockKey, get: UnpinnedGet) -> None:
+        over = self._own.pop(lock)
+        get.is_over()
+        over.set()
+        if get.known_empty:
+            self._note_known_empty(lock)
+
+    def _note_known_empty(self, lock: LockKey) -> None:
+        """Empty objects have no blocks by which they would be known."""
+        self._known_empty[lock] = None
+        if len(self._known_empty) > KNOWN_EMPTY_MAX:
+            self._known_empty.popitem(last=False)
+
+
+ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
+RETRY_PAUSE_SECONDS = 0.1
+_RETRYABLE = frozenset({429, 500, 502, 503, 504})
+_CHECKSUMS = frozenset(PREFIX + algorithm for algorithm in ALGORITHMS)
+
+
+@dataclass(slots=True)
+class PinnedGet:
+    """One range of one version. `start`, then `pieces`, then `aclose`, whatever happened.
+
+    Once the first answer was good, up to `retries` further requests fetch what is missing.
+    """
+
+    origin: Origin
+    version: ObjectVersion
+    range: ByteRange
+    headers: Mapping[str, str]
+    purpose: Purpose
+    slot: str
+    clock: Clock
+    retries: int
+    _received: int = 0
+    _response: OriginResponse | None = field(default=None)
+    _check: BodyCheck | None = field(default=None)
+    _unpinned: bool = False
+
+    def begin_with(self, answer: UnpinnedResponse | None) -> None:
+        """Begin with an answer that has arrived already, if it fits; it was checked on arrival."""
+        self._response = answer.take(self.range) if answer is not None else None
+        self._unpinned = self._response is not None
+        if self._response is not None:
+            self._check = self._check_of(self._response, self.range)
+
+    async def start(self) -> None:
+        """Ask, and judge the head of the answer, unless there is one.
+
+        Raises OriginAnswered for every refusal (412: the object has another version now), OriginUnreachable, and
+        OriginBodyError for an answer of another version, range or length.
+        """
+        if self._response is not None:
+            return
+        first = self.range.first + self._received
+        headers = {
+            **self.headers,
+            "range": f"bytes={first}-{self.range.last}",
+            "if-match": self.version.etag,
+            "accept-encoding": "identity",
+        }
+        key = self.version.key
+        request = OriginRequest("GET", key.bucket, key.key, headers=headers, purpose=self.purpose, slot=self.slot)
+        self._response, self._unpinned = await self.origin.send(request), False
+        if self._response.status not in (200, 206):
+            body = await self._response.read(ERROR_DOCUMENT_BYTES_MAX)
+            raise OriginAnswered(self._response.status, list(self._response.headers.items()), body)
+        asked = ByteRange(first, self.range.last)
+        check_head(self._response.status, self._response.headers, self.version, asked)
+        self._check = self._check_of(self._response, asked)
+
+    async def pieces(self, buffer: ReceiveBuffer | None = None) -> AsyncGenerator[bytes | memoryview, None]:
+        """Yield the bytes in order, all of them, or raise. With a buffer as `OriginResponse.stream`."""
+        retries_left, length = self.retries, self.range.length
+        while True:
+            try:
+                if self._response is None:
+                    await self.start()
+                assert self._response is not None  # noqa: S101 - it has just been started
+                stream = self._response.stream(buffer)
+                try:
+                    async for piece in stream:
+                        yield self._taken(piece, length)
+                        if self._received == length and self._unpinned:
+                            return
+                finally:
+                    if isinstance(stream, AsyncGenerator):  # here and now, not when the garbage collector comes to it
+                        await stream.aclose()
+                if self._received < length:
+                    raise OriginBodyError(f"the origin sent {self._received} of {length} bytes")
+                return
+            except OriginError as error:
+                await self.aclose()
+                if retries_left == 0 or not _worth_another_try(error):
+                    raise
+                await self.clock.sleep(RETRY_PAUSE_SECONDS * 2 ** (self.retries - retries_left))
+                retries_left -= 1
+
+    async def aclose(self) -> None:
+        """Give the connection back. Idempotent."""
+        response, self._response = self._response, None
+        if response is not None:
+            await response.aclose()
+
+    def _taken(self, piece: bytes | memoryview, length: int) -> bytes | memoryview:
+        """Return the wanted part of a piece, counted and checked. Raises WrongAnswer."""
+        left = length - self._received
+        if len(piece) > left:
+            if not self._unpinned:
+                raise WrongBody("the origin sent more bytes than were asked for")
+            piece = piece[:left]
+        self._received += len(piece)
+        if self._check is not None:
+            self._check.update(piece)
+            if self._received == length and not self._check.holds():
+                raise WrongBody("the origin's body does not have the checksum that came with it")
+        return piece
+
+    def _check_of(self, response: OriginResponse, asked: ByteRange) -> BodyCheck | None:
+        return BodyCheck.of(response.headers) if asked.length == self.version.size_bytes else None
+
+
+def _worth_another_try(error: OriginError) -> bool:
+    if isinstance(error, OriginAnswered):
+        return error.status in _RETRYABLE
+    return not isinstance(error, WrongAnswer)
+
+
+class BodyCheck:
+    """Sees the bytes of a whole object in order, and says in the end whether they are those that were promised."""
+
+    def __init__(self, algorithm: str, expected: bytes) -> None:
+        self._running = Checksum(algorithm)
+        self._expected = expected
+        self.update = self._running.update
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> BodyCheck | None:
+        """Return the check that an answer's headers allow, if any. A checksum of checksums of parts is none."""
+        headers = without_doubtful_checksums(headers)
+        if _CHECKSUMS.isdisjoint(headers) or headers.get("x-amz-checksum-type", "FULL_OBJECT").upper() != "FULL_OBJECT":
+            return None
+        for algorithm in ALGORITHMS:
+            value = headers.get(PREFIX + algorithm)
+            if value is not None and "-" not in value:
+                try:
+                    return cls(algorithm, decode_checksum(algorithm, value))
+                except S3Error:
+                    return None  # none that can be understood: the origin may know others
+        return None
+
+    def holds(self) -> bool:
+        """Return True if the bytes seen are the whole object, as promised."""
+        return self._running.digest() == self._expected

@@ -1,0 +1,402 @@
+"""Fetching small blocks: into memory, given to their readers from there, then many at once appended to a segment.
+
+    room reserved (index) → bytes appended → blocks entered and room counted (index)
+
+Each slot has one segment at a time that this process appends to; only this process knows it. So no other process
+appends to it, a restarted process begins others, and sealing one means forgetting it. The file is not kept open: it may
+be evicted like any other, and is gone then. All of this blocks and belongs on the index thread.
+
+The memory for blocks is bounded, from a block's first byte until it is written: beyond that, fetching goes no faster
+than the disk takes it.
+
+Only other processes wait for the disk, as they find the block in the index once it is written, and slow
+readers, which go on from there. A disk that does not take it costs its readers nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from gateway.blocks import layout, store
+from gateway.blocks.directory import BlockDirectory, Evicted
+from gateway.blocks.fetch_locks import LockKey
+from gateway.blocks.inflight_fetch import FetchDependencies, InflightFetch
+from gateway.blocks.layout import Block
+from gateway.blocks.origin_gets import BodyCheck, PinnedGet
+from gateway.blocks.rows import Reservation
+from gateway.blocks.store import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
+from gateway.core.errors import BlockDamaged, NotKept, StoreUnavailable
+from gateway.core.model import ByteRange, immutable
+from gateway.origin.client import Purpose
+from gateway.telemetry import metrics
+
+PARTS_OF_CAPACITY = 256
+"""A segment takes at most this part of what its slot may take: policies need files that are small beside it."""
+
+_ROUNDS_MAX = 100
+"""Each is lost to a process that evicts the segment under our hands: so many in a row never happen."""
+
+
+@immutable
+class _Alike:
+    """Common properties of a segment's blocks: slot, `wanted` and pin, as of records.Reservation."""
+
+    slot: str
+    wanted: bool
+    pin: int
+
+
+@dataclass(slots=True)
+class _Segment:
+    """The segment that a slot's blocks are appended to now."""
+
+    file: str
+    room_bytes: int
+    size_bytes: int = 0
+    records: int = 0
+
+    @property
+    def new(self) -> bool:
+        return self.records == 0
+
+    def fitting(self, blocks: Sequence[SmallBlock]) -> int:
+        """Return the number of blocks that fit; in a new segment one at least."""
+        room_bytes = self.room_bytes - self.size_bytes
+        count = 0
+        for small in blocks[: RECORDS_MAX - self.records]:
+            room_bytes -= small.record_bytes
+            if room_bytes < 0:
+                break
+            count += 1
+        return max(count, self.new)
+
+
+@immutable
+class Appended:
+    """Number of appended blocks, and the evictions for them."""
+
+    blocks: int
+    evicted: Evicted
+
+
+@dataclass(slots=True)
+class SegmentAppender:
+    directory: BlockDirectory
+    _open: dict[_Alike, _Segment] = field(default_factory=dict)
+
+    def append(self, slot: str, blocks: Sequence[SmallBlock], wanted: bool = False) -> Appended:
+        """Keep the first of the blocks, as many as one segment has room for.
+
+        StoreUnavailable when there is no room for them on the slot's account, or the disk takes nothing.
+        """
+        numbers = self.directory.pins.of_each(small.block.version.key for small in blocks)
+        alike = _Alike(slot, wanted, numbers[0])
+        blocks = blocks[: sum(1 for _ in takewhile(lambda number: number == alike.pin, numbers))]
+        for _ in range(_ROUNDS_MAX):
+            segment = self._open.pop(alike, None)
+            count = segment.fitting(blocks) if segment is not None else 0
+            if segment is None or count == 0:
+                segment = _Segment(store.new_name(), self._segment_bytes(slot))
+                count = segment.fitting(blocks)
+            appended = self._append(alike, segment, blocks[:count])
+            if appended is not None:
+                return appended
+        raise StoreUnavailable("other processes keep evicting the block that was just written")
+
+    def _segment_bytes(self, slot: str) -> int:
+        capacity = self.directory.capacity
+        limit_bytes = capacity.share(slot).limit_bytes
+        available_bytes = capacity.total_bytes if limit_bytes is None else limit_bytes
+        return min(SEGMENT_BYTES_MAX, available_bytes // PARTS_OF_CAPACITY)
+
+    def _append(self, alike: _Alike, segment: _Segment, blocks: Sequence[SmallBlock]) -> Appended | None:
+        """None when the segment was evicted; then, and when this fails, nothing is appended to it any more."""
+        placed = store.place(segment.file, segment.size_bytes, blocks)
+        taken_bytes = layout.in_pages(placed.stop) - layout.in_pages(segment.size_bytes)
+        reservation = Reservation(
+            segment.file, alike.slot, taken_bytes, wanted=alike.wanted, pin=alike.pin, blocks=len(blocks)
+        )
+        evicted = self.directory.reserve(reservation)
+        try:
+            kept = self._write(alike, segment, placed, reservation)
+        except BaseException:
+            self._give_up(segment, reservation)
+            raise
+        return Appended(len(blocks), evicted) if kept else None
+
+    def _write(self, alike: _Alike, segment: _Segment, placed: Placed, reservation: Reservation) -> bool:
+        directory = self.directory
+        if not directory.store.append(segment.file, placed.buffers, segment.size_bytes, new=segment.new):
+            directory.index.release(reservation)
+            return False
+        if not segment.new and not directory.extend(reservation, placed.blocks):
+            return False
+        if segment.new and not directory.commit(reservation, placed.blocks):
+            return True  # other processes have just kept every one of the blocks
+        segment.size_bytes = placed.stop
+        segment.records += len(placed.blocks)
+        self._open[alike] = segment
+        return True
+
+    def _give_up(self, segment: _Segment, reservation: Reservation) -> None:
+        """After a failed write: what has come of it is counted."""
+        if segment.new:
+            self.directory.discard(reservation)
+        else:
+            self.directory.count_appended(segment.file)
+
+
+GATHERING_SECONDS = 0.01
+"""Seconds for which the first of a batch waits for others; a process that waits for the object waits as long."""
+
+BATCH_BYTES = 4 * 1024 * 1024
+BATCH_BLOCKS = 256
+"""One transaction of about a millisecond."""
+
+_LOOK_SECONDS = 0.5
+
+HELD_BYTES_MAX = 32 * 1024 * 1024
+"""Limit of one process's small blocks in memory: 30 ms at 1 GB/s, and they are written meanwhile."""
+
+
+@immutable
+class Waiting:
+    """A small block to be kept on a slot's account; `persisted` says in the end whether it is.
+
+    `wanted` is of records.Reservation.
+    """
+
+    small: SmallBlock
+    slot: str
+    wanted: bool
+    started: float
+    persisted: asyncio.Future[bool]
+
+
+class GroupCommitWriter:
+    """The writer of one process's small objects. Event loop only."""
+
+    def __init__(self, dependencies: FetchDependencies) -> None:
+        self._dependencies = dependencies
+        self._appender = SegmentAppender(dependencies.directory)
+        self._held_bytes_max = HELD_BYTES_MAX
+        self._waiting: deque[Waiting] = deque()
+        self._eased = asyncio.Event()
+        self._pumping: asyncio.Task[None] | None = None
+        self.held_bytes = 0
+
+    def has_room(self, count: int) -> bool:
+        return not self.held_bytes or self.held_bytes + count <= self._held_bytes_max
+
+    async def take_room(self, count: int) -> None:
+        """Wait for room in memory for a block of so many bytes, and take it; `put` or `give_back` must follow.
+
+        StoreUnavailable when another process keeps the index from being written.
+        """
+        while not self.has_room(count):
+            if self._dependencies.threads.stalled():
+                raise StoreUnavailable("memory is full of blocks that cannot be written: another process is in the way")
+            self._eased.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._eased.wait()
+        self.hold(count)
+
+    def hold(self, count: int) -> None:
+        """Take the room without waiting for it."""
+        self.held_bytes += count
+
+    def give_back(self, count: int) -> None:
+        """Give back the room of a block that does not come, or needs none any more."""
+        self.held_bytes -= count
+        self._eased.set()
+
+    def put(self, small: SmallBlock, slot: str, started: float, *, wanted: bool = False) -> asyncio.Future[bool]:
+        """Write a block soon. Its room, already taken, is given back when it has persisted."""
+        waiting = Waiting(small, slot, wanted, started, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        if self._pumping is None:
+            self._pumping = asyncio.create_task(self._pump(), name="small object writer")
+        return waiting.persisted
+
+    async def drain(self) -> None:
+        """Wait until nothing waits."""
+        while self._pumping is not None:
+            await asyncio.shield(self._pumping)
+
+    async def _pump(self) -> None:
+        try:
+            while self._waiting:
+                await asyncio.sleep(
+                    GATHERING_SECONDS
+                )  # not of the clock: no promise hangs on it, tests need not wind it
+                await self._write_all(self._take_batches())
+        finally:
+            self._pumping = None
+
+    async def _write_all(self, batches: deque[list[Waiting]]) -> None:
+        try:
+            while batches:
+                await self._write(batches.popleft())
+        except BaseException:
+            for batch in (*batches, *self._take_batches()):
+                self._not_kept(batch)
+            raise
+
+    def _take_batches(self) -> deque[list[Waiting]]:
+        """All that waits now, in batches that are kept alike."""
+        batches: deque[list[Waiting]] = deque()
+        open_batches: dict[tuple[str, bool], list[Waiting]] = {}
+        sizes: dict[tuple[str, bool], int] = {}
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            alike = waiting.slot, waiting.wanted
+            batch = open_batches.get(alike)
+            if batch is None or sizes[alike] > BATCH_BYTES or len(batch) == BATCH_BLOCKS:
+                batch = open_batches[alike] = []
+                sizes[alike] = 0
+                batches.append(batch)
+            batch.append(waiting)
+            sizes[alike] += waiting.small.block.length
+        return batches
+
+    async def _write(self, batch: list[Waiting]) -> None:
+        while batch:
+            blocks = [waiting.small for waiting in batch]
+            try:
+                threads, append = self._dependencies.threads, self._appender.append
+                appended = await threads.index_later(append, batch[0].slot, blocks, batch[0].wanted)
+            except StoreUnavailable as error:
+                self._not_kept(batch, error.reason if isinstance(error, NotKept) else "disk")
+                return
+            except BaseException:
+                self._not_kept(batch)
+                raise
+            self._kept(batch[: appended.blocks], appended)
+            batch = batch[appended.blocks :]
+
+    def _kept(self, batch: Sequence[Waiting], appended: Appended) -> None:
+        appended.evicted.tell()
+        now = self._dependencies.clock.monotonic()
+        for waiting in batch:
+            metrics.count_fill(waiting.slot, now - waiting.started, waiting.small.block.length)
+        self._settle(batch, kept=True)
+
+    def _not_kept(self, batch: Sequence[Waiting], reason: str = "disk") -> None:
+        for waiting in batch:
+            metrics.CACHE_FILLS.add(1, waiting.slot, "failed")
+        metrics.CACHE_NOT_KEPT.add(len(batch), batch[0].slot, reason)
+        self._settle(batch, kept=False)
+
+    def _settle(self, batch: Sequence[Waiting], *, kept: bool) -> None:
+        for waiting in batch:
+            self.give_back(waiting.small.block.length)
+            if not waiting.persisted.done():
+                waiting.persisted.set_result(kept)
+
+
+GATHERED_BYTES = 256 * 1024
+GATHERING_SECONDS_MAX = 0.1
+"""Readers learn of this many bytes, or of all that came in this time: mostly once, when the block is complete."""
+
+MAPPED_BYTES_MIN = 256 * 1024
+"""From this size on a buffer is a mapping of its own: freed, it is the kernel's again. malloc keeps what it has
+once got, and with it holes: 45 MiB of them with a thousand readers of blocks of a MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmallBlockFetcher:
+    """Fetches small blocks: called in the task of each `InflightFetch`."""
+
+    dependencies: FetchDependencies
+    writer: GroupCommitWriter
+
+    def fetch_inline(self, fetch: InflightFetch) -> bool:
+        """Fetch it here and now, if the unpinned GET has brought all of the block, as promised, and memory has room.
+
+        Only writing it remains then. The GET's lock, which no other process can have had meanwhile, ends with the
+        fetch.
+        """
+        response, block = fetch.response, fetch.block
+        if response is None or not self.writer.has_room(block.length):
+            return False
+        headers, content = response.headers, response.whole(block.range)
+        if content is None or not _is_promised(content, headers, block):
+            return False
+        response.get.whole = True
+        fetch.give(content, block.length)
+        self.writer.hold(block.length)
+        self._put(fetch, content, self.dependencies.clock.monotonic())
+        return True
+
+    async def fetch(self, fetch: InflightFetch, _lock: LockKey) -> None:
+        """Fetch all bytes and write them soon (`persisted`). Raises failures."""
+        started, block = self.dependencies.clock.monotonic(), fetch.block
+        whole = ByteRange(block.offset, block.range.last)
+        get = self.dependencies.pinned_get(block.version, whole, fetch.headers, fetch.purpose, fetch.slot)
+        get.begin_with(fetch.response)
+        try:
+            await get.start()
+            self._put(fetch, await self._receive(fetch, get), started)
+        finally:
+            await get.aclose()
+
+    def _put(self, fetch: InflightFetch, content: memoryview, started: float) -> None:
+        small, wanted = SmallBlock(fetch.block, content), fetch.purpose is Purpose.WARM
+        fetch.persisted = self.writer.put(small, fetch.slot, started, wanted=wanted)
+
+    async def _receive(self, fetch: InflightFetch, get: PinnedGet) -> memoryview:
+        """Return the block's bytes. Takes room for them only now, as an origin may take long to answer."""
+        await self.writer.take_room(fetch.block.length)
+        try:
+            content = _memory(fetch.block.length)
+            await self._receive_into(fetch, get, content)
+        except BaseException:
+            self.writer.give_back(fetch.block.length)
+            raise
+        return content
+
+    async def _receive_into(self, fetch: InflightFetch, get: PinnedGet, content: memoryview) -> None:
+        clock = self.dependencies.clock
+        received, since = 0, clock.monotonic()
+        async with aclosing(get.pieces()) as pieces:
+            async for piece in pieces:
+                content[received : received + len(piece)] = piece
+                received += len(piece)
+                late = clock.monotonic() - since >= GATHERING_SECONDS_MAX
+                if received < fetch.block.length and (late or received - fetch.available >= GATHERED_BYTES):
+                    fetch.give(content, received)
+                    since = clock.monotonic()
+        fetch.give(content, received)
+
+    def move(self, fetch: InflightFetch) -> None:
+        """Let the block's readers go on from its file; if that is impossible, it stays in memory for them."""
+        directory = self.dependencies.directory
+        with suppress(BlockDamaged, StoreUnavailable):  # evicted already, or the disk fails: the next fetch meets it
+            extent = directory.index.lookup(fetch.block.id)
+            if extent is None:
+                return
+            # Opened here and now: a file that has just been written costs no look at the disk.
+            with self.dependencies.open_files.opened(extent, directory.store.open_published) as file:
+                fetch.move(file, extent)
+
+
+def _is_promised(content: memoryview, headers: Mapping[str, str], block: Block) -> bool:
+    """Return False if a block that is a whole object does not match the checksum that came with it."""
+    check = BodyCheck.of(headers) if block.length == block.version.size_bytes else None
+    if check is None:
+        return True
+    check.update(content)
+    return check.holds()
+
+
+def _memory(count: int) -> memoryview:
+    if count < MAPPED_BYTES_MIN:
+        return memoryview(bytearray(count))
+    return memoryview(mmap.mmap(-1, count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

@@ -1,0 +1,492 @@
+"""One transaction of the index: related values change together.
+
+Every byte on disk is on exactly one account: a slot's usage (files in the index), a slot's reservation (files being
+written), or on no slot's (files that could not be unlinked, and those that an index rebuild has not come to).
+
+A file leaves the index in one step, however many blocks lie in it: the rows of its blocks count for nothing from then
+on. They are overwritten when the blocks come back, or removed by `sweep`, which goes round all rows, a few for every
+block that is entered. Until then they give policies the last use of returning blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import lmdb
+
+from gateway.blocks import rows
+from gateway.blocks.layout import Extent
+from gateway.blocks.policies import FIRST_TO_LEAVE, POLICIES, Queue, SlotAccount
+from gateway.blocks.rows import FILE_KEY_BYTES, BlockRecord, FileRecord, Reservation, Tables, WorkerFile
+
+REMEMBERED_BLOCKS_MAX = 1 << 18
+"""Limit of a slot's remembered evicted blocks; some 25 MB of rows."""
+
+REMEMBERED_TIMES = 16
+"""Remembered blocks, or a sample of them, as a multiple of a slot's blocks."""
+
+FORGOTTEN_AT_ONCE = 64
+"""Evicted files, within one transaction."""
+
+SWEPT_PER_BLOCK = 8
+SWEPT_MIN = 64
+SWEPT_MAX = 512
+"""Rows that are looked at for each block that is entered, and in one transaction at least and at most."""
+
+STALE_PART = 8
+"""Void rows are left alone while fewer than one row in this many is void."""
+
+_TOTALS, _SEQUENCE, _SWEPT, _PINS_VERSION = b"totals", b"sequence", b"swept", b"pins"
+_SLOTS = b"slot numbers"
+
+
+@dataclass(slots=True)
+class Totals:
+    """Totals of all slots and of files on no account: unlinks that failed, and files not yet in the index."""
+
+    blocks: int = 0
+    used_bytes: int = 0
+    reserved_bytes: int = 0
+    remembered_blocks: int = 0
+    pending_bytes: int = 0
+    unindexed_bytes: int = 0
+
+    def pack(self) -> bytes:
+        return rows.pack_numbers(
+            self.blocks,
+            self.used_bytes,
+            self.reserved_bytes,
+            self.remembered_blocks,
+            self.pending_bytes,
+            self.unindexed_bytes,
+        )
+
+    @property
+    def unowned_bytes(self) -> int:
+        return self.pending_bytes + self.unindexed_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        return self.used_bytes + self.reserved_bytes + self.unowned_bytes
+
+
+class IndexTransaction:
+    """One transaction's view. Changes need a write transaction and `close`; `worker` owns the files that it leaves."""
+
+    def __init__(self, transaction: lmdb.Transaction, of: Tables, worker: int) -> None:
+        self.worker = worker
+        self._transaction = transaction
+        self._tables = of
+        self._accounts: dict[int, SlotAccount] = {}
+        self._saved: dict[int, bytes | None] = {}
+        self._next_sequence: int | None = None
+        self._totals: Totals | None = None
+
+    def close(self) -> None:
+        """Write down what was changed in memory."""
+        for slot, account in self._accounts.items():
+            packed = account.pack()
+            if packed != self._saved[slot]:
+                self._put(rows.ACCOUNTS + rows.pack_slot(slot), packed)
+        if self._totals is not None:
+            self.set_counter(_TOTALS, self._totals.pack())
+        if self._next_sequence is not None:
+            self.set_counter(_SEQUENCE, rows.pack_numbers(self._next_sequence))
+
+    @property
+    def totals(self) -> Totals:
+        if self._totals is None:
+            self._totals = Totals(*rows.unpack_numbers(self.counter(_TOTALS), 6))
+        return self._totals
+
+    # Slots.
+
+    def slots(self) -> dict[str, int]:
+        """Return the number of every slot ever seen, by name."""
+        found = rows.items(self._transaction, self._tables.state, rows.SLOTS)
+        return {name[1:].decode("utf-8", "surrogatepass"): rows.unpack_slot(packed) for name, packed in found}
+
+    def slot(self, name: str) -> int:
+        """Return a slot's number, given now if it has none."""
+        key = rows.SLOTS + name.encode("utf-8", "surrogatepass")
+        packed = self._get(key)
+        if packed is not None:
+            return rows.unpack_slot(packed)
+        number = rows.unpack_numbers(self.counter(_SLOTS), 1)[0]
+        self.set_counter(_SLOTS, rows.pack_numbers(number + 1))
+        self._put(key, rows.pack_slot(number))
+        return number
+
+    def account(self, slot: int) -> SlotAccount:
+        account = self._accounts.get(slot)
+        if account is None:
+            packed = self._saved[slot] = self._get(rows.ACCOUNTS + rows.pack_slot(slot))
+            account = self._accounts[slot] = SlotAccount.unpack(packed) if packed is not None else SlotAccount()
+        return account
+
+    def accounts(self) -> Iterator[tuple[int, SlotAccount]]:
+        """Yield every slot's account without the policies' knowledge."""
+        for key, packed in rows.items(self._transaction, self._tables.state, rows.ACCOUNTS):
+            slot = rows.unpack_slot(key[1:])
+            yield slot, self._accounts.get(slot) or SlotAccount.unpack(packed, learned=False)
+        yield from ((slot, account) for slot, account in self._accounts.items() if self._saved[slot] is None)
+
+    def changed_slots(self) -> Iterable[tuple[int, SlotAccount]]:
+        """Return the slots that this transaction has looked at, and may have changed."""
+        return self._accounts.items()
+
+    def unindexed(self) -> dict[int, int]:
+        """Return the directories of files that the index does not know yet, and the unknown bytes in each."""
+        found = rows.items(self._transaction, self._tables.state, rows.REBUILD)
+        return {key[1]: rows.unpack_numbers(packed, 1)[0] for key, packed in found}
+
+    def set_unindexed(self, directory: int, size_bytes: int | None) -> None:
+        """Set the bytes in a directory that the index does not know; None: the directory is done."""
+        key = rows.REBUILD + bytes([directory])
+        self.totals.unindexed_bytes += (size_bytes or 0) - rows.unpack_numbers(self._get(key), 1)[0]
+        if size_bytes is None:
+            self._delete(key)
+        else:
+            self._put(key, rows.pack_numbers(size_bytes))
+
+    # Blocks and files.
+
+    def block(self, block_id: bytes) -> tuple[BlockRecord, FileRecord] | None:
+        """Return a block and the file that it lies in."""
+        row = self._block_row(block_id)
+        return self._described(block_id, row) if row is not None else None
+
+    def blocks_of_object(self, object_id: bytes) -> list[bytes]:
+        found = rows.items(self._transaction, self._tables.blocks, object_id)
+        return [key[len(object_id) :] + key[: len(object_id)] for key, _ in found]
+
+    def has_block(self, block_id: bytes) -> bool:
+        row = self._block_row(block_id)
+        return row is not None and self._is_live(row[:FILE_KEY_BYTES])
+
+    def unknown(self, blocks: Iterable[BlockRecord]) -> list[BlockRecord]:
+        return [block for block_id, block in {b.block_id: b for b in blocks}.items() if not self.has_block(block_id)]
+
+    def file(self, file: str) -> FileRecord | None:
+        found = self._file_at(rows.file_key(file))
+        return found if found is not None and found.file == file and found.queue != Queue.EVICTED else None
+
+    def blocks_from(self, key: bytes, prefix: bytes = b"") -> Iterator[tuple[BlockRecord, FileRecord]]:
+        """Yield the blocks in the order of their keys, from a key on."""
+        for found, row in rows.items(self._transaction, self._tables.blocks, prefix, key):
+            described = self._described(rows.block_id_of(found), row)
+            if described is not None:
+                yield described
+
+    def files(self) -> Iterator[FileRecord]:
+        for _, packed in rows.items(self._transaction, self._tables.files):
+            file = rows.unpack_file(packed)
+            if file.queue != Queue.EVICTED:
+                yield file
+
+    def insert(self, file: FileRecord, blocks: Sequence[BlockRecord]) -> None:
+        """Enter a file with all its blocks, which the index has nowhere else."""
+        self.put(file)
+        self._enter_blocks(blocks)
+
+    def admit(self, reservation: Reservation, blocks: Sequence[BlockRecord], pin: int) -> None:
+        """Enter the file of a reservation, which was asked for and not there, under a pin where that is not 0."""
+        slot, size_bytes = self.slot(reservation.slot), reservation.disk_bytes
+        queue = Queue.PINNED if pin else Queue.MAIN
+        file = FileRecord(reservation.file, slot, size_bytes, self.next_sequence(), len(blocks), queue, pin=pin)
+        policy = POLICIES[self.account(slot).eviction]
+        entered = policy.entering(self, file, [block.block_id for block in blocks], size_bytes)
+        if reservation.wanted and entered.queue == Queue.SMALL:
+            entered = replace(entered, queue=Queue.MAIN)
+        self.insert(entered, blocks)
+
+    def extend(self, file: FileRecord, blocks: Sequence[BlockRecord], disk_bytes: int) -> None:
+        """Enter what was appended to a file: `disk_bytes` more, and blocks that the index has nowhere else."""
+        policy = POLICIES[self.account(file.slot).eviction]
+        grown = replace(file, disk_bytes=file.disk_bytes + disk_bytes, blocks=file.blocks + len(blocks))
+        self.change(policy.growing(self, grown, [block.block_id for block in blocks], disk_bytes))
+        self._enter_blocks(blocks)
+
+    def evict(self, file: FileRecord) -> None:
+        """Take out a file that its policy gives up; the caller unlinks it."""
+        account = self.account(file.slot)
+        self.remove(file)
+        one_in = max(1, REMEMBERED_TIMES * account.blocks // REMEMBERED_BLOCKS_MAX)
+        if POLICIES[account.eviction].remembers and not int.from_bytes(rows.file_key(file.file)) % one_in:
+            self.put(replace(file, queue=Queue.EVICTED, disk_bytes=0, sequence=self.next_sequence(), pin=0))
+        self.forget(file.slot, min(REMEMBERED_BLOCKS_MAX, REMEMBERED_TIMES * (account.blocks + SWEPT_MIN)))
+
+    def remove(self, file: FileRecord) -> None:
+        self.take(file)
+        self.set_pending_unlink(WorkerFile(self.worker, file.file))
+
+    def forget(self, slot: int, blocks_max: int) -> None:
+        """Remember no more of what was evicted from a slot than so many blocks."""
+        account = self.account(slot)
+        for _ in range(FORGOTTEN_AT_ONCE):
+            oldest = self.head(slot, Queue.EVICTED) if account.remembered_blocks > blocks_max else None
+            if oldest is None:
+                return
+            self.take(oldest)
+
+    def remove_block(self, block: BlockRecord, file: FileRecord) -> FileRecord | None:
+        """Take one block out; returns its file when nothing else was in it, which then is out, too."""
+        self.delete_rows([block])
+        if file.blocks == 1:
+            self.remove(file)
+            return file
+        self.change(replace(file, blocks=file.blocks - 1))
+        return None
+
+    def move(self, file: FileRecord, slot: int) -> None:
+        """Put a file on another slot's account; its place in the order of use stays."""
+        self.take(file)
+        self.put(replace(file, slot=slot, used_at=self.account(slot).position))
+
+    def resize(self, file: FileRecord, disk_bytes: int) -> None:
+        """Count what a file takes by what it was found to take."""
+        self.change(replace(file, disk_bytes=disk_bytes))
+
+    def touch(self, uses: Iterable[tuple[str, int]]) -> None:
+        """Note that blocks in these files were used, so many times, in this order."""
+        for name, times in uses:
+            file = self.file(name)
+            if file is not None:
+                size_bytes = min(times, file.blocks) * (file.disk_bytes // max(1, file.blocks))
+                POLICIES[self.account(file.slot).eviction].used(self, file, size_bytes)
+
+    def size_bytes(self) -> int:
+        return rows.size_bytes(self._transaction, self._tables)
+
+    def stale_rows(self) -> int:
+        """Rows of blocks that count for nothing, about."""
+        entries = int(self._transaction.stat(self._tables.blocks)["entries"])
+        return entries - self.totals.blocks - self.totals.remembered_blocks
+
+    def sweep(self, count: int) -> int:
+        """Go on through the rows of blocks, so many; how many were removed because they count for nothing."""
+        position = self.counter(_SWEPT) or b""
+        found = list(islice(rows.items(self._transaction, self._tables.blocks, start=position), count))
+        known: dict[bytes, bool] = {}
+        for _, row in found:
+            file = row[:FILE_KEY_BYTES]
+            if file not in known:
+                known[file] = rows.get(self._transaction, self._tables.files, file) is not None
+        stale = [key for key, row in found if not known[row[:FILE_KEY_BYTES]]]
+        for key in stale:
+            self._transaction.delete(key, db=self._tables.blocks)
+        self.set_counter(_SWEPT, found[-1][0] + b"\0" if len(found) == count else b"")
+        return len(stale)
+
+    def put_rows(self, blocks: Iterable[BlockRecord]) -> None:
+        """Write down where blocks lie; in the order of their keys, which is what LMDB does fastest."""
+        for key, extent in sorted((rows.block_key(block.block_id), block.extent) for block in blocks):
+            self._transaction.put(key, rows.pack_block(extent), db=self._tables.blocks)
+
+    def delete_rows(self, blocks: Iterable[BlockRecord]) -> None:
+        for block in blocks:
+            self._transaction.delete(rows.block_key(block.block_id), db=self._tables.blocks)
+
+    def _enter_blocks(self, blocks: Sequence[BlockRecord]) -> None:
+        self.put_rows(blocks)
+        if self.stale_rows() > self.totals.blocks // STALE_PART + SWEPT_MIN:
+            self.sweep(min(SWEPT_MAX, SWEPT_MIN + SWEPT_PER_BLOCK * len(blocks)))
+
+    def _block_row(self, block_id: bytes) -> bytes | None:
+        return rows.get(self._transaction, self._tables.blocks, rows.block_key(block_id))
+
+    def _file_at(self, key: bytes) -> FileRecord | None:
+        packed = rows.get(self._transaction, self._tables.files, key)
+        return rows.unpack_file(packed) if packed is not None else None
+
+    def _is_live(self, key: bytes) -> bool:
+        packed = rows.get(self._transaction, self._tables.files, key)
+        return packed is not None and packed[rows.QUEUE_OFFSET] != Queue.EVICTED
+
+    def _described(self, block_id: bytes, row: bytes) -> tuple[BlockRecord, FileRecord] | None:
+        packed = rows.get(self._transaction, self._tables.files, row[:FILE_KEY_BYTES])
+        if packed is None or packed[rows.QUEUE_OFFSET] == Queue.EVICTED:
+            return None
+        extent: Extent = rows.unpack_extent(row, packed)
+        return BlockRecord(block_id, extent), rows.unpack_file(packed)
+
+    # The queues: what policies see and change.
+
+    def put(self, file: FileRecord) -> None:
+        """Enter a file that is not there."""
+        self._transaction.put(rows.file_key(file.file), rows.pack_file(file), db=self._tables.files)
+        self._transaction.put(rows.queue_key(file), b"", db=self._tables.queues)
+        self._count(file, 1)
+
+    def take(self, file: FileRecord) -> None:
+        """Take out a file that is there as it says."""
+        self._transaction.delete(rows.file_key(file.file), db=self._tables.files)
+        self._transaction.delete(rows.queue_key(file), db=self._tables.queues)
+        self._count(file, -1)
+
+    def change(self, file: FileRecord) -> None:
+        known = self._file_at(rows.file_key(file.file))
+        if known is None:
+            raise lmdb.CorruptedError(f"the index has no row for {file.file}, which is to change")
+        if rows.queue_key(known) != rows.queue_key(file):
+            self.take(known)
+            self.put(file)
+            return
+        self._transaction.put(rows.file_key(file.file), rows.pack_file(file), db=self._tables.files)
+        self._count(known, -1)
+        self._count(file, 1)
+
+    def head(self, slot: int, queue: Queue) -> FileRecord | None:
+        """Return the first file of a slot's queue."""
+        key = rows.first_key(self._transaction, self._tables.queues, rows.queue_prefix(slot, queue))
+        if key is None:
+            return None
+        file = self._file_at(key[-FILE_KEY_BYTES:])
+        if file is None:
+            raise lmdb.CorruptedError("a queue names a file that the index does not have")
+        return file
+
+    def queued(self, slot: int, queue: Queue, after: bytes, count_max: int) -> list[tuple[bytes, FileRecord]]:
+        """Return at most `count_max` files of a queue behind the place `after`, with their places."""
+        start = after + b"\0" if after else b""
+        prefix = rows.queue_prefix(slot, queue)
+        found = islice(rows.items(self._transaction, self._tables.queues, prefix, start), count_max)
+        files = [(key, self._file_at(key[-FILE_KEY_BYTES:])) for key, _ in found]
+        return [(key, file) for key, file in files if file is not None]
+
+    def recall(self, slot: int, block_id: bytes) -> int | None:
+        """When the file of a block that was evicted was used last, where that is remembered."""
+        row = self._block_row(block_id)
+        file = self._file_at(row[:FILE_KEY_BYTES]) if row is not None else None
+        return file.used_at if file is not None and (file.queue, file.slot) == (Queue.EVICTED, slot) else None
+
+    def next_sequence(self) -> int:
+        if self._next_sequence is None:
+            self._next_sequence = self.sequence()
+        self._next_sequence += 1
+        return self._next_sequence - 1
+
+    def sequence(self) -> int:
+        if self._next_sequence is not None:
+            return self._next_sequence
+        return rows.unpack_numbers(self.counter(_SEQUENCE), 1)[0]
+
+    def begin_sequence_at(self, number: int) -> None:
+        """All numbers from now on are at least this."""
+        self._next_sequence = max(number, self.sequence())
+
+    def _count(self, file: FileRecord, sign: int) -> None:
+        account, totals = self.account(file.slot), self.totals
+        if file.queue == Queue.EVICTED:
+            account.remembered_blocks += sign * file.blocks
+            totals.remembered_blocks += sign * file.blocks
+            return
+        account.blocks += sign * file.blocks
+        account.queue_bytes[file.queue] += sign * file.disk_bytes
+        totals.blocks += sign * file.blocks
+        totals.used_bytes += sign * file.disk_bytes
+
+    # Pins.
+
+    def pins(self) -> dict[str, int]:
+        """Return the number of every pin, by the prefix that it holds."""
+        found = rows.items(self._transaction, self._tables.state, rows.PINS)
+        return {prefix.decode("utf-8", "surrogatepass"): rows.unpack_pin(key[1:]) for key, prefix in found}
+
+    def pins_version(self) -> bytes | None:
+        """Another whenever the pins were changed."""
+        return self.counter(_PINS_VERSION)
+
+    def has_pin(self, number: int) -> bool:
+        return self._get(rows.PINS + rows.pack_pin(number)) is not None
+
+    def set_pins(self, numbers: dict[str, int]) -> None:
+        for key, _ in list(rows.items(self._transaction, self._tables.state, rows.PINS)):
+            self._delete(key)
+        for prefix, number in numbers.items():
+            self._put(rows.PINS + rows.pack_pin(number), prefix.encode("utf-8", "surrogatepass"))
+        version = rows.unpack_numbers(self.pins_version(), 1)[0] + 1
+        self.set_counter(_PINS_VERSION, rows.pack_numbers(version))
+
+    def hold(self, file: FileRecord, pin: int) -> None:
+        """Put a file under a pin; 0 lets go of it, and it stands as if it was just used."""
+        queue = Queue.PINNED if pin else Queue.MAIN
+        used_at = self.account(file.slot).position
+        self.change(replace(file, queue=queue, pin=pin, sequence=self.next_sequence(), used_at=used_at))
+
+    def let_go_first(self, file: FileRecord) -> None:
+        """Let go of a file that was under a pin: it is the first to leave its slot, unless it is used before that."""
+        self.change(replace(file, queue=Queue.MAIN, pin=0, sequence=FIRST_TO_LEAVE, frequency=0, used_at=0))
+
+    # Files on their way in and out.
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Set room aside."""
+        own, slot = WorkerFile(self.worker, reservation.file), self.slot(reservation.slot)
+        self.release_file(own)
+        packed = rows.pack_reservation(reservation.disk_bytes, slot)
+        self._put(rows.RESERVED + rows.pack_worker_file(own), packed)
+        self._count_reserved(slot, reservation.disk_bytes)
+
+    def release(self, reservation: Reservation) -> None:
+        """Give the room back."""
+        self.release_file(WorkerFile(self.worker, reservation.file))
+
+    def release_file(self, holder: WorkerFile) -> None:
+        """Give back the room that a worker has set aside for a file, if it has."""
+        key = rows.RESERVED + rows.pack_worker_file(holder)
+        packed = self._get(key)
+        if packed is not None:
+            disk_bytes, slot = rows.unpack_reservation(packed)
+            self._count_reserved(slot, -disk_bytes)
+            self._delete(key)
+
+    def reserved(self) -> Iterator[WorkerFile]:
+        """Return the files that any process is writing."""
+        return self._holders(rows.RESERVED)
+
+    def pending_unlinks(self) -> dict[WorkerFile, int]:
+        """Return the pending unlinks, with their workers and counted bytes."""
+        found = rows.items(self._transaction, self._tables.state, rows.PENDING_UNLINKS)
+        return {rows.unpack_worker_file(key[1:]): rows.unpack_numbers(packed, 1)[0] for key, packed in found}
+
+    def set_pending_unlink(self, holder: WorkerFile, counted_bytes: int = 0) -> None:
+        """Note that this worker must unlink the file; `counted_bytes` become free then."""
+        self.end_pending_unlink(holder)
+        self._put(rows.PENDING_UNLINKS + rows.pack_worker_file(holder), rows.pack_numbers(counted_bytes))
+        self.totals.pending_bytes += counted_bytes
+
+    def end_pending_unlink(self, holder: WorkerFile) -> None:
+        key = rows.PENDING_UNLINKS + rows.pack_worker_file(holder)
+        packed = self._get(key)
+        if packed is not None:
+            self.totals.pending_bytes -= rows.unpack_numbers(packed, 1)[0]
+            self._delete(key)
+
+    def _holders(self, table: bytes) -> Iterator[WorkerFile]:
+        found = rows.items(self._transaction, self._tables.state, table)
+        return (rows.unpack_worker_file(key[1:]) for key, _ in found)
+
+    def _count_reserved(self, slot: int, disk_bytes: int) -> None:
+        self.account(slot).reserved_bytes += disk_bytes
+        self.totals.reserved_bytes += disk_bytes
+
+    # Rows of `state`.
+
+    def counter(self, name: bytes) -> bytes | None:
+        return self._get(rows.COUNTERS + name)
+
+    def set_counter(self, name: bytes, packed: bytes) -> None:
+        if self.counter(name) != packed:
+            self._put(rows.COUNTERS + name, packed)
+
+    def _get(self, key: bytes) -> bytes | None:
+        return rows.get(self._transaction, self._tables.state, key)
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        self._transaction.put(key, value, db=self._tables.state)
+
+    def _delete(self, key: bytes) -> None:
+        self._transaction.delete(key, db=self._tables.state)

@@ -1,0 +1,94 @@
+"""Detection of writes to an LMDB environment: one look at memory, instead of a look-up.
+
+LMDB keeps the number of the last transaction in its lock file, and a reader sees the state of that number. This module
+reads it from a mapping of its own. A caller that takes the number before a look-up, and finds it unchanged later, would
+get the same result again, whichever process writes.
+
+LMDB holds POSIX locks on the lock file for as long as an environment is open: by them processes know that they are not
+alone, and that readers live. A process loses its locks on a file when it closes any descriptor of it, and a mapping has
+one. So the mapping is made before the environment is opened, and let go of when that is closed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import lmdb
+
+from gateway.disk.atomic_write import LMDB_READERS_MAX, set_aside_lock_file
+
+_MAGIC_AND_FORMAT = 0x10001_BEEFC0DE
+_NUMBER_WORD = 6
+"""In a lock file of this format: LMDB 0.9, 64 bits (`MDB_txbody` of mdb.c)."""
+
+
+class LastCommit:
+    """To be made before an environment is opened, and closed behind it. Any thread may ask; nothing blocks."""
+
+    __slots__ = ("_map", "_others", "_words")
+
+    def __init__(self, directory: Path) -> None:
+        set_aside_lock_file(directory)
+        with (directory / "lock.mdb").open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), mmap.PAGESIZE, prot=mmap.PROT_READ)
+        self._words: memoryview | None = memoryview(self._map).cast("Q")
+        self._others = itertools.count()
+
+    def number(self) -> int:
+        """Another one when any process has committed a transaction since.
+
+        Another one each time where the lock file is not as known here, or was closed.
+        """
+        words = self._words
+        if words is None or words[0] != _MAGIC_AND_FORMAT:
+            return next(self._others)
+        return words[_NUMBER_WORD]
+
+    def close(self) -> None:
+        """Let go of the file. Idempotent."""
+        words, self._words = self._words, None
+        if words is not None:
+            words.release()
+        self._map.close()
+
+
+Table: TypeAlias = Any
+"""An LMDB named database: an opaque handle."""
+
+Cursor: TypeAlias = Any
+"""Rows come as bytes: no environment is opened with buffers."""
+
+OLD_ENGINE, NEW_ENGINE = 0, 1
+"""Keys of up to 511 bytes, and of up to 1,978."""
+
+
+def open_environment(
+    directory: Path, names: Sequence[bytes], *, map_bytes: int, engine: int
+) -> tuple[lmdb.Environment, list[Table]]:
+    """Open the environment and its tables; create missing ones.
+
+    Blocks while another process writes to it, as LMDB opens tables in write transactions alone. Raises lmdb.Error,
+    OSError.
+    """
+    set_aside_lock_file(directory)
+    environment = lmdb.open(
+        str(directory),
+        map_size=map_bytes,
+        max_dbs=4,
+        max_readers=LMDB_READERS_MAX,
+        sync=False,
+        mode=0o600,
+        subdir=True,
+        lib_version=engine,
+    )
+    try:
+        environment.reader_check()
+        with environment.begin(write=True) as transaction:  # open_db's own would wait with the interpreter's lock held
+            return environment, [environment.open_db(name, txn=transaction) for name in names]
+    except BaseException:
+        environment.close()  # LMDB opens none twice in a process
+        raise

@@ -1,0 +1,171 @@
+"""The disk's room under the buffer, and the part of it that arriving bodies have reserved.
+
+Reservations lie in shared memory, as none is worth keeping (`Reservations`):
+
+    for each slot that writes back: its name in 64 bytes, and 8 bytes for each worker slot
+
+A worker writes only its own numbers, so it needs no lock: it adds its bytes first and looks at the sum then, so that of
+two that want the last room at least one sees both. A killed worker leaves its numbers to its successor, which clears
+them. Slots come and go: a worker that looks for rows locks the file. opening.py makes it anew when no process has it
+open.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gateway.disk.atomic_write import map_shared, set_aside
+from gateway.writeback.staged_file import checksums_bytes
+
+DISK_LOOK_SECONDS = 0.05
+
+MARGIN_BYTES = 8 * 1024 * 1024
+"""Bytes of the disk kept free for the journal: what leaves the buffer must be written down, too."""
+
+
+def on_disk(size_bytes: int) -> int:
+    """Return the bytes that bodies take with their checksums.
+
+    The rest of each file's last page, and its footer, fit into the margin for some hundreds that arrive at once, with
+    room left for the journal.
+    """
+    return size_bytes + checksums_bytes(size_bytes)
+
+
+class DiskRoom:
+    """The room in one directory. Event loop only: a look takes microseconds on a local disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._free_bytes = 0
+        self._looked_at = float("-inf")
+
+    def takes(self, size_bytes: int, now: float) -> bool:
+        """Return whether `size_bytes` fit beside the margin; `now` is monotonic. Raises the disk's OSError."""
+        if not self._looked_at <= now < self._looked_at + DISK_LOOK_SECONDS:
+            self._free_bytes, self._looked_at = _free_bytes(self._path), now
+        return self._free_bytes - MARGIN_BYTES >= size_bytes
+
+
+class ReserveFile:
+    """Room beside the journal, given up when the disk is full: the journal must record what leaves the buffer.
+
+    On a disk that others have filled, the flush could otherwise not record what the origin has, and so free no room.
+    The log grows to a few megabytes and is then written over from its start, so this is always enough. For one buffer,
+    in the process that flushes. Blocks.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "ballast"
+
+    def keep(self) -> None:
+        """Set the room aside if it is missing and the disk has twice as much; else later."""
+        with suppress(OSError):
+            is_there = self._path.exists() and self._path.stat().st_size == MARGIN_BYTES
+            if not is_there and _free_bytes(self._path.parent) >= 2 * MARGIN_BYTES:
+                set_aside(self._path, MARGIN_BYTES)
+
+    def give_up(self) -> bool:
+        try:
+            os.unlink(self._path)
+        except OSError:
+            return False
+        return True
+
+
+def _free_bytes(path: Path) -> int:
+    facts = os.statvfs(path)
+    return facts.f_bavail * facts.f_frsize
+
+
+WORKER_SLOTS = 257
+"""S3 workers have 0 to 255, the background process 256."""
+
+_CELL_BYTES = 8
+
+
+_NAME_BYTES = 64
+_ROW_BYTES = _NAME_BYTES + WORKER_SLOTS * _CELL_BYTES
+
+
+class Reservations:
+    """The reservations as one worker slot sees and changes them. OSError when the disk does not take the file."""
+
+    def __init__(self, path: Path, worker: int, slots: Sequence[str]) -> None:
+        self._path = path
+        self._worker = worker
+        self._map = map_shared(path, _ROW_BYTES)
+        self._rows: dict[str, memoryview[int]] = {}
+        self._in_use: list[weakref.ref[memoryview[int]]] = []
+        """Rows that callers hold, some in earlier mappings."""
+
+        self._is_closed = False
+        self.apply_settings(slots)
+        for number in range(len(self._map) // _ROW_BYTES):
+            self._row(number)[worker] = 0
+
+    def apply_settings(self, slots: Sequence[str]) -> None:
+        """Keep a row for each of these slots; holders keep theirs. Rows of other slots are reused once empty."""
+        with _locked(self._path) as size_bytes:
+            self._map = map_shared(self._path, max(size_bytes, _ROW_BYTES))
+            count = len(self._map) // _ROW_BYTES
+            names = [self._name(number) for number in range(count)]
+            free = [n for n in range(count) if names[n] not in slots and not any(self._row(n))]
+            for slot in slots:
+                if slot not in names:
+                    number = free.pop() if free else len(names)
+                    if number == len(names):
+                        names.append("")
+                        self._map = map_shared(self._path, len(names) * _ROW_BYTES)
+                    names[number] = slot
+                    self._set_name(number, slot)
+            self._rows = {slot: self._row(names.index(slot)) for slot in slots}
+
+    def row(self, slot: str) -> memoryview[int]:
+        """Return the numbers of a slot, for `add`; the row stays the slot's while anyone holds it."""
+        row = self._rows[slot]
+        self._in_use = [one for one in self._in_use if one() is not None]
+        self._in_use.append(weakref.ref(row))
+        return row
+
+    def add(self, row: memoryview[int], count: int) -> None:
+        """Add bytes (may be negative) to this worker's reservations; not once closed: a successor clears them."""
+        if not self._is_closed:
+            row[self._worker] += count
+
+    def total_of_all(self) -> int:
+        return sum(sum(self._row(number)) for number in range(len(self._map) // _ROW_BYTES))
+
+    def close(self) -> None:
+        """Let go of the file; rows are invalid then."""
+        self._is_closed = True
+        for row in (*self._rows.values(), *(one() for one in self._in_use)):
+            if row is not None:
+                row.release()
+        self._map.close()
+
+    def _row(self, number: int) -> memoryview[int]:
+        first = number * _ROW_BYTES + _NAME_BYTES
+        return memoryview(self._map)[first : first + WORKER_SLOTS * _CELL_BYTES].cast("q")
+
+    def _name(self, number: int) -> str:
+        return self._map[number * _ROW_BYTES : number * _ROW_BYTES + _NAME_BYTES].rstrip(b"\0").decode()
+
+    def _set_name(self, number: int, name: str) -> None:
+        self._map[number * _ROW_BYTES : number * _ROW_BYTES + _NAME_BYTES] = name.encode().ljust(_NAME_BYTES, b"\0")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """Yield the size of the file; no other process looks for rows in it meanwhile."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
