@@ -28,6 +28,7 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 _START_SECONDS = 60.0
 _STOP_SECONDS = 60.0
 _GONE_SECONDS = 60.0
+_COMMAND_SECONDS = 110.0
 _POLL_SECONDS = 0.02
 _LOG_SHOWN_CHARACTERS = 50_000
 
@@ -193,6 +194,19 @@ class GatewayProcess:
         answer.raise_for_status()
         document: dict[str, Any] = answer.json()
         return document
+
+    def command(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Let `forebay` of a prepared process ask this gateway; the environment is added to that of now."""
+        process = PreparedProcess(
+            ["gateway", *arguments, "--admin-url", self.admin_url],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | environment,
+        )
+        with process:
+            stdout, stderr = process.communicate(timeout=_COMMAND_SECONDS)
+        return subprocess.CompletedProcess(["forebay", *arguments], process.returncode, stdout, stderr)
 
     def worker_pids(self) -> list[int | None]:
         """Process ids by worker; None for one that is down right now."""

@@ -57,7 +57,7 @@ class PreparedProcess(subprocess.Popen[str]):
         *,
         stdin: int | None = None,
         stdout: int | None = None,
-        stderr: IO[bytes] | None = None,
+        stderr: int | IO[bytes] | None = None,
         pass_fds: Sequence[int] = (),
         env: Mapping[str, str] | None = None,
     ) -> None:
