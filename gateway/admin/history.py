@@ -49,6 +49,7 @@ def counts_of(reading: MetricReading) -> to.Counts:
     return to.Counts(
         at=time.time(),
         requests=_sum(statuses),
+        request_seconds=reading.total(metrics.REQUEST_SECONDS),
         failed=sum(int(count) for (status,), count in statuses.items() if status[:1] == "5" or status == BROKEN_OFF),
         in_flight=int(reading.total(metrics.REQUESTS_IN_FLIGHT)),
         sent_bytes=int(reading.total(metrics.SENT_BYTES)),
@@ -63,6 +64,7 @@ def counts_of(reading: MetricReading) -> to.Counts:
             if status[:1] == "5" or status in ("429", "unreachable")
         ),
         origin_read_bytes=int(sum(count for (way, _), count in moved.items() if way == "read")),
+        origin_written_bytes=int(sum(count for (way, _), count in moved.items() if way == "write")),
         flush_bytes=int(moved.get(("write", "flush"), 0.0)),
         flushed_objects=int(reading.total(metrics.WRITEBACK_FLUSHED_OBJECTS)),
         served_latencies=reading.buckets(metrics.REQUEST_SECONDS, "operation", lambda _: True),

@@ -181,7 +181,7 @@ class SlotsApi:
     def _documents(self, summary: to.Writeback | None, before: _Sample, now: _Sample) -> to.SlotsDocument:
         pending = {one.slot: one for one in summary.slots} if summary is not None else {}
         settings = self._live.now
-        slots, origin = [*settings.slots, _DEFAULT], settings.origin
+        slots, origin = [*settings.slots, DEFAULT_SLOT], settings.origin
         capacities = {"read": origin.read_bandwidth_bytes_per_second, "write": origin.write_bandwidth_bytes_per_second}
         links = {direction: _Link(direction, capacities[direction], slots, before, now) for direction in _DIRECTIONS}
         return to.SlotsDocument(
@@ -190,7 +190,6 @@ class SlotsApi:
         )
 
 
-_DEFAULT = SlotSettings(name=DEFAULT_SLOT.name, prefix="s3://")
 _DIRECTIONS: tuple[Direction, ...] = ("read", "write")
 
 
@@ -246,9 +245,9 @@ def _document(
         binds.append("request-rate")
     return to.SlotDocument(
         name=name,
-        prefix=slot.prefix,
+        prefix=str(slot.prefix),
         mode=slot.mode,
-        consistency=slot.consistency_in_force,
+        consistency=slot.consistency,
         write=slot.write,
         authorization=slot.authorization,
         weight=slot.weight,

@@ -185,7 +185,7 @@ class StatusApi:
             slots=[
                 to.SlotStatus(
                     name=slot.name,
-                    prefix=slot.prefix,
+                    prefix=str(slot.prefix),
                     mode=slot.mode,
                     eviction=slot.eviction,
                     capacity_bytes=slot.capacity_bytes or 0,

@@ -18,7 +18,7 @@ from gateway.policy.callers import OWN, UNSIGNED, CallerClass, Callers, CallersP
 from gateway.policy.capacity_controller import TICK_SECONDS
 from gateway.policy.request_rates import RequestRates
 from gateway.policy.request_rates import cells_for as cells_for_rates
-from gateway.policy.slots import DEFAULT_SLOT, Prefix
+from gateway.policy.slots import DEFAULT_SLOT
 from gateway.policy.token_bucket import SharedCells, make_shared_memory
 from gateway.telemetry import metric_kinds, metrics
 from gateway.telemetry.metrics import USED_BY_ALL
@@ -99,7 +99,7 @@ def request_rates_of(
 
 
 def buckets_told(settings: Settings) -> set[str]:
-    return {Prefix.parse(slot.prefix).bucket for slot in settings.slots} - {""}
+    return {slot.prefix.bucket for slot in settings.slots} - {""}
 
 
 def _attached(shared: PathLike[str], rows: int, processes: int, process: int) -> SharedCells:

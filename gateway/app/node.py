@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
@@ -32,7 +32,6 @@ from gateway.blocks.cache import BlockCache, PassthroughCache
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.scrubber import Scrubber, ScrubSettings
 from gateway.config import Settings
-from gateway.config.entries import SlotSettings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock, SystemClock
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, Keyring, OriginKeyring
@@ -48,13 +47,13 @@ from gateway.metadata.opening import ANSWERS, discard_catalog
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.operations.context import AppContext
-from gateway.operations.origin_events import OriginEvents
+from gateway.operations.visibility import OriginEvents
 from gateway.origin.client import Origin, OriginCredentials, OriginSettings
 from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import OwnKeyOrigin, S3Origin
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.policy.request_rates import RequestRates
-from gateway.policy.slots import Grant, Prefix, Slot, Slots
+from gateway.policy.slots import Grant, Slots
 from gateway.shared.heartbeats import BACKGROUND_PROCESS
 from gateway.shared.recent_requests import RecentRequests
 from gateway.telemetry import metrics
@@ -129,11 +128,11 @@ async def _node(
         finder = CapacityFinder(connected, clock, tells=process == BACKGROUND_PROCESS)
         stack.push_async_callback(finder.close)
         finder.apply_settings(bandwidth)
-        node = _Node(process, clock, keys.own, origin, Slots(_slots(settings)), recent)
+        node = _Node(process, clock, keys.own, origin, Slots(settings.slots), recent)
 
         async def apply_settings() -> None:
             metrics.CACHE_CAPACITY_BYTES.set(live.now.cache.capacity_bytes)
-            node.slots.apply_settings(_slots(live.now))
+            node.slots.apply_settings(live.now.slots)
             await keys.apply_settings(live.now)
             if ceilings.differ(live):
                 bandwidth = bandwidth_of(live.now, clock, process=process, shared=live.bandwidth)
@@ -477,29 +476,7 @@ def _keyring(settings: Settings, credentials: OriginCredentials) -> Keyring:
             entry.access_key_id,
             entry.secret,
             entry.session_token.get_secret_value() if entry.session_token is not None else None,
-            Grant(tuple(map(Prefix.parse, entry.allow)), entry.operations == "read-only"),
+            Grant(tuple(entry.allow), entry.operations == "read-only"),
         )
         for entry in settings.credentials
     )
-
-
-_SAME = {one.name for one in fields(Slot)} & set(SlotSettings.model_fields)
-"""Fields that a slot has under the names of its settings."""
-
-
-def _slots(settings: Settings) -> list[Slot]:
-    return [
-        Slot(
-            **{name: getattr(slot, name) for name in _SAME}
-            | {
-                "prefix": Prefix.parse(slot.prefix),
-                "consistency": slot.consistency_in_force,
-                "capacity_bytes": slot.capacity_bytes or 0,
-                "snapshot": slot.snapshot or "",
-                "markers": tuple(slot.markers),
-                "checkpoints": None if slot.checkpoints is None else tuple(slot.checkpoints),
-                "local_expiry_seconds": slot.scratch_expiry_seconds,
-            }
-        )
-        for slot in settings.slots
-    ]

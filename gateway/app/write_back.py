@@ -14,8 +14,7 @@ from gateway.config import Settings
 from gateway.core.clock import Clock
 from gateway.core.errors import BufferUnavailable, StoreUnavailable
 from gateway.metadata.catalog import Catalog
-from gateway.operations.writeback.cache_promotion import CachePromoter
-from gateway.operations.writeback.kept_checkpoints import KeptCheckpoints
+from gateway.operations.writeback.cache_promotion import CachePromoter, KeptCheckpoints
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
 from gateway.writeback import DIRECTORY

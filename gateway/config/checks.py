@@ -22,6 +22,7 @@ from gateway.config.problems import Hidden, shown
 from gateway.config.settings import Settings
 from gateway.config.units import format_duration, format_size
 from gateway.core.errors import ConfigError
+from gateway.core.prefixes import Prefix
 from gateway.disk.pem import PemFile
 
 BLOCKS_MIN = 8
@@ -328,7 +329,7 @@ def _caller_classes(settings: Settings) -> Iterator[ConfigError]:
 
 def _slots(settings: Settings) -> Iterator[ConfigError]:
     names: set[str] = set()
-    prefixes: set[str] = set()
+    prefixes: set[Prefix] = set()
     for i, slot in enumerate(settings.slots):
         if slot.name in RESERVED_SLOTS:
             allowed = f"reserved, like {' and '.join(RESERVED_SLOTS)}: these mean other requests in metrics and logs"
@@ -336,7 +337,7 @@ def _slots(settings: Settings) -> Iterator[ConfigError]:
         elif slot.name in names:
             yield ConfigError(f"slots[{i}].name", slot.name, "another slot has this name")
         if slot.prefix in prefixes:
-            yield ConfigError(f"slots[{i}].prefix", slot.prefix, "another slot has this prefix")
+            yield ConfigError(f"slots[{i}].prefix", str(slot.prefix), "another slot has this prefix")
         names.add(slot.name)
         prefixes.add(slot.prefix)
         limit, block_size_bytes = slot.capacity_limit_bytes, slot.block_size_bytes or settings.cache.block_size_bytes
@@ -376,9 +377,9 @@ def _frozen(key: str, slot: SlotSettings) -> Iterator[ConfigError]:
         yield ConfigError(f"{key}.snapshot", None, allowed)
     if slot.mode != "read-only":
         yield ConfigError(f"{key}.mode", slot.mode, 'must be read-only with consistency = "snapshot"')
-    if slot.prefix == "s3://":
+    if not slot.prefix.bucket:
         yield ConfigError(
-            f"{key}.prefix", slot.prefix, 'must name a bucket with consistency = "snapshot": s3://bucket/prefix'
+            f"{key}.prefix", str(slot.prefix), 'must name a bucket with consistency = "snapshot": s3://bucket/prefix'
         )
 
 
@@ -433,11 +434,11 @@ def _indexes(settings: Settings) -> Iterator[ConfigError]:
                     key = type(slot).model_fields[name].alias or name
                     yield ConfigError(f"slots[{i}].{key}", getattr(slot, name), "needs index = true")
             continue
-        consistency = slot.consistency or ("ttl" if slot.mode == "read-only" else "strict")
+        consistency = slot.consistency
         if consistency not in ("ttl", "immutable"):
             allowed = f"needs consistency = ttl or immutable: with {consistency} no crawl may answer a LIST"
             yield ConfigError(f"slots[{i}].index", True, allowed)
-        if slot.prefix == "s3://":
+        if not slot.prefix.bucket:
             yield ConfigError(f"slots[{i}].index", True, "needs a prefix that names a bucket")
         refresh = slot.index_refresh_seconds
         if consistency == "ttl" and slot.metadata_ttl_seconds < 2:

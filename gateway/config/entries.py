@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -284,12 +285,13 @@ class SlotSettings(Section):
         toml="authorization_ttl",
         le=3600,
     )
-    consistency: Literal["strict", "ttl", "immutable", "snapshot"] | None = setting(
+    stated_consistency: Literal["strict", "ttl", "immutable", "snapshot"] | None = setting(
         None,
         "When the slot shows changes that others make at the origin. `strict`: at once. `ttl`: within metadata_ttl. "
         "`immutable`: never for an object that Forebay knows. `snapshot`: never; the slot has exactly the objects and "
         "versions of its snapshot, and is read-only. Omitted: ttl for read-only slots, else strict.",
         allowed="strict, ttl, immutable or snapshot",
+        toml="consistency",
     )
     snapshot: str | None = setting(
         None,
@@ -460,13 +462,13 @@ class SlotSettings(Section):
         "one, as they were acknowledged, also those that were overwritten since.",
         allowed="markers or strict; needs write = back",
     )
-    markers: list[str] = setting(
-        list(MARKERS),
+    markers: tuple[str, ...] = setting(
+        MARKERS,
         "Names (the last part of a key's path; of names with slashes, as many parts) of objects that tell readers that "
         "others are complete, such as a checkpoint's manifest.",
         allowed='a list of names, with * and ?, such as ["*.index.json", "_delta_log/*"]; needs write = back',
     )
-    checkpoints: list[CheckpointPatternText] | None = setting(
+    checkpoints: tuple[CheckpointPatternText, ...] | None = setting(
         None,
         "Which keys make one checkpoint: patterns of keys in the bucket with `{step}` and, behind it, `{rank}`; "
         "`built-in` stands for the known layouts. Omitted: only these. `[]`: Forebay groups nothing.",
@@ -526,15 +528,14 @@ class SlotSettings(Section):
     @property
     def index_refresh_in_force_seconds(self) -> float | None:
         """Return the interval that applies, even if `index_refresh` is omitted. None: never."""
-        if self.index_refresh_seconds is not None or self.consistency_in_force == "immutable":
+        if self.index_refresh_seconds is not None or self.consistency == "immutable":
             return self.index_refresh_seconds
         return self.metadata_ttl_seconds / 2
 
-    @property
-    def consistency_in_force(self) -> Literal["strict", "ttl", "immutable", "snapshot"]:
-        if self.consistency is None:
-            return "ttl" if self.mode == "read-only" else "strict"
-        return self.consistency
+    @cached_property
+    def consistency(self) -> Literal["strict", "ttl", "immutable", "snapshot"]:
+        """When the slot shows changes that others make, also where nobody states it."""
+        return self.stated_consistency or ("ttl" if self.mode == "read-only" else "strict")
 
     @model_validator(mode="before")
     @classmethod

@@ -135,4 +135,4 @@ def _is_list(path: list[str]) -> bool:
         if field is None:
             return False
         annotation = field.annotation
-    return str(annotation).startswith("list[")
+    return str(annotation).startswith(("list[", "tuple["))

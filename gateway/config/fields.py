@@ -28,6 +28,7 @@ from gateway.config.units import (
     parse_size_bytes,
 )
 from gateway.core.checkpoint_patterns import BUILT_IN, parse_pattern
+from gateway.core.prefixes import Prefix
 from gateway.disk.pem import PemFile
 
 SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes)]
@@ -114,11 +115,13 @@ def power_of_two(value: int) -> int:
     return value
 
 
-def s3_prefix(value: str) -> str:
+def s3_prefix(value: object) -> Prefix:
     """`s3://` for everything, else `s3://bucket/` and any prefix of keys behind it."""
-    if value != "s3://" and not re.match(r"s3://[^/]+/", value):
+    if isinstance(value, Prefix):
+        return value
+    if not isinstance(value, str) or (value != "s3://" and not re.match(r"s3://[^/]+/", value)):
         raise ValueError("s3://, s3://bucket/ or s3://bucket/prefix")
-    return value
+    return Prefix.parse(value)
 
 
 def s3_object_url(value: str) -> str:
@@ -147,7 +150,7 @@ def checkpoint_pattern(value: str) -> str:
 
 
 HostName = Annotated[str, AfterValidator(host_name)]
-S3Prefix = Annotated[str, AfterValidator(s3_prefix)]
+S3Prefix = Annotated[Prefix, PlainValidator(s3_prefix), PlainSerializer(str)]
 S3ObjectUrl = Annotated[str, AfterValidator(s3_object_url)]
 CheckpointPatternText = Annotated[str, AfterValidator(checkpoint_pattern)]
 Port = Annotated[int, Field(ge=0, le=65535)]

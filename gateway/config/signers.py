@@ -42,10 +42,10 @@ def signers(settings: Settings) -> Iterator[Signer]:
         )
     for slot in settings.slots:
         if slot.origin_credentials is not None:
-            name = slot.prefix.removeprefix("s3://").partition("/")[0]
+            name = slot.prefix.bucket
             region, home = regions.get(name, settings.origin.region), settings.homes.of(name)
             signed = names[slot.origin_credentials]
-            yield Signer(slot.prefix, slot.name, home, region, signed, slot.origin_credentials)
+            yield Signer(str(slot.prefix), slot.name, home, region, signed, slot.origin_credentials)
 
 
 def _way(access_key_id: str | None, profile: str | None, role_arn: str | None) -> str:

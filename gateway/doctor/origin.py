@@ -46,13 +46,13 @@ class Place:
 def places(settings: Settings) -> list[Place]:
     """Slots, then buckets and what callers may touch, each bucket once where no slot names it."""
     found = [
-        Place(Prefix.parse(slot.prefix), slot.mode == "read-write", f"slot {slot.name}")
+        Place(slot.prefix, slot.mode == "read-write", f"slot {slot.name}")
         for slot in settings.slots
-        if Prefix.parse(slot.prefix).bucket
+        if slot.prefix.bucket
     ]
     known = {one.prefix.bucket for one in found}
     others = [(Prefix(bucket.name), "[[buckets]]") for bucket in settings.buckets]
-    others += [(Prefix.parse(one), "[[credentials]]") for entry in settings.credentials for one in entry.allow]
+    others += [(one, "[[credentials]]") for entry in settings.credentials for one in entry.allow]
     for prefix, name in others:
         if prefix.bucket and prefix.bucket not in known:
             known.add(prefix.bucket)

@@ -10,7 +10,6 @@ body is the only way to tell the client.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
@@ -18,32 +17,29 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 import structlog
 from structlog.typing import FilteringBoundLogger
 
 from gateway.core import cancellation
 from gateway.core.errors import ClientDisconnected, S3Error
-from gateway.core.model import BodyStream, BorrowedBuffer, FileSpan, MissReason, PinnedFileSpan
+from gateway.core.model import BorrowedBuffer, FileSpan, MissReason, PinnedFileSpan, size_of
 from gateway.edge.access import Authenticator, Caller, authorise
 from gateway.edge.foreign_services import foreign_service_reply
 from gateway.edge.limited import PacedSend, direction_of, enter, expected_bytes
-from gateway.edge.server.cycle import CONTINUE, LENT, RESPONSE, SPAN, ZERO_COPY, in_task
+from gateway.edge.server.cycle import CONTINUE, LENT, RESPONSE, SPAN, in_task
 from gateway.edge.server.prepared import LEARN, TOLD
-from gateway.edge.server.receiving import RECEIVE_INTO, BodyDrain, ReceiveThreads
-from gateway.edge.server.response import IDENTITY, EncodedResponse, next_request_id
+from gateway.edge.server.receiving import RECEIVE_INTO, CountedBody, Receive, request_body
+from gateway.edge.server.response import IDENTITY, EncodedResponse, copy_of, next_request_id
 from gateway.operations.context import (
-    NO_BODY,
     Answer,
     AppContext,
     CacheLabel,
-    ClientBody,
     RequestContext,
     Response,
-    Sink,
+    reply_to,
 )
-from gateway.operations.failures import reply_to
 from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT
@@ -63,20 +59,6 @@ NOBODY = "none"
 
 NO_SLOT = "none"
 """The slot of requests that were refused before it was looked up."""
-
-
-class CountedBody(ClientBody, Protocol):
-    """A request body that knows how much of it was read."""
-
-    @property
-    def complete(self) -> bool:
-        """True once the whole body has been read; otherwise the connection cannot carry another request."""
-
-    @property
-    def received_bytes(self) -> int: ...
-
-    def pace(self, admission: Admission) -> None:
-        """Give no more than there is room for."""
 
 
 class RequestRecord:
@@ -140,94 +122,6 @@ class RequestRecord:
         return self.body is not None and self.body.complete
 
 
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-ReceiveInto = Callable[[Sink], Awaitable[None]]
-
-
-def request_body(headers: Mapping[str, str], receive: Receive, receive_into: ReceiveInto | None) -> CountedBody:
-    if "content-length" not in headers and "transfer-encoding" not in headers:
-        return NO_BODY
-    return AsgiRequestBody(receive, headers, receive_into)
-
-
-class AsgiRequestBody:
-    """Reads `http.request` events. The first read makes the server answer `Expect: 100-continue`.
-
-    `receive_into` is what our own server offers beside them (server/receiving.py).
-    """
-
-    def __init__(self, receive: Receive, headers: Mapping[str, str], receive_into: ReceiveInto | None = None) -> None:
-        self._receive = receive
-        self._receive_into = receive_into or self._read_into
-        length = headers.get("content-length", "")
-        self._length_bytes = int(length) if length.isdecimal() else None
-        if self._length_bytes is None and "transfer-encoding" not in headers:
-            self._length_bytes = 0
-        self._complete = self._length_bytes == 0
-        self._admission: Admission | None = None
-        self.received_bytes = 0
-
-    @property
-    def length_bytes(self) -> int | None:
-        return self._length_bytes
-
-    @property
-    def complete(self) -> bool:
-        return self._complete
-
-    def pace(self, admission: Admission) -> None:
-        """Give no more than there is room for: not straight from the socket, which brings whatever there is."""
-        if admission.piece_bytes("write") is not None:
-            self._admission, self._receive_into = admission, self._read_into
-
-    async def read(self) -> bytes:
-        piece = await self._next()
-        self.received_bytes += len(piece)
-        return piece
-
-    async def receive(self, sink: Sink) -> None:
-        def counted(data: memoryview) -> None:
-            self.received_bytes += len(data)
-            sink(data)
-
-        if not self._complete:
-            await self._receive_into(counted)
-            self._complete = True
-
-    async def _next(self) -> bytes:
-        while not self._complete:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnected("the client left before its request was complete")
-            self._complete = not message.get("more_body", False)
-            body: bytes = message.get("body", b"")
-            if body:
-                if self._admission is not None:
-                    await self._pass(self._admission, len(body))
-                return body
-        return b""
-
-    async def _pass(self, admission: Admission, count: int) -> None:
-        piece_bytes = admission.piece_bytes("write") or count
-        for begun in range(0, count, piece_bytes):
-            await admission.pass_bytes("write", min(piece_bytes, count - begun))
-
-    async def _read_into(self, sink: Sink) -> None:
-        """For servers that offer no better way."""
-        while piece := await self._next():
-            drain = BodyDrain([piece], sink)
-            await _shared_threads().run(drain.stop, drain.run)
-
-
-@functools.cache
-def _shared_threads() -> ReceiveThreads:
-    return ReceiveThreads()
-
-
-COPIED_BYTES = 64 * 1024
-"""Bytes of a lent body sent at once without the `LENT` extension: a client that reads slowly keeps a copy of them."""
-
-_SERVER = (b"server", b"Forebay")
 _CACHE: Mapping[tuple[CacheLabel, MissReason | None], bytes] = {
     (name, reason): (name if reason is None else f"{name}; reason={reason}").encode()
     for name in get_args(CacheLabel)
@@ -237,20 +131,19 @@ _CACHE: Mapping[tuple[CacheLabel, MissReason | None], bytes] = {
 
 
 def whole_response(reply: Response, scope: Scope, record: RequestRecord) -> EncodedResponse | None:
-    """Return the answer if the server takes all of it at once, without waiting before it is sent."""
-    extensions, body = scope.get("extensions") or {}, reply.body
-    if RESPONSE not in extensions:
-        return None
+    """Return the answer if the server may take all of it at once, without waiting before it is sent."""
+    body: Any = reply.body
     if isinstance(body, (bytes, memoryview)):
         length_bytes = 0 if scope["method"] == "HEAD" else len(body)
-        return _response(reply, record, body) if _passes_at_once(record, length_bytes) else None
-    if isinstance(body, PinnedFileSpan) and ZERO_COPY in extensions and _passes_at_once(record, body.span.count):
-        return _response(reply, record, body.span)
-    return None
+    elif isinstance(body, PinnedFileSpan):
+        body = body.span
+        length_bytes = body.count
+    else:
+        return None
+    return _encoded(reply, record, body) if _passes_at_once(record.admission, length_bytes) else None
 
 
-def _passes_at_once(record: RequestRecord, length_bytes: int) -> bool:
-    admission = record.admission
+def _passes_at_once(admission: Admission | None, length_bytes: int) -> bool:
     if admission is None or not length_bytes or (piece_bytes := admission.piece_bytes("read")) is None:
         return True
     return length_bytes <= piece_bytes and admission.passes("read", length_bytes)
@@ -258,11 +151,7 @@ def _passes_at_once(record: RequestRecord, length_bytes: int) -> bool:
 
 async def send_reply(reply: Response, scope: Scope, send: Send, record: RequestRecord) -> None:
     """Send the whole answer, and count its body in `record.sent_bytes`. The caller closes the reply."""
-    extensions = scope.get("extensions") or {}
-    if RESPONSE in extensions:
-        await send({"type": RESPONSE, "response": _response(reply, record, None)})
-    else:
-        await send(_start(reply, record))
+    await send({"type": RESPONSE, "response": _encoded(reply, record, None)})
     body = reply.body
     if isinstance(body, (bytes, memoryview)):
         body = b"" if scope["method"] == "HEAD" else body
@@ -270,114 +159,75 @@ async def send_reply(reply: Response, scope: Scope, send: Send, record: RequestR
         record.sent_bytes = len(body)
         return
     if isinstance(body, PinnedFileSpan):
-        if ZERO_COPY in extensions:
-            await _send_span(body.span, send, more_body=True)
-        else:
-            await _send_span_through_memory(body.span, send)
+        await send({"type": SPAN, "span": body.span, "more_body": True})
         record.sent_bytes = body.span.count
     else:
-        await _send_stream(body, send, record, zero_copy=ZERO_COPY in extensions, lending=LENT in extensions)
+        async for piece in body:
+            if isinstance(piece, FileSpan):
+                await send({"type": SPAN, "span": piece, "more_body": True})
+            elif isinstance(piece, BorrowedBuffer):
+                await send({"type": LENT, "bytes": piece})
+            else:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            record.sent_bytes += size_of(piece)
     await send({"type": "http.response.body", "body": b""})
 
 
-def _response(reply: Response, record: RequestRecord, body: Any) -> EncodedResponse:
-    headers = own_fields(reply)
+def _encoded(reply: Response, record: RequestRecord, body: Any) -> EncodedResponse:
+    own = reply.headers  # most often there are none, and even an empty comprehension costs something
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in own] if own else []
     if not record.body_complete:
         headers.append((b"connection", b"close"))
-    return EncodedResponse(reply.status, headers, ready_lines(reply, record.request_id), body, content_length(reply))
-
-
-def _start(reply: Response, record: RequestRecord) -> dict[str, Any]:
-    headers, length = own_fields(reply) + _ready_pairs(reply, record.request_id), content_length(reply)
-    if length is not None:
-        headers.append((b"content-length", b"%d" % length))
-    if not record.body_complete:
-        headers.append((b"connection", b"close"))
-    return {"type": "http.response.start", "status": reply.status, "headers": headers}
-
-
-def ready_lines(reply: Response, request_id: str) -> bytes:
-    """Return the fields of an answer's head that a server need not look at, as lines."""
-    encoded_id = request_id.encode()
+    encoded_id = record.request_id.encode()
     cache = b"x-forebay-cache: %b\r\n" % _CACHE[reply.cache, reply.reason] if reply.cache is not None else b""
-    return b"".join((reply.encoded.lines, IDENTITY % (encoded_id, encoded_id), cache))
+    lines = b"".join((reply.encoded.lines, IDENTITY % (encoded_id, encoded_id), cache))
+    length_bytes, whole = reply.length_bytes, reply.body
+    if length_bytes is None and isinstance(whole, (bytes, memoryview)) and reply.status not in (204, 304):
+        length_bytes = None if any(name == "content-length" for name, _ in own) else len(whole)
+    return EncodedResponse(reply.status, headers, lines, body, length_bytes)
 
 
-def _ready_pairs(reply: Response, request_id: str) -> list[tuple[bytes, bytes]]:
-    encoded_id = request_id.encode()
-    pairs = [
-        *[(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.encoded.pairs],
-        _SERVER,
-        (b"x-amz-request-id", encoded_id),
-        (b"x-amz-id-2", b"forebay/" + encoded_id),
-    ]
-    if reply.cache is not None:
-        pairs.append((b"x-forebay-cache", _CACHE[reply.cache, reply.reason]))
-    return pairs
+class PlainSend:
+    """Says in plain ASGI messages what the application says to the gateway's own server (cycle.py)."""
 
+    def __init__(self, send: Send, method: str) -> None:
+        self._send = send
+        self._is_head = method == "HEAD"
+        self._is_begun = False
 
-def own_fields(reply: Response) -> list[tuple[bytes, bytes]]:
-    """Return the fields that belong to this answer alone, as its handler gave them."""
-    headers = reply.headers  # most often there are none, and even an empty comprehension costs something
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers] if headers else []
-
-
-def content_length(reply: Response) -> int | None:
-    """Return Content-Length's value where the answer's own fields lack it."""
-    if reply.length_bytes is not None:
-        return reply.length_bytes
-    if not isinstance(reply.body, (bytes, memoryview)) or reply.status in (204, 304):
-        return None
-    return None if any(name == "content-length" for name, _ in reply.headers) else len(reply.body)
-
-
-async def _send_stream(
-    stream: BodyStream, send: Send, record: RequestRecord, *, zero_copy: bool, lending: bool
-) -> None:
-    async for piece in stream:
-        if isinstance(piece, BorrowedBuffer):
-            await (_send_lent(piece, send) if lending else _send_copied(piece, send))
-            record.sent_bytes += piece.taken
-            continue
-        if not isinstance(piece, FileSpan):
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-            record.sent_bytes += len(piece)
-            continue
-        if zero_copy:
-            await _send_span(piece, send, more_body=True)
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        kind = message["type"]
+        if kind == RESPONSE:
+            await self._begin(message["response"])
+        elif kind == SPAN:
+            await self._send_span(message["span"])
+        elif kind == LENT:
+            await self._send({"type": "http.response.body", "body": copy_of(message["bytes"]), "more_body": True})
         else:
-            await _send_span_through_memory(piece, send)
-        record.sent_bytes += piece.count
+            await self._send(message)
 
+    async def _begin(self, response: EncodedResponse) -> None:
+        if self._is_begun:
+            raise RuntimeError("a part of the response is out")
+        self._is_begun = True
+        lines = [line.partition(b": ") for line in response.lines.split(b"\r\n")[:-1]]
+        headers = [*response.headers, *((name, value) for name, _, value in lines)]
+        if response.length_bytes is not None:
+            headers.append((b"content-length", b"%d" % response.length_bytes))
+        await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
+        if isinstance(response.body, FileSpan):
+            await self._send_span(response.body)
+            response.sent_bytes = response.body.count
+            await self._send({"type": "http.response.body", "body": b""})
+        elif response.body is not None:
+            body = b"" if self._is_head else response.body
+            await self._send({"type": "http.response.body", "body": body})
+            response.sent_bytes = len(body)
 
-async def _send_lent(lent: BorrowedBuffer, send: Send) -> None:
-    await send({"type": LENT, "bytes": lent})
-
-
-async def _send_copied(lent: BorrowedBuffer, send: Send) -> None:
-    copied = bytes(lent.content[:COPIED_BYTES])
-    lent.taken = len(copied)
-    lent.content.release()
-    await send({"type": "http.response.body", "body": copied, "more_body": True})
-
-
-async def _send_span(span: FileSpan, send: Send, *, more_body: bool) -> None:
-    await send(
-        {
-            "type": ZERO_COPY,
-            "file": span.descriptor,
-            "offset": span.offset,
-            "count": span.count,
-            SPAN: span,
-            "more_body": more_body,
-        }
-    )
-
-
-async def _send_span_through_memory(span: FileSpan, send: Send) -> None:
-    async with aclosing(span.read()) as pieces:
-        async for data in pieces:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+    async def _send_span(self, span: FileSpan) -> None:
+        async with aclosing(span.read()) as pieces:
+            async for data in pieces:
+                await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 Scope = MutableMapping[str, Any]
@@ -458,6 +308,8 @@ class S3App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"the S3 port speaks HTTP only, not {scope['type']}")
+        if RESPONSE not in (scope.get("extensions") or {}):
+            send = PlainSend(send, scope["method"])
         record = RequestRecord(scope["raw_path"])
         if TOLD in scope:
             record.started = scope[TOLD].began
@@ -486,9 +338,12 @@ class S3App:
                     await self._stream(record, reply, scope, send)
             except ClientDisconnected:
                 raise
-            except Exception as error:  # noqa: BLE001 - it is logged, and the client sees it, or a body that ends early
+            except Exception as error:
                 if not await self._told(record, reply, error, scope, send):
-                    self._broken_off(record, reply, error)
+                    # The head is out: only a body that ends early can tell the client of the error.
+                    record.status = BROKEN_OFF
+                    reply.failed(error)
+                    self.log.warning("answer broken off", request_id=record.request_id, exc_info=error)
             finally:
                 if whole is not None and not record.sent_bytes:
                     record.sent_bytes = whole.sent_bytes
@@ -572,8 +427,6 @@ class S3App:
 
     async def _told(self, record: RequestRecord, reply: Response, error: Exception, scope: Scope, send: Send) -> bool:
         """Answer with what has gone wrong, where nothing of the answer is out yet; False where some is."""
-        if RESPONSE not in (scope.get("extensions") or {}):
-            return False
         failure = reply_to(error, record.request_id, record.path)
         try:
             await send_reply(failure, scope, send, record)
@@ -583,12 +436,6 @@ class S3App:
         record.status, record.cache, record.reason = str(failure.status), failure.cache, failure.reason
         record.error_code = failure.error_code
         return True
-
-    def _broken_off(self, record: RequestRecord, reply: Response, error: Exception) -> None:
-        """Close the connection: the head is out, so only a body that ends early can tell the client of the error."""
-        record.status = BROKEN_OFF
-        reply.failed(error)
-        self.log.warning("answer broken off", request_id=record.request_id, exc_info=error)
 
     def _perform(self, record: RequestRecord, scope: Scope, receive: Receive) -> Answer:
         headers = scope["headers"]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.core.model import BorrowedBuffer, FileSpan
-from gateway.edge.server.cycle import LENT, SPAN, WAITED, ZERO_COPY
+from gateway.edge.server.cycle import LENT, SPAN, WAITED
 from gateway.policy.callers import Admission, CallerLimits, CallerRefused, Direction
 from gateway.s3.error_codes import s3_error
 
@@ -66,8 +66,8 @@ class PacedSend:
 
     async def __call__(self, message: Message) -> None:
         kind = message["type"]
-        if kind == ZERO_COPY and isinstance(message.get(SPAN), FileSpan):
-            await self._send_span(message, message[SPAN])
+        if kind == SPAN:
+            await self._send_span(message, message["span"])
         elif kind == LENT:
             await self._send_lent(message, message["bytes"])
         elif kind == "http.response.body" and message.get("body"):
@@ -93,7 +93,7 @@ class PacedSend:
             piece = replace(span, offset=span.offset + done, count=count)
             done += count
             more = message.get("more_body", False) or done < span.count
-            fields = {"offset": piece.offset, "count": count, SPAN: piece, WAITED: has_waited or done > count}
+            fields = {"span": piece, WAITED: has_waited or done > count}
             await self._send({**message, **fields, "more_body": more})
             if done >= span.count:
                 return

@@ -11,15 +11,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
+import structlog
+
 from gateway.blocks.cache import BlockCache, PassthroughCache
 from gateway.core import cancellation
 from gateway.core.clock import Clock
-from gateway.core.errors import S3Error
+from gateway.core.errors import (
+    BufferUnavailable,
+    CredentialsUnavailable,
+    OriginAnswered,
+    OriginBodyError,
+    OriginBusy,
+    OriginUnreachable,
+    OutcomeUnknown,
+    S3Error,
+)
 from gateway.core.model import BodyStream, Homes, MissReason, ObjectKey, PinnedFileSpan
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog, ObjectHead
@@ -28,10 +39,12 @@ from gateway.operations.warm_up_queue import WarmUpQueue
 from gateway.origin.client import KeyPair, Origin
 from gateway.policy.remembered_rights import RememberedRights
 from gateway.policy.slots import Grant, Slot, Slots
-from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import NO_HEADERS, EncodedHeaders
+from gateway.s3.error_codes import error_document, s3_error
+from gateway.s3.headers import NO_HEADERS, EncodedHeaders, filter_response_headers
 from gateway.s3.requests import S3Request
 from gateway.s3.signature_v4 import SeedSignature
+from gateway.s3.xml import error_code_of, text_of
+from gateway.telemetry.logs import RateLimitedLog
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.checkpoints.reads import CheckpointReads, counted_file
 
@@ -366,3 +379,95 @@ class RequestContext:
         if self.request.bucket is None or self.request.key is None:
             raise s3_error("InvalidRequest", "This operation needs a bucket and a key.")
         return ObjectKey(self.request.bucket, self.request.key)
+
+
+_FORBIDDEN = 403
+
+_log = structlog.get_logger("forebay.requests")
+_refusals = RateLimitedLog(_log)
+
+_LATER = {"Retry-After": "1"}
+
+
+def reply_to(error: Exception, request_id: str, resource: str) -> Response:
+    """Return the answer to a request that failed before the head of its answer was sent.
+
+    The origin's own refusals reach the client as they are. An unexpected error is InternalError; the request id finds
+    its log line.
+    """
+    if isinstance(error, OriginAnswered):
+        headers = filter_response_headers(dict(error.headers))
+        own = [pair for pair in headers if pair[0] != "content-length"]
+        if not error.body and error.status >= 429:  # to a HEAD, which has no document: a GET gets one
+            return _document(s3_error_of(error), request_id, resource, [p for p in own if p[0] != "content-type"])
+        return Response(error.status, own, error.body, error_code=error_code_of(error.body))
+    _log_failure(error, request_id)
+    return _document(s3_error_of(error), request_id, resource)
+
+
+def s3_error_of(error: Exception) -> S3Error:
+    """Return the S3 error for a failure; InternalError for an unexpected one.
+
+    For the origin's own refusal, return its code and message, for answers that need a document.
+    """
+    match error:
+        case S3Error():
+            return error
+        case OriginAnswered():
+            code = error_code_of(error.body) or _CODES_OF_HEADS.get(error.status, "ServiceUnavailable")
+            return S3Error(code, text_of(error.body, "Message") or str(error), error.status)
+        case OutcomeUnknown():
+            return s3_error("OutcomeUnknown")
+        case OriginBusy():
+            return s3_error("SlowDown", headers=_LATER)
+        case CredentialsUnavailable():
+            return s3_error("ServiceUnavailable", "The gateway has no key to ask the origin with now.", headers=_LATER)
+        case OriginUnreachable():
+            return s3_error("ServiceUnavailable", "The origin does not answer. Try again later.", headers=_LATER)
+        case BufferUnavailable():
+            return s3_error("ServiceUnavailable", f"The write-back buffer cannot be used now: {error}")
+        case OriginBodyError():
+            return s3_error("ServiceUnavailable", "The origin's answer broke off or did not match. Please try again.")
+    return s3_error("InternalError")
+
+
+_CODES_OF_HEADS = {
+    400: "InvalidRequest",
+    403: "AccessDenied",
+    404: "NoSuchKey",
+    412: "PreconditionFailed",
+    429: "SlowDown",
+    503: "SlowDown",
+}
+"""Codes for answers to HEAD, which have no document."""
+
+
+def _log_failure(error: Exception, request_id: str) -> None:
+    if isinstance(error, S3Error):
+        if error.status == _FORBIDDEN:
+            _refusals.warning("callers are refused", error.code, code=error.code, example=request_id, why=error.message)
+        return
+    for kind, event in _EXPECTED.items():
+        if isinstance(error, kind):
+            _log.warning(event, request_id=request_id, reason=str(error))
+            return
+    _log.error("internal error", request_id=request_id, exc_info=error)
+
+
+_EXPECTED: Mapping[type[Exception], str] = {
+    OutcomeUnknown: "outcome of a write unknown",
+    OriginBusy: "origin busy",
+    CredentialsUnavailable: "no key to ask the origin with",
+    OriginUnreachable: "origin unreachable",
+    BufferUnavailable: "write-back buffer unavailable",
+    OriginBodyError: "origin body refused",
+}
+"""Log events for expected errors: the first class that fits counts."""
+
+
+def _document(error: S3Error, request_id: str, resource: str, of_origin: Sequence[tuple[str, str]] = ()) -> Response:
+    headers = [*of_origin, *((name.lower(), value) for name, value in error.headers.items())]
+    if error.status == 304:
+        return Response(304, headers, error_code=error.code)
+    body = error_document(error, resource=resource, request_id=request_id, host_id=f"forebay/{request_id}")
+    return Response(error.status, [("content-type", "application/xml"), *headers], body, error_code=error.code)

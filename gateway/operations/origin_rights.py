@@ -28,7 +28,7 @@ from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_plainly_asked
 from gateway.operations.context import Answer, RequestContext, Response, Told
 from gateway.operations.read_object import CurrentVersions, judged_by_the_origin
-from gateway.operations.writeback.flush_wait import FlushWait
+from gateway.operations.writeback.past_the_buffer import FlushWait
 from gateway.origin.client import KeyPair, OriginRequest
 from gateway.policy.remembered_rights import RememberedRights, Right, RightTo
 from gateway.policy.slots import Slot

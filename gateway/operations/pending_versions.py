@@ -1,27 +1,29 @@
 """Reads of pending objects: the version that was acknowledged last, before the origin has it.
 
 This node answers only from its own knowledge; what the origin must judge waits for the flush (router.py).
+`x-forebay-durable` tells readers of the object that marks a checkpoint complete whether the origin has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from gateway.blocks.origin_gets import UnpinnedResponse
 from gateway.blocks.plan import Outcome
 from gateway.core.errors import OriginAnswered, OriginBodyError
 from gateway.core.model import BodyStream, ByteRange, ObjectVersion
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead
-from gateway.operations.context import RequestContext
+from gateway.operations.context import Answer, RequestContext, Response
 from gateway.operations.read_object import CurrentVersions, judged_by_the_origin, must_bypass
 from gateway.s3.checksums import PREFIX
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import format_http_date, stored_headers
 from gateway.s3.requests import S3Request, part_number
 from gateway.writeback.journal.records import Write
+from gateway.writeback.order import is_marker
 from gateway.writeback.pending_reader import FileGone, part_range
 
 if TYPE_CHECKING:
@@ -131,3 +133,29 @@ class _StagedReader:
 
     async def aclose(self) -> None:
         """Do nothing: no file is open between two pieces."""
+
+
+HEADER = "x-forebay-durable"
+
+
+def tells_durability(context: RequestContext) -> bool:
+    slot = context.slot
+    return slot.write == "scratch" or (slot.is_buffered and is_marker(context.request.key or "", slot.markers))
+
+
+def with_durability(answer: Answer, *, is_durable: bool) -> Answer:
+    """Add the header to the answer if there is an object."""
+    return _told(answer, is_durable) if isinstance(answer, Response) else _told_later(answer, is_durable)
+
+
+async def _told_later(answer: Coroutine[Any, Any, Response], is_durable: bool) -> Response:
+    return _told(await answer, is_durable)
+
+
+def _told(response: Response, is_durable: bool) -> Response:
+    if response.status >= 400:
+        return response
+    told = [value for name, value in response.headers if name == HEADER]  # the origin may be a gateway, too
+    is_durable = is_durable and "false" not in told
+    others = [pair for pair in response.headers if pair[0] != HEADER]
+    return replace(response, headers=[*others, (HEADER, "true" if is_durable else "false")])

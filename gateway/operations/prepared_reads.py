@@ -386,7 +386,7 @@ def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> Pr
         return None
     if slot.write == "scratch" or (
         slot.write == "back" and is_marker(name, slot.markers)
-    ):  # its answer has more (writeback/durability.py)
+    ):  # its answer has more (pending_versions.py)
         return None
     if slot.consistency == "strict":
         # A HEAD is forwarded as it is; a GET of an object that has no blocks asks for the bytes at once.

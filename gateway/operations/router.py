@@ -14,28 +14,36 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.core.errors import S3Error
 from gateway.core.model import ObjectKey
-from gateway.operations.bucket_metadata_cache import bucket_answer
+from gateway.operations.buckets import bucket_answer, create_bucket, list_buckets
 from gateway.operations.context import Answer, RequestContext, Response
-from gateway.operations.create_bucket import create_bucket
-from gateway.operations.delete_objects import delete_objects
-from gateway.operations.list_buckets import list_buckets
+from gateway.operations.delete_objects import delete_objects, delete_pending
 from gateway.operations.list_objects import forwarded_read, list_objects, may_be_merged
 from gateway.operations.list_uploads import list_uploads, may_concern_uploads
-from gateway.operations.multipart_upload import complete_multipart_upload
 from gateway.operations.origin_rights import authorized_by_origin, judge_wait, judge_wait_for_all
-from gateway.operations.passthrough import READ_METHODS, forward, forward_preflight, forward_write, is_plain
-from gateway.operations.pending_versions import PendingVersions, is_answered_here
+from gateway.operations.passthrough import (
+    READ_METHODS,
+    complete_multipart_upload,
+    forward,
+    forward_preflight,
+    forward_write,
+    is_plain,
+)
+from gateway.operations.pending_versions import PendingVersions, is_answered_here, tells_durability, with_durability
 from gateway.operations.read_object import CurrentVersions, VersionSource, get_object
 from gateway.operations.snapshot_versions import SnapshotVersions, frozen_source, pin_source
 from gateway.operations.warm_up import head_object_and_warm
 from gateway.operations.writeback.complete_upload import buffer_complete
 from gateway.operations.writeback.copies import buffer_copy, buffer_part_copy, copied_here
-from gateway.operations.writeback.deleting import delete_pending
-from gateway.operations.writeback.durability import tells_durability, with_durability
-from gateway.operations.writeback.flush_wait import FlushWait
-from gateway.operations.writeback.local_etags import as_named, name_by_bucket_etags
-from gateway.operations.writeback.named_files import named_by_copy
 from gateway.operations.writeback.parts import buffer_part, is_known
+from gateway.operations.writeback.past_the_buffer import (
+    CHANGES_NO_OBJECT,
+    FlushWait,
+    as_named,
+    goes_through,
+    name_by_bucket_etags,
+    named_by_copy,
+    written_through,
+)
 from gateway.operations.writeback.put_object import buffer_put
 from gateway.operations.writeback.uploads import buffer_abort, buffer_create, list_buffered_parts
 from gateway.operations.writeback.write_back_policy import (
@@ -44,7 +52,6 @@ from gateway.operations.writeback.write_back_policy import (
     may_be_deleted_here,
     refuse_unless_kept_here,
 )
-from gateway.operations.writeback.write_through import CHANGES_NO_OBJECT, goes_through, written_through
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import (

@@ -1,17 +1,23 @@
-"""Read your writes: the catalog forgets what an own write changes before it is sent and when it is answered.
+"""Read your writes: the catalog forgets what a write changes before it is sent and when it is answered.
 
 Questions that the origin got before the second moment may show the state before the write, so none is believed.
 
 If no answer comes, the origin may carry the write out later: what is learned until then is forgotten again
 (metadata/entries.py); so it is when the worker is killed in between (`Catalog.begin_write`).
+
+Changes by others come as the origin's events, late, twice, and in any order. An event is not believed itself: like an
+own write, it voids what is remembered, and the next read asks.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import islice
 
+from gateway.blocks.cache import BlockCache
 from gateway.core.errors import OriginAnswered, S3Error
 from gateway.core.model import BodyStream, ObjectKey, PinnedFileSpan
 from gateway.metadata.catalog import Catalog
@@ -19,6 +25,8 @@ from gateway.metadata.listing.dirty_keys import OwnWrite
 from gateway.operations.context import Closable, RequestContext, Response
 from gateway.origin.retry import may_be_done
 from gateway.policy.slots import Slots
+from gateway.s3.events import ObjectEvent
+from gateway.s3.headers import plain_etag
 
 
 class WriteScope:
@@ -161,3 +169,50 @@ class _Changing:
                 await self.change.end()
             else:
                 self.change.end_later()
+
+
+_FROZEN: frozenset[str] = frozenset({"snapshot"})
+"""Consistencies of slots in which nothing ever changes."""
+
+_KEYS_AT_ONCE = 128
+"""Keys per transaction of the dirty keys, so that own writes wait at most a millisecond."""
+
+
+class OriginEvents:
+    """Applies events for all workers, over their shared state."""
+
+    def __init__(self, catalog: Catalog, blocks: BlockCache, slots: Slots) -> None:
+        self._catalog = catalog
+        self._blocks = blocks
+        self._slots = slots
+
+    async def apply(self, events: Sequence[ObjectEvent]) -> list[str | None]:
+        """Apply events; return for each why it was ignored, or None. Afterwards every read asks the origin first."""
+        reasons = [self._reason(event) for event in events]
+        applied = [event for event, reason in zip(events, reasons, strict=True) if reason is None]
+        outdated = [event for event in applied if not self._is_of_known_version(event)]
+        for bucket, keys in _by_bucket(applied).items():
+            following = iter(keys)
+            while batch := list(islice(following, _KEYS_AT_ONCE)):
+                await invalidate(WriteScope(self._catalog, self._slots, bucket, batch))
+        for key in {ObjectKey(event.bucket, event.key): None for event in outdated}:
+            await self._blocks.invalidate(key)
+        return reasons
+
+    def _reason(self, event: ObjectEvent) -> str | None:
+        slot = self._slots.find(event.bucket, event.key)
+        return f"the slot {slot.name} is frozen" if slot.consistency in _FROZEN else None
+
+    def _is_of_known_version(self, event: ObjectEvent) -> bool:
+        """Return whether the event is about the version whose blocks are here, as events of own writes are."""
+        if event.etag is None:
+            return False
+        known = self._catalog.last_known(ObjectKey(event.bucket, event.key))
+        return known is not None and plain_etag(known.version.etag) == plain_etag(event.etag)
+
+
+def _by_bucket(events: Sequence[ObjectEvent]) -> dict[str, dict[str, None]]:
+    found: dict[str, dict[str, None]] = defaultdict(dict)
+    for event in events:
+        found[event.bucket][event.key] = None
+    return found

@@ -28,6 +28,7 @@ from gateway.api.documents import Process
 from gateway.config import AdminSettings, CacheSettings, OriginSettings, Settings
 from gateway.config.entries import SlotSettings
 from gateway.config.live import LiveSettings
+from gateway.core.prefixes import Prefix
 from gateway.jobs.indexing.crawl import State
 from gateway.jobs.job import JobKind, JobState
 from gateway.metadata.snapshots.store import SNAPSHOT_NAME
@@ -66,7 +67,7 @@ def settings(token: str | None = None) -> Settings:
         admin=AdminSettings(token=SecretStr(token) if token else None),
         origin=OriginSettings(endpoint_url="http://127.0.0.1:1"),
         cache=CacheSettings(capacity_bytes=2**30),
-        slots=[SlotSettings(name="train", prefix="s3://train/")],
+        slots=[SlotSettings(name="train", prefix=Prefix("train"))],
     )
 
 

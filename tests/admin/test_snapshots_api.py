@@ -17,9 +17,10 @@ from gateway.admin.state import StateHolder
 from gateway.api import LINES_TYPE
 from gateway.config import OriginSettings, Settings
 from gateway.config.live import LiveSettings
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from tests.support.blocks import BUCKET, make_origin, stored
 from tests.support.jobs import JobBench, job_bench
+from tests.support.slots import Slot
 
 PREFIX = f"s3://{BUCKET}/data/"
 PATH = "/api/v1/snapshots"

@@ -50,7 +50,7 @@ def test_options_make_a_file_that_check_config_accepts(tmp_path: Path) -> None:
         checked = run("check-config", str(file))
         assert checked.exit_code == 0, checked.output
         settings = load_settings(file, {}).settings
-        assert [slot.prefix for slot in settings.slots] == [
+        assert [str(slot.prefix) for slot in settings.slots] == [
             options[name] for name in ("--data", "--checkpoints") if name in options
         ]
         assert settings.cache.persistent == ("--checkpoints" in options)

@@ -15,9 +15,10 @@ import pytest
 from gateway.core.clock import SystemClock
 from gateway.core.errors import ClientDisconnected, OriginUnreachable
 from gateway.core.model import BodyStream
+from gateway.edge.server.cycle import RESPONSE, SPAN
 from gateway.operations.context import Response
 from gateway.origin.client import OriginRequest
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.shared.recent_requests import RecentRequests, recent_requests
 from gateway.telemetry import metrics
@@ -30,6 +31,7 @@ from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import CutBody, Unreachable, on
 from tests.support.memory_origin.response import MemoryResponse
 from tests.support.serving import request, serving
+from tests.support.slots import Slot
 
 BODY = os.urandom(200_000)
 
@@ -229,8 +231,8 @@ def test_a_warm_body_leaves_as_spans_of_a_file(tmp_path: Path) -> None:
                 return {"type": "http.disconnect"}
 
             async def send(message: Mapping[str, Any]) -> None:
-                if message["type"] == "http.response.zerocopysend":
-                    spans.extend(os.pread(message["file"], message["count"], message["offset"]))
+                if message["type"] == SPAN:
+                    spans.extend(os.pread(message["span"].descriptor, message["span"].count, message["span"].offset))
                 elif message["type"] == "http.response.body":
                     assert not message["body"]
 
@@ -241,7 +243,7 @@ def test_a_warm_body_leaves_as_spans_of_a_file(tmp_path: Path) -> None:
                 "raw_path": b"/bucket/k",
                 "query_string": b"",
                 "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
-                "extensions": {"http.response.zerocopysend": {}},
+                "extensions": {RESPONSE: {}},
             }
             await gateway.app(scope, receive, send)
             return bytes(spans)

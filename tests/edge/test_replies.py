@@ -8,7 +8,8 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from gateway.core.model import BodyStream, BorrowedBuffer
-from gateway.edge.asgi import COPIED_BYTES, RequestRecord, send_reply
+from gateway.edge.asgi import PlainSend, RequestRecord, send_reply
+from gateway.edge.server.response import COPIED_BYTES
 from gateway.operations.context import Response
 
 CONTENT = os.urandom(3 * COPIED_BYTES + 5)
@@ -31,7 +32,7 @@ def test_lent_bytes_are_copied_a_little_at_a_time() -> None:
 
     reply = Response(200, [("content-length", str(len(CONTENT)))], lending())
     record = RequestRecord(b"/b/k")
-    asyncio.run(send_reply(reply, {"method": "GET"}, send, record))
+    asyncio.run(send_reply(reply, {"method": "GET"}, PlainSend(send, "GET"), record))
     bodies = [message["body"] for message in messages[1:]]
     assert (record.sent_bytes, b"".join(bodies)) == (len(CONTENT), CONTENT)
     assert max(len(body) for body in bodies) == COPIED_BYTES

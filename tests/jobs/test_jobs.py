@@ -24,11 +24,12 @@ from gateway.metadata.listing.index import FoundPage
 from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import KeyBound
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, TestClock, content_of, make_origin, read, stored, until
 from tests.support.jobs import job_bench
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Effect, Fault
+from tests.support.slots import Slot
 
 PREFIX = f"s3://{BUCKET}/data/"
 

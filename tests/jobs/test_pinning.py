@@ -10,12 +10,13 @@ import pytest
 from gateway.core.errors import PinRefused
 from gateway.core.model import ObjectVersion
 from gateway.jobs.job import JobKind, JobState
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, make_origin, read, stored, until
 from tests.support.jobs import job_bench
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Answer, on
+from tests.support.slots import Slot
 
 PREFIX = f"s3://{BUCKET}/data/"
 FILE = BLOCK + 4096

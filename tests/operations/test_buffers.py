@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from gateway.core.errors import S3Error
 from gateway.operations.context import BUFFERED_SIZE_BYTES_MAX_TOTAL, WAIT_SECONDS_MAX, BodyBuffers
 from gateway.operations.payload import BUFFERED_GRACE_SECONDS, BUFFERED_SIZE_BYTES_MAX
-from gateway.policy.slots import Grant, Prefix, Slot
+from gateway.policy.slots import Grant, Prefix
 from tests.support.asgi import ACCESS_KEY_ID, call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
+from tests.support.slots import Slot
 
 BODY = b"b" * BUFFERED_SIZE_BYTES_MAX
 

@@ -18,7 +18,7 @@ from gateway.core.clock import SystemClock
 from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import SIZES_SEEN
 from gateway.origin.client import Origin
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from tests.support import gateway_app as support
 from tests.support.asgi import Answer, call
@@ -29,6 +29,7 @@ from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.digests import encoded
 from tests.support.memory_origin.faults import AlterHeaders, CutBody, Hold, Unreachable, on
 from tests.support.memory_origin.faults import Answer as Refusal
+from tests.support.slots import Slot
 from tests.support.whole_answers import WholeAnswers
 
 SMALL = bytes(range(256)) * 100

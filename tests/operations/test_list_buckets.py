@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.operations.list_buckets import with_buckets
+from gateway.operations.buckets import with_buckets
 
 BEFORE = b"<?xml version='1.0'?><ListAllMyBucketsResult xmlns='http://s3.amazonaws.com/doc/2006-03-01/'>"
 OWNER = b"<Owner><ID>o</ID></Owner>"

@@ -32,7 +32,7 @@ from gateway.operations.list_sources import (
     pending_rows,
 )
 from gateway.operations.merged_page import Kind, ListSource, MergedPage
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from gateway.s3.list_objects import ListQuery
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.writeback.journal.schema import prepare
@@ -40,6 +40,7 @@ from gateway.writeback.journal.transaction import JournalTransaction
 from tests.support import listing_model as model
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin import MemoryOrigin
+from tests.support.slots import Slot
 from tests.support.writeback import PlainPresence, key, pending
 
 BUCKET = "bucket"

@@ -15,7 +15,7 @@ import pytest
 
 from gateway.edge.server import body_queue
 from gateway.operations.payload import BUFFERED_SIZE_BYTES_MAX
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3 import aws_chunked
 from tests.support.asgi import call, signed_headers
 from tests.support.cache_label import cache_label
@@ -23,6 +23,7 @@ from tests.support.gateway_app import gateway_app
 from tests.support.loop_steps import longest_step
 from tests.support.rest_is_slow import rest_is_slow
 from tests.support.serving import serving
+from tests.support.slots import Slot
 
 LINES_MAX = 80_000
 """Some 10 ms: 1,024 chunks of any size, and what 256 KiB hold besides, are 50,000."""

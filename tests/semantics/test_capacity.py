@@ -12,10 +12,11 @@ from typing import Literal
 import pytest
 
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from tests.support.asgi import call
 from tests.support.blocks import block_files
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
+from tests.support.slots import Slot
 
 CAPACITY_BYTES = {"a": 512 * 1024, "b": 2 * 1024**2}
 ALL_BYTES = 3 * 1024**2

@@ -18,7 +18,7 @@ from gateway.metadata.catalog import Catalog, ObjectHead
 from gateway.metadata.entries import IN_DOUBT_SECONDS, InvalidationEpochs
 from gateway.operations.visibility import WriteScope, invalidate
 from gateway.origin.client import OriginRequest
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call
 from tests.support.blocks import block_files
@@ -29,6 +29,7 @@ from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Answer as Failure
 from tests.support.memory_origin.faults import Hold, Unreachable, on
 from tests.support.rest_is_slow import rest_is_slow
+from tests.support.slots import Slot
 
 OLD = b"o" * (3 * BLOCK_SIZE_BYTES + 17)
 NEW = b"n" * (3 * BLOCK_SIZE_BYTES + 17)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan
 from gateway.jobs.job import JobDependencies
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from gateway.s3.requests import Operation
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -17,6 +17,7 @@ from tests.support.listing_scenarios import LIST, ask, keys, source, write
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.faults import Unreachable, on
 from tests.support.serving import until
+from tests.support.slots import Slot
 from tests.support.snapshots import freeze
 
 PREFIX = Prefix.parse("s3://bucket/")

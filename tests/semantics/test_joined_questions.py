@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -18,6 +18,7 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.faults import Answer as Failure
 from tests.support.memory_origin.faults import Hold, on
 from tests.support.serving import until
+from tests.support.slots import Slot
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 RANKS = 512

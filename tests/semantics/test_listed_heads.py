@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.origin.client import OriginRequest
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call
 from tests.support.cache_label import cache_label
@@ -19,6 +18,7 @@ from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.faults import AlterBody, Fault, Hold, on
 from tests.support.memory_origin.faults import Answer as Fixed
+from tests.support.slots import Slot, slot_with
 
 PREFIX = Prefix.parse("s3://bucket/")
 TTL = Slot("t", PREFIX, "read-write", "ttl", 60.0)
@@ -323,7 +323,7 @@ def test_3_11_another_slots_listing_counts_by_this_slots_bound(tmp_path: Path) -
 
     async def run() -> None:
         clock = ManualClock()
-        short = dataclasses.replace(TTL, name="short", prefix=Prefix.parse("s3://bucket/k"), metadata_ttl_seconds=5.0)
+        short = slot_with(TTL, name="short", prefix=Prefix.parse("s3://bucket/k"), metadata_ttl_seconds=5.0)
         async with gateway_app(tmp_path, slots=[TTL, short], clock=clock, allow_unsigned=True) as gateway:
             gateway.origin.put("bucket", "k", b"old")
             gateway.origin.put("bucket", "a", b"old")

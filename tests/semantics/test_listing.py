@@ -10,7 +10,7 @@ import pytest
 
 from gateway.metadata.catalog import Catalog
 from gateway.origin.client import OriginRequest
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from tests.origin.origins import xml
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
@@ -32,6 +32,7 @@ from tests.support.listing_scenarios import (
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.faults import Answer as Failure
 from tests.support.memory_origin.faults import Hold, Unreachable, on
+from tests.support.slots import Slot
 
 
 @pytest.mark.parametrize("slot", [TTL, IMMUTABLE])

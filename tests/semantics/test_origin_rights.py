@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import dataclasses
 import hashlib
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -21,10 +20,10 @@ from botocore.credentials import Credentials
 from gateway.core.errors import S3Error
 from gateway.core.model import ObjectKey
 from gateway.edge.access import ConfiguredKeyring, Key, OriginKeyring
-from gateway.operations.writeback import flush_wait
+from gateway.operations.writeback import past_the_buffer
 from gateway.origin.client import KeyPair, OriginRequest
 from gateway.policy.remembered_rights import REFUSAL_SECONDS, RememberedRights
-from gateway.policy.slots import EVERYTHING, Prefix, Slot
+from gateway.policy.slots import EVERYTHING, Prefix
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import Operation
 from gateway.telemetry.metrics import AUTHORIZATIONS
@@ -35,6 +34,7 @@ from tests.support.memory_origin.faults import Answer as Failure
 from tests.support.memory_origin.faults import Hold, Unreachable, on
 from tests.support.policies import Policy
 from tests.support.set_clock import SetClock
+from tests.support.slots import Slot, slot_with
 from tests.support.snapshots import freeze
 
 SECRET = b"only-its-readers-know-this"
@@ -50,7 +50,7 @@ def slot(consistency: str = "ttl", ttl_seconds: float = TTL_SECONDS, prefix: str
         "own",
         Prefix.parse(prefix),
         "read-only" if consistency == "snapshot" else "read-write",
-        consistency,  # type: ignore[arg-type]
+        consistency,
         snapshot="v1" if consistency == "snapshot" else "",
         authorization="origin",
         authorization_ttl_seconds=ttl_seconds,
@@ -279,7 +279,7 @@ def test_7_13_who_may_is_answered_as_ever(tmp_path: Path, consistency: str) -> N
 
     judged = slot(consistency)
     asked = asyncio.run(said(tmp_path / "origin", judged))
-    plain = asyncio.run(said(tmp_path / "gateway", dataclasses.replace(judged, authorization="gateway")))
+    plain = asyncio.run(said(tmp_path / "gateway", slot_with(judged, authorization="gateway")))
     for number, (one, other) in enumerate(zip(asked, plain, strict=True)):
         assert one == other, number
 
@@ -288,7 +288,7 @@ def test_7_13_the_gateways_own_rules_hold_besides(tmp_path: Path) -> None:
     """7.13 Both must allow; who is refused here is asked about nowhere."""
 
     async def scenario() -> None:
-        async with tenants(tmp_path, dataclasses.replace(slot(), mode="read-only")) as both:
+        async with tenants(tmp_path, slot_with(slot(), mode="read-only")) as both:
             before = both.calls
             assert (await both.ask("WRITER", "PUT", PATH, body=b"x")).status == 403
             assert both.calls == before
@@ -630,7 +630,7 @@ def test_7_16_who_may_not_list_a_bucket_is_not_told_what_is_in_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """7.16 Operations on all of it that cannot wait any longer: 403, and for who may, 503."""
-    monkeypatch.setattr(flush_wait, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(past_the_buffer, "PATIENCE_SECONDS", 0.0)
 
     async def scenario() -> None:
         back = Slot("own", Prefix.parse("s3://bucket/own/"), write="back")

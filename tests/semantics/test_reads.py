@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from tests.support.asgi import call
 from tests.support.cache_label import cache_label
@@ -13,6 +13,7 @@ from tests.support.gateway_app import BLOCK_SIZE_BYTES, gateway_app
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.faults import AlterHeaders, CutBody, Hold, on
 from tests.support.memory_origin.store import StoredObject
+from tests.support.slots import Slot
 
 TTL = Slot("t", Prefix.parse("s3://bucket/"), consistency="ttl")
 

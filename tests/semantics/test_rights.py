@@ -12,12 +12,13 @@ import pytest
 
 from gateway.edge.access import OriginKeyring
 from gateway.origin.client import KeyPair
-from gateway.policy.slots import Grant, Prefix, Slot
+from gateway.policy.slots import Grant, Prefix
 from gateway.s3.requests import Operation
 from tests.support.asgi import SECRET_ACCESS_KEY, call
 from tests.support.gateway_app import INSTANCE_ID, gateway_app
 from tests.support.memory_origin.faults import Answer as OriginAnswer
 from tests.support.memory_origin.faults import on
+from tests.support.slots import Slot
 
 JOB = Grant((Prefix("bucket", "job/"),))
 READER = Grant((Prefix("bucket"),), read_only=True)

@@ -13,7 +13,7 @@ from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, BucketMetadataCache, BucketQuery
 from gateway.metadata.entries import Freshness
 from gateway.metadata.opening import ANSWERS
-from gateway.policy.slots import DEFAULT_SLOT, EVERYTHING, Grant, Prefix, Slot
+from gateway.policy.slots import DEFAULT_SLOT, EVERYTHING, Grant, Prefix
 from gateway.s3.requests import Operation
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY, Answer, call
 from tests.support.cache_label import cache_label
@@ -21,6 +21,7 @@ from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.faults import AlterBody, AlterHeaders, CutBody, Hold, Unreachable, on
 from tests.support.memory_origin.faults import Answer as Failure
+from tests.support.slots import Slot
 
 PREFIX = Prefix.parse("s3://bucket/")
 PATIENT = Slot("p", PREFIX, "read-write", "ttl", 5.0, stale_if_unreachable_seconds=100.0)

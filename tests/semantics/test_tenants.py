@@ -15,10 +15,11 @@ from urllib.parse import quote
 import pytest
 
 from gateway.edge.access import ConfiguredKeyring, Key
-from gateway.operations.writeback import flush_wait
-from gateway.policy.slots import Grant, Prefix, Slot
+from gateway.operations.writeback import past_the_buffer
+from gateway.policy.slots import Grant, Prefix
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app
+from tests.support.slots import Slot
 
 SECRET = b"what is theirs"
 
@@ -35,7 +36,7 @@ def slots(layout: str) -> list[Slot]:
     prefixes = ["s3://bucket/"] if "shared" in layout else ["s3://bucket/mine/", "s3://bucket/theirs/"]
     order = "strict" if "ordered" in layout else "markers"
     return [
-        Slot(f"s{number}", Prefix.parse(prefix), consistency=consistency, write=write, order=order)  # type: ignore[arg-type]
+        Slot(f"s{number}", Prefix.parse(prefix), consistency=consistency, write=write, order=order)
         for number, prefix in enumerate(prefixes)
     ]
 
@@ -195,7 +196,7 @@ async def told(
 @pytest.fixture(autouse=True)
 def _without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is flushed here: what waits for that is answered soon that it is to try again."""
-    monkeypatch.setattr(flush_wait, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(past_the_buffer, "PATIENCE_SECONDS", 0.1)
 
 
 @pytest.mark.parametrize(

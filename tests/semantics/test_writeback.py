@@ -26,6 +26,7 @@ from tests.support.gateway_app import gateway_app
 from tests.support.memory_origin import MemoryOrigin, multipart
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Fault, Unreachable, on
 from tests.support.rest_is_slow import rest_is_slow
+from tests.support.slots import slot_with
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client
 
 
@@ -331,7 +332,7 @@ def test_4_8_a_complete_is_remembered_for_a_day(tmp_path: Path) -> None:
 
 def test_4_8_an_upload_expires(tmp_path: Path) -> None:
     """4.8 When no part of it has come for `upload_expiry`: nothing of it is left, here or at the origin."""
-    slots = [replace(SLOTS[0], upload_expiry_seconds=3600.0)]
+    slots = [slot_with(SLOTS[0], upload_expiry_seconds=3600.0)]
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -721,7 +722,7 @@ def test_7_8_what_is_about_the_objects_of_a_bucket_waits_for_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, target: str, *, waits: bool
 ) -> None:
     """7.8 What is about its settings does not, nor does CreateBucket. What is not known waits."""
-    monkeypatch.setattr("gateway.operations.writeback.flush_wait.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.operations.writeback.past_the_buffer.PATIENCE_SECONDS", 0.1)
     headers = {"content-type": "multipart/form-data; boundary=x"} if method == "POST" else {}
 
     async def scenario(client: Client) -> None:

@@ -14,12 +14,13 @@ from gateway.s3.headers import multipart_etag
 from gateway.s3.requests import Operation
 from tests.support.asgi import call
 from tests.support.memory_origin.faults import Unreachable
+from tests.support.slots import slot_with
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, with_client
 from tests.support.writeback import body_bytes
 
 KIB = 1024
 BUFFER_BYTES = 100 * KIB
-BOUNDED = replace(SLOTS[0], buffer_bytes=BUFFER_BYTES)
+BOUNDED = slot_with(SLOTS[0], buffer_bytes=BUFFER_BYTES)
 
 
 def staged_bytes(directory: Path) -> int:
@@ -32,8 +33,8 @@ def test_5_9_never_more_than_the_buffer(
     tmp_path: Path, full: Literal["through", "slow-down"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """5.9 However many bodies come at once; who finds no room is acknowledged by the origin, or by nobody."""
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_BEFORE_THROUGH_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_BEFORE_THROUGH_SECONDS", 0.1)
     bodies = {f"back/k{number}": os.urandom((7 + number) * KIB) for number in range(20)}
 
     async def scenario(client: Client) -> None:

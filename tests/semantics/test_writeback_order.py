@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from gateway.core.clock import Moment
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.journal.records import ExpectedVersion
 from tests.support.asgi import call
 from tests.support.memory_origin.faults import Answer, Unreachable, on
+from tests.support.slots import Slot, slot_with
 from tests.support.write_back_gateway import SLOTS, Client, eventually, with_client
 from tests.support.writeback import key
 
@@ -188,7 +189,7 @@ def test_6_6_a_condition_makes_a_marker(
 ) -> None:
     """6.6 A table's commit is not at the origin before the table's data, which another worker has acknowledged: 503
     until then. Data of another table, and what comes later, are not waited for."""
-    monkeypatch.setattr("gateway.operations.writeback.flush_wait.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("gateway.operations.writeback.past_the_buffer.PATIENCE_SECONDS", 0.2)
     data = "back/table/day-1/part-1"
 
     async def scenario(client: Client) -> None:
@@ -217,7 +218,7 @@ def test_6_6_a_condition_makes_a_marker(
 
 def test_6_6_a_commit_waits_for_its_tables_data_in_other_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """6.6 Also where the log's own slot has a strict order; a conflict in the way is told at once."""
-    monkeypatch.setattr("gateway.operations.writeback.flush_wait.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("gateway.operations.writeback.past_the_buffer.PATIENCE_SECONDS", 0.2)
     log = Slot("log", Prefix.parse("s3://bucket/back/table/_delta_log/"), write="back", order="strict")
     commit = "back/table/_delta_log/1.json"
 
@@ -259,7 +260,7 @@ def test_6_6_a_marker_beside_its_data_holds_for_the_directory_above(tmp_path: Pa
 
 def test_6_6_names_are_the_slots_own(tmp_path: Path) -> None:
     """6.6 `markers` of the slot says which."""
-    slots = [replace(SLOTS[0], markers=("done-*",))]
+    slots = [slot_with(SLOTS[0], markers=("done-*",))]
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -296,8 +297,8 @@ def test_6_6_a_marker_of_many_parts_waits_too(tmp_path: Path) -> None:
 
 def test_6_6_in_a_strict_slot_a_deletion_has_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """6.6 Of what is not pending, of one key and of several: 503 where what comes before it does not go."""
-    monkeypatch.setattr("gateway.operations.writeback.flush_wait.PATIENCE_SECONDS", 0.1)
-    slots = [replace(SLOTS[0], order="strict")]
+    monkeypatch.setattr("gateway.operations.writeback.past_the_buffer.PATIENCE_SECONDS", 0.1)
+    slots = [slot_with(SLOTS[0], order="strict")]
     document = b"<Delete><Object><Key>back/old</Key></Object><Object><Key>back/older</Key></Object></Delete>"
     md5 = {"content-md5": base64.b64encode(hashlib.md5(document, usedforsecurity=False).digest()).decode()}
 
@@ -320,7 +321,7 @@ def test_6_6_in_a_strict_slot_a_deletion_has_its_turn(tmp_path: Path, monkeypatc
 
 def test_6_4_in_a_strict_slot_who_is_refused_has_deleted_nothing(tmp_path: Path) -> None:
     """6.4 What is in conflict stays, and is what the person who decides chooses."""
-    slots = [replace(SLOTS[0], order="strict")]
+    slots = [slot_with(SLOTS[0], order="strict")]
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -340,7 +341,7 @@ def test_6_4_in_a_strict_slot_who_is_refused_has_deleted_nothing(tmp_path: Path)
 
 def test_6_6_strict_is_one_by_one(tmp_path: Path) -> None:
     """6.6 In the order of acknowledgement, and what was overwritten is sent as well."""
-    slots = [replace(SLOTS[0], order="strict")]
+    slots = [slot_with(SLOTS[0], order="strict")]
 
     async def scenario(client: Client) -> None:
         await client.learn()

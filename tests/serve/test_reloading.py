@@ -72,7 +72,7 @@ class Node:
 
     @property
     def in_force(self) -> dict[str, str]:
-        return {slot.name: slot.prefix for slot in self.running.slots}
+        return {slot.name: str(slot.prefix) for slot in self.running.slots}
 
     @property
     def overlay(self) -> set[str]:

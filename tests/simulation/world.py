@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -18,7 +18,7 @@ from uuid import UUID
 
 from gateway.edge import asgi
 from gateway.operations.writeback import complete_upload, uploads
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.writeback import bounds, pending_key_filter
 from gateway.writeback.journal import writes
 from tests.simulation.clients import PART_BYTES, WORKERS, Clients, Work
@@ -31,6 +31,7 @@ from tests.simulation.processes import simulated
 from tests.simulation.traffic import LARGE_BYTES, NOTICED_SECONDS, Traffic
 from tests.simulation.virtual_time import VirtualClock, VirtualTimeLoop
 from tests.support.memory_origin import multipart
+from tests.support.slots import Slot, slot_with
 
 BUCKETS = ("bucket", "other")
 SLOTS = (Slot("all", Prefix.parse("s3://"), write="back", buffer_bytes=256 * 1024 * 1024),)
@@ -120,7 +121,7 @@ class World:
         traffic.has_upload = self.origin.has_upload
         self.judge = Judge(self.origin, setting.only)
         etag: Literal["bucket", "local"] = "local" if dialect.local_etags else "bucket"
-        slots = [replace(slot, flush=setting.flush, etag=etag) for slot in SLOTS]
+        slots = [slot_with(slot, flush=setting.flush, etag=etag) for slot in SLOTS]
         self.node = Node(
             SimulatedDisk(directory / "writeback", lies=setting.lies), self.origin, slots, self.node_clock, node_dice
         )

@@ -21,10 +21,11 @@ from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.operations.context import AppContext
 from gateway.operations.warm_up_queue import WarmUpQueue
 from gateway.origin.client import Origin
-from gateway.policy.slots import EVERYTHING, Grant, Slot, Slots
+from gateway.policy.slots import EVERYTHING, Grant, Slots
 from gateway.writeback.buffer import WritebackBuffer
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY
 from tests.support.memory_origin import MemoryOrigin
+from tests.support.slots import Slot
 
 BLOCK_SIZE_BYTES = 64 * 1024
 INSTANCE_ID = "feedfacefeedface"

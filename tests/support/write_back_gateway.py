@@ -13,7 +13,7 @@ from typing import Any
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.model import ObjectKey
 from gateway.operations.writeback.cache_promotion import CachePromoter
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.xml import text_of
 from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.flushing.flush_logger import FlushLogger
@@ -25,6 +25,7 @@ from gateway.writeback.journal.turns import Due
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
+from tests.support.slots import Slot
 from tests.support.writeback import key
 
 SLOTS = [Slot("back", Prefix.parse("s3://bucket/back/"), write="back")]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.core.clock import Moment
 from gateway.core.errors import BufferUnavailable
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.writeback.bounds import (
     BACKPRESSURE_FROM,
     DELAY_SECONDS_MAX,
@@ -34,6 +34,7 @@ from gateway.writeback.opening import recover
 from gateway.writeback.room import MARGIN_BYTES, Reservations
 from gateway.writeback.staged_file import CHECKSUM_BYTES
 from tests.support.manual_clock import ManualClock
+from tests.support.slots import Slot
 from tests.support.writeback import key, pending, staged, upload
 
 SIZE = 1000

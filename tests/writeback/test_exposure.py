@@ -10,13 +10,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.core.errors import BufferUnavailable
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.telemetry import metrics
 from gateway.writeback import room
 from gateway.writeback.bounds import EXPOSURE_SECONDS, SlotExposure
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.room import MARGIN_BYTES
 from tests.support.manual_clock import ManualClock
+from tests.support.slots import Slot
 from tests.support.writeback import key, part, pending, upload
 
 SLOT = Slot("slot", Prefix.parse("s3://bucket/"), write="back", buffer_bytes=1000)

@@ -15,17 +15,18 @@ import pytest
 from gateway.core.clock import Moment
 from gateway.core.errors import InConflict
 from gateway.core.model import MARKERS
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.journal.records import ExpectedVersion, State, Write, WriteSpec
 from gateway.writeback.journal.schema import prepare
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.order import is_marker, key_prefix_before, root_of, with_order
+from tests.support.slots import Slot, slot_with
 from tests.support.writeback import PlainPresence, key, part, pending, upload
 
 NOW = 1000.0
 SLOT = Slot("slot", Prefix.parse("s3://bucket/"), write="back", buffer_bytes=1000)
-STRICT = replace(SLOT, order="strict")
+STRICT = slot_with(SLOT, order="strict")
 
 
 class Order:
@@ -110,7 +111,7 @@ def test_the_last_part_of_a_path_makes_a_marker(name: str, *, expected: bool) ->
 
 def test_a_slot_says_what_its_markers_are() -> None:
     """Letters are what they are, whatever the system thinks of them. A name with slashes tells the directory, too."""
-    slot = replace(SLOT, markers=("DONE*", "log/*.json"))
+    slot = slot_with(SLOT, markers=("DONE*", "log/*.json"))
     assert with_order(pending(key("d/log/1.json")), slot).behind == "d/log/"
     assert with_order(pending(key("log/1.json")), slot).behind == "log/"
     assert with_order(pending(key("d/blog/1.json")), slot).behind is None
@@ -157,16 +158,16 @@ def test_what_lies_in_a_tables_log_speaks_for_the_table(name: str, root: str) ->
     """The data is beside the log, not in it. Any other object speaks for its own directory."""
     assert root_of(name) == root
     assert key_prefix_before(name, SLOT, is_conditional=True) == root
-    assert with_order(pending(key(name)), replace(SLOT, markers=("*",))).behind == root
+    assert with_order(pending(key(name)), slot_with(SLOT, markers=("*",))).behind == root
 
 
 def test_a_condition_makes_a_marker_of_any_object() -> None:
     """In a strict slot, its table may begin above the slot."""
     assert key_prefix_before("d/shard", SLOT, is_conditional=False) is None
     assert key_prefix_before("d/shard", SLOT, is_conditional=True) == "d/"
-    strict = replace(STRICT, prefix=Prefix.parse("s3://bucket/t/_delta_log/"))
+    strict = slot_with(STRICT, prefix=Prefix.parse("s3://bucket/t/_delta_log/"))
     assert key_prefix_before("t/_delta_log/1.json", strict, is_conditional=True) == "t/"
-    assert key_prefix_before("t/_delta_log/a/b", replace(strict, markers=()), is_conditional=False) == "t/_delta_log/"
+    assert key_prefix_before("t/_delta_log/a/b", slot_with(strict, markers=()), is_conditional=False) == "t/_delta_log/"
     assert key_prefix_before("t/x/lock", STRICT, is_conditional=True) == ""
 
 

@@ -35,7 +35,7 @@ from gateway.core.clock import Clock, SystemClock
 from gateway.core.errors import BlockDamaged, S3Error
 from gateway.core.model import PinnedFileSpan
 from gateway.edge.server.body_queue import NO_BODY, BodyQueue
-from gateway.edge.server.cycle import CONTINUE, LENT, RESPONSE, ZERO_COPY, RequestCycle, step
+from gateway.edge.server.cycle import CONTINUE, RESPONSE, RequestCycle, step
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.prepared import LEARN, TOLD, ConnectionHeads, PreparedKey, PreparedRequests
 from gateway.edge.server.receiving import RECEIVE_INTO, ReceiveThreads, Receiving, readable
@@ -44,7 +44,6 @@ from gateway.edge.server.request_head import (
     HeadParser,
     IncompleteHead,
     RequestHead,
-    connection_scope,
     request_scope,
 )
 from gateway.edge.server.response import WriteWatch, refusal_bytes, send_span, too_many_connections
@@ -125,15 +124,21 @@ class S3Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = InputFlow(transport, self._on_unread, self._on_read)
-        extensions: dict[str, object] = {RESPONSE: {}}
         if self.scheme == "http":
             # Nothing is queued behind the kernel's own buffer, so "not paused" means that a file may be sent now.
             transport.set_write_buffer_limits(high=0)
             transport.max_size = RECEIVED_AT_ONCE_BYTES  # type: ignore[attr-defined]
-            extensions |= {ZERO_COPY: {}, LENT: {}}
             shown = transport.get_extra_info("socket")
             self.wire = socket.socket(shown.family, shown.type, shown.proto, shown.fileno())
-        self._connection_scope = connection_scope(self.asgi_version, self.scheme, self.server, self.client, extensions)
+        self._connection_scope = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "root_path": "",
+            "extensions": {RESPONSE: {}},
+        }
         self._deadline = self.now() + self.limits.head_timeout_seconds
         self.shared.nothing_open.clear()
         if self.shared.draining:

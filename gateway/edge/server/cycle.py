@@ -2,7 +2,7 @@
 
 They are ASGI's, and differ from uvicorn's in what S3 needs:
 
-- `send` takes `http.response.zerocopysend` and raises ClientDisconnected once the client is gone, so that streams stop;
+- `send` raises ClientDisconnected once the client is gone, so that streams stop;
 - the head leaves together with the first bytes of the body (ASGI asks for that), in one packet where they fit;
 - `receive` gives pieces as they came and raises S3Error when a body is late (RequestTimeout) or malformed;
 - a response that starts before its request is complete says `connection: close`.
@@ -11,8 +11,8 @@ Beyond ASGI there are (docs/decisions/0024-one-application-protocol.md):
 
 - `RESPONSE`, a message with a whole `EncodedResponse`, or with its head; a second one is sent in place of the first as
   long as nothing of that is out, else RuntimeError is raised;
-- `SPAN`, in a zerocopysend message: the FileSpan, which can tell whether its bytes are still those that were checked;
-  `WAITED` beside it: time has passed since they were;
+- `SPAN`, a message with a `span` of a file, sent without a copy where the connection is not encrypted; `WAITED` beside
+  it: time has passed since its bytes were checked;
 - `LENT`, a message with `bytes` that are a BorrowedBuffer: the connection takes as many as go out at once, and more
   follows;
 - `RECEIVE_INTO`, in the scope (request_body.py), and `forebay.authority` (connection.py).
@@ -27,11 +27,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, MutableMapping
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from types import coroutine as awaitable_generator
 from typing import Any, Protocol
@@ -100,8 +99,9 @@ class _Rest:
 
 Message = MutableMapping[str, Any]
 
-ZERO_COPY = "http.response.zerocopysend"
 RESPONSE = "forebay.response"
+"""Also the extension of ASGI by which a server says that it takes all of these."""
+
 SPAN = "forebay.span"
 WAITED = "forebay.waited"
 LENT = "forebay.lent_bytes"
@@ -341,11 +341,9 @@ class RequestCycle:
         more_body = message.get("more_body", False)
         if kind == "http.response.body":
             self.writer.write_bytes(message.get("body", b""), more_body=more_body)
-        elif kind == ZERO_COPY:
+        elif kind == SPAN:
             is_fresh, self._has_waited = not (self._has_waited or message.get(WAITED)), False
-            if self.connection.wire is None:
-                raise RuntimeError("this connection is encrypted: it cannot send a file without copying")
-            await self.writer.write_file(_file_span(message), more_body=more_body, is_fresh=is_fresh)
+            await self.writer.write_file(message["span"], more_body=more_body, is_fresh=is_fresh)
         elif kind == LENT:
             more_body = True
             await self.writer.write_lent(message["bytes"])
@@ -366,18 +364,8 @@ class RequestCycle:
             self.complete()
             return
         rest = replace(file.span, offset=file.span.offset + sent_bytes, count=count)
-        if self.connection.wire is None:
-            await self._send_through_memory(rest)
-            return
         await self.writer.write_file(rest, more_body=False, is_fresh=False)
         self.complete()
-
-    async def _send_through_memory(self, span: FileSpan) -> None:
-        """All that is left of a body, where the connection is encrypted."""
-        async with aclosing(span.read()) as pieces:
-            async for data in pieces:
-                await self.send({"type": "http.response.body", "body": data, "more_body": True})
-        await self.send({"type": "http.response.body", "body": b""})
 
     @property
     def abandoned(self) -> bool:
@@ -453,19 +441,3 @@ class RequestCycle:
         self.probes += 1
         if not self.response_started and self.scope["http_version"] == "1.1":
             self.transport.write(_CONTINUE)
-
-
-def _file_span(message: Message) -> FileSpan:
-    """Our own application's span, or offset and count as the ASGI extension says, and their defaults."""
-    span = message.get(SPAN)
-    if isinstance(span, FileSpan):
-        return span
-    file = message["file"]
-    descriptor = file if isinstance(file, int) else file.fileno()
-    offset = message.get("offset")
-    if offset is None:
-        offset = os.lseek(descriptor, 0, os.SEEK_CUR)
-    count = message.get("count")
-    if count is None:
-        count = max(0, os.fstat(descriptor).st_size - offset)
-    return FileSpan(descriptor, offset, count)

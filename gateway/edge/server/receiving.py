@@ -9,6 +9,7 @@ All other bodies, encrypted, chunked or small, are queued by the event loop (`Bo
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import random
 import select
@@ -16,17 +17,18 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum, auto
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from gateway.core.cancellation import to_its_end
 from gateway.core.errors import ClientDisconnected
 from gateway.disk.thread_priority import prefer_event_loop
 from gateway.edge.server.cycle import RequestCycle
 from gateway.md5_lanes.streams import LANES
-from gateway.operations.context import Sink
+from gateway.operations.context import NO_BODY, ClientBody, Sink
+from gateway.policy.callers import Admission
 
 BUFFER_BYTES = 1024 * 1024
 """Measured: as good as 4 MiB, and better than 256 KiB (docs/decisions/0020-receiving-uploads.md)."""
@@ -440,3 +442,99 @@ class BodyDrain:
             if self._stopped:
                 return
             self._sink(memoryview(piece))
+
+
+class CountedBody(ClientBody, Protocol):
+    """A request body that knows how much of it was read."""
+
+    @property
+    def complete(self) -> bool:
+        """True once the whole body has been read; otherwise the connection cannot carry another request."""
+
+    @property
+    def received_bytes(self) -> int: ...
+
+    def pace(self, admission: Admission) -> None:
+        """Give no more than there is room for."""
+
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+ReceiveInto = Callable[[Sink], Awaitable[None]]
+
+
+def request_body(headers: Mapping[str, str], receive: Receive, receive_into: ReceiveInto | None) -> CountedBody:
+    if "content-length" not in headers and "transfer-encoding" not in headers:
+        return NO_BODY
+    return AsgiRequestBody(receive, headers, receive_into)
+
+
+class AsgiRequestBody:
+    """Reads `http.request` events. The first read makes the server answer `Expect: 100-continue`.
+
+    `receive_into` is what our own server offers beside them (server/receiving.py).
+    """
+
+    def __init__(self, receive: Receive, headers: Mapping[str, str], receive_into: ReceiveInto | None = None) -> None:
+        self._receive = receive
+        self._receive_into = receive_into or self._read_into
+        length = headers.get("content-length", "")
+        self._length_bytes = int(length) if length.isdecimal() else None
+        if self._length_bytes is None and "transfer-encoding" not in headers:
+            self._length_bytes = 0
+        self._complete = self._length_bytes == 0
+        self._admission: Admission | None = None
+        self.received_bytes = 0
+
+    @property
+    def length_bytes(self) -> int | None:
+        return self._length_bytes
+
+    @property
+    def complete(self) -> bool:
+        return self._complete
+
+    def pace(self, admission: Admission) -> None:
+        """Give no more than there is room for: not straight from the socket, which brings whatever there is."""
+        if admission.piece_bytes("write") is not None:
+            self._admission, self._receive_into = admission, self._read_into
+
+    async def read(self) -> bytes:
+        piece = await self._next()
+        self.received_bytes += len(piece)
+        return piece
+
+    async def receive(self, sink: Sink) -> None:
+        def counted(data: memoryview) -> None:
+            self.received_bytes += len(data)
+            sink(data)
+
+        if not self._complete:
+            await self._receive_into(counted)
+            self._complete = True
+
+    async def _next(self) -> bytes:
+        while not self._complete:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnected("the client left before its request was complete")
+            self._complete = not message.get("more_body", False)
+            body: bytes = message.get("body", b"")
+            if body:
+                if self._admission is not None:
+                    await self._pass(self._admission, len(body))
+                return body
+        return b""
+
+    async def _pass(self, admission: Admission, count: int) -> None:
+        piece_bytes = admission.piece_bytes("write") or count
+        for begun in range(0, count, piece_bytes):
+            await admission.pass_bytes("write", min(piece_bytes, count - begun))
+
+    async def _read_into(self, sink: Sink) -> None:
+        """For servers that offer no better way."""
+        while piece := await self._next():
+            drain = BodyDrain([piece], sink)
+            await _shared_threads().run(drain.stop, drain.run)
+
+
+_shared_threads = functools.cache(ReceiveThreads)

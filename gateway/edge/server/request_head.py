@@ -259,24 +259,6 @@ def _with_host(headers: list[Header], authority: bytes | None) -> list[Header]:
     return [(name, authority if name == b"host" else value) for name, value in headers]
 
 
-def connection_scope(
-    asgi_version: str,
-    scheme: str | None,
-    server: tuple[str, int | None] | None,
-    client: tuple[str, int] | None,
-    extensions: Mapping[str, Any],
-) -> dict[str, object]:
-    return {
-        "type": "http",
-        "asgi": {"version": asgi_version, "spec_version": "2.3"},
-        "server": server,
-        "client": client,
-        "scheme": scheme,
-        "root_path": "",
-        "extensions": extensions,
-    }
-
-
 def request_scope(of_connection: Mapping[str, object], head: RequestHead) -> dict[str, Any]:
     """Return the ASGI scope of one request; `path` and `forebay.authority` are as connection.py says."""
     target = head.target

@@ -24,7 +24,7 @@ import socket
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -449,6 +449,39 @@ class BorrowedBufferSender(Sender):
             raise gone() from error
 
 
+class CopyingSender(Sender):
+    """The bytes of a span by way of memory, where the connection is encrypted; its writer counts them."""
+
+    def __init__(self, writer: ResponseWriter, span: FileSpan, *, more_body: bool) -> None:
+        super().__init__(-1)
+        self._writer = writer
+        self._span = span
+        self._more_body = more_body
+
+    def push(self) -> bool:
+        raise NotImplementedError
+
+    async def send(self) -> None:
+        async with aclosing(self._span.read()) as pieces:
+            async for data in pieces:
+                self._writer.write_bytes(data, more_body=True)
+                await self._writer.drained()
+        if not self._more_body:
+            self._writer.write_bytes(b"", more_body=False)
+
+
+COPIED_BYTES = 64 * 1024
+"""Bytes of a lent body that are copied at once where they cannot be lent to the kernel: a client that reads slowly
+keeps them in memory."""
+
+
+def copy_of(lent: BorrowedBuffer) -> bytes:
+    copied = bytes(lent.content[:COPIED_BYTES])
+    lent.taken = len(copied)
+    lent.content.release()
+    return copied
+
+
 _JOINED_BODY_BYTES = 64 * 1024
 """A piece of the body up to this size is copied behind the head: cheaper than a packet of its own."""
 
@@ -457,7 +490,8 @@ class ResponseWriter:
     """Writes one response. The head waits for the first piece of the body and leaves with it.
 
     Files and lent bytes need a transport that has nothing queued (its write buffer limit is 0 and the caller has
-    drained it), and `wire`, the transport's own socket; there is none where the connection is encrypted.
+    drained it), and `wire`, the transport's own socket. There is none where the connection is encrypted: they are
+    copied there.
     """
 
     _head = b""
@@ -511,11 +545,11 @@ class ResponseWriter:
         self._write(prefix, body, suffix)
 
     async def write_file(self, span: FileSpan, *, more_body: bool, is_fresh: bool) -> None:
-        """Bytes of a file, without copying. `is_fresh` is of FileSender. Raises as `write_bytes` and its `send` do."""
+        """Bytes of a file. `is_fresh` is of FileSender. Raises as `write_bytes` and its `send` do."""
         rest = self.begin_file(span, more_body=more_body, is_fresh=is_fresh)
         if rest is not None:
             await self.finish(rest)
-        if self._framing is not None and self._framing.chunked and span.count:
+        if self._wire is not None and self._framing is not None and self._framing.chunked and span.count:
             self._transport.write(b"\r\n" if more_body else b"\r\n0\r\n\r\n")
 
     def begin_file(self, span: FileSpan, *, more_body: bool, is_fresh: bool) -> Sender | None:
@@ -529,7 +563,8 @@ class ResponseWriter:
             return None
         wire = self._wire
         if wire is None:
-            raise RuntimeError("this connection is encrypted: it cannot send a file without copying")
+            self._sender = CopyingSender(self, span, more_body=more_body)
+            return self._sender
         framing = self._checked_framing(count, more_body=more_body)
         prefix = self._take_head()
         if framing.chunked:
@@ -547,14 +582,18 @@ class ResponseWriter:
     async def finish(self, sender: Sender) -> None:
         """Wait until a sender is done. Raises as its `send` does."""
         try:
-            if self._flow.write_paused:
-                await self._flow.drain()
-            if self._transport.is_closing():
-                raise ClientDisconnected("the client left before its answer could be sent")
+            await self.drained()
             await sender.send()
         finally:
             self._sender = None
             self._sent_bytes += sender.sent_bytes
+
+    async def drained(self) -> None:
+        """Wait until the transport takes more; ClientDisconnected once it is closing."""
+        if self._flow.write_paused:
+            await self._flow.drain()
+        if self._transport.is_closing():
+            raise ClientDisconnected("the client left before its answer could be sent")
 
     async def write_lent(self, lent: BorrowedBuffer) -> None:
         """As many of the bytes as the kernel takes now; returns when it can take more. More of the body must follow.
@@ -563,7 +602,7 @@ class ResponseWriter:
         """
         framing = self._framing
         if self._wire is None or framing is None or framing.chunked or framing.bodiless:
-            self.write_bytes(lent.content, more_body=True)
+            self.write_bytes(copy_of(lent), more_body=True)
             return
         if framing.left_bytes is not None and len(lent.content) > framing.left_bytes:
             raise RuntimeError("the response body is longer than its Content-Length")

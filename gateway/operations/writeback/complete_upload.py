@@ -20,9 +20,9 @@ from gateway.core.steps import Steps, each, in_steps
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.payload import receive_document
 from gateway.operations.visibility import changed_by, with_invalidation
-from gateway.operations.writeback.expected_version import current_expected_version, goes_through_unseen
-from gateway.operations.writeback.flush_wait import FlushWait, until_next_look
 from gateway.operations.writeback.parts import check_owner, no_such_upload
+from gateway.operations.writeback.past_the_buffer import FlushWait, goes_through, until_next_look, with_retries
+from gateway.operations.writeback.put_object import current_expected_version, goes_through_unseen
 from gateway.operations.writeback.write_back_policy import (
     Reason,
     has_conditions,
@@ -30,7 +30,6 @@ from gateway.operations.writeback.write_back_policy import (
     is_foretold,
     refuse_unless_kept_here,
 )
-from gateway.operations.writeback.write_through import goes_through, with_retries
 from gateway.s3.checksums import PREFIX, composite_checksum, full_object_checksum, upload_checksum_type
 from gateway.s3.error_codes import CODES, s3_error
 from gateway.s3.headers import md5s_etag, unquote

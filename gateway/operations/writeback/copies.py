@@ -21,23 +21,21 @@ from gateway.core.model import BorrowedBuffer, FileSpan, ObjectKey, PinnedFileSp
 from gateway.core.steps import each, in_steps
 from gateway.operations.context import NO_BODY, Answer, RequestContext, Response, Sink
 from gateway.operations.payload import receive_payload
-from gateway.operations.writeback.bodies import (
+from gateway.operations.writeback.parts import (
     apply_backpressure,
+    check_not_in_use,
+    check_owner,
     leaves_to_the_origin,
+    may_be_on_its_way,
+    number_of_part,
     room_for_body,
     slow_down,
     stage_body,
-)
-from gateway.operations.writeback.expected_version import ExpectedVersionQuery, expected_version, goes_through_unseen
-from gateway.operations.writeback.flush_wait import FlushWait
-from gateway.operations.writeback.parts import (
-    check_not_in_use,
-    check_owner,
-    may_be_on_its_way,
-    number_of_part,
     store_part,
     upload_of,
 )
+from gateway.operations.writeback.past_the_buffer import FlushWait, goes_through, whole_document, with_retries
+from gateway.operations.writeback.put_object import ExpectedVersionQuery, expected_version, goes_through_unseen
 from gateway.operations.writeback.write_back_policy import (
     Reason,
     check_stored,
@@ -50,7 +48,6 @@ from gateway.operations.writeback.write_back_policy import (
     why_of_headers,
     why_of_key,
 )
-from gateway.operations.writeback.write_through import goes_through, whole_document, with_retries
 from gateway.origin.client import OriginRequest, Purpose
 from gateway.s3.checksums import ALGORITHMS, Checksum, upload_checksum_type
 from gateway.s3.error_codes import s3_error

@@ -23,10 +23,9 @@ from gateway.core.steps import Steps, each, in_steps
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import receive_payload
-from gateway.operations.writeback.bodies import leaves_to_the_origin
-from gateway.operations.writeback.expected_version import ExpectedVersionQuery, is_for_want_of_rights
-from gateway.operations.writeback.flush_wait import PATIENCE_SECONDS, until_next_look
-from gateway.operations.writeback.parts import check_owner, no_such_upload, number_of, upload_of
+from gateway.operations.writeback.parts import check_owner, leaves_to_the_origin, no_such_upload, number_of, upload_of
+from gateway.operations.writeback.past_the_buffer import PATIENCE_SECONDS, goes_through, until_next_look
+from gateway.operations.writeback.put_object import ExpectedVersionQuery, is_for_want_of_rights
 from gateway.operations.writeback.write_back_policy import (
     Reason,
     check_stored,
@@ -41,7 +40,6 @@ from gateway.operations.writeback.write_back_policy import (
     why_of_bucket,
     why_of_key,
 )
-from gateway.operations.writeback.write_through import goes_through
 from gateway.origin.retry import may_be_done
 from gateway.s3.checksums import upload_checksum_type
 from gateway.s3.error_codes import s3_error

@@ -7,24 +7,15 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.api import documents as to
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.queries import PendingQueries, looked
 from gateway.writeback.checkpoints.layouts import CheckpointName, rank_of
-from gateway.writeback.checkpoints.restores import CheckpointFile
-from gateway.writeback.checkpoints.retention import Save
-from gateway.writeback.checkpoints.state import (
-    CheckpointFacts,
-    CheckpointState,
-    ObjectFacts,
-    UploadFacts,
-    facts_of,
-)
+from gateway.writeback.checkpoints.state import CheckpointState, ObjectFacts, UploadFacts, checkpoint_document
 from gateway.writeback.journal.buckets import as_last_own_write
 from gateway.writeback.journal.rows import (
     BEHIND_ALL,
@@ -47,39 +38,30 @@ UNGROUPED_MAX = 1000
 _REMEMBERED_MAX = 2000
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRow:
-    """A checkpoint with its facts. `id` is the journal's, which may reuse it once the checkpoint is gone."""
+class CheckpointRow(NamedTuple):
+    """A checkpoint of a run. `id` is the journal's, which may reuse it once the checkpoint is gone.
+
+    `ordinal` is its place among those that were begun, from 1. `save_order` is higher than that of every save that
+    began before; a checkpoint that is saved again gets a new one.
+    """
 
     id: int
-    name: CheckpointName
-    slot: str
-    facts: CheckpointFacts
-    run: bytes = b""
-    ordinal: int = 0
-    save_order: int = 0
+    ordinal: int
+    save_order: int
+    document: to.Checkpoint
 
     @property
     def key(self) -> ObjectKey:
         """Return the checkpoint's bucket and prefix as a key, for tokens and messages."""
-        return ObjectKey(self.name.bucket, self.name.prefix)
+        return ObjectKey(self.document.bucket, self.document.prefix)
 
 
-@dataclass(frozen=True, slots=True)
-class RunRow:
+class RunRow(NamedTuple):
     """A run's checkpoints in a slot, the newest first. `unsent` names those with objects that are still to go out."""
 
     slot: str
     rows: Sequence[CheckpointRow]
     unsent: frozenset[int] = frozenset()
-
-    @property
-    def saves(self) -> list[Save]:
-        return [
-            Save(row.id, row.ordinal, row.save_order, facts.state, facts.is_whole, facts.objects, facts.last_at)
-            for row in self.rows
-            for facts in (row.facts,)
-        ]
 
 
 _COLUMNS = "id, bucket, prefix, run, slot, step, layout, began_at, ordinal, save_order"
@@ -100,7 +82,7 @@ class CheckpointQueries(PendingQueries):
         condition = f"WHERE {within} AND (bucket, prefix) > (?, ?) ORDER BY bucket, prefix LIMIT ?"
         found = self._all(f"SELECT {_COLUMNS} FROM checkpoints {condition}", *values, after[0], text(after[1]), count)
         following = (found[-1][1], decoded(found[-1][2])) if len(found) == count else None
-        return [one for one in self._made(found, now) if not states or one.facts.state in states], following
+        return [one for one in self._made(found, now) if not states or one.document.state in states], following
 
     @looked
     def ungrouped(self, prefix: Prefix) -> to.UngroupedObjects | None:
@@ -132,7 +114,7 @@ class CheckpointQueries(PendingQueries):
         """Return slot → state → number of checkpoints."""
         counts: dict[str, Counter[str]] = {}
         for row in self._checkpoints("", now):
-            counts.setdefault(row.slot, Counter())[row.facts.state.value] += 1
+            counts.setdefault(row.document.slot, Counter())[row.document.state] += 1
         return counts
 
     @looked
@@ -157,7 +139,7 @@ class CheckpointQueries(PendingQueries):
         unsent: dict[tuple[Any, ...], set[int]] = {}
         for checkpoint_id, *run in self._all(query, *slots):
             unsent.setdefault(tuple(run), set()).add(checkpoint_id)
-        return [replace(self._run(run, now), unsent=frozenset(ids)) for run, ids in unsent.items()]
+        return [self._run(run, now)._replace(unsent=frozenset(ids)) for run, ids in unsent.items()]
 
     @looked
     def local(self, slots: Collection[str]) -> Sequence[tuple[str, int | None, Sequence[Any]]]:
@@ -183,9 +165,9 @@ class CheckpointQueries(PendingQueries):
         return [(ObjectKey(bucket, decoded(key)), size_bytes) for bucket, key, size_bytes in found]
 
     @looked
-    def files(self, checkpoint_id: int) -> Sequence[CheckpointFile]:
+    def objects(self, checkpoint_id: int) -> Sequence[ObjectFacts]:
         """Return a checkpoint's objects that are durable or still pending."""
-        return [CheckpointFile(one.key, one.size_bytes, one.rank) for one in self._objects(checkpoint_id)]
+        return self._object_facts(checkpoint_id)
 
     def _run(self, run: Sequence[Any], now: float) -> RunRow:
         condition = "WHERE slot = ? AND bucket = ? AND run = ? ORDER BY save_order DESC"
@@ -204,13 +186,16 @@ class CheckpointQueries(PendingQueries):
         if mark is not None and self._settled.get(checkpoint_id, (None,))[0] == mark:
             self._settled.move_to_end(checkpoint_id)
             return self._settled[checkpoint_id][1]
-        objects = self._objects(checkpoint_id)
+        objects = self._object_facts(checkpoint_id)
         if not objects and not uploads:
             return None
-        facts = facts_of(objects, uploads, began_at, self._ranks_before(bucket, run, save_order), now)
-        name = CheckpointName(bucket, decoded(prefix), step, layout)
-        row = CheckpointRow(checkpoint_id, name, slot, facts, run, ordinal, save_order)
-        if mark is not None and facts.state is CheckpointState.DURABLE:
+        name, ranks_before = (
+            CheckpointName(bucket, decoded(prefix), step, layout),
+            self._ranks_before(bucket, run, save_order),
+        )
+        document = checkpoint_document(name, slot, objects, uploads, began_at, ranks_before, now)
+        row = CheckpointRow(checkpoint_id, ordinal, save_order, document)
+        if mark is not None and document.state == CheckpointState.DURABLE:
             self._settled[checkpoint_id] = mark, row
             while len(self._settled) > _REMEMBERED_MAX:
                 self._settled.popitem(last=False)
@@ -222,7 +207,7 @@ class CheckpointQueries(PendingQueries):
         [row] = self._all(f"SELECT {summed} FROM checkpoint_objects WHERE checkpoint_id = ?", columns[0])
         return None if row[-1] or not row[0] else (*columns, *row[:-1])
 
-    def _objects(self, checkpoint_id: int) -> list[ObjectFacts]:
+    def _object_facts(self, checkpoint_id: int) -> list[ObjectFacts]:
         found = self._all(
             "SELECT o.key, o.size_bytes, o.began_at, o.acknowledged_at, o.rank, o.durable_at IS NOT NULL, "
             "w.state IS -1, w.state IS 3, w.failing_since IS NOT NULL OR w.damaged IS 1, "

@@ -1,13 +1,17 @@
 """Applies the slots' rules for checkpoints: which need no flush, which stay cached, how long local objects last.
 
 Runs in the process that flushes. Each look decides from the journal anew, so nothing is lost with the process.
+
+A run's checkpoints are in the order in which their last saves began, by a count: clocks go back. Once one of them is at
+the origin, whole and with as many files, those before it are not sent any more where the slot's rule says so; before
+that all are. A job that died while it saved has left fewer files, and names alone may not tell that some are missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import structlog
 
@@ -16,7 +20,7 @@ from gateway.core.model import LOCAL_EXPIRY_SECONDS, ObjectKey
 from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slot
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, RunRow
 from gateway.writeback.admin.queries import look_repeatedly
-from gateway.writeback.checkpoints.retention import FlushRule, flush_rule_of, kept, superseded, whole_since
+from gateway.writeback.checkpoints.state import CheckpointState, is_whole
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.transaction import JournalTransaction
 
@@ -25,6 +29,10 @@ LOOK_SECONDS = 2.0
 EXPIRY_LOOK_SECONDS = 30.0
 
 _log = structlog.get_logger("forebay.writeback")
+
+
+FlushRule: TypeAlias = int | Literal["all", "latest"]
+"""The checkpoints that are flushed whatever follows them: all, none (`latest`), or every n-th."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +52,47 @@ class KeepRules:
 def keep_rules_of(slot: Slot) -> KeepRules:
     """Return a slot's rules. Of a slot that no longer writes back only the expiry of local objects counts."""
     if slot.write != "back":
-        return KeepRules(local_expiry_seconds=slot.local_expiry_seconds)
-    return KeepRules(flush_rule_of(slot.flush), slot.keep_last, slot.local_expiry_seconds, True, slot.prefix)
+        return KeepRules(local_expiry_seconds=slot.scratch_expiry_seconds)
+    return KeepRules(flush_rule_of(slot.flush), slot.keep_last, slot.scratch_expiry_seconds, True, slot.prefix)
+
+
+def flush_rule_of(text: str) -> FlushRule:
+    """Parse `all`, `latest` or `every-5th`; ValueError for anything else."""
+    if text == "all" or text == "latest":
+        return text  # type: ignore[return-value]
+    number = text.removeprefix("every-").rstrip("stndrh")
+    if not text.startswith("every-") or not number.isdecimal() or int(number) < 2:
+        raise ValueError(f"{text!r} is no rule for flushes")
+    return int(number)
+
+
+def superseded(run: Sequence[CheckpointRow], rule: FlushRule) -> set[int]:
+    """Return the ids of a run's checkpoints (the newest first) that need no flush any more."""
+    left_out, most = set[int](), 0
+    if rule == "all":
+        return left_out
+    for row in run:
+        if row.document.state == CheckpointState.DURABLE:
+            most = max(most, row.document.files)
+        elif 0 < row.document.files <= most and (rule == "latest" or row.ordinal % rule != 0):
+            left_out.add(row.id)
+    return left_out
+
+
+def whole_since(run: Sequence[CheckpointRow], old: CheckpointRow) -> float:
+    """Return when the newest checkpoint that supersedes this one was whole here; 0 if none does."""
+    for row in run:
+        is_newer = row.save_order > old.save_order and row.document.files >= old.document.files
+        if is_newer and row.document.state == CheckpointState.DURABLE:
+            return row.document.last_at or 0.0
+    return 0.0
+
+
+def kept(run: Sequence[CheckpointRow], keep_last: int) -> set[int]:
+    """Return the ids of a run's `keep_last` newest complete checkpoints, and of those that are being saved."""
+    complete = [row for row in run if is_whole(row.document)][:keep_last]
+    being_saved = [row for row in run if row.document.state == CheckpointState.WRITING]
+    return {row.id for row in (*being_saved, *complete)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +152,10 @@ class CheckpointRetention:
         if not rules:
             return
         for run in await self._queries.unsent_runs(rules.keys(), self._clock.now()):
-            doomed = set(superseded(run.saves, rules[run.slot]))
+            doomed = superseded(run.rows, rules[run.slot]) & run.unsent
             for row in run.rows:
-                if row.id in doomed and row.id in run.unsent:
-                    await self._keep_here(row, whole_since(run.saves, row.id))
+                if row.id in doomed:
+                    await self._keep_here(row, whole_since(run.rows, row))
 
     async def _send_after_all(self) -> None:
         """Flush local objects that no rule leaves out any more: a newer checkpoint was deleted, or the rule changed."""
@@ -120,7 +167,7 @@ class CheckpointRetention:
         for slot, checkpoint_id, run in await self._queries.local(rules.keys()):
             if checkpoint_id is not None:
                 found = await self._queries.run_of(run, now)
-                if checkpoint_id in superseded(found.saves, rules.get(found.slot, "all")):
+                if checkpoint_id in superseded(found.rows, rules.get(found.slot, "all")):
                     continue
             objects = await self._journal.change(
                 lambda tx: tx.local.send_checkpoint_after_all(slot, checkpoint_id, now)  # noqa: B023
@@ -135,7 +182,7 @@ class CheckpointRetention:
             _log.info(
                 "a checkpoint is not sent any more: a newer one is at the origin",
                 checkpoint=str(row.key),
-                slot=row.slot,
+                slot=row.document.slot,
                 objects=objects,
             )
 
@@ -146,11 +193,11 @@ class CheckpointRetention:
         runs: Sequence[RunRow] = await self._queries.runs(rules.keys(), self._clock.now()) if rules else ()
         chosen = list[KeptCheckpoint]()
         for run in runs:
-            ids = set(kept(run.saves, rules[run.slot].keep_last or 1))
+            ids, prefix = kept(run.rows, rules[run.slot].keep_last or 1), rules[run.slot].prefix
             for row in run.rows:
-                if row.id in ids and rules[run.slot].prefix.covers(row.name.bucket, row.name.prefix):
-                    objects = await self._queries.durable_objects(row.id)
-                    mark = (row.facts.state, row.facts.objects, row.facts.began_at, len(objects) == row.facts.objects)
+                if row.id in ids and prefix.covers(*row.key):
+                    objects, shown = await self._queries.durable_objects(row.id), row.document
+                    mark = (shown.state, shown.files, shown.began_at, len(objects) == shown.files)
                     chosen.append(KeptCheckpoint(row.key, objects, mark))
         refused = await self._cache.keep(chosen)
         for name, reason in refused.items():

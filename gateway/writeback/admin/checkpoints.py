@@ -9,17 +9,18 @@ from typing import TypeAlias
 from gateway.api import documents as to
 from gateway.core.clock import Clock
 from gateway.core.model import ObjectKey
+from gateway.core.progress_rate import ProgressRate
 from gateway.policy.slots import Prefix
 from gateway.telemetry import metrics
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow
-from gateway.writeback.admin.documents import checkpoint_document, from_token, to_token
-from gateway.writeback.admin.queries import LOOK_SHARE, look_repeatedly
-from gateway.writeback.checkpoints.rates import FlushRates
+from gateway.writeback.admin.queries import LOOK_SHARE, from_token, look_repeatedly, to_token
 from gateway.writeback.checkpoints.reads import ReadPass, checkpoint_id, file_id
-from gateway.writeback.checkpoints.restores import RestoreFacts, restore_of
-from gateway.writeback.checkpoints.state import CheckpointState
+from gateway.writeback.checkpoints.state import CheckpointState, restore_of
 
 LOOK_SECONDS = 10.0
+
+RATE_SECONDS = 60.0
+"""Flush progress older than this does not count for the rate."""
 
 PAGE_BYTES = 2**20
 """A page ends with the checkpoint that brings it to this size."""
@@ -36,7 +37,8 @@ class CheckpointsReport:
     def __init__(self, queries: CheckpointQueries, clock: Clock) -> None:
         self._queries = queries
         self._clock = clock
-        self._rates = FlushRates()
+        self._rates = dict[int, ProgressRate]()
+        """The flush progress of unfinished checkpoints, by id."""
         self._see_again_at = 0.0
         self.kept: Callable[[], Mapping[ObjectKey, str | None]] = dict
         """The checkpoints to keep in the cache, each with the reason if the cache cannot keep it."""
@@ -56,12 +58,10 @@ class CheckpointsReport:
         read = await asyncio.to_thread(self.reads)
         documents, size_bytes = list[to.Checkpoint](), 0
         for row in found:
-            restore = await self._restore(row, read, now)
-            left_seconds = self._rates.left_seconds(row.id, row.facts.left_bytes)
-            documents.append(checkpoint_document(row, now, left_seconds, self.kept(), restore))
+            documents.append(await self._completed(row, read, now))
             size_bytes += len(documents[-1].model_dump_json().encode())
             if size_bytes >= PAGE_BYTES and row is not found[-1]:
-                following = (row.name.bucket, row.name.prefix)
+                following = row.key
                 break
         return to.CheckpointsDocument(
             checkpoints=documents,
@@ -69,15 +69,20 @@ class CheckpointsReport:
             ungrouped=None if found or after or states else await self._queries.ungrouped(prefix),
         )
 
-    async def _restore(self, row: CheckpointRow, read: Reads, now: float) -> RestoreFacts | None:
-        """Return the last restore; None if the checkpoint was not read within the last hour."""
-        of_checkpoint = checkpoint_id(row.name.bucket, row.name.prefix)
-        passes = read.get(of_checkpoint)
-        if not passes:
-            return None
-        files = await self._queries.files(row.id)
-        by_key = {file.key: found for file in files if (found := passes.get(file_id(of_checkpoint, file.key)))}
-        return restore_of(files, by_key, now)
+    async def _completed(self, row: CheckpointRow, read: Reads, now: float) -> to.Checkpoint:
+        """Return a checkpoint with what the journal does not tell."""
+        found, kept, restore = row.document, self.kept(), None
+        of_checkpoint, left_seconds = checkpoint_id(*row.key), None
+        left_bytes = found.bytes - found.bytes_flushed - found.bytes_local
+        if row.id in self._rates and (left_bytes > 0 or found.exposed_seconds is not None):
+            left_seconds = self._rates[row.id].seconds_left(left_bytes)
+        if passes := read.get(of_checkpoint):
+            files = await self._queries.objects(row.id)
+            by_key = {one.key: parts for one in files if (parts := passes.get(file_id(of_checkpoint, one.key)))}
+            restore = restore_of(files, by_key, now)
+        is_kept = row.key in kept and kept[row.key] is None
+        told = {"kept": is_kept, "kept_reason": kept.get(row.key), "restore": restore}
+        return found.model_copy(update={"flush_seconds_left": left_seconds, **told})
 
     async def watch(self, slots: Collection[str]) -> None:
         """Count the checkpoints by state, and see how fast they move, for ever. `slots` may change."""
@@ -101,4 +106,6 @@ class CheckpointsReport:
         unfinished = await self._queries.unfinished(self._clock.now())
         now = self._clock.monotonic()
         self._see_again_at = now + LOOK_SHARE * (now - began)
-        self._rates.see({one.id: one.facts.flushed_bytes for one in unfinished}, now)
+        self._rates = {one.id: self._rates.get(one.id) or ProgressRate(RATE_SECONDS) for one in unfinished}
+        for one in unfinished:
+            self._rates[one.id].note(now, one.document.bytes_flushed)

@@ -5,6 +5,8 @@ S3 requests never use them. Figures read each row that they count, so callers as
 
 from __future__ import annotations
 
+import base64
+import binascii
 import os
 import sqlite3
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -13,15 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
+import orjson
+
 from gateway.api import documents as to
 from gateway.core.clock import Clock, Moment
 from gateway.core.errors import BufferDamaged, BufferUnavailable
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
-from gateway.writeback.admin.named_prefix import Name
+from gateway.writeback.checkpoints.state import CheckpointState
 from gateway.writeback.journal import codec
 from gateway.writeback.journal.files import Usage
-from gateway.writeback.journal.records import State, Turn, Write
+from gateway.writeback.journal.records import State, Write
 from gateway.writeback.journal.rows import OPEN, PENDING, Table, Value, at, keys_under, marks, text
 from gateway.writeback.journal.schema import connect_reading
 from gateway.writeback.journal.transaction import JournalTransaction
@@ -63,35 +67,35 @@ _STATS_COLUMNS = ", ".join(f"coalesce({one}, 0)" for one in _STATS.values())
 
 
 @dataclass(frozen=True, slots=True)
-class PendingRow:
-    """A pending write or an open upload, without its parts.
+class Name(Prefix):
+    """The object of a name, and all that lies under it as under a directory; no other key that begins so."""
 
-    If its row in the journal is damaged, `write` is None and `problem` says how. `sent_parts` of its parts,
-    `sent_bytes` together, are at the origin; `here_bytes` are on this node. `sequence` is 0 for an open upload.
-    """
+    def covers(self, bucket: str, key_prefix: str) -> bool:
+        """Return whether `key_prefix` is the name itself, taken as a key, or lies under it."""
+        is_within = key_prefix == self.key_prefix or key_prefix.startswith(f"{self.key_prefix}/")
+        return bucket == self.bucket and is_within
+
+
+def may_be_name(prefix: Prefix) -> bool:
+    """Return whether the prefix may name an object or a directory; one with a final slash is unambiguous."""
+    return bool(prefix.bucket) and bool(prefix.key_prefix) and not prefix.key_prefix.endswith("/")
+
+
+def name_of(prefix: Prefix) -> Name:
+    return Name(prefix.bucket, prefix.key_prefix)
+
+
+class Pending(NamedTuple):
+    """A pending write; `write` is None if its row in the journal is damaged."""
 
     id: int
-    sequence: int
-    upload_id: str | None
-    key: ObjectKey
-    slot: str
-    size_bytes: int
-    state: State
-    turn: Turn
     write: Write | None
-    problem: str | None
-    parts: int
-    sent_parts: int
-    sent_bytes: int
-    here_bytes: int
+    is_conflict: bool
+    document: to.PendingObject
 
     @property
-    def is_conflict(self) -> bool:
-        return self.state is State.CONFLICT
-
-    @property
-    def is_damaged(self) -> bool:
-        return self.write is None or self.turn.damaged
+    def key(self) -> ObjectKey:
+        return ObjectKey(self.document.bucket, self.document.key)
 
 
 class UploadStats(NamedTuple):
@@ -266,58 +270,116 @@ class PendingQueries(Table):
     # Pages
 
     @looked
-    def page(self, prefix: Prefix, after: tuple[str, str, int], count: int) -> Sequence[PendingRow]:
+    def page(self, prefix: Prefix, after: tuple[str, str, int], count: int) -> list[to.PendingObject]:
         """Return pending writes under a prefix in the order of bucket, key and sequence, behind `after`."""
         where = _where_behind(prefix, "sequence", after, -1)
-        return self._pending(where, f"{_HERE} ORDER BY bucket, key, sequence", count)
+        return self._objects(where, f"{_HERE} ORDER BY bucket, key, sequence", count)
 
     @looked
-    def problems(self, prefix: Prefix, after: int, count: int) -> Sequence[PendingRow]:
+    def problems(self, prefix: Prefix, after: int, count: int) -> list[to.PendingObject]:
         """Return writes under a prefix that need a person, behind a sequence."""
         condition = f"{_PENDING} AND {_PROBLEM} AND sequence > ? ORDER BY sequence"
-        return self._pending(_where(prefix), condition, count, after)
+        return self._objects(_where(prefix), condition, count, after)
 
     @looked
-    def worst(self, prefix: Prefix, through: int, count: int) -> Sequence[PendingRow]:
+    def worst(self, prefix: Prefix, through: int, count: int) -> list[to.PendingObject]:
         """Return held-up writes up to a sequence: conflicts first, then damaged, failing and waiting ones."""
         order = "ORDER BY state = 3 DESC, damaged DESC, failing_since IS NULL, sequence"
-        return self._pending(_where(prefix), f"{_PENDING} AND {_HELD_UP} AND sequence <= ? {order}", count, through)
+        return self._objects(_where(prefix), f"{_PENDING} AND {_HELD_UP} AND sequence <= ? {order}", count, through)
 
     @looked
-    def first_of(self, key: ObjectKey) -> PendingRow | None:
-        found = self._pending(_Where("bucket = ? AND key = ?", at(key)), f"{_HERE} ORDER BY sequence", 1)
-        return next(iter(found), None)
+    def first_of(self, key: ObjectKey) -> Pending | None:
+        found = self._rows_of(_Where("bucket = ? AND key = ?", at(key)), f"{_HERE} ORDER BY sequence", 1)
+        return next((self._pending(one) for one in found), None)
 
     @looked
-    def uploads(self, prefix: Prefix, after: tuple[str, str, str], count: int) -> Sequence[PendingRow]:
+    def uploads(self, prefix: Prefix, after: tuple[str, str, str], count: int) -> list[to.OpenUploadDocument]:
         """Return open uploads under a prefix in the order of bucket, key and id, behind `after`."""
         where = _where_behind(prefix, "upload_id", after, "")
-        return self._pending(where, f"{OPEN} ORDER BY bucket, key, upload_id", count)
+        found = self._rows_of(where, f"{OPEN} ORDER BY bucket, key, upload_id", count)
+        return [self._open_upload(one)[-1] for one in found]
 
     @looked
-    def open_uploads(self, upload_ids: Sequence[str]) -> Sequence[PendingRow]:
-        return self._pending(_Where(f"upload_id IN ({marks(upload_ids)})", upload_ids), OPEN, len(upload_ids))
+    def open_uploads(self, upload_ids: Sequence[str]) -> Sequence[tuple[int, Write | None, to.OpenUploadDocument]]:
+        """Return the open ones of these uploads; without the write if its row is damaged."""
+        where = _Where(f"upload_id IN ({marks(upload_ids)})", upload_ids)
+        return [self._open_upload(one) for one in self._rows_of(where, OPEN, len(upload_ids))]
 
-    def _pending(self, where: _Where, condition: str, count: int, *values: int) -> list[PendingRow]:
+    def _objects(self, where: _Where, condition: str, count: int, *values: int) -> list[to.PendingObject]:
+        return [self._pending(one).document for one in self._rows_of(where, condition, count, *values)]
+
+    def _rows_of(self, where: _Where, condition: str, count: int, *values: int) -> Sequence[Sequence[Any]]:
         """`condition` may end with an order; `values` are its own."""
-        columns = f"id, coalesce(sequence, 0), upload_id, bucket, key, slot, size_bytes, state, record, {TURN_COLUMNS}"
+        columns = f"id, bucket, key, slot, record, upload_id, coalesce(sequence, 0), size_bytes, state, {TURN_COLUMNS}"
         asked = f"SELECT {columns} FROM writes WHERE {where.condition} AND {condition} LIMIT ?"
-        return [self._pending_row(one) for one in self._all(asked, *where.values, *values, count)]
+        return self._all(asked, *where.values, *values, count)
 
-    def _pending_row(self, columns: Sequence[Any]) -> PendingRow:
-        write_id, sequence, upload_id, bucket, key, slot, size_bytes, state, record, *turn = columns
-        write, problem = None, None
-        try:
-            write = codec.unpack_write(write_id, record)
-        except BufferDamaged as error:
-            problem = str(error)
-        parts = self._row(
-            "SELECT count(*), coalesce(sum(sent), 0), coalesce(sum(sent * size_bytes), 0), "
-            "coalesce(sum((file <> '') * size_bytes), 0) FROM parts WHERE write_id = ?",
-            write_id,
+    def _pending(self, columns: Sequence[Any]) -> Pending:
+        write_id, bucket, key, slot, record, _, sequence, size_bytes, state_number, *turn_columns = columns
+        write, problem = _unpacked(write_id, record)
+        parts, sent_parts, sent_bytes, _ = self._parts(write_id)
+        state, turn = State(state_number), turn_of(turn_columns)
+        if state is State.LOCAL:
+            shown = "local"
+        elif write is None or turn.damaged:
+            shown = "damaged"
+        elif state is State.CONFLICT:
+            shown = "conflict"
+        elif turn.attempts:
+            shown = (CheckpointState.WAITING if turn.failing_since is None else CheckpointState.FAILED).value
+        else:
+            shown = "sending" if sent_parts or state is State.PUBLISHING else "waiting"
+        document = to.PendingObject(
+            bucket=bucket,
+            key=key.decode(errors="replace"),
+            sequence=sequence,
+            slot=slot,
+            state=shown,
+            bytes=size_bytes,
+            etag=write.etag if write is not None and not write.deleted else None,
+            deleted=write.deleted if write is not None else None,
+            acknowledged_at=write.acknowledged_at if write is not None else None,
+            parts=parts,
+            parts_sent=sent_parts,
+            bytes_sent=sent_bytes,
+            failures=turn.attempts,
+            failing_since=turn.failing_since,
+            waits_for=turn.after_sequence,
+            reason=problem or turn.last_error,
         )
-        name, known = ObjectKey(bucket, key.decode(errors="replace")), (State(state), turn_of(turn), write, problem)
-        return PendingRow(write_id, sequence, upload_id, name, slot, size_bytes, *known, *(parts or ()))
+        return Pending(write_id, write, state is State.CONFLICT, document)
+
+    def _open_upload(self, columns: Sequence[Any]) -> tuple[int, Write | None, to.OpenUploadDocument]:
+        write_id, bucket, key, slot, record, upload_id, _, _, _, *turn_columns = columns
+        upload, _ = _unpacked(write_id, record)
+        parts, sent_parts, _, here_bytes = self._parts(write_id)
+        document = to.OpenUploadDocument(
+            bucket=bucket,
+            key=key.decode(errors="replace"),
+            upload_id=upload_id,
+            slot=slot,
+            initiated_at=upload.began_at if upload is not None else None,
+            touched_at=upload.touched_then.at if upload is not None else None,
+            parts=parts,
+            parts_sent=sent_parts,
+            bytes=here_bytes,
+            reason=turn_of(turn_columns).last_error,
+        )
+        return write_id, upload, document
+
+    def _parts(self, write_id: int) -> Sequence[int]:
+        """Return the number of a write's parts, the number and bytes of those sent, and the bytes of those here."""
+        counted = "count(*), coalesce(sum(sent), 0), coalesce(sum(sent * size_bytes), 0)"
+        here = "coalesce(sum((file <> '') * size_bytes), 0)"
+        return self._row(f"SELECT {counted}, {here} FROM parts WHERE write_id = ?", write_id) or (0, 0, 0, 0)
+
+
+def _unpacked(write_id: int, record: bytes) -> tuple[Write | None, str | None]:
+    """Return the write, or how its row is damaged."""
+    try:
+        return codec.unpack_write(write_id, record), None
+    except BufferDamaged as error:
+        return None, str(error)
 
 
 def _open(uploads: UploadStats) -> dict[str, int]:
@@ -342,3 +404,22 @@ def _where_behind(prefix: Prefix, last: str, after: tuple[str, str, str | int], 
     start, stop = keys_under(prefix.key_prefix)
     place = (text(key), value) if bucket == prefix.bucket and text(key) >= start else (start, least)
     return _Where(f"bucket = ? AND (key, {last}) > (?, ?) AND key < ?", (prefix.bucket, *place, stop))
+
+
+# Tokens of pages
+
+
+def to_token(*place: str | int) -> str:
+    """Return the token of a place in a listing, for the request for the next page."""
+    return base64.urlsafe_b64encode(orjson.dumps(place)).decode()
+
+
+def from_token(token: str, *kinds: type) -> Sequence[Any]:
+    """Return the place of a token; ValueError if no listing with places of these kinds gave it."""
+    try:
+        place = orjson.loads(base64.b64decode(token, altchars=b"-_", validate=True))
+    except (binascii.Error, orjson.JSONDecodeError):
+        place = None
+    if not isinstance(place, list) or [type(one) for one in place] != list(kinds):
+        raise ValueError("the token is none that this listing has given")
+    return place

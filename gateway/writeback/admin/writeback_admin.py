@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from enum import Enum
+from math import isfinite
+from typing import NoReturn
 
 import structlog
 
 from gateway.api import documents as to
 from gateway.core.clock import Moment
-from gateway.core.errors import NothingPending
+from gateway.core.errors import NothingPending, NotToBeDecided, OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.checkpoints import CheckpointsReport
-from gateway.writeback.admin.conflict_resolver import ConflictResolver, decision_of
-from gateway.writeback.admin.documents import (
-    flush_document,
-    from_token,
-    object_document,
-    summary_document,
-    to_token,
-    upload_document,
-    versions_document,
-)
-from gateway.writeback.admin.named_prefix import Name, is_at_origin, may_be_name, name_of
-from gateway.writeback.admin.queries import PendingRow
+from gateway.writeback.admin.queries import Name, Pending, from_token, may_be_name, name_of, to_token
 from gateway.writeback.flushing.reconciler import Attempts, FlushDependencies, Reconciler
+from gateway.writeback.flushing.state import Headed, Lost, WriteRefused
+from gateway.writeback.journal.records import BucketCapabilities, ExpectedVersion, Write, WriteSpec
 from gateway.writeback.journal.rows import keys_under, text
 from gateway.writeback.journal.transaction import JournalTransaction
 
@@ -38,6 +32,20 @@ REMEMBERED_SECONDS = 2.0
 """Seconds for which the figures of all slots are reused: they cost a look at every row."""
 
 
+class Decision(Enum):
+    """A decision about a conflict, or about a manifest that waits for its files."""
+
+    KEEP_OURS = "keep-ours"
+    """Overwrite the version that the origin has now; if it changes again, the object is a conflict again. A waiting
+    manifest is sent without its files."""
+
+    KEEP_THEIRS = "keep-theirs"
+    """Give this node's write up; the origin's version stays."""
+
+    DISCARD = "discard"
+    """Give up a write that does not reach the origin and is no conflict: damaged, or refused by it for ever."""
+
+
 class WritebackAdmin:
     """Actions on one buffer, in the process that flushes it. BufferUnavailable if the journal is unreadable."""
 
@@ -48,7 +56,7 @@ class WritebackAdmin:
         self._queries = queries
         self._journal = tools.journal
         self._reconciler = reconciler
-        self._resolver = ConflictResolver(tools)
+        self._tools = tools
         self._buffers = buffers
         self._clock = tools.clock
         self.report = CheckpointsReport(queries, tools.clock)
@@ -60,29 +68,29 @@ class WritebackAdmin:
         if self._summary is None or now - self._summary[0] > REMEMBERED_SECONDS:
             slots = await self._queries.slots(self._buffers)
             buckets = self._journal.read(lambda tx: tx.buckets.all_capabilities())
-            self._summary = now, summary_document(slots, buckets, self._journal.problem)
+            self._summary = now, _summary(slots, buckets, self._journal.problem)
         return self._summary[1]
 
     async def objects(self, prefix: Prefix, after: str, count: int) -> to.PendingObjects:
         """Return a page of pending objects under a prefix, in the order of keys; `next` is null after the last page."""
         bucket, key, sequence = from_token(after, str, str, int) if after else ("", "", 0)
         found = await self._queries.page(prefix, (bucket, key, sequence), count)
-        following = to_token(*found[-1].key, found[-1].sequence) if len(found) == count else None
-        return to.PendingObjects(objects=[object_document(one) for one in found], next=following)
+        following = to_token(found[-1].bucket, found[-1].key, found[-1].sequence) if len(found) == count else None
+        return to.PendingObjects(objects=found, next=following)
 
     async def problems(self, prefix: Prefix, after: str, count: int) -> to.PendingObjects:
         """Return a page of objects that need a person, in the order of acknowledgement."""
         [behind] = from_token(after, int) if after else [0]
         found = await self._queries.problems(prefix, behind, count)
         following = to_token(found[-1].sequence) if len(found) == count else None
-        return to.PendingObjects(objects=[object_document(one) for one in found], next=following)
+        return to.PendingObjects(objects=found, next=following)
 
     async def uploads(self, prefix: Prefix, after: str, count: int) -> to.OpenUploadsDocument:
         """Return a page of open uploads. None can be flushed before its client completes it."""
         bucket, key, upload_id = from_token(after, str, str, str) if after else ("", "", "")
         found = await self._queries.uploads(prefix, (bucket, key, upload_id), count)
-        following = to_token(*found[-1].key, found[-1].upload_id or "") if len(found) == count else None
-        return to.OpenUploadsDocument(uploads=[upload_document(one) for one in found], next=following)
+        following = to_token(found[-1].bucket, found[-1].key, found[-1].upload_id) if len(found) == count else None
+        return to.OpenUploadsDocument(uploads=found, next=following)
 
     async def checkpoints(
         self, prefix: Prefix, after: str, count: int, states: Collection[str]
@@ -106,7 +114,7 @@ class WritebackAdmin:
         stats = await self._queries.flush(scope, through)
         problems = await self._queries.worst(scope, through, PROBLEMS_SHOWN)
         attempts, awaiting = self._reconciler.attempts(scope), self._awaiting(scope)
-        return flush_document(scope, through, stats, problems, attempts, awaiting, self._journal.problem)
+        return _flush_progress(scope, through, stats, problems, attempts, awaiting, self._journal.problem)
 
     async def _meant(self, prefix: Prefix) -> Prefix:
         if not may_be_name(prefix):
@@ -114,10 +122,12 @@ class WritebackAdmin:
         if self._journal.read(lambda tx: tx.writes.has_any(prefix.bucket, prefix.key_prefix)):
             return name_of(prefix)
         under = keys_under(prefix.key_prefix)
-        is_any_pending = self._journal.read(lambda tx: tx.writes.listing(prefix.bucket, *under, 1))
-        if is_any_pending and await is_at_origin(self._reconciler.requests, prefix):
-            return name_of(prefix)
-        return prefix
+        if not self._journal.read(lambda tx: tx.writes.listing(prefix.bucket, *under, 1)):
+            return prefix
+        first_key = self._tools.requests.first_key  # None also if the origin does not say
+        is_there = await first_key(prefix.bucket, prefix.key_prefix) == prefix.key_prefix
+        is_there = is_there or await first_key(prefix.bucket, f"{prefix.key_prefix}/") is not None
+        return name_of(prefix) if is_there else prefix
 
     async def _raise_priority(self, scope: Prefix) -> None:
         now, ranges = self._clock.now(), [keys_under(scope.key_prefix)]
@@ -137,50 +147,101 @@ class WritebackAdmin:
 
     async def versions(self, key: ObjectKey) -> to.Versions:
         """Return a key's first pending write and the origin's version. Raises NothingPending, OriginUnreachable."""
-        row = await self._queries.first_of(key)
-        if row is None:
+        pending = await self._queries.first_of(key)
+        if pending is None:
             raise NothingPending(f"nothing is pending under {key}")
-        return versions_document(row, await self._resolver.at_origin(row))
+        found = await self._at_origin(pending)
+        at, size, theirs = found.moment.at - found.age_seconds, found.size_bytes, None
+        if found.etag is not None:
+            modified_at = at if isfinite(at) else None
+            theirs = to.AtOrigin(bytes=size if size >= 0 else None, etag=found.etag, modified_at=modified_at)
+        return to.Versions(object=pending.document, at_origin=theirs)
 
     async def resolve(self, key: ObjectKey, decision: str, sequence: int | None) -> to.Resolved:
         """Decide about the first pending write of a key (`Decision`); with `sequence`, only if it is that write.
 
-        Raises NothingPending, ValueError, and what `ConflictResolver.decide` raises.
+        Raises NothingPending, ValueError for an unknown decision, NotToBeDecided when the object has changed its state,
+        OriginUnreachable when the origin does not say what it has, BufferUnavailable when the journal cannot be
+        written.
         """
-        chosen = decision_of(decision)
-        row = await self._queries.first_of(key)
-        if row is None or sequence not in (None, row.sequence):
+        if decision not in [one.value for one in Decision]:
+            raise ValueError(f"the decision must be one of {', '.join(one.value for one in Decision)}")
+        pending = await self._queries.first_of(key)
+        if pending is None or sequence not in (None, pending.document.sequence):
             raise NothingPending(
                 f"nothing is pending under {key}" + ("" if sequence is None else ", or a newer write is")
             )
-        found = await self._resolver.decide(row, chosen)
+        etag = None
+        if decision == Decision.KEEP_OURS.value:
+            etag = await self._keep_ours(pending)
+        else:
+            await self._give_up(pending, Decision(decision))
         self._summary = None
         await self._try_now(Prefix(key.bucket, key.key))
-        return to.Resolved(object=str(key), sequence=row.sequence, decision=decision, etag_at_origin=found)
+        return to.Resolved(object=str(key), sequence=pending.document.sequence, decision=decision, etag_at_origin=etag)
+
+    async def _keep_ours(self, pending: Pending) -> str | None:
+        """Return the ETag at the origin that will be overwritten."""
+        now = self._clock.now()
+        if pending.write is not None and self._tools.manifests.is_waiting(pending.id):
+            self._tools.manifests.waive(pending.id)
+            await self._journal.change(lambda tx: tx.turns.try_now(*pending.key, now, [pending.id]))
+            _log.warning("a manifest is sent although the origin lacks files that it names", object=str(pending.key))
+            return None
+        if pending.write is None or not pending.is_conflict:
+            _not_to_be_decided(pending)
+        found = await self._at_origin(pending)
+        expected, now = ExpectedVersion.exactly(found.etag), self._clock.now()
+        if not await self._journal.change(lambda tx: tx.writes.overwrite(pending.id, expected, now)):
+            _not_to_be_decided(pending)
+        _log.warning(
+            "a conflict was resolved: this node's write overwrites what the origin has",
+            object=str(pending.key),
+            etag=found.etag,
+        )
+        return found.etag
+
+    async def _give_up(self, pending: Pending, decision: Decision) -> None:
+        shown, only = pending.document, pending.is_conflict
+        is_hopeless = shown.state == "damaged" or shown.failures > 0 or self._tools.manifests.is_waiting(pending.id)
+        if not only and not (is_hopeless and decision is Decision.DISCARD):
+            _not_to_be_decided(pending)
+        await self._tools.publication.publish(_gone(pending), None)
+        now = Moment.of(self._clock)
+        if not await self._journal.change(lambda tx: tx.writes.discard(pending.id, now, only_conflict=only)):
+            _not_to_be_decided(pending)
+        _log.warning("an acknowledged write was given up", object=str(pending.key), decision=decision.value)
+
+    async def _at_origin(self, pending: Pending) -> Headed:
+        """Return the origin's version of the key. OriginUnreachable when the origin does not say."""
+        found = await self._tools.requests.head(pending.write or _gone(pending))
+        if isinstance(found, Headed):
+            return found
+        reason = found.code if isinstance(found, WriteRefused) else found.reason if isinstance(found, Lost) else ""
+        raise OriginUnreachable(f"the origin does not say what it has under {pending.key}: {reason}")
 
     async def abort(self, upload_ids: Sequence[str]) -> to.AbortedDocument:
         """End uploads as AbortMultipartUpload does, even damaged rows. The reconciler soon aborts the origin's."""
-        found = await self._queries.open_uploads(upload_ids)
-        aborted = [one.upload_id or "" for one in found if await self._abort(one)]
+        aborted = list[str]()
+        for write_id, write, upload in await self._queries.open_uploads(upload_ids):
+            if await self._abort(write_id, upload.upload_id, is_damaged=write is None):
+                aborted.append(upload.upload_id)
+                _log.warning(
+                    "an open upload was aborted by an operator",
+                    object=f"s3://{upload.bucket}/{upload.key}",
+                    slot=upload.slot,
+                    upload_id=upload.upload_id,
+                    parts=upload.parts,
+                    bytes=upload.bytes,
+                )
         self._summary = None
         return to.AbortedDocument(aborted=aborted, not_open=[one for one in upload_ids if one not in aborted])
 
-    async def _abort(self, row: PendingRow) -> bool:
+    async def _abort(self, write_id: int, upload_id: str, *, is_damaged: bool) -> bool:
         now = Moment.of(self._clock)
-        if row.write is None:
-            is_over = await self._journal.change(lambda tx: tx.writes.discard(row.id, now, only_conflict=False))
-        else:
-            is_over = await self._journal.change(lambda tx: tx.uploads.abort(row.upload_id or "", now))
-        if is_over:
-            _log.warning(
-                "an open upload was aborted by an operator",
-                object=str(row.key),
-                slot=row.slot,
-                upload_id=row.upload_id,
-                parts=row.parts,
-                bytes=row.here_bytes,
-            )
-        return is_over
+        if is_damaged:
+            return await self._journal.change(lambda tx: tx.writes.discard(write_id, now, only_conflict=False))
+        return await self._journal.change(lambda tx: tx.uploads.abort(upload_id, now))
 
     async def _try_now(self, prefix: Prefix) -> None:
         now, awaiting = self._clock.now(), self._awaiting(prefix)
@@ -188,11 +249,75 @@ class WritebackAdmin:
         self._reconciler.prioritise(prefix)
 
 
+def _gone(pending: Pending) -> Write:
+    """Return a stand-in for the write, enough to ask the origin about its key."""
+    return Write(WriteSpec(pending.key, {}, pending.document.slot), ExpectedVersion(), 0.0, deleted=True)
+
+
+def _not_to_be_decided(pending: Pending) -> NoReturn:
+    kind = "a conflict" if pending.is_conflict else "on its way to the origin, and no conflict"
+    if pending.document.state == "damaged":
+        raise NotToBeDecided(f"what is pending under {pending.key} is damaged: you can discard it, not keep it")
+    raise NotToBeDecided(f"what is pending under {pending.key} is {kind}: look at it again")
+
+
+_SUMS = (
+    *("objects", "bytes", "local_objects", "local_bytes", "staged_bytes", "open_uploads", "open_upload_bytes"),
+    *("conflicts", "damaged", "failing", "waiting_for_bucket"),
+)
+
+
+def _summary(
+    slots: list[to.PendingSlot], buckets: Sequence[tuple[str, BucketCapabilities]], journal_problem: str | None
+) -> to.Writeback:
+    """`journal_problem`: why the journal cannot record flushes."""
+    oldest = [one.oldest_acknowledged_at for one in slots if one.oldest_acknowledged_at is not None]
+    profiles = [
+        to.BucketProfile(
+            bucket=bucket,
+            md5_etags=known.md5_etags,
+            conditions={kind: getattr(known.conditions, kind).name.lower() for kind in ("put", "complete", "delete")},
+        )
+        for bucket, known in buckets
+    ]
+    return to.Writeback(
+        **{name: sum(getattr(one, name) for one in slots) for name in _SUMS},
+        oldest_acknowledged_at=min(oldest, default=None),
+        journal_problem=journal_problem,
+        slots=slots,
+        buckets=profiles,
+    )
+
+
+def _flush_progress(
+    scope: Prefix,
+    through: int,
+    sums: to.FlushSums,
+    problems: list[to.PendingObject],
+    attempts: Attempts,
+    awaiting: Mapping[int, int],
+    journal_problem: str | None,
+) -> to.FlushProgress:
+    """`awaiting` maps ids of waiting manifests to their numbers of missing files."""
+    return to.FlushProgress(
+        prefix=str(scope),
+        is_name=isinstance(scope, Name),
+        awaiting_files=len(awaiting),
+        files_missing=sum(awaiting.values()),
+        through=through,
+        **dict(sums),
+        longest_attempt_seconds=attempts.longest_seconds,
+        origin_away=attempts.is_away,
+        journal_problem=journal_problem,
+        problems=problems,
+    )
+
+
 class NoWriteback:
     """The actions without a buffer: nothing is pending."""
 
     async def summary(self) -> to.Writeback:
-        return summary_document([], [])
+        return _summary([], [], None)
 
     async def objects(self, prefix: Prefix, after: str, count: int) -> to.PendingObjects:
         return to.PendingObjects(objects=[], next=None)
@@ -213,7 +338,7 @@ class NoWriteback:
 
     async def progress(self, prefix: Prefix, through: int, *, is_name: bool = False) -> to.FlushProgress:
         nothing = dict.fromkeys(to.FlushSums.model_fields, 0) | {"oldest_acknowledged_at": None}
-        return flush_document(prefix, through, to.FlushSums.model_validate(nothing), [], Attempts(), {})
+        return _flush_progress(prefix, through, to.FlushSums.model_validate(nothing), [], Attempts(), {}, None)
 
     async def versions(self, key: ObjectKey) -> to.Versions:
         raise NothingPending(f"nothing is pending under {key}: there is no write-back buffer")

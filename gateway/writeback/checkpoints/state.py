@@ -1,4 +1,4 @@
-"""The state of a checkpoint, from its objects and the open uploads under it. Pure.
+"""How far a checkpoint has come: saved, sent to the origin, and read back. From its objects and open uploads. Pure.
 
     writing        objects are being sent, or are still missing
     stalled        the same, and nothing has come for a minute
@@ -14,16 +14,30 @@ A save is over when nothing that its names imply is missing, no upload is open, 
 has come for ten seconds. Names imply shards (`-of-00004`), the number of ranks (`world_size_8`) and manifests;
 otherwise the ranks of the run's previous checkpoint are expected. Of a job on several nodes this node may have only a
 part: that part counts as all.
+
+A restore:
+
+    reading    bytes of it were sent within the last minute, or are being sent
+    stalled    nothing has come for a minute, and of some files much less was read than of others of their kind
+    over       nothing has come for a minute, and no file lags
+
+Files whose keys differ only in numbers are of one kind: ranks, or shards. If no file of a kind was read, such as an
+optimizer's state or a README, the loader does not want it, and the restore does not wait for it; nor does it wait for
+the second half of files that no reader has read past the first. The number of readers is unknown: two partial reads of
+a file count as one longer read.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from itertools import islice
+from typing import NamedTuple
 
-from gateway.writeback.checkpoints.layouts import shard_of, world_size_of
+from gateway.api import documents as to
+from gateway.writeback.checkpoints.layouts import CheckpointName, shard_of, world_size_of
+from gateway.writeback.checkpoints.reads import PAUSE_SECONDS, ReadPass
 
 STALLED_SECONDS = 60.0
 """Seconds without a write after which an unfinished save is stalled."""
@@ -34,7 +48,25 @@ QUIET_SECONDS = 10.0
 RANKS_MAX = 65_536
 """Names that imply more ranks are not believed."""
 
+RANKS_SHOWN_MAX = 1000
 MISSING_SHOWN_MAX = 100
+
+BREAK_SECONDS = 600.0
+"""Seconds without a read after which a read begins another restore."""
+
+RESTORE_SHOWN_SECONDS = 3600.0
+"""Seconds after the last byte for which a restore is shown."""
+
+BEHIND_SHOWN_MAX = 100
+
+_LAG = 0.9
+"""A file lags when its share of bytes read is below this part of the largest share of its kind."""
+
+_AGAIN = 0.5
+"""A file with at least this share read both before and after a minute's break was restored twice."""
+
+_DIGITS = re.compile(r"[0-9]+")
+_MANIFEST = ".metadata"
 
 
 class CheckpointState(StrEnum):
@@ -82,96 +114,72 @@ class UploadFacts:
     rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """The parts that a save still lacks: ranks, objects by key (the first ones), uploads that are not completed."""
-
-    ranks: Sequence[int] = ()
-    keys: Sequence[str] = ()
-    uploads: int = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.ranks or self.keys or self.uploads)
+def is_whole(checkpoint: to.Checkpoint) -> bool:
+    """Return whether nothing is missing, as far as names tell."""
+    return checkpoint.files > 0 and not _lacks(checkpoint.missing) and checkpoint.state != CheckpointState.WRITING
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointFacts:
-    """The facts of one checkpoint. Times in seconds since 1970.
-
-    `size_bytes` are of acknowledged objects. `save_seconds` is from the first byte of the save to its last
-    acknowledgement; None before the first. `exposed_since` is when the oldest object was acknowledged that is still to
-    reach the origin; None: there is none.
-    """
-
-    state: CheckpointState
-    objects: int
-    size_bytes: int
-    flushed_bytes: int
-    ranks: frozenset[int]
-    began_at: float
-    last_at: float
-    save_seconds: float | None
-    exposed_since: float | None
-    missing: Missing = field(default_factory=Missing)
-    reason: str | None = None
-    local_bytes: int = 0
-    """Bytes that the slot leaves out of flushes."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Return whether nothing is missing, as far as names tell."""
-        return self.objects > 0 and not self.missing and self.state is not CheckpointState.WRITING
-
-    @property
-    def left_bytes(self) -> int:
-        return self.size_bytes - self.flushed_bytes - self.local_bytes
+def _lacks(missing: to.MissingDocument) -> bool:
+    return bool(missing.ranks or missing.objects or missing.open_uploads)
 
 
-def facts_of(
+def checkpoint_document(
+    name: CheckpointName,
+    slot: str,
     objects: Sequence[ObjectFacts],
     uploads: Sequence[UploadFacts],
     save_began_at: float,
     ranks_before: Iterable[int],
     now: float,
-) -> CheckpointFacts:
-    """Return a checkpoint's facts. Objects begun before `save_began_at` belong to an earlier save of the same name.
+) -> to.Checkpoint:
+    """Return a checkpoint without the rate of its flush, its place in the cache, and its restore.
 
-    `ranks_before` are those of the run's previous checkpoint.
+    Objects begun before `save_began_at` belong to an earlier save of the same name. `ranks_before` are those of the
+    run's previous checkpoint.
     """
     in_save = [one for one in objects if one.began_at >= save_began_at]
-    ranks = frozenset(one.rank for one in in_save if one.rank is not None)
-    missing = missing_of([one.key for one in in_save], ranks, ranks_before, uploads)
+    ranks = {one.rank for one in in_save if one.rank is not None}
+    missing = _missing([one.key for one in in_save], ranks, ranks_before, uploads)
     acknowledged_at = max((one.acknowledged_at for one in in_save), default=None)
     last_at = max([save_began_at, *(one.acknowledged_at for one in in_save), *(one.touched_at for one in uploads)])
-    began_at = min([save_began_at, *(one.began_at for one in uploads)]) if not in_save else save_began_at
     left = [one for one in objects if not one.is_durable and not one.is_local]
-    reasons = [one.reason for one in left if one.reason is not None]
-    return CheckpointFacts(
-        _state(objects, missing, _ends_with_manifest(in_save), now - last_at),
-        len(objects),
-        sum(one.size_bytes for one in objects),
-        sum(one.size_bytes if one.is_durable else min(one.sent_bytes, one.size_bytes) for one in objects),
-        ranks,
-        began_at,
-        last_at,
-        None if acknowledged_at is None else max(0.0, acknowledged_at - save_began_at),
-        min((one.acknowledged_at for one in left), default=None),
-        missing,
-        reasons[0] if reasons else None,
-        sum(one.size_bytes for one in objects if one.is_local),
+    exposed_since = min((one.acknowledged_at for one in left), default=None)
+    return to.Checkpoint(
+        bucket=name.bucket,
+        prefix=name.prefix,
+        step=name.step,
+        layout=name.layout,
+        slot=slot,
+        state=_state(objects, missing, _ends_with_manifest(in_save), now - last_at).value,
+        files=len(objects),
+        bytes=sum(one.size_bytes for one in objects),
+        bytes_flushed=sum(one.size_bytes if one.is_durable else min(one.sent_bytes, one.size_bytes) for one in objects),
+        bytes_local=sum(one.size_bytes for one in objects if one.is_local),
+        ranks=len(ranks),
+        ranks_seen=sorted(ranks)[:RANKS_SHOWN_MAX],
+        began_at=save_began_at if in_save else min([save_began_at, *(one.began_at for one in uploads)]),
+        last_at=last_at,
+        save_seconds=None if acknowledged_at is None else max(0.0, acknowledged_at - save_began_at),
+        flush_seconds_left=None,
+        exposed_seconds=None if exposed_since is None else max(0.0, now - exposed_since),
+        kept=False,
+        kept_reason=None,
+        missing=missing,
+        restore=None,
+        reason=next((one.reason for one in left if one.reason is not None), None),
     )
 
 
 def _state(
-    objects: Sequence[ObjectFacts], missing: Missing, ends_with_manifest: bool, quiet_seconds: float
+    objects: Sequence[ObjectFacts], missing: to.MissingDocument, ends_with_manifest: bool, quiet_seconds: float
 ) -> CheckpointState:
     if any(one.is_conflict for one in objects):
         return CheckpointState.CONFLICT
     if any(one.is_failing for one in objects):
         return CheckpointState.FAILED
-    if missing and quiet_seconds >= STALLED_SECONDS:
+    if _lacks(missing) and quiet_seconds >= STALLED_SECONDS:
         return CheckpointState.STALLED
-    if missing or not (ends_with_manifest or quiet_seconds >= QUIET_SECONDS):
+    if _lacks(missing) or not (ends_with_manifest or quiet_seconds >= QUIET_SECONDS):
         return CheckpointState.WRITING
     if any(one.is_waiting for one in objects):
         return CheckpointState.WAITING
@@ -184,9 +192,6 @@ def _state(
     return CheckpointState.ACKNOWLEDGED
 
 
-_MANIFEST = ".metadata"
-
-
 def _ends_with_manifest(objects: Sequence[ObjectFacts]) -> bool:
     if not objects:
         return False
@@ -194,9 +199,9 @@ def _ends_with_manifest(objects: Sequence[ObjectFacts]) -> bool:
     return any(one.acknowledged_at >= last_at and _name(one.key) == _MANIFEST for one in objects)
 
 
-def missing_of(
-    keys: Sequence[str], ranks: frozenset[int], ranks_before: Iterable[int], uploads: Sequence[UploadFacts]
-) -> Missing:
+def _missing(
+    keys: Sequence[str], ranks: set[int], ranks_before: Iterable[int], uploads: Sequence[UploadFacts]
+) -> to.MissingDocument:
     """Return the parts that a save with these objects, ranks and open uploads still lacks."""
     there = set(keys)
     shards: dict[tuple[str, int], set[int]] = {}
@@ -210,25 +215,31 @@ def missing_of(
     ]
     lacking += sorted(_manifests_of(keys, shards, is_first_here=0 in ranks) - there)
     has_manifest = any(_name(key) == _MANIFEST for key in keys)
-    expected = frozenset(() if has_manifest else ranks_before) or _expected_of(keys, ranks)
+    expected = set(() if has_manifest else ranks_before) or _expected_of(keys, ranks)
     waited_for = {one.rank for one in uploads if one.rank is not None}
     # Where this save has no ranks at all, its layout is another than that of the checkpoint before it.
-    absent = (expected - ranks if ranks or waited_for else frozenset[int]()) | waited_for
-    return Missing(tuple(islice(sorted(absent), MISSING_SHOWN_MAX)), tuple(lacking[:MISSING_SHOWN_MAX]), len(uploads))
+    absent = (expected - ranks if ranks or waited_for else set[int]()) | waited_for
+    return to.MissingDocument(
+        ranks=sorted(absent)[:MISSING_SHOWN_MAX], objects=lacking[:MISSING_SHOWN_MAX], open_uploads=len(uploads)
+    )
 
 
-def _expected_of(keys: Sequence[str], ranks: frozenset[int]) -> frozenset[int]:
+def _expected_of(keys: Sequence[str], ranks: set[int]) -> set[int]:
     """Return the ranks that names imply; none where those here may be all of one node among several."""
     world = max((size for key in keys if (size := world_size_of(key)) is not None and size <= RANKS_MAX), default=0)
     is_block = bool(ranks) and max(ranks) - min(ranks) + 1 == len(ranks) and min(ranks) % len(ranks) == 0
     if is_block and world % len(ranks) == 0:
-        return frozenset()
-    return frozenset(range(world))
+        return set()
+    return set(range(world))
 
 
 def _manifests_of(keys: Sequence[str], shards: Mapping[tuple[str, int], set[int]], *, is_first_here: bool) -> set[str]:
     """Return these objects' manifest keys. The first rank writes `.metadata`: perhaps on another node, if not here."""
-    found = {f"{_directory(key)}{_MANIFEST}" for key in keys if key.endswith(".distcp")} if is_first_here else set()
+    found = (
+        {key.removesuffix(_name(key)) + _MANIFEST for key in keys if key.endswith(".distcp")}
+        if is_first_here
+        else set()
+    )
     for family, count in shards:
         name = _name(family)
         if count > 1 and name.endswith("-.safetensors") and not name.startswith("shard-"):
@@ -240,6 +251,106 @@ def _name(key: str) -> str:
     return key.rpartition("/")[2]
 
 
-def _directory(key: str) -> str:
-    above, slash, _ = key.rpartition("/")
-    return above + slash
+# Restores
+
+
+class _Reading(NamedTuple):
+    """How far a file was read; `last_at` None: not at all."""
+
+    file: ObjectFacts
+    read_bytes: int
+    last_at: float | None
+
+    @property
+    def share(self) -> float:
+        return self.read_bytes / self.file.size_bytes
+
+
+def restore_of(files: Iterable[ObjectFacts], read: Mapping[str, Sequence[ReadPass]], now: float) -> to.Restore | None:
+    """Return a checkpoint's last restore; `read` are each key's passes. None: there is none in the last hour."""
+    sized = {one.key: one for one in files if one.size_bytes > 0}
+    passes = [(key, one) for key, found in read.items() if key in sized for one in found]
+    latest = _of_latest(passes, {key: one.size_bytes for key, one in sized.items()}, now)
+    if not latest:
+        return None
+    began_at = min(one.first_at for _, one in latest)
+    last_at = max(one.last_at for _, one in latest)
+    is_open = any(one.open for _, one in latest)
+    if not is_open and now - last_at > RESTORE_SHOWN_SECONDS:
+        return None
+    kinds: dict[str, list[_Reading]] = {}
+    by_key: dict[str, list[ReadPass]] = {}
+    for key, one in latest:
+        by_key.setdefault(key, []).append(one)
+    for file in sized.values():
+        kinds.setdefault(_DIGITS.sub("#", file.key), []).append(_reading(file, by_key.get(file.key, ())))
+    begun = [one for one in kinds.values() if any(reading.last_at is not None for reading in one)]
+    behind = [reading for kind in begun for reading in _lagging(kind)]
+    behind.sort(key=lambda one: (one.share, one.file.key))
+    # While any file is being read, others may have their turn behind it.
+    is_recent = is_open or now - last_at < PAUSE_SECONDS
+    shown = behind[:BEHIND_SHOWN_MAX]
+    return to.Restore(
+        state="reading" if is_recent else "stalled" if behind else "over",
+        began_at=began_at,
+        last_at=last_at,
+        files=sum(len(kind) for kind in begun),
+        files_begun=len(by_key),
+        files_behind=len(behind),
+        bytes=sum(one.file.size_bytes for kind in begun for one in kind),
+        bytes_read=sum(one.read_bytes for kind in begun for one in kind),
+        behind=to.Behind(
+            ranks=sorted({one.file.rank for one in shown if one.file.rank is not None}),
+            objects=[
+                to.FileBehind(key=file.key, bytes=file.size_bytes, bytes_read=read_bytes, last_at=read_at)
+                for file, read_bytes, read_at in shown
+            ],
+        ),
+    )
+
+
+def _reading(file: ObjectFacts, passes: Sequence[ReadPass]) -> _Reading:
+    read_bytes = min(sum(one.read_bytes for one in passes), file.size_bytes)
+    last_at = max((one.last_at for one in passes), default=None)
+    return _Reading(file, read_bytes, last_at)
+
+
+def _lagging(kind: Sequence[_Reading]) -> list[_Reading]:
+    furthest = max(one.share for one in kind)
+    return [one for one in kind if one.share < _LAG * furthest]
+
+
+def _of_latest(
+    passes: Sequence[tuple[str, ReadPass]], sizes: Mapping[str, int], now: float
+) -> Sequence[tuple[str, ReadPass]]:
+    """Return the passes since a break of BREAK_SECONDS, or of a minute if files were read again after it."""
+    latest: list[tuple[str, ReadPass]] = []
+    for burst in _bursts(passes, now):
+        if latest:
+            began_at = min(one.first_at for _, one in latest)
+            last_at = max(one.last_at for _, one in burst)
+            if began_at - last_at >= BREAK_SECONDS or _much_of(burst, sizes) & _much_of(latest, sizes):
+                break
+        latest += burst
+    return latest
+
+
+def _bursts(passes: Sequence[tuple[str, ReadPass]], now: float) -> list[list[tuple[str, ReadPass]]]:
+    """Return the passes in groups that no minute without reads divides, the latest group first."""
+    bursts: list[list[tuple[str, ReadPass]]] = []
+    began_at = 0.0
+    for key, one in sorted(passes, key=lambda found: now if found[1].open else found[1].last_at, reverse=True):
+        ended_at = now if one.open else one.last_at
+        if not bursts or began_at - ended_at >= PAUSE_SECONDS:
+            bursts.append([])
+            began_at = one.first_at
+        began_at = min(began_at, one.first_at)
+        bursts[-1].append((key, one))
+    return bursts
+
+
+def _much_of(burst: Sequence[tuple[str, ReadPass]], sizes: Mapping[str, int]) -> set[str]:
+    read: dict[str, int] = {}
+    for key, one in burst:
+        read[key] = read.get(key, 0) + one.read_bytes
+    return {key for key, read_bytes in read.items() if read_bytes >= _AGAIN * sizes[key]}

@@ -25,8 +25,9 @@ from gateway.blocks.small_block_fetch import SegmentAppender
 from gateway.blocks.store import RECORDS_MAX, BlockStore, SmallBlock
 from gateway.core.errors import BlockDamaged, StoreUnavailable
 from gateway.core.model import ObjectKey, ObjectVersion
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from tests.support.blocks import KIB, MIB, block_files
+from tests.support.slots import Slot
 
 SLOTS = Slots([Slot("a", Prefix("b", "a/"), capacity_bytes=500 * KIB)])
 CAPACITY = 2 * MIB

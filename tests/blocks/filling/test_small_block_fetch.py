@@ -16,7 +16,7 @@ import pytest
 from gateway.blocks.small_block_fetch import HELD_BYTES_MAX
 from gateway.core.model import FileSpan
 from gateway.origin.client import Purpose
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from gateway.telemetry import metrics
 from tests.support.blocks import (
     BUCKET,
@@ -37,6 +37,7 @@ from tests.support.blocks import (
     whole,
 )
 from tests.support.counting import counted
+from tests.support.slots import Slot
 
 SEED = 20261121
 PACKED = MIB

@@ -19,8 +19,9 @@ from gateway.blocks.layout import Block, BlockSettings
 from gateway.blocks.opening import OpenDirectory, open_directory
 from gateway.core.errors import StartupError, StoreUnavailable
 from gateway.core.model import ObjectKey, ObjectVersion
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from tests.support.blocks import KIB, block_files, by_last_use, partial_files
+from tests.support.slots import Slot
 
 PAGE = 4096
 

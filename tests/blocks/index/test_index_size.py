@@ -17,9 +17,10 @@ from gateway.blocks.rows import BlockRecord
 from gateway.blocks.small_block_fetch import SegmentAppender
 from gateway.blocks.transaction import IndexTransaction
 from gateway.core.errors import NotKept, StoreUnavailable
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from tests.support.appending import append_all, calls_of, small_blocks
 from tests.support.blocks import MIB, block_files
+from tests.support.slots import Slot
 
 MAP_BYTES = 2 * MIB
 ROUNDS = 40

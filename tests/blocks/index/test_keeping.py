@@ -16,7 +16,7 @@ from gateway.blocks.index import TOUCHES_PER_TRANSACTION, WrittenBytes
 from gateway.blocks.policies import Queue
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.origin.client import Purpose
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from gateway.telemetry import metrics
 from tests.support.blocks import (
     BLOCK,
@@ -32,6 +32,7 @@ from tests.support.blocks import (
 )
 from tests.support.counting import by_label, counted
 from tests.support.prepared_process import PreparedProcess
+from tests.support.slots import Slot
 
 SMALL = 64 * KIB
 FILE = SMALL + 4096

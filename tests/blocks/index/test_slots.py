@@ -11,12 +11,13 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.opening import open_directory, rebuild
 from gateway.core.model import ObjectVersion
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from gateway.telemetry import metrics
 from tests.support.blocks import BLOCK, block_files, make_origin, open_cache, stored, take, whole
 from tests.support.counting import by_label, counted
 from tests.support.fill_worker import FillWorker
 from tests.support.memory_origin import MemoryOrigin
+from tests.support.slots import Slot
 
 FILE = BLOCK + 4096
 """What a whole block takes on disk, header included."""

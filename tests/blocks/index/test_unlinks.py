@@ -15,9 +15,10 @@ from gateway.blocks.layout import BlockSettings
 from gateway.blocks.opening import OpenDirectory, open_directory
 from gateway.blocks.small_block_fetch import SegmentAppender
 from gateway.core.errors import StoreUnavailable
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from tests.support.appending import append_all, small_blocks
 from tests.support.blocks import MIB, block_files
+from tests.support.slots import Slot
 
 CAPACITY_BYTES = 4 * MIB
 

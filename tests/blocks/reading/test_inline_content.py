@@ -16,7 +16,7 @@ from gateway.core.clock import SystemClock
 from gateway.core.model import ByteRange, ObjectKey
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.policy.bandwidth import Bandwidth, Ceiling
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.telemetry import metrics
 from tests.support.asgi import call
@@ -25,6 +25,7 @@ from tests.support.counting import by_label
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterBody, AlterHeaders, on
+from tests.support.slots import Slot
 from tests.support.whole_answers import WholeAnswers
 
 GET = Operation.GET_OBJECT

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gateway.core.model import BorrowedBuffer
-from gateway.edge.server.cycle import LENT
+from gateway.core.model import BorrowedBuffer, FileSpan
+from gateway.edge.server.cycle import LENT, RESPONSE, SPAN
 from gateway.edge.server.s3_server import ASGIApp, Receive, Scope, Send
 
 
@@ -54,7 +54,7 @@ async def mirror(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def file_app(path: Path, *, pieces: int = 1, length: int | None = None) -> ASGIApp:
-    """Sends a file: without copying where the server can, in `pieces` messages; as bytes elsewhere.
+    """Sends a file, in `pieces` messages; as bytes under other servers.
 
     `length` is claimed as Content-Length and sent as count instead of the file's own size.
     """
@@ -65,20 +65,13 @@ def file_app(path: Path, *, pieces: int = 1, length: int | None = None) -> ASGIA
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-length", str(size).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        if "http.response.zerocopysend" not in (scope.get("extensions") or {}):
+        if RESPONSE not in (scope.get("extensions") or {}):
             await send({"type": "http.response.body", "body": content})
             return
         with path.open("rb") as file:
             for first, stop in itertools.pairwise(bounds):
-                await send(
-                    {
-                        "type": "http.response.zerocopysend",
-                        "file": file.fileno(),
-                        "offset": first,
-                        "count": stop - first,
-                        "more_body": stop < size,
-                    }
-                )
+                span = FileSpan(file.fileno(), first, stop - first)
+                await send({"type": SPAN, "span": span, "more_body": stop < size})
 
     return app
 

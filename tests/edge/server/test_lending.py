@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.model import BorrowedBuffer
-from gateway.edge.server.cycle import LENT, ZERO_COPY
+from gateway.core.model import BorrowedBuffer, FileSpan
+from gateway.edge.server.cycle import LENT, SPAN
 from gateway.edge.server.s3_server import ASGIApp, Receive, Scope, Send
 from tests.edge.server.apps import lending_app
 from tests.edge.server.test_disconnects import narrow
@@ -84,7 +84,7 @@ def test_what_was_lent_can_come_from_a_file_next(tmp_path: Path) -> None:
         lent = BorrowedBuffer(memoryview(CONTENT))
         await send({"type": LENT, "bytes": lent})
         with path.open("rb") as file:
-            await send({"type": ZERO_COPY, "file": file, "offset": lent.taken})
+            await send({"type": SPAN, "span": FileSpan(file.fileno(), lent.taken, len(CONTENT) - lent.taken)})
 
     async def scenario() -> None:
         async with serving(app) as port:

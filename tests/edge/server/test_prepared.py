@@ -46,7 +46,7 @@ from gateway.operations import prepared_reads
 from gateway.operations.context import Told
 from gateway.operations.prepared_reads import PreparedAnswer, PreparedRead
 from gateway.origin.client import OriginRequest
-from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot
+from gateway.policy.slots import EVERYTHING, Grant, Prefix
 from gateway.s3.requests import encode_path
 from gateway.s3.signature_v4 import sign_headers
 from gateway.shared.recent_requests import FinishedRequest, RecentRequests, recent_requests
@@ -60,6 +60,7 @@ from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.head_mutations import first_head, mutated
 from tests.support.serving import PATIENCE_SECONDS, Serving, Wire, serving
 from tests.support.set_clock import SetClock
+from tests.support.slots import Slot
 from tests.support.snapshots import freeze
 
 STEPS = int(os.environ.get("FOREBAY_PREPARED_STEPS", "1500"))

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from gateway.edge.access import ConfiguredKeyring, Key
-from gateway.policy.slots import EVERYTHING, Slot
+from gateway.policy.slots import EVERYTHING
 from gateway.telemetry.metrics import PREPARED_REQUESTS
 from tests.edge.server.test_prepared import SLOTS, Asked, ChangingKeyring, Pair, both_ports
 from tests.support.gateway_app import gateway_app
 from tests.support.policies import Policy
 from tests.support.set_clock import SetClock
+from tests.support.slots import Slot, slot_with
 from tests.support.snapshots import freeze
 
 TTL_SECONDS = 60.0
@@ -34,7 +35,7 @@ READS: Sequence[Asked] = [
 
 def judged(slots: Sequence[Slot]) -> list[Slot]:
     return [
-        replace(one, write="through", authorization="origin", authorization_ttl_seconds=TTL_SECONDS) for one in slots
+        slot_with(one, write="through", authorization="origin", authorization_ttl_seconds=TTL_SECONDS) for one in slots
     ]
 
 

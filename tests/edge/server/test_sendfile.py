@@ -13,7 +13,7 @@ import pytest
 
 from gateway.core.errors import BlockDamaged, ClientDisconnected
 from gateway.core.model import FileSpan
-from gateway.edge.server.cycle import RESPONSE, SPAN, ZERO_COPY
+from gateway.edge.server.cycle import RESPONSE, SPAN
 from gateway.edge.server.response import EncodedResponse, FileSender
 from tests.edge.server.apps import respond
 from tests.support.serving import request, serving
@@ -177,7 +177,7 @@ def test_a_span_behind_an_answer_that_is_still_queued_is_checked_before_its_firs
             await send({"type": RESPONSE, "response": EncodedResponse(200, length, b"", span)})
             return
         await send({"type": "http.response.start", "status": 200, "headers": length})
-        await send({"type": ZERO_COPY, "file": line.descriptor, SPAN: span})
+        await send({"type": SPAN, "span": span})
 
     async def scenario() -> None:
         async with serving(app) as served:

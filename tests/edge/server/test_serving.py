@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from gateway.edge.server.cycle import RESPONSE
+from gateway.core.model import FileSpan
+from gateway.edge.server.cycle import RESPONSE, SPAN
 from gateway.edge.server.response import EncodedResponse
 from gateway.edge.server.s3_server import ASGIApp, Receive, Scope, Send
 from tests.edge.server.apps import echo, file_app, mirror, respond, unread
@@ -238,14 +239,14 @@ def test_a_file_leaves_whole_and_the_connection_goes_on(content: Path, pieces: i
 
 
 def test_a_file_can_follow_bytes_and_precede_them(content: Path) -> None:
-    """Pieces in memory and pieces of files make one body, also in chunks; offset and count have defaults."""
+    """Pieces in memory and pieces of files make one body, also in chunks."""
+    size = content.stat().st_size
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200})
         await send({"type": "http.response.body", "body": b"before", "more_body": True})
         with content.open("rb") as file:
-            file.seek(100)
-            await send({"type": "http.response.zerocopysend", "file": file, "more_body": True})
+            await send({"type": SPAN, "span": FileSpan(file.fileno(), 100, size - 100), "more_body": True})
         await send({"type": "http.response.body", "body": b"after"})
 
     [answer] = asyncio.run(ask(app, request("GET")))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import ssl
 from pathlib import Path
@@ -15,7 +14,7 @@ from gateway.core.errors import StartupError
 from gateway.disk.pem import PemFile
 from gateway.edge.server.limits import ServerLimits
 from gateway.edge.server.s3_server import Receive, Scope, Send, TlsFiles
-from tests.edge.server.apps import echo, file_app, mirror
+from tests.edge.server.apps import echo, file_app
 from tests.support.certificates import tls_files
 from tests.support.serving import request, serving
 
@@ -54,46 +53,21 @@ def test_requests_and_large_bodies_pass_through_tls(tls: TlsFiles, trusting: ssl
     asyncio.run(scenario())
 
 
-def test_there_is_no_zero_copy_under_tls(tls: TlsFiles, trusting: ssl.SSLContext, tmp_path: Path) -> None:
-    """The extension is not offered, so applications send bytes: a file sent past TLS would go out in the clear."""
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_file_never_leaves_in_the_clear(tls: TlsFiles, trusting: ssl.SSLContext, tmp_path: Path, pieces: int) -> None:
+    """An encrypted connection is the same to an application; files go by way of memory there."""
     path = tmp_path / "content"
-    path.write_bytes(b"content")
+    path.write_bytes(os.urandom(1_000_000))
 
     async def scenario() -> None:
-        async with serving(mirror, tls=tls) as port:
+        async with serving(file_app(path, pieces=pieces), tls=tls) as port:
             wire = await port.connect(ssl=trusting, server_hostname="localhost")
-            await wire.say(request("GET"))
-            seen = json.loads((await wire.answer()).body)
-            assert (seen["extensions"], seen["scheme"]) == (["forebay.response"], "https")
-            await wire.close()
-        async with serving(file_app(path), tls=tls) as port:
-            wire = await port.connect(ssl=trusting, server_hostname="localhost")
-            await wire.say(request("GET"))
-            assert (await wire.answer()).body == b"content"
+            for _ in range(2):
+                await wire.say(request("GET"))
+                assert (await wire.answer()).body == path.read_bytes()
             await wire.close()
 
     asyncio.run(scenario())
-
-
-def test_a_file_sent_all_the_same_never_leaves_in_the_clear(
-    tls: TlsFiles, trusting: ssl.SSLContext, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An application that ignores the missing extension fails loudly."""
-
-    async def stubborn(scope: object, receive: object, send: object) -> None:
-        assert callable(send)
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
-        await send({"type": "http.response.zerocopysend", "file": 0, "offset": 0, "count": 1})
-
-    async def scenario() -> None:
-        async with serving(stubborn, tls=tls) as port:
-            wire = await port.connect(ssl=trusting, server_hostname="localhost")
-            await wire.say(request("GET"))
-            assert (await wire.answer()).status == 500
-            await wire.close()
-
-    asyncio.run(scenario())
-    assert "connection is encrypted" in caplog.text
 
 
 def test_an_early_answer_arrives_and_the_connection_ends(tls: TlsFiles, trusting: ssl.SSLContext) -> None:

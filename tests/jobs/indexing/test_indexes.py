@@ -19,7 +19,7 @@ from gateway.jobs.indexing.indexes import IndexPlan
 from gateway.metadata.catalog import HABITS_REREAD_SECONDS
 from gateway.metadata.listing.ranges import KeyBound
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.list_result import EMPTY_PAGES_MAX
 from gateway.s3.requests import Operation
 from gateway.telemetry import metrics
@@ -38,6 +38,7 @@ from tests.support.indexing import (
 from tests.support.listing_model import KEY, KEYS
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterBody, Answer, Hold, Unreachable, on
+from tests.support.slots import Slot
 
 Scenario = Callable[[IndexBench, MemoryOrigin], Awaitable[None]]
 ONCE = IndexPlan("data", None, listers=4)

@@ -28,7 +28,7 @@ from gateway.jobs.indexing.inventory import BadInventory, objects_of, parse_mani
 from gateway.jobs.job import JobStore
 from gateway.metadata.listing.records import unpack
 from gateway.metadata.snapshots.staging import ObjectTable
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.s3.requests import Operation
 from gateway.telemetry import metrics
@@ -39,6 +39,7 @@ from tests.support.jobs import job_bench
 from tests.support.listing_model import KEY
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Hold, on
+from tests.support.slots import Slot
 
 READ_ONLY = Slot("data", Prefix.parse(f"s3://{BUCKET}/"), "read-only", "immutable")
 SCHEMA = "Bucket, Key, Size, LastModifiedDate, ETag, StorageClass"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.operations import payload
-from gateway.policy.slots import Slot
 from gateway.s3.requests import Operation
 from gateway.telemetry import metrics
 from gateway.writeback import bounds as writeback_bounds
@@ -21,6 +19,7 @@ from tests.support.asgi import call, signed_headers
 from tests.support.counting import by_label, counted
 from tests.support.memory_origin.faults import Unreachable
 from tests.support.serving import until
+from tests.support.slots import Slot, slot_with
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, with_client
 
 KIB = 1024
@@ -36,12 +35,12 @@ def through() -> dict[str, float]:
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long for room that nobody makes."""
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
 
 
 def slot(buffer_bytes: int | None = 100 * KIB, **changed: Any) -> list[Slot]:
-    return [replace(SLOTS[0], buffer_bytes=buffer_bytes, **changed)]
+    return [slot_with(SLOTS[0], buffer_bytes=buffer_bytes, **changed)]
 
 
 async def put(client: Client, name: str, size_bytes: int, status: int = 200) -> str:
@@ -121,7 +120,7 @@ def test_what_can_never_fit_goes_through_where_others_are_slowed_down(tmp_path: 
 
 def test_who_waits_gets_the_room_that_the_flush_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With slow-down nobody is refused where the flush keeps up within the patience."""
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_SECONDS", 20.0)
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_SECONDS", 20.0)
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -135,7 +134,7 @@ def test_who_waits_gets_the_room_that_the_flush_makes(tmp_path: Path, monkeypatc
 
 def test_a_slow_body_loses_its_room_to_those_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And to nobody else: where there is room for all, a body may be slow."""
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_SECONDS", 20.0)
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_SECONDS", 20.0)
 
     async def scenario(client: Client) -> None:
         await client.learn()

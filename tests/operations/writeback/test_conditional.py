@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
+from tests.support.slots import slot_with
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client
 from tests.support.writeback import key
 
@@ -303,7 +303,7 @@ def test_what_it_has_done_while_nobody_listened_is_found_out(tmp_path: Path) -> 
 def test_what_is_found_out_is_seen_at_once(tmp_path: Path) -> None:
     """The origin carries out later what nobody heard of. Whatever was remembered of the key is not believed any more
     when the Complete is answered from the journal."""
-    slots = [replace(SLOTS[0], consistency="ttl", negative_ttl_seconds=60.0)]
+    slots = [slot_with(SLOTS[0], consistency="ttl", negative_ttl_seconds=60.0)]
 
     async def scenario(client: Client) -> None:
         upload_id, etags, content = await uploaded(client)

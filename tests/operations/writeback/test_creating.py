@@ -6,17 +6,17 @@ import asyncio
 import gc
 import os
 from contextvars import ContextVar
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from gateway.operations.writeback import expected_version
+from gateway.operations.writeback import put_object
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import BucketCapabilities, CreateAttempt
 from tests.support.asgi import call
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Effect, Hold, Unreachable, on
+from tests.support.slots import slot_with
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client
 from tests.support.writeback import key
 
@@ -33,7 +33,7 @@ def test_no_answer_waits_for_what_lies_under_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, known: bool
 ) -> None:
     """A HEAD that hangs delays neither Create nor the first PutObject; nothing is learned of the bucket then."""
-    monkeypatch.setattr(expected_version, "ANSWER_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(put_object, "ANSWER_SECONDS_MAX", 0.05)
 
     async def scenario(client: Client) -> None:
         if known:
@@ -80,7 +80,7 @@ def test_checksums_that_s3_refuses_are_refused_at_once(
         assert b"<Code>InvalidRequest</Code>" in answer.body
         assert client.origin.count(CREATE) == 0
 
-    with_client(tmp_path, scenario, [replace(SLOTS[0], write=write)])
+    with_client(tmp_path, scenario, [slot_with(SLOTS[0], write=write)])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from gateway.operations.writeback.flush_wait import LOOK_SECONDS, LOOK_SECONDS_MAX, PATIENCE_SECONDS, until_next_look
+from gateway.operations.writeback.past_the_buffer import (
+    LOOK_SECONDS,
+    LOOK_SECONDS_MAX,
+    PATIENCE_SECONDS,
+    until_next_look,
+)
 from tests.support.manual_clock import ManualClock
 
 

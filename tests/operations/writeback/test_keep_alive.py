@@ -11,7 +11,7 @@ import pytest
 
 from gateway.core.errors import BufferUnavailable, ForebayError, OriginAnswered, OutcomeUnknown
 from gateway.operations.context import Response
-from gateway.operations.writeback.write_through import QUIET_SECONDS, with_retries
+from gateway.operations.writeback.past_the_buffer import QUIET_SECONDS, with_retries
 from gateway.s3.error_codes import s3_error
 from gateway.s3.xml_writer import PROLOG, document, element
 from tests.support.manual_clock import ManualClock

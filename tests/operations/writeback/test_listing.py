@@ -8,13 +8,14 @@ import hashlib
 import zlib
 from pathlib import Path
 
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from gateway.s3.headers import format_http_date, parse_iso_date
 from gateway.writeback.journal.records import ExpectedVersion, Write, WriteSpec
 from tests.origin.origins import xml
 from tests.support.asgi import Answer, call
 from tests.support.listing_scenarios import names, token_of
 from tests.support.memory_origin.faults import Unreachable
+from tests.support.slots import Slot, slot_with
 from tests.support.snapshots import freeze
 from tests.support.write_back_gateway import Client, with_client
 from tests.support.writeback import key
@@ -116,7 +117,7 @@ def test_tokens_are_good_whatever_is_flushed(tmp_path: Path) -> None:
         first = await client.ask("GET", f"{LIST}&max-keys=1")
         assert names(first) == ["back/a"]
         await client.flush()
-        slots = Slots([dataclasses.replace(BACK, write="through")])
+        slots = Slots([slot_with(BACK, write="through")])
         services = dataclasses.replace(client.gateway.app.services, slots=slots)
         app = dataclasses.replace(client.gateway.app, services=services)
         second = await call(app, "GET", f"/bucket{LIST}&continuation-token={token_of(first)}")

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.operations.writeback.write_back_policy import Reason
 from gateway.origin.client import OriginRequest
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.telemetry import metrics
 from tests.support.asgi import Answer as Got
@@ -18,6 +18,7 @@ from tests.support.asgi import call
 from tests.support.counting import on_count
 from tests.support.gateway_app import gateway_app
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Unreachable, on
+from tests.support.slots import Slot
 from tests.support.write_back_gateway import SLOTS, Client, with_client
 
 HEADER = "x-forebay-not-absorbed"

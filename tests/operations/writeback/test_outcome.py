@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.core.errors import OriginBodyError
 from gateway.core.model import BodyStream
 from gateway.operations.context import Response
-from gateway.operations.writeback.write_through import QUIET_SECONDS, retried_until_final_document
+from gateway.operations.writeback.past_the_buffer import QUIET_SECONDS, retried_until_final_document
 from gateway.s3.xml import RESULT_SIZE_BYTES_MAX
 from tests.support.manual_clock import ManualClock
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from tests.support.memory_origin.faults import Answer, Call
+from tests.support.slots import Slot
 from tests.support.write_back_gateway import PART_BYTES, Client, eventually, with_client
 
 CHECKSUM = "x-amz-checksum-crc32"

@@ -6,7 +6,6 @@ import asyncio
 import os
 from base64 import b64encode
 from collections.abc import Mapping
-from dataclasses import replace
 from hashlib import md5, sha256
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.counting import on_count
 from tests.support.memory_origin.faults import Answer, CutBody, Effect, Fault, Hold, Unreachable, on
+from tests.support.slots import slot_with
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client
 
 
@@ -261,8 +261,8 @@ def test_a_source_that_breaks_off_leaves_nothing(tmp_path: Path, effect: Effect)
 
 def test_without_room_the_origin_copies_what_is_pending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once it has it. Into an upload that it does not have it cannot: SlowDown, with the time to wait."""
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
-    slots = [replace(SLOTS[0], buffer_bytes=100_000)]
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
+    slots = [slot_with(SLOTS[0], buffer_bytes=100_000)]
     full = asyncio.Event()
     on_count(monkeypatch, metrics.WRITEBACK_THROUGH, lambda _, __, reason: full.set() if reason == "full" else None)
 

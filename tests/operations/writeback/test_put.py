@@ -63,7 +63,7 @@ def test_what_a_failed_commit_leaves_goes_when_the_journal_takes_changes_again(
 
     monkeypatch.setattr("gateway.writeback.journal.journal.PAUSE_SECONDS", 0.05)
     monkeypatch.setattr("gateway.writeback.bounds.TROUBLE_SECONDS", 0.0)
-    monkeypatch.setattr("gateway.operations.writeback.bodies.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
+    monkeypatch.setattr("gateway.operations.writeback.parts.PATIENCE_BEFORE_THROUGH_SECONDS", 0.03)
     with_client(tmp_path, scenario)
 
 
@@ -83,7 +83,7 @@ def test_a_connection_that_fails_is_no_trouble_of_the_disk(tmp_path: Path, monke
             raise OSError(errno.EHOSTUNREACH, "No route to host")
 
         with monkeypatch.context() as patched:
-            patched.setattr("gateway.operations.writeback.bodies.receive_verified", fails)
+            patched.setattr("gateway.operations.writeback.parts.receive_verified", fails)
             assert (await call(client.gateway.app, "PUT", "/bucket/back/k", None, b"body")).status >= 500
         assert (await client.ask("PUT", "back/k", b"body")).headers["x-forebay-cache"] == "absorbed"
         assert len(list(client.buffer.staging.names())) == 1
@@ -180,7 +180,7 @@ def test_no_acknowledgement_waits_for_a_slow_bucket(tmp_path: Path, monkeypatch:
         await client.learn()
         held = asyncio.Event()
         await client.ask("PUT", "back/source", b"y")
-        monkeypatch.setattr("gateway.operations.writeback.expected_version.ANSWER_SECONDS_MAX", 0.05)
+        monkeypatch.setattr("gateway.operations.writeback.put_object.ANSWER_SECONDS_MAX", 0.05)
         client.origin.inject(on(Operation.HEAD_OBJECT, key="back/k"), Hold(held), times=None)
         headers = {"x-amz-copy-source": "/bucket/back/source"} if how == "copy" else {}
         answer = await client.ask("PUT", "back/k", b"" if how == "copy" else b"x", headers)

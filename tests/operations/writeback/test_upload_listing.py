@@ -10,11 +10,12 @@ from urllib.parse import quote, unquote_plus
 import pytest
 
 from gateway.origin.client import OriginRequest
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.xml import text_of
 from tests.origin.origins import xml
 from tests.support.asgi import Answer
 from tests.support.memory_origin.faults import Unreachable
+from tests.support.slots import Slot
 from tests.support.write_back_gateway import Client, with_client
 
 EVERYWHERE = [Slot("back", Prefix.parse("s3://bucket/"), write="back")]

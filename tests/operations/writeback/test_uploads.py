@@ -13,7 +13,7 @@ import pytest
 
 from gateway.core.clock import Moment
 from gateway.core.model import ObjectKey
-from gateway.operations.writeback.flush_wait import PATIENCE_SECONDS
+from gateway.operations.writeback.past_the_buffer import PATIENCE_SECONDS
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
 from gateway.writeback.buffer import WritebackBuffer

@@ -85,7 +85,7 @@ def test_a_copy_of_what_is_pending_is_left_to_the_origin(tmp_path: Path) -> None
 
 def test_a_complete_is_left_to_the_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """4.7 What lay under the key when the upload began is too old to be believed, and the right was withdrawn since."""
-    monkeypatch.setattr("gateway.operations.writeback.expected_version.LAST_OWN_WRITE_KEPT_SECONDS", 0.0)
+    monkeypatch.setattr("gateway.operations.writeback.put_object.LAST_OWN_WRITE_KEPT_SECONDS", 0.0)
 
     async def scenario(client: Client) -> None:
         await client.learn()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.core.model import ObjectKey
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.telemetry import metrics
 from gateway.writeback.admin import checkpoints as report
@@ -26,6 +26,7 @@ from tests.support.counting import counted
 from tests.support.flushing import HEADERS, PART_BYTES
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.faults import Answer, on
+from tests.support.slots import Slot
 from tests.support.writeback import key
 from tests.support.writeback_admin import AdminHarness
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from gateway.api import documents as to
 from gateway.core.model import ObjectKey
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.writeback.checkpoints import reads as counting
 from gateway.writeback.checkpoints.reads import (
     CheckpointReads,
@@ -16,15 +17,16 @@ from gateway.writeback.checkpoints.reads import (
     file_id,
     reads_by_checkpoint,
 )
-from gateway.writeback.checkpoints.restores import CheckpointFile, RestoreFacts, restore_of
+from gateway.writeback.checkpoints.state import ObjectFacts, restore_of
 from tests.support.manual_clock import ManualClock
+from tests.support.slots import Slot
 
 BACK = Slot("back", Prefix.parse("s3://bucket/"), write="back")
-RANKS = [CheckpointFile(f"s-1/__{rank}_0.distcp", 1000, rank) for rank in range(4)]
-FILES = [*RANKS, CheckpointFile("s-1/.metadata", 10), CheckpointFile("s-1/README.md", 10)]
+RANKS = [ObjectFacts(f"s-1/__{rank}_0.distcp", 1000, 0.0, 0.0, rank) for rank in range(4)]
+FILES = [*RANKS, *(ObjectFacts(f"s-1/{name}", 10, 0.0, 0.0) for name in (".metadata", "README.md"))]
 
 
-def restored(now: float, *read: tuple[int, ReadPass]) -> RestoreFacts | None:
+def restored(now: float, *read: tuple[int, ReadPass]) -> to.Restore | None:
     """Of FILES, by their numbers."""
     passes: dict[str, list[ReadPass]] = {}
     for number, one in read:
@@ -32,9 +34,9 @@ def restored(now: float, *read: tuple[int, ReadPass]) -> RestoreFacts | None:
     return restore_of(FILES, passes, now)
 
 
-def behind(facts: RestoreFacts | None) -> Sequence[int | None]:
+def behind(facts: to.Restore | None) -> Sequence[int]:
     assert facts is not None
-    return [one.file.rank for one in facts.behind]
+    return facts.behind.ranks
 
 
 def test_a_restore_in_which_one_rank_lags_is_stalled() -> None:
@@ -42,7 +44,7 @@ def test_a_restore_in_which_one_rank_lags_is_stalled() -> None:
     read = [(rank, ReadPass(1000, 0.0, 9.0)) for rank in range(3)]
     going = restored(50.0, *read, (3, ReadPass(100, 1.0, 5.0)))
     assert going is not None
-    assert (going.state, going.files, going.files_begun, going.read_bytes, going.size_bytes) == (
+    assert (going.state, going.files, going.files_begun, going.bytes_read, going.bytes) == (
         "reading",
         4,
         4,
@@ -51,10 +53,10 @@ def test_a_restore_in_which_one_rank_lags_is_stalled() -> None:
     )
     stalled = restored(70.0, *read, (3, ReadPass(100, 1.0, 5.0)))
     assert stalled is not None
-    assert (stalled.state, behind(stalled), stalled.behind[0].read_bytes) == ("stalled", [3], 100)
+    assert (stalled.state, behind(stalled), stalled.behind.objects[0].bytes_read) == ("stalled", [3], 100)
     never = restored(70.0, *read)
     assert never is not None
-    assert (never.state, behind(never), never.behind[0].last_at) == ("stalled", [3], None)
+    assert (never.state, behind(never), never.behind.objects[0].last_at) == ("stalled", [3], None)
     whole = restored(70.0, *read, (3, ReadPass(950, 1.0, 5.0)), (4, ReadPass(10, 0.0, 0.1)))
     assert whole is not None
     assert (whole.state, behind(whole)) == ("over", [])
@@ -71,7 +73,7 @@ def test_who_reads_half_of_every_file_is_done_with_it() -> None:
     """A model without its optimizer."""
     facts = restored(100.0, *((rank, ReadPass(500 + rank, 0.0, 9.0)) for rank in range(4)))
     assert facts is not None
-    assert (facts.state, facts.read_bytes) == ("over", 2006)
+    assert (facts.state, facts.bytes_read) == ("over", 2006)
 
 
 def test_the_restore_before_does_not_count() -> None:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.writeback.checkpoints.retention import FlushRule, Save, flush_rule_of, kept, superseded
-from gateway.writeback.checkpoints.state import CheckpointState
+from gateway.writeback.admin.checkpoint_queries import CheckpointRow
+from gateway.writeback.admin.checkpoint_retention import FlushRule, flush_rule_of, kept, superseded, whole_since
+from gateway.writeback.checkpoints.layouts import CheckpointName
+from gateway.writeback.checkpoints.state import CheckpointState, ObjectFacts, checkpoint_document
 
 S = CheckpointState
 
 
-def run_of(*states: S) -> list[Save]:
-    """In the order in which they were begun, with ids from 1."""
-    return [
-        Save(number, number, number, state, state not in (S.WRITING, S.STALLED))
-        for number, state in enumerate(states, 1)
-    ]
+def saved(number: int, state: S, files: int = 1, save_order: int = 0) -> CheckpointRow:
+    objects = [ObjectFacts(f"{number}", 1, 0.0, float(number))] * files
+    made = checkpoint_document(CheckpointName("b", f"step-{number}/", number, "step"), "", objects, [], 0.0, [], 0.0)
+    missing = made.missing.model_copy(update={"ranks": [1] if state is S.STALLED else []})
+    document = made.model_copy(update={"state": state.value, "missing": missing})
+    return CheckpointRow(number, number, save_order or number, document)
+
+
+def run_of(*states: S) -> list[CheckpointRow]:
+    """The newest first, begun in this order, with ids from 1."""
+    return [saved(number, state) for number, state in enumerate(states, 1)][::-1]
 
 
 @pytest.mark.parametrize(
@@ -28,13 +33,13 @@ def run_of(*states: S) -> list[Save]:
 def test_older_ones_are_left_out_once_a_newer_one_is_durable(rule: FlushRule, expected: list[int]) -> None:
     """Those that are durable themselves, and those that are newer than the newest durable one, never are."""
     states = (S.ACKNOWLEDGED, S.FAILED, S.DURABLE, S.LOCAL, S.DURABLE, S.FLUSHING, S.WRITING)
-    assert superseded(run_of(*states), rule) == expected
+    assert superseded(run_of(*states), rule) == set(expected)
 
 
 @given(st.lists(st.sampled_from([one for one in S if one is not S.DURABLE])), st.sampled_from(["latest", 2, 3]))
 def test_nothing_is_left_out_before_anything_is_durable(states: list[S], rule: FlushRule) -> None:
     """Whatever else is said of them."""
-    assert superseded(run_of(*states), rule) == []
+    assert superseded(run_of(*states), rule) == set()
 
 
 @given(st.lists(st.sampled_from(list(S)), max_size=12), st.sampled_from(["latest", 2, 3]))
@@ -46,16 +51,17 @@ def test_what_is_left_out_is_older_than_one_that_is_durable(states: list[S], rul
 
 def test_one_that_is_saved_again_is_a_newer_one() -> None:
     """Its place is where its last save began."""
-    first, second = run_of(S.FLUSHING, S.DURABLE)
-    again = Save(1, first.ordinal, 3, S.FLUSHING, True)
-    assert superseded([again, second], "latest") == []
+    assert superseded([saved(1, S.FLUSHING, save_order=3), saved(2, S.DURABLE)], "latest") == set()
 
 
 def test_one_with_fewer_files_supersedes_nothing() -> None:
     """A job that died while it saved leaves a directory of which names may not tell that something is missing."""
-    whole, part = run_of(S.FLUSHING, S.DURABLE)
-    assert superseded([replace(whole, objects=3), part], "latest") == []
-    assert superseded([replace(whole, objects=3), replace(part, objects=3)], "latest") == [1]
+    whole, part = saved(1, S.FLUSHING, files=3), saved(2, S.DURABLE)
+    assert superseded([part, whole], "latest") == set()
+    assert whole_since([part, whole], whole) == 0.0
+    newer = saved(2, S.DURABLE, files=3)
+    assert superseded([newer, whole], "latest") == {1}
+    assert whole_since([saved(3, S.WRITING, files=3), newer, whole], whole) == 2.0
 
 
 def test_the_newest_complete_ones_are_kept_and_those_being_saved() -> None:

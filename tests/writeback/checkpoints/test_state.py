@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.api import documents as to
 from gateway.core.model import ObjectKey
-from gateway.writeback.checkpoints.layouts import rank_of
-from gateway.writeback.checkpoints.rates import FlushRates
+from gateway.writeback.checkpoints.layouts import CheckpointName, rank_of
 from gateway.writeback.checkpoints.state import (
     QUIET_SECONDS,
     STALLED_SECONDS,
-    CheckpointFacts,
     CheckpointState,
     ObjectFacts,
     UploadFacts,
-    facts_of,
+    checkpoint_document,
 )
 
 BEGAN, NOW = 1000.0, 1030.0
+S = CheckpointState
 
 
 def obj(name: str, at: float = 1010.0, **changed: object) -> ObjectFacts:
@@ -36,8 +36,9 @@ def facts(
     uploads: Sequence[UploadFacts] = (),
     before: set[int] | None = None,
     now: float = NOW,
-) -> CheckpointFacts:
-    return facts_of(objects, uploads, BEGAN, before or set(), now)
+) -> to.Checkpoint:
+    name = CheckpointName("b", "run/step-1/", 1, "dcp")
+    return checkpoint_document(name, "slot", objects, uploads, BEGAN, before or set(), now)
 
 
 DCP = [obj(f"__{rank}_0.distcp") for rank in range(3)]
@@ -46,81 +47,78 @@ META = obj(".metadata", 1011.0)
 
 def test_a_save_is_over_with_its_manifest() -> None:
     """At once, however many ranks the checkpoint before it had; without it, it is being written."""
-    assert facts(DCP, now=1011.0).state is CheckpointState.WRITING
-    assert facts(DCP, now=1011.0).missing.keys == ("run/step-1/.metadata",)
+    assert facts(DCP, now=1011.0).state == S.WRITING
+    assert facts(DCP, now=1011.0).missing.objects == ["run/step-1/.metadata"]
     over = facts([*DCP, META], before={0, 1, 2, 3}, now=1011.0)
-    assert (over.state, over.ranks) == (CheckpointState.ACKNOWLEDGED, frozenset({0, 1, 2}))
+    assert (over.state, over.ranks_seen) == (S.ACKNOWLEDGED, [0, 1, 2])
     assert over.save_seconds == 11.0
 
 
 def test_a_save_without_a_manifest_is_over_when_nothing_comes_any_more() -> None:
     """Nobody says that it is."""
     ranks = [obj(f"rank_{rank}.pt") for rank in range(2)]
-    assert facts(ranks, now=1010.0 + QUIET_SECONDS - 1).state is CheckpointState.WRITING
-    assert facts(ranks, now=1010.0 + QUIET_SECONDS).state is CheckpointState.ACKNOWLEDGED
+    assert facts(ranks, now=1010.0 + QUIET_SECONDS - 1).state == S.WRITING
+    assert facts(ranks, now=1010.0 + QUIET_SECONDS).state == S.ACKNOWLEDGED
 
 
 def test_a_save_that_lacks_ranks_stalls_and_says_which() -> None:
     """As many are expected as the checkpoint before it had, or as names say."""
     ranks = [obj(f"rank_{rank}.pt") for rank in (0, 2)]
     soon = facts(ranks, before={0, 1, 2, 3}, now=1010.0 + STALLED_SECONDS - 1)
-    assert (soon.state, soon.missing.ranks) == (CheckpointState.WRITING, (1, 3))
-    assert facts(ranks, before={0, 1, 2, 3}, now=1010.0 + STALLED_SECONDS).state is CheckpointState.STALLED
+    assert (soon.state, soon.missing.ranks) == (S.WRITING, [1, 3])
+    assert facts(ranks, before={0, 1, 2, 3}, now=1010.0 + STALLED_SECONDS).state == S.STALLED
     said = facts([obj(f"model_world_size_4_rank_{rank}.pt") for rank in (0, 2, 3)], now=2000.0)
-    assert (said.state, said.missing.ranks) == (CheckpointState.STALLED, (1,))
+    assert (said.state, said.missing.ranks) == (S.STALLED, [1])
     other_layout = facts([obj("model.pt")], before={0, 1}, now=2000.0)
-    assert other_layout.state is CheckpointState.ACKNOWLEDGED
+    assert other_layout.state == S.ACKNOWLEDGED
 
 
 def test_a_node_that_has_its_own_ranks_has_all_that_it_will_be_given() -> None:
     """Of a job on several nodes: the other ranks, and the manifest of the first, go through other gateways."""
     second = [obj(f"__{rank}_0.distcp") for rank in range(8, 16)]
-    assert facts(second, now=2000.0).state is CheckpointState.ACKNOWLEDGED
+    assert facts(second, now=2000.0).state == S.ACKNOWLEDGED
     named = [obj(f"model_world_size_16_rank_{rank}.pt") for rank in range(8, 16)]
-    assert facts(named, now=2000.0).state is CheckpointState.ACKNOWLEDGED
-    assert facts(named[:-1], now=2000.0).missing.ranks == (0, 1, 2, 3, 4, 5, 6, 7, 15)
-    assert facts(named[1:], before=set(range(8, 16)), now=2000.0).missing.ranks == (8,)
+    assert facts(named, now=2000.0).state == S.ACKNOWLEDGED
+    assert facts(named[:-1], now=2000.0).missing.ranks == [0, 1, 2, 3, 4, 5, 6, 7, 15]
+    assert facts(named[1:], before=set(range(8, 16)), now=2000.0).missing.ranks == [8]
 
 
 def test_no_name_makes_it_expect_more_ranks_than_there_are() -> None:
     """A number in a name may be any."""
-    assert facts([obj("model_world_size_999999999_rank_2.pt")], now=2000.0).missing.ranks == ()
+    assert facts([obj("model_world_size_999999999_rank_2.pt")], now=2000.0).missing.ranks == []
 
 
 def test_shards_and_their_index_are_waited_for() -> None:
     """Names say how many there are."""
     shards = [obj(f"model-0000{number}-of-00003.safetensors") for number in (1, 3)]
-    missing = facts(shards).missing.keys
-    assert missing == (
-        "run/step-1/model-.safetensors (1 of 3)",
-        "run/step-1/model.safetensors.index.json",
-    )
+    missing = facts(shards).missing.objects
+    assert missing == ["run/step-1/model-.safetensors (1 of 3)", "run/step-1/model.safetensors.index.json"]
     whole = [*shards, obj("model-00002-of-00003.safetensors"), obj("model.safetensors.index.json")]
-    assert facts(whole, now=2000.0).state is CheckpointState.ACKNOWLEDGED
+    assert facts(whole, now=2000.0).state == S.ACKNOWLEDGED
 
 
 def test_an_upload_that_moves_is_being_written_and_one_that_does_not_stalls() -> None:
     """Its rank is missing until it is completed."""
     upload = UploadFacts("run/step-1/rank_3.pt", 1001.0, 1090.0, rank=3)
     moving = facts([obj("rank_0.pt")], [upload], now=1090.0 + STALLED_SECONDS - 1)
-    assert (moving.state, moving.missing.ranks, moving.missing.uploads) == (CheckpointState.WRITING, (3,), 1)
-    assert facts([obj("rank_0.pt")], [upload], now=1090.0 + STALLED_SECONDS).state is CheckpointState.STALLED
+    assert (moving.state, moving.missing.ranks, moving.missing.open_uploads) == (S.WRITING, [3], 1)
+    assert facts([obj("rank_0.pt")], [upload], now=1090.0 + STALLED_SECONDS).state == S.STALLED
     begun = facts([], [upload], now=1091.0)
-    assert (begun.state, begun.save_seconds, begun.objects) == (CheckpointState.WRITING, None, 0)
+    assert (begun.state, begun.save_seconds, begun.files) == (S.WRITING, None, 0)
 
 
 @pytest.mark.parametrize(
     ("changed", "state", "flushed_bytes"),
     [
-        ({}, CheckpointState.ACKNOWLEDGED, 0),
-        ({"sent_bytes": 30}, CheckpointState.FLUSHING, 30),
-        ({"is_sending": True}, CheckpointState.FLUSHING, 0),
-        ({"is_durable": True}, CheckpointState.FLUSHING, 100),
-        ({"is_failing": True, "reason": "403"}, CheckpointState.FAILED, 0),
-        ({"is_waiting": True, "sent_bytes": 30, "reason": "no answer"}, CheckpointState.WAITING, 30),
-        ({"is_waiting": True, "is_failing": True, "reason": "403"}, CheckpointState.FAILED, 0),
-        ({"is_conflict": True, "is_failing": True, "reason": "others"}, CheckpointState.CONFLICT, 0),
-        ({"sent_bytes": 500}, CheckpointState.FLUSHING, 100),
+        ({}, S.ACKNOWLEDGED, 0),
+        ({"sent_bytes": 30}, S.FLUSHING, 30),
+        ({"is_sending": True}, S.FLUSHING, 0),
+        ({"is_durable": True}, S.FLUSHING, 100),
+        ({"is_failing": True, "reason": "403"}, S.FAILED, 0),
+        ({"is_waiting": True, "sent_bytes": 30, "reason": "no answer"}, S.WAITING, 30),
+        ({"is_waiting": True, "is_failing": True, "reason": "403"}, S.FAILED, 0),
+        ({"is_conflict": True, "is_failing": True, "reason": "others"}, S.CONFLICT, 0),
+        ({"sent_bytes": 500}, S.FLUSHING, 100),
     ],
 )
 def test_states_follow_from_how_objects_fare(
@@ -128,15 +126,14 @@ def test_states_follow_from_how_objects_fare(
 ) -> None:
     """A conflict before a failure, these before all else."""
     found = facts([*DCP[:2], replace(DCP[2], **changed), META])  # type: ignore[arg-type]
-    assert (found.state, found.flushed_bytes, found.reason) == (state, flushed_bytes, changed.get("reason"))
-    assert found.left_bytes == 400 - flushed_bytes
-    assert found.exposed_since == 1010.0
+    assert (found.state, found.bytes_flushed, found.reason) == (state, flushed_bytes, changed.get("reason"))
+    assert (found.bytes, found.exposed_seconds) == (400, NOW - 1010.0)
 
 
 def test_it_is_durable_when_the_origin_has_all_of_it() -> None:
     """And nothing is exposed then."""
     found = facts([replace(one, is_durable=True) for one in [*DCP, META]])
-    assert (found.state, found.exposed_since, found.left_bytes) == (CheckpointState.DURABLE, None, 0)
+    assert (found.state, found.exposed_seconds, found.bytes_flushed) == (S.DURABLE, None, 400)
 
 
 def test_what_is_left_of_an_earlier_save_of_the_same_name_is_not_of_this_one() -> None:
@@ -144,8 +141,8 @@ def test_what_is_left_of_an_earlier_save_of_the_same_name_is_not_of_this_one() -
     old = [replace(obj(f"__{rank}_0.distcp", 500.0), is_durable=True) for rank in range(3)]
     again = [obj("__0_0.distcp")]
     found = facts([*old[1:], *again, replace(obj(".metadata", 501.0), is_durable=True)])
-    assert (found.state, found.ranks) == (CheckpointState.WRITING, frozenset({0}))
-    assert found.missing.keys == ("run/step-1/.metadata",)
+    assert (found.state, found.ranks_seen) == (S.WRITING, [0])
+    assert found.missing.objects == ["run/step-1/.metadata"]
 
 
 @given(
@@ -161,36 +158,9 @@ def test_only_what_is_whole_at_the_origin_is_durable(
     objects = [obj(f"rank_{rank}.pt", is_durable=is_durable) for rank, is_durable in enumerate(done)]
     open_ones = [UploadFacts(f"run/step-1/x{number}", BEGAN, BEGAN) for number in range(uploads)]
     found = facts(objects, open_ones, before, now)
-    if found.state is CheckpointState.DURABLE:
+    if found.state == S.DURABLE:
         assert all(done)
         assert not uploads
-        assert not before - found.ranks or not done
-    assert 0 <= found.flushed_bytes <= found.size_bytes
-    assert (found.exposed_since is None) == all(done)
-
-
-# How long it takes still
-
-
-def test_the_rest_takes_as_long_as_the_last_minute_says() -> None:
-    """Nothing is said of what has not moved, or has moved once, nor of what is not looked after any more."""
-    rates = FlushRates()
-    for second in range(10):
-        rates.see({1: 10 * second, 2: 50, 3: 0 if second < 5 else 80}, float(second))
-        assert rates.left_seconds(1, 100) == (None if second < 5 else 10.0)
-    assert rates.left_seconds(2, 100) is None
-    assert rates.left_seconds(3, 100) is None
-    assert rates.left_seconds(4, 100) is None
-    rates.see({1: 10 * 70}, 70.0)
-    rates.see({1: 10 * 70 + 1000}, 80.0)
-    assert rates.left_seconds(1, 100) == pytest.approx(100 * 71 / 1610)
-    rates.see({}, 3000.0)
-    assert not rates._rates
-
-
-def test_another_save_of_the_same_name_is_seen_anew() -> None:
-    """The origin has less of it than before."""
-    rates = FlushRates()
-    rates.see({1: 500}, 0.0)
-    rates.see({1: 0}, 10.0)
-    assert rates.left_seconds(1, 100) is None
+        assert not before - set(found.ranks_seen) or not done
+    assert 0 <= found.bytes_flushed <= found.bytes
+    assert (found.exposed_seconds is None) == all(done)

@@ -1,15 +1,14 @@
-"""S3's answers about a bucket itself: HeadBucket, GetBucketLocation and other settings, from memory while fresh.
+"""Questions about buckets, besides listings: ListBuckets, CreateBucket, HeadBucket, GetBucketLocation, other settings.
 
-    asked plainly, and remembered? → that; else the origin's own answer, remembered when it is a normal one
-
-The caller's rights to the whole bucket have been checked. The gateway asks the origin with its own rights for every
-caller, so that all allowed ones, unsigned ones too, get the same answer. Where the origin judges callers
-(origin_rights.py), it answers each.
+Answers about a bucket come from memory while they are fresh, if they are asked for plainly; else the origin answers.
+The caller's rights to the whole bucket have been checked. The gateway asks with its own rights for every caller, so all
+allowed ones, unsigned ones too, get the same answer. Where the origin judges callers, it answers each.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 from gateway.core.errors import OriginUnreachable
@@ -17,13 +16,16 @@ from gateway.core.model import BodyStream
 from gateway.metadata.bucket_metadata import ANSWER_BYTES_MAX, BucketAnswer, BucketQuery
 from gateway.metadata.entries import Freshness, ObservedAt
 from gateway.operations.context import RequestContext, Response
-from gateway.operations.passthrough import forward, is_plain, no_body, onward_request, streamed_reply
+from gateway.operations.passthrough import forward, forward_write, is_plain, no_body, onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_payload
 from gateway.operations.read_object import wants_revalidation
-from gateway.origin.client import OriginResponse
+from gateway.origin.client import OriginRequest, OriginResponse, Purpose
+from gateway.policy.slots import refusal_of_bucket_operation
+from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import filter_response_headers, without
 from gateway.s3.requests import BUCKET_SETTINGS, Operation, S3Request
 from gateway.s3.xml import child_text, local_name, parse_bounded
+from gateway.s3.xml_writer import element
 from gateway.telemetry import metrics
 
 _NOT_SET: Mapping[Operation, str] = {
@@ -148,3 +150,102 @@ async def _continued(begun: bytes, pieces: AsyncIterator[bytes | memoryview]) ->
 
 def _remembered(request: S3Request, answer: BucketAnswer) -> Response:
     return Response(answer.status, answer.headers, no_body() if request.method == "HEAD" else answer.body, "hit")
+
+
+_FIRST_REGION = "us-east-1"
+"""The only region in which a bucket may be created again."""
+
+_SETTINGS = ("x-amz-acl", "x-amz-grant-", "x-amz-bucket-", "x-amz-object-ownership")
+"""Beginnings of headers that set properties of the bucket."""
+
+_ROOT = "CreateBucketConfiguration"
+_EMPTY_CONFIGURATION = b"<CreateBucketConfiguration/>"
+
+
+async def create_bucket(context: RequestContext) -> Response:
+    """Answer for a bucket that exists, or let the origin create it."""
+    payload, bucket, services = await receive_payload(context), context.request.bucket or "", context.services
+    question = OriginRequest(
+        "HEAD", bucket, purpose=Purpose.FORWARD, slot=context.slot.name, signed_by=context.signed_by
+    )
+    async with await services.origin.send(question) as response:
+        status, region = response.status, response.headers.get("x-amz-bucket-region") or _region_asked(context)
+    if status == 200:
+        if _asks_for_settings(context, payload.body) or region != _FIRST_REGION:
+            raise s3_error("BucketAlreadyOwnedByYou", BucketName=bucket)
+        return Response(200, [("location", f"/{bucket}")], b"")
+    if status >= 500:
+        raise s3_error("ServiceUnavailable", "The origin does not say whether the bucket exists: try again.")
+    refusal = refusal_of_bucket_operation(context.grant, services.slots, bucket, is_read=False)
+    if refusal is not None:
+        raise s3_error("AccessDenied", f"Access Denied. {refusal}")
+    return await forward_write(context, payload)
+
+
+def _region_asked(context: RequestContext) -> str:
+    """Return the region that the caller signs for as the origin's; for other signatures, S3's first."""
+    return context.seed.scope.split("/")[1] if context.seed is not None else _FIRST_REGION
+
+
+def _asks_for_settings(context: RequestContext, document: object) -> bool:
+    """Tell whether a CreateBucket asks for more than a bucket in S3's first region. S3Error MalformedXML."""
+    # No configuration is too large to be received at once.
+    root = parse_bounded(document or _EMPTY_CONFIGURATION, _ELEMENTS_MAX) if isinstance(document, bytes) else None
+    if root is None or local_name(root) != _ROOT:
+        raise s3_error("MalformedXML")
+    if any(name.startswith(_SETTINGS) for name in context.request.headers):
+        return True
+    said = [(local_name(node), node.text or _FIRST_REGION) for node in root]
+    return any(one != ("LocationConstraint", _FIRST_REGION) for one in said)
+
+
+RESULT_SIZE_BYTES_MAX = 8 * 1024**2
+"""Room for 10,000 buckets with long names, at 200 bytes each, four times over."""
+
+_CREATED = "1970-01-01T00:00:00.000Z"
+"""Clients insist on a date, and no origin was asked for it."""
+
+_END = re.compile(rb"</(?:\w+:)?Buckets\s*>")
+_EMPTY_LIST = re.compile(rb"<((?:\w+:)?Buckets)\s*/>")
+_NAME = re.compile(rb"<(?:\w+:)?Name>\s*([^<\s]+)\s*</")
+_GOES_ON = re.compile(rb"<(?:\w+:)?ContinuationToken>")
+
+
+async def list_buckets(context: RequestContext) -> Response:
+    """Return the origin's list, and after its last page the buckets at other homes; or its refusal."""
+    wanted = _elsewhere(context)
+    if not wanted:
+        return await forward(context)
+    response = await context.services.origin.send(onward_request(context, await receive_payload(context)))
+    if response.status != 200:
+        return streamed_reply(response, head_only=False)
+    async with response:
+        listed = await response.read(RESULT_SIZE_BYTES_MAX)
+    headers = without(filter_response_headers(response.headers), "content-length")
+    return Response(200, headers, with_buckets(listed, wanted), "forwarded")
+
+
+def _elsewhere(context: RequestContext) -> list[str]:
+    request = context.request
+    if request.parameter("bucket-region") is not None:
+        return []
+    prefix = request.parameter("prefix") or ""
+    return sorted(bucket for bucket in context.services.homes.by_bucket if bucket.startswith(prefix))
+
+
+def with_buckets(listed: bytes, buckets: Sequence[str]) -> bytes:
+    """Return a `<ListAllMyBucketsResult>` with these buckets added, if it is the last page and lacks them."""
+    if _GOES_ON.search(listed):
+        return listed
+    known = {name.decode("utf-8", "replace") for name in _NAME.findall(listed)}
+    told = "".join(
+        f"<Bucket>{element('Name', bucket)}{element('CreationDate', _CREATED)}</Bucket>"
+        for bucket in buckets
+        if bucket not in known
+    ).encode()
+    if (end := _END.search(listed)) is not None:
+        return listed[: end.start()] + told + listed[end.start() :]
+    if (empty := _EMPTY_LIST.search(listed)) is not None:
+        name = empty[1]
+        return listed[: empty.start()] + b"<%b>%b</%b>" % (name, told, name) + listed[empty.end() :]
+    return listed
