@@ -1,7 +1,7 @@
 """The index that all worker processes share: the blocks, the order of their use, and their sizes.
 
 LMDB without sync: a killed process loses nothing, an unclean boot may lose anything, so then the index is dropped and
-built anew from the files (index_rebuild.py). Lookups are read transactions of microseconds and may run on the event
+built anew from the files (opening.py). Lookups are read transactions of microseconds and may run on the event
 loop. Everything that writes waits for a lock that other processes take, and must run on the index thread. Every write
 transaction is short. `rows.py` describes the tables.
 

@@ -171,7 +171,7 @@ class UnreadSpan:
 
 
 UNREAD_BYTES_MAX = 1024 * 1024
-"""Bytes read at once before the first of them is sent. More are read piece by piece (sources.py)."""
+"""Bytes read at once before the first of them is sent. More are read piece by piece."""
 
 
 def _held_extent(dependencies: CacheDependencies, block_id: bytes) -> Extent | None:
