@@ -51,7 +51,7 @@ def _default(field: FieldInfo) -> str:
         return "omitted"
     if default is None:
         return "none"
-    if isinstance(default, list) and default:
+    if isinstance(default, list | tuple) and default:
         return f"`{json.dumps(default)}`"
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"

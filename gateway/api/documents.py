@@ -830,6 +830,7 @@ class Counts(Document):
 
     at: Time
     requests: int
+    request_seconds: float = Field(description="that requests took, all of them together")
     failed: int = Field(description="requests answered 5xx, or not to the end")
     in_flight: int = Field(description="requests that are being answered now")
     sent_bytes: int
@@ -840,6 +841,7 @@ class Counts(Document):
     origin_requests: int
     origin_failed: int = Field(description="answered 5xx or 429, or not at all")
     origin_read_bytes: int
+    origin_written_bytes: int
     flush_bytes: int
     flushed_objects: int
     served_latencies: Latencies

@@ -5,20 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
 
-from gateway.app.bandwidth import (
-    CapacityFinder,
-    bandwidth_of,
-    buckets_told,
-    callers_of,
-    ceilings_of,
-    request_rates_of,
-    shares_of,
-)
+from gateway.app.bandwidth import CapacityFinder, SharedLimits
 from gateway.app.origins import OriginKeys, routed_origin
 from gateway.app.write_back import (
     Flushing,
@@ -32,7 +24,6 @@ from gateway.blocks.cache import BlockCache, PassthroughCache
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.scrubber import Scrubber, ScrubSettings
 from gateway.config import Settings
-from gateway.config.entries import SlotSettings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock, SystemClock
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, Keyring, OriginKeyring
@@ -53,8 +44,7 @@ from gateway.origin.client import Origin, OriginCredentials, OriginSettings
 from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import OwnKeyOrigin, S3Origin
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
-from gateway.policy.request_rates import RequestRates
-from gateway.policy.slots import Grant, Prefix, Slot, Slots
+from gateway.policy.slots import Grant, Slots
 from gateway.shared.heartbeats import BACKGROUND_PROCESS
 from gateway.shared.recent_requests import RecentRequests
 from gateway.telemetry import metrics
@@ -87,6 +77,7 @@ class _Node:
     credentials: OriginCredentials
     origin: MeteredOrigin
     slots: Slots
+    limits: SharedLimits
     recent: RecentRequests
 
 
@@ -101,10 +92,9 @@ async def _node(
         keys = OriginKeys(settings, clock)
         stack.push_async_callback(keys.aclose)
         await keys.start()
-        rates = _RatesInForce(live, clock, process)
-        stack.push_async_callback(rates.aclose)
-        bandwidth = bandwidth_of(settings, clock, process=process, shared=live.bandwidth)
-        meter = OriginMeter(bandwidth, rates.now, recent)
+        limits = SharedLimits(live, clock, process)
+        stack.push_async_callback(limits.request_rates.aclose)
+        meter = OriginMeter(limits.bandwidth, limits.request_rates, recent)
         silence = silence_board(shared_directory)
 
         connected: list[S3Origin] = []
@@ -126,22 +116,17 @@ async def _node(
 
         origin = MeteredOrigin(OwnKeyOrigin(routed_origin(settings, connect), keys.refused), meter)
         stack.push_async_callback(origin.aclose)
-        finder = CapacityFinder(connected, clock, tells=process == BACKGROUND_PROCESS)
+        finder = CapacityFinder(limits.bandwidth, connected, clock, tells=process == BACKGROUND_PROCESS)
         stack.push_async_callback(finder.close)
-        finder.apply_settings(bandwidth)
-        node = _Node(process, clock, keys.own, origin, Slots(_slots(settings)), recent)
+        node = _Node(process, clock, keys.own, origin, Slots(settings.slots), limits, recent)
 
         async def apply_settings() -> None:
             metrics.CACHE_CAPACITY_BYTES.set(live.now.cache.capacity_bytes)
-            node.slots.apply_settings(_slots(live.now))
+            node.slots.apply_settings(live.now.slots)
             await keys.apply_settings(live.now)
-            if ceilings.differ(live):
-                bandwidth = bandwidth_of(live.now, clock, process=process, shared=live.bandwidth)
-                finder.apply_settings(bandwidth)
-                meter.ceilings = bandwidth
-            meter.requests = await rates.apply_settings()
+            limits.apply_settings()
+            finder.apply_settings()
 
-        ceilings = _CeilingsBefore(live)
         stack.enter_context(live.following(apply_settings))
         yield node
 
@@ -286,7 +271,7 @@ async def s3_application(
             authenticator,
             tuple(settings.server.base_domains),
             instance_id,
-            limits=lambda: callers_of(live.now, node.clock, worker=worker, shared=live.callers),
+            callers=node.limits.callers(),
             recent=node.recent,
         )
 
@@ -370,45 +355,6 @@ async def background_services(
             snapshots.close()
 
 
-class _RatesInForce:
-    """The present request rates; a change of weights keeps the rates found."""
-
-    def __init__(self, live: LiveSettings, clock: Clock, process: int) -> None:
-        self._live, self._clock, self._process = live, clock, process
-        self._of = live.request_rates
-        self.now = self._made()
-
-    async def apply_settings(self) -> RequestRates:
-        if self._of != self._live.request_rates:
-            self._of, before = self._live.request_rates, self.now
-            self.now = self._made()
-            self.now.inherit(before)
-            await before.aclose()
-        self.now.buckets_told = buckets_told(self._live.now)
-        return self.now
-
-    async def aclose(self) -> None:
-        await self.now.aclose()
-
-    def _made(self) -> RequestRates:
-        live = self._live
-        return request_rates_of(live.now, self._clock, process=self._process, shared=live.request_rates)
-
-
-class _CeilingsBefore:
-    """Tells whether ceilings have changed since the last question."""
-
-    def __init__(self, live: LiveSettings) -> None:
-        self._known = self._of(live)
-
-    def differ(self, live: LiveSettings) -> bool:
-        before, self._known = self._known, self._of(live)
-        return before != self._known
-
-    def _of(self, live: LiveSettings) -> object:
-        return live.bandwidth, ceilings_of(live.now), shares_of(live.now)
-
-
 @contextmanager
 def _counted_reads(directory: Path | None, worker: int, clock: Clock) -> Iterator[CheckpointReads | None]:
     """Yield the counter of checkpoint reads; None without a shared directory, or room in it."""
@@ -477,29 +423,7 @@ def _keyring(settings: Settings, credentials: OriginCredentials) -> Keyring:
             entry.access_key_id,
             entry.secret,
             entry.session_token.get_secret_value() if entry.session_token is not None else None,
-            Grant(tuple(map(Prefix.parse, entry.allow)), entry.operations == "read-only"),
+            Grant(tuple(entry.allow), entry.operations == "read-only"),
         )
         for entry in settings.credentials
     )
-
-
-_SAME = {one.name for one in fields(Slot)} & set(SlotSettings.model_fields)
-"""Fields that a slot has under the names of its settings."""
-
-
-def _slots(settings: Settings) -> list[Slot]:
-    return [
-        Slot(
-            **{name: getattr(slot, name) for name in _SAME}
-            | {
-                "prefix": Prefix.parse(slot.prefix),
-                "consistency": slot.consistency_in_force,
-                "capacity_bytes": slot.capacity_bytes or 0,
-                "snapshot": slot.snapshot or "",
-                "markers": tuple(slot.markers),
-                "checkpoints": None if slot.checkpoints is None else tuple(slot.checkpoints),
-                "local_expiry_seconds": slot.scratch_expiry_seconds,
-            }
-        )
-        for slot in settings.slots
-    ]

@@ -153,7 +153,7 @@ def _signers(settings: Settings) -> Iterator[tuple[Prefix, str]]:
     """Yield slots first: of several with the same prefix the first counts."""
     for slot in settings.slots:
         if slot.origin_credentials is not None:
-            yield Prefix.parse(slot.prefix), slot.origin_credentials
+            yield slot.prefix, slot.origin_credentials
     for bucket in settings.buckets:
         if bucket.origin_credentials is not None:
             yield Prefix(bucket.name), bucket.origin_credentials

@@ -85,12 +85,12 @@ class PassthroughCache:
         await reader.start()
         return reader
 
-    def warm_span(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> WarmSpan | None:
-        """Return the bytes of a range if that needs no wait; None: call `open_range`."""
-        dependencies, first = self._dependencies, byte_range.first
+    def warm_span(self, version: ObjectVersion, first: int, count: int, *, slot: str) -> WarmSpan | None:
+        """Return bytes of a version, at least one, if that needs no wait; None: call `open_range`."""
+        dependencies = self._dependencies
         size_bytes = dependencies.settings.block_size_of(slot)
         number = first // size_bytes
-        if byte_range.last // size_bytes != number or not dependencies.isolation.readable:
+        if (first + count - 1) // size_bytes != number or not dependencies.isolation.readable:
             return None
         block_id = layout.block_id(version, number, size_bytes)
         if block_id in dependencies.ahead_marks:
@@ -101,7 +101,7 @@ class PassthroughCache:
             return None
         if extent is None:
             return None
-        return span_of(dependencies, extent, first - number * size_bytes, byte_range.length, slot, cached=True)
+        return span_of(dependencies, extent, first - number * size_bytes, count, slot, cached=True)
 
     def inline_response(
         self,

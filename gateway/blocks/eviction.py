@@ -87,7 +87,7 @@ class SlotUsage:
 def capacity_of(total_bytes: int, slots: Slots, daily_writes_bytes: int | None = None) -> Capacity:
     """Return the shares that the slots ask for, the built-in slot's included."""
     shares = {
-        slot.name: Share(slot.capacity_bytes, slot.capacity_limit_bytes, _EVICTIONS[slot.eviction])
+        slot.name: Share(slot.capacity_bytes or 0, slot.capacity_limit_bytes, _EVICTIONS[slot.eviction])
         for slot in (DEFAULT_SLOT, *slots)
     }
     return Capacity(total_bytes, shares, daily_writes_bytes)

@@ -1,4 +1,4 @@
-"""`forebay top`: a running gateway, live."""
+"""`forebay top`: the overview of a running gateway, again and again, with rates between two of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,8 +38,8 @@ from gateway.cli.tables import (
     table_lines,
     terminal_width,
 )
-from gateway.cli.top_figures import Figures, Rates, Watch
 from gateway.config.units import parse_duration_seconds
+from gateway.core.errors import AdminPortError
 
 if TYPE_CHECKING:
     from gateway.admin.client import LiveAdminClient
@@ -46,6 +47,10 @@ if TYPE_CHECKING:
 
 _TIMEOUT_SECONDS = 5.0
 _INTERVAL_SECONDS_MIN = 0.1
+_FIRST_SECONDS = 1.0
+"""In a pipe the first figures come after this time: they are rates already."""
+
+_CHECKPOINTS_MAX = 20
 _PIPE_WIDTH = 160
 _BARS = "▁▂▃▄▅▆▇█"
 _COMFORTABLE = 28
@@ -91,25 +96,150 @@ def _interval_seconds(interval: str) -> float:
         raise typer.BadParameter(f"--interval {printable(interval)}: {error}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Per second, between two samples. `request_seconds`, `hit_ratio`: None without a request, or a read, meanwhile."""
+
+    served_bytes: float
+    received_bytes: float
+    requests: float
+    origin_read_bytes: float
+    origin_written_bytes: float
+    flush_bytes: float
+    request_seconds: float | None
+    hit_ratio: float | None
+
+
+_PER_SECOND = ("served_bytes", "received_bytes", "requests", "origin_read_bytes", "origin_written_bytes", "flush_bytes")
+_COUNTED = ("sent_bytes", *_PER_SECOND[1:], "request_seconds", "hit_bytes", "miss_bytes")
+
+
+def rates(before: to.Counts, now: to.Counts) -> Rates | None:
+    """Return None where no time has passed, or counters have begun again: the gateway was started anew."""
+    seconds = now.at - before.at
+    moved = {name: getattr(now, name) - getattr(before, name) for name in _COUNTED}
+    if seconds <= 0 or min(moved.values()) < 0:
+        return None
+    read = moved["hit_bytes"] + moved["miss_bytes"]
+    return Rates(
+        **{name: moved[count] / seconds for name, count in zip(_PER_SECOND, _COUNTED, strict=False)},
+        request_seconds=moved["request_seconds"] / moved["requests"] if moved["requests"] else None,
+        hit_ratio=moved["hit_bytes"] / read if read else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One taking, `at` in seconds since 1970. With a `problem`, `overview` is the last that the gateway answered."""
+
+    at: float
+    problem: str | None = None
+    answered_at: float | None = None
+    overview: to.Overview | None = None
+    rates: Rates | None = None
+
+    @property
+    def state(self) -> str:
+        """`ready`, `not ready`, `draining`, `starting` or `no answer`."""
+        if self.problem is not None:
+            return "no answer"
+        gateway = self.overview.status.gateway if self.overview is not None else None
+        if gateway is None:
+            return "starting"
+        return "draining" if gateway.draining else "ready" if gateway.ready else "not ready"
+
+    def document(self) -> dict[str, Any]:
+        """Return the figures for programs."""
+        told = {"at": round(self.at, 3), "state": self.state, "problem": self.problem}
+        shown = self.overview if self.problem is None else None
+        if shown is None:
+            return told | dict.fromkeys(_OF_STATUS) | {name: [] for name in _LISTS}
+        status, moved = shown.status, asdict(self.rates) if self.rates is not None else {}
+        of_status = (
+            {
+                "processes": [one.document() for one in status.gateway.processes] if status.gateway is not None else [],
+                "origin_reachable": status.origin.reachable,
+                "origin_problem": status.origin.problem,
+                "cache_disk": status.cache.disk.state,
+            },
+            {name: round(moved[name], 1 if name == "requests" else None) for name in _PER_SECOND} if moved else None,
+            moved.get("request_seconds"),
+            moved.get("hit_ratio"),
+            status.cache.hit_ratio,
+            {"used_bytes": status.cache.usage_bytes, "capacity_bytes": status.cache.capacity_bytes},
+            self._unflushed(status.writeback) if status.writeback is not None else None,
+        )
+        checkpoints, slowest = latest(shown.checkpoints), shown.requests.slowest
+        lists: tuple[Sequence[to.Document], ...] = (shown.slots, shown.jobs, checkpoints, slowest)
+        told |= dict(zip(_OF_STATUS, of_status, strict=True))
+        return told | {name: [one.document() for one in found] for name, found in zip(_LISTS, lists, strict=True)}
+
+    def _unflushed(self, pending: to.Writeback) -> dict[str, Any]:
+        age_seconds = self.oldest_age_seconds(pending)
+        return pending.model_dump(include=_UNFLUSHED) | {
+            "oldest_age_seconds": None if age_seconds is None else round(age_seconds, 1)
+        }
+
+    def oldest_age_seconds(self, pending: to.Writeback) -> float | None:
+        oldest_at = pending.oldest_acknowledged_at
+        return None if oldest_at is None else max(0.0, self.at - oldest_at)
+
+
+_UNFLUSHED = {"objects", "bytes", "conflicts", "damaged", "failing", "waiting_for_bucket"}
+_OF_STATUS = ("health", "per_second", "request_seconds", "hit_ratio", "hit_ratio_since_start", "cache", "unflushed")
+_LISTS = ("slots", "jobs", "checkpoints", "slowest_requests")
+
+
+def latest(found: list[to.Checkpoint]) -> list[to.Checkpoint]:
+    """Return checkpoints that are not durable first, then the latest."""
+    return sorted(found, key=lambda one: (one.state == "durable", -(one.last_at or 0.0)))[:_CHECKPOINTS_MAX]
+
+
+class _Watch:
+    """Takes figures of one gateway, and goes on when it is away and comes back. Event loop only."""
+
+    def __init__(self, client: LiveAdminClient) -> None:
+        self._client = client
+        self._last = Figures(time.time())
+
+    async def take(self) -> Figures:
+        """Return the present figures, or why there are none."""
+        from gateway.api.documents import Overview
+
+        try:
+            now = await self._client.get("/api/v1/overview", Overview)
+        except AdminPortError as error:
+            self._last = replace(self._last, at=time.time(), problem=str(error), rates=None)
+            return self._last
+        at, before = time.time(), self._last.overview if self._last.problem is None else None
+        moved = rates(before.counts, now.counts) if before is not None else None
+        if before is not None and before.counts.at == now.counts.at:  # the gateway gives a fresh document again
+            moved = self._last.rates
+        self._last = Figures(at, None, at, now, moved)
+        return self._last
+
+
 @asynccontextmanager
-async def _watching(client: LiveAdminClient) -> AsyncIterator[Watch]:
+async def _watching(client: LiveAdminClient) -> AsyncIterator[_Watch]:
     """SIGTERM ends it as Ctrl-C does: the terminal is put right."""
-    watch, task = Watch(client), asyncio.current_task()
+    watch, task = _Watch(client), asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         yield watch
     finally:
-        await watch.aclose()
+        await client.aclose()
 
 
 async def _in_pipe(client: LiveAdminClient, seconds: float, count: int | None, json: bool) -> bool:
     """Print figures to a pipe; return True if the gateway was ready the last time."""
     history: deque[float] = deque(maxlen=_HISTORY)
     async with _watching(client) as watch:
+        if (await watch.take()).problem is None:
+            await asyncio.sleep(_FIRST_SECONDS)
         while True:
             due = time.monotonic() + seconds
-            figures = await watch.take(whole=True)
+            figures = await watch.take()
             if json:
                 sys.stdout.buffer.write(orjson.dumps(figures.document()) + b"\n")
                 sys.stdout.buffer.flush()
@@ -157,16 +287,7 @@ async def _on_terminal(client: LiveAdminClient, seconds: float, count: int | Non
 def screen(figures: Figures, history: Sequence[float], width: int, height: int, now: float | None = None) -> list[Line]:
     """Return the lines, no more than `height`, none wider than `width`."""
     lines = [(cut(text, width), style) for text, style in _head(figures, history, now or figures.at)]
-    slowest, requests = figures.requests.slowest if figures.requests is not None else [], _requests_at(figures.at)
-    jobs = rows_of(_JOBS, _newest(figures.jobs), lambda one: "red" if one.state == "failed" else "")
-    found: list[tuple[str, Columns[Any], Iterator[Row]]] = [
-        ("slots", _SLOTS, rows_of(_SLOTS, figures.slots, lambda one: "yellow" if one.binds else "")),
-        ("jobs", _JOBS, jobs),
-        ("checkpoints", _CHECKPOINTS, rows_of(_CHECKPOINTS, figures.checkpoints, _state_style)),
-        ("slow requests", requests, rows_of(requests, slowest, request_style)),
-    ]
-    tables = [(name, columns, list(rows)) for name, columns, rows in found]
-    tables = [one for one in tables if one[2]]
+    tables = [one for one in _tables(figures) if one[2]]
     room = height - len(lines)
     without: list[str] = []
     # An empty line, a head, a row, and how many more there are: with less room a table says nothing.
@@ -187,9 +308,19 @@ def screen(figures: Figures, history: Sequence[float], width: int, height: int, 
     return lines[:height]
 
 
+def _tables(figures: Figures) -> Iterator[tuple[str, Columns[Any], list[Row]]]:
+    if (shown := figures.overview) is None:
+        return
+    yield "slots", _SLOTS, list(rows_of(_SLOTS, shown.slots, lambda one: "yellow" if one.binds else ""))
+    yield "jobs", _JOBS, list(rows_of(_JOBS, shown.jobs, lambda one: "red" if one.state == "failed" else ""))
+    yield "checkpoints", _CHECKPOINTS, list(rows_of(_CHECKPOINTS, latest(shown.checkpoints), _state_style))
+    requests = _requests_at(figures.at)
+    yield "slow requests", requests, list(rows_of(requests, shown.requests.slowest, request_style))
+
+
 def _head(figures: Figures, history: Sequence[float], now: float) -> Iterator[Line]:
     clock = time.strftime("%H:%M:%S", time.localtime(now))
-    status = figures.status
+    status = figures.overview.status if figures.overview is not None else None
     gateway = status.gateway if status is not None else None
     version = f" {gateway.version}" if gateway is not None else ""
     up = f", up {timedelta(seconds=round(max(0.0, now - gateway.started_at)))}" if gateway is not None else ""
@@ -318,12 +449,6 @@ def _requests_at(at: float) -> Columns[to.RecentRequest]:
 
 def _done(one: to.JobDocument) -> str:
     return f"{one.bytes_done / one.bytes_found:.0%}" if one.found_all and one.bytes_found else f"{one.objects_done:,}"
-
-
-def _newest(jobs: Sequence[to.JobDocument]) -> list[to.JobDocument]:
-    """Return running jobs first, then the latest."""
-    running = [job for job in jobs if job.state == "running"]
-    return running + [job for job in jobs[::-1] if job.state != "running"]
 
 
 def _state_style(one: to.Checkpoint) -> str:

@@ -22,12 +22,14 @@ from pydantic import (
 )
 
 from gateway.config.units import (
+    SIZE_UNITS,
     parse_bandwidth_bytes_per_second,
     parse_duration_seconds,
     parse_link_bandwidth,
     parse_size_bytes,
 )
 from gateway.core.checkpoint_patterns import BUILT_IN, parse_pattern
+from gateway.core.prefixes import Prefix
 from gateway.disk.pem import PemFile
 
 SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes)]
@@ -93,9 +95,21 @@ PemFileSetting = Annotated[PemFile, PlainValidator(_pem_file), PlainSerializer(_
 def setting(default: Any = ..., help: str = "", *, allowed: str, toml: str | None = None, **constraints: Any) -> Any:
     """One setting: `help` says what it does, `allowed` its form, unit and range (errors and documentation quote it).
 
-    `toml` is its name in files where that differs from the attribute's.
+    `toml` is its name in files where that is not the attribute's without its unit. A range at the beginning of
+    `allowed`, such as `1s to 1h`, is the rule itself.
     """
+    if (found := _RANGE.match(allowed)) is not None:
+        constraints |= {"ge": _number(found[1]), "le": _number(found[2])}
     return Field(default, alias=toml, description=help, json_schema_extra={"allowed": allowed}, **constraints)
+
+
+_RANGE = re.compile(r"(?:a power of two, )?([\d.]+[A-Za-z]*) to ([\d.]+[A-Za-z]*)(?:;|$)")
+
+
+def _number(text: str) -> float:
+    is_size = text.lstrip("0123456789.") in SIZE_UNITS
+    number = parse_size_bytes(text) if is_size else parse_duration_seconds(text)
+    return int(number) if number == int(number) else number
 
 
 def host_name(value: str) -> str:
@@ -114,11 +128,13 @@ def power_of_two(value: int) -> int:
     return value
 
 
-def s3_prefix(value: str) -> str:
+def s3_prefix(value: object) -> Prefix:
     """`s3://` for everything, else `s3://bucket/` and any prefix of keys behind it."""
-    if value != "s3://" and not re.match(r"s3://[^/]+/", value):
+    if isinstance(value, Prefix):
+        return value
+    if not isinstance(value, str) or (value != "s3://" and not re.match(r"s3://[^/]+/", value)):
         raise ValueError("s3://, s3://bucket/ or s3://bucket/prefix")
-    return value
+    return Prefix.parse(value)
 
 
 def s3_object_url(value: str) -> str:
@@ -147,7 +163,7 @@ def checkpoint_pattern(value: str) -> str:
 
 
 HostName = Annotated[str, AfterValidator(host_name)]
-S3Prefix = Annotated[str, AfterValidator(s3_prefix)]
+S3Prefix = Annotated[Prefix, PlainValidator(s3_prefix), PlainSerializer(str)]
 S3ObjectUrl = Annotated[str, AfterValidator(s3_object_url)]
 CheckpointPatternText = Annotated[str, AfterValidator(checkpoint_pattern)]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -158,7 +174,12 @@ class Section(BaseModel):
     """A table of the file: immutable, unknown keys refused; constructed by attribute names in code."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True, validate_default=True
+        frozen=True,
+        extra="forbid",
+        alias_generator=lambda name: re.sub("_(seconds|bytes|bytes_per_second)$", "", name),
+        populate_by_name=True,
+        hide_input_in_errors=True,
+        validate_default=True,
     )
 
     @field_validator("*", mode="before")

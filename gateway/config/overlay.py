@@ -17,8 +17,7 @@ from typing import Any
 import orjson
 
 from gateway.config.entries import BucketSettings
-from gateway.config.files import OVERLAY_BYTES_MAX, content_of
-from gateway.config.loading import LoadedSettings, load_settings
+from gateway.config.loading import OVERLAY_BYTES_MAX, LoadedSettings, content_of, load_settings
 from gateway.config.problems import SettingsError
 from gateway.config.settings import OriginSettings, Settings
 from gateway.core.errors import ConfigError
@@ -55,7 +54,7 @@ def with_overlay(
     SettingsError if a slot that restricts callers would be left out: its prefix would be open to them.
     """
     found, kept = fitting(path, environment, loaded, overlay)
-    prefixes = {slot.prefix for slot in found.settings.slots}
+    prefixes = {str(slot.prefix) for slot in found.settings.slots}
     opened = [slot for slot in overlay if slot not in kept and _restricts(slot) and slot["prefix"] not in prefixes]
     if opened:
         told = "; ".join(warning for warning in found.warnings if warning not in loaded.warnings)
@@ -87,7 +86,7 @@ def fitting(
     kept: list[SlotTable] = []
     warnings: list[str] = []
     names = {slot.name for slot in loaded.settings.slots}
-    prefixes = {slot.prefix for slot in loaded.settings.slots}
+    prefixes = {str(slot.prefix) for slot in loaded.settings.slots}
     for slot in overlay:
         if slot["name"] in names or slot["prefix"] in prefixes:
             warnings.append(

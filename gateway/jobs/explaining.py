@@ -49,7 +49,7 @@ class Explainer:
         """As the snapshot has it. Blocks."""
         if self._dependencies.snapshots is None:
             return None
-        with self._dependencies.snapshots.opened(slot.snapshot) as snapshot:
+        with self._dependencies.snapshots.opened(slot.snapshot or "") as snapshot:
             found = OpenSnapshot(snapshot).find(key.key)
         return found.version if found is not None else None
 
@@ -61,7 +61,7 @@ def _slot(slot: Slot) -> to.ExplainedSlot:
         mode=slot.mode,
         consistency=slot.consistency,
         metadata_ttl_seconds=slot.metadata_ttl_seconds if slot.consistency == "ttl" else None,
-        snapshot=slot.snapshot or None,
+        snapshot=slot.snapshot,
         write=slot.write,
         authorization=slot.authorization,
         authorization_ttl_seconds=slot.authorization_ttl_seconds if slot.authorization == "origin" else None,

@@ -296,7 +296,7 @@ def _snapshot_version(dependencies: JobDependencies, key: ObjectKey, slot: Slot)
     """Return the frozen version; None without such an object. SnapshotError, StoreUnavailable. Blocks."""
     if dependencies.snapshots is None:
         raise NoSuchSnapshot(f"there is no snapshot {slot.snapshot!r}")
-    with dependencies.snapshots.opened(slot.snapshot) as snapshot:
+    with dependencies.snapshots.opened(slot.snapshot or "") as snapshot:
         check_covers(snapshot.manifest, slot, dependencies.homes)
         record = snapshot.data.record(key.key.encode())
         if record is None:

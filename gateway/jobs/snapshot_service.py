@@ -66,7 +66,7 @@ class SnapshotService:
         return [
             to.FrozenSlot(
                 slot=slot.name,
-                snapshot=slot.snapshot,
+                snapshot=slot.snapshot or "",
                 problem=await asyncio.to_thread(self._problem, slot, whole=whole),
             )
             for slot in self._frozen()
@@ -187,7 +187,7 @@ class SnapshotService:
 
     def _problem(self, slot: Slot, *, whole: bool) -> str | None:
         try:
-            check_covers(self._store.check(slot.snapshot, whole=whole), slot, self._homes)
+            check_covers(self._store.check(slot.snapshot or "", whole=whole), slot, self._homes)
         except NoSuchSnapshot:
             return missing(slot)
         except (SnapshotError, StoreUnavailable) as error:

@@ -10,7 +10,7 @@ import structlog
 from gateway.admin.formatting import size_text
 from gateway.config import Settings
 from gateway.config.entries import SlotSettings
-from gateway.config.signers import signers
+from gateway.config.settings import signers
 from gateway.config.units import format_size
 from gateway.md5_lanes.streams import LANES
 from gateway.serve.own_credentials import OwnKey
@@ -79,6 +79,6 @@ def _callers(settings: Settings) -> str:
 
 
 def _slot(slot: SlotSettings) -> str:
-    text = f"{slot.name}: {slot.prefix} {slot.mode}, {slot.consistency_in_force}, write {slot.write}"
+    text = f"{slot.name}: {slot.prefix} {slot.mode}, {slot.consistency}, write {slot.write}"
     text += ", callers judged by the origin" if slot.authorization == "origin" else ""
     return f"{text}, {format_size(slot.capacity_bytes)} guaranteed" if slot.capacity_bytes else text

@@ -219,12 +219,15 @@ class MetricReading:
             for metric, family, numbers in files.read():
                 if family.kind == "histogram":
                     self._buckets[metric] = family.labels, _bucket_counts(family, numbers)
+                    places = ((values, buckets.total) for values, buckets in family.buckets.items())
+                    sums = {values: numbers[place] or 0.0 for values, place in places if place is not None}
+                    self._sums[metric] = family.labels, sums
                 else:
                     found = ((values, numbers[line.number]) for values, line in family.lines.items())
                     self._sums[metric] = family.labels, {key: one for key, one in found if one is not None}
 
     def by_labels(self, labels: Sequence[str], metric: Metric) -> dict[tuple[str, ...], float]:
-        """Return a counter's or gauge's sums by the values of some of its labels."""
+        """Return sums, of a histogram those of its observations, by the values of some of the metric's labels."""
         names, counted = self._sums.get(metric.name.removesuffix("_total"), ((), {}))
         sums: dict[tuple[str, ...], float] = {}
         if not counted or any(label not in names for label in labels):

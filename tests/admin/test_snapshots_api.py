@@ -12,14 +12,14 @@ import orjson
 import pytest
 
 from gateway.admin.app import control_app, describe
-from gateway.admin.backends import Backends
-from gateway.admin.state import StateHolder
+from gateway.admin.backends import Backends, StateHolder
 from gateway.api import LINES_TYPE
 from gateway.config import OriginSettings, Settings
 from gateway.config.live import LiveSettings
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from tests.support.blocks import BUCKET, make_origin, stored
 from tests.support.jobs import JobBench, job_bench
+from tests.support.slots import Slot
 
 PREFIX = f"s3://{BUCKET}/data/"
 PATH = "/api/v1/snapshots"

@@ -28,9 +28,10 @@ from gateway.blocks.store import SmallBlock
 from gateway.blocks.transaction import IndexTransaction
 from gateway.core.errors import BufferUnavailable, NotKept, StoreUnavailable
 from gateway.core.model import ObjectKey, ObjectVersion
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from tests.support.appending import append_all, calls_of, small_blocks
 from tests.support.blocks import BLOCK, BUCKET, KIB, MIB, block_files, content_of, make_origin, open_cache, read, stored
+from tests.support.slots import Slot
 
 _KEY = ObjectKey("b", "a")
 

@@ -11,9 +11,10 @@ import pytest
 from gateway.blocks.cache import BlockCache
 from gateway.core.errors import PinRefused, StoreUnavailable
 from gateway.core.model import ObjectVersion
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from tests.support.blocks import BLOCK, KIB, content_of, make_origin, open_cache, read, stored, whole
 from tests.support.memory_origin import MemoryOrigin
+from tests.support.slots import Slot
 
 FILE = BLOCK + 4096
 PINNED = "s3://train/pinned/"
@@ -43,7 +44,7 @@ def test_5_5_what_is_pinned_is_never_evicted(tmp_path: Path, eviction: str, smal
     async def scenario() -> None:
         origin = make_origin()
         mine = objects(origin, "pinned", 6, 60 * KIB)
-        slots = Slots([Slot("default", Prefix(""), eviction=eviction)])  # type: ignore[arg-type]
+        slots = Slots([Slot("default", Prefix(""), eviction=eviction)])
         more: dict[str, Any] = {
             "capacity_bytes": 4 * FILE,
             "slots": slots,
@@ -221,7 +222,7 @@ def test_what_is_kept_stays_and_is_the_first_to_leave_when_it_is_kept_no_more(tm
     async def scenario() -> None:
         origin = make_origin()
         old, new = objects(origin, "run/step-1", 3, 60 * KIB), objects(origin, "run/step-2", 3, 60 * KIB)
-        slots = Slots([Slot("default", Prefix(""), eviction=eviction)])  # type: ignore[arg-type]
+        slots = Slots([Slot("default", Prefix(""), eviction=eviction)])
         more: dict[str, Any] = {"capacity_bytes": 4 * FILE, "slots": slots, "small_object_bytes_max": 0}
         async with open_cache(tmp_path / "c", origin, **more) as cache:
             await read_all(cache, *old, *new)

@@ -18,12 +18,13 @@ from gateway.blocks.index import TOUCHES_PER_TRANSACTION, WrittenBytes
 from gateway.blocks.policies import PASSING_PART, RETURNS_MIN, Eviction, Queue, ReuseDistance
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.origin.client import Purpose
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from gateway.telemetry import metrics
 from tests.support.blocks import BLOCK, KIB, MIB, TestClock, content_of, make_origin, open_cache, read, stored, whole
 from tests.support.counting import by_label, counted
 from tests.support.prepared_process import PreparedProcess
 from tests.support.slot_simulation import BLOCK_BYTES, SlotSimulation, data_set, shuffled_epochs
+from tests.support.slots import Slot
 
 CAPACITY = 400
 FITTING_HALF = 2 * CAPACITY

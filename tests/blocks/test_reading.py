@@ -16,7 +16,7 @@ from gateway.blocks.reader import RangeReader
 from gateway.core.errors import OriginAnswered, OriginUnreachable
 from gateway.core.model import ByteRange, FileSpan, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from gateway.s3.requests import Operation
 from gateway.telemetry import metrics
 from tests.support.blocks import (
@@ -41,6 +41,7 @@ from tests.support.counting import counted
 from tests.support.descriptors import open_descriptors
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Hold, Unreachable, on
+from tests.support.slots import Slot
 
 GET = on(Operation.GET_OBJECT)
 

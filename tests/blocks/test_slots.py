@@ -21,7 +21,7 @@ from gateway.blocks.layout import Block, BlockSettings
 from gateway.blocks.opening import OpenDirectory, open_directory, rebuild
 from gateway.core.errors import StartupError, StoreUnavailable
 from gateway.core.model import ObjectKey, ObjectVersion
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from gateway.telemetry import metrics
 from tests.support.blocks import (
     BLOCK,
@@ -38,6 +38,7 @@ from tests.support.blocks import (
 from tests.support.counting import by_label, counted
 from tests.support.fill_worker import FillWorker
 from tests.support.memory_origin import MemoryOrigin
+from tests.support.slots import Slot
 
 FILE = BLOCK + 4096
 """What a whole block takes on disk, header included."""

@@ -17,7 +17,7 @@ import pytest
 from gateway.blocks.small_block_fetch import HELD_BYTES_MAX
 from gateway.core.model import FileSpan, ObjectVersion
 from gateway.origin.client import Purpose
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from gateway.telemetry import metrics
 from tests.support.blocks import (
     BUCKET,
@@ -40,6 +40,7 @@ from tests.support.blocks import (
 from tests.support.counting import counted
 from tests.support.fill_worker import FillWorker
 from tests.support.memory_origin.faults import Answer, Call
+from tests.support.slots import Slot
 from tests.support.strict_origin import StrictOrigin
 
 SEED = 20261121

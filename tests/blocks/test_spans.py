@@ -28,7 +28,7 @@ from gateway.core.model import ByteRange, FileSpan, ObjectKey, ObjectVersion, Pi
 from gateway.origin.client import Purpose
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.policy.bandwidth import Bandwidth, Ceiling
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.telemetry import metrics
 from tests.support.asgi import call
@@ -51,13 +51,15 @@ from tests.support.descriptors import open_descriptors
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterBody, AlterHeaders, on
+from tests.support.slots import Slot
 from tests.support.whole_answers import WholeAnswers
 
 SLOT = "default"
 
 
 def span_of(cache: BlockCache, version: ObjectVersion, byte_range: ByteRange | None = None) -> PinnedFileSpan | None:
-    return cache.warm_span(version, byte_range or whole(version), slot=SLOT)
+    asked = byte_range or whole(version)
+    return cache.warm_span(version, asked.first, asked.length, slot=SLOT)
 
 
 async def warm_up(cache: BlockCache, version: ObjectVersion) -> None:

@@ -27,7 +27,7 @@ from gateway.blocks.small_block_fetch import SegmentAppender
 from gateway.blocks.store import RECORDS_MAX, BlockStore, IngestedFile, SmallBlock, describe
 from gateway.core.errors import BlockDamaged, StoreUnavailable
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from gateway.telemetry import metrics
 from tests.support.blocks import (
     BLOCK,
@@ -43,6 +43,7 @@ from tests.support.blocks import (
 )
 from tests.support.counting import counted
 from tests.support.memory_origin import MemoryOrigin
+from tests.support.slots import Slot
 
 SLOTS = Slots([Slot("a", Prefix("b", "a/"), capacity_bytes=500 * KIB)])
 CAPACITY = 2 * MIB

@@ -19,41 +19,25 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from gateway import cli
-from gateway.api.documents import Checkpoint, JobDocument, RecentRequestsDocument, SlotDocument, Status
-from gateway.cli.top import curve, screen
-from gateway.cli.top_figures import Figures, Rates, counters, rates
+from gateway.api.documents import Checkpoint, Counts, JobDocument, Overview, SlotDocument, Status
+from gateway.cli.top import Figures, Rates, curve, rates, screen
 from tests.support import admin_documents
 from tests.support.admin_documents import filled
 from tests.support.gateway_process import GatewayProcess
 
-EXPOSITION = """\
-# HELP forebay_sent_bytes_total Bytes
-forebay_sent_bytes_total{operation="GetObject",slot="a"} 100.0
-forebay_sent_bytes_total{operation="GetObject",slot="b"} 20.0
-forebay_sent_bytes_total_else 5.0
-forebay_origin_bytes_total{direction="read",purpose="live",slot="a"} 7.0
-forebay_origin_bytes_total{direction="write",purpose="flush",slot="a"} 3.0
-forebay_cache_hit_bytes_total{slot="a"} 90.0
-forebay_cache_miss_bytes_total{slot="a"} 10.0
-forebay_request_duration_seconds_sum{operation="GetObject"} 0.5
-forebay_request_duration_seconds_count{operation="GetObject"} 10.0
-"""
 
-
-def test_counters_are_summed_up_over_labels() -> None:
-    """Of all slots and processes; what is named alike is another metric."""
-    found = counters(EXPOSITION)
-    assert (found["served_bytes"], found["requests"]) == (120, 10)
-    assert (found["origin_read_bytes"], found["origin_written_bytes"], found["flush_bytes"]) == (7, 3, 3)
+def counts(at: float, **moved: float) -> Counts:
+    return filled(Counts, moved, at=at)
 
 
 def test_rates_are_those_between_two_looks() -> None:
     """Counters that begin again say nothing: the gateway was started anew."""
-    before, now = counters(""), counters(EXPOSITION)
-    found = rates(before, now, 2.0)
-    assert found == Rates(60.0, 0.0, 5.0, 0.05, 3.5, 1.5, 1.5, 0.9)
-    assert rates(now, before, 2.0) is None
-    still = rates(now, now, 1.0)
+    moved = {"sent_bytes": 120, "requests": 10, "request_seconds": 0.5, "hit_bytes": 90, "miss_bytes": 10}
+    moved |= {"origin_read_bytes": 7, "origin_written_bytes": 3, "flush_bytes": 3}
+    before, now = counts(10.0), counts(12.0, **moved)
+    assert rates(before, now) == Rates(60.0, 0.0, 5.0, 3.5, 1.5, 1.5, 0.05, 0.9)
+    assert rates(now, counts(13.0)) is None
+    still = rates(now, counts(13.0, **moved))
     assert still is not None
     assert (still.request_seconds, still.hit_ratio) == (None, None)
 
@@ -73,16 +57,15 @@ def figures(slots: int = 30) -> Figures:
     slot = {"prefix": f"s3://bucket/{'x' * 90}/", "hit_ratio": 0.5, "binds": ["read-link"]}
     job = {"kind": "warm", "prefix": "s3://b/\x1b[2J", "bytes_per_second": 1.0, "seconds_left": 1.0, "found_all": True}
     checkpoint = {"bucket": "b", "prefix": "run/step-1/", "state": "flushing", "bytes": 2, "bytes_flushed": 1}
-    return Figures(
-        1000.0,
-        answered_at=1000.0,
+    overview = filled(
+        Overview,
         status=status(),
         slots=[filled(SlotDocument, slot, name=f"slot-{i}") for i in range(slots)],
         jobs=[filled(JobDocument, job, id=str(i), state="done" if i % 2 else "running") for i in range(6)],
         checkpoints=[filled(Checkpoint, checkpoint)] * 3,
-        requests=filled(RecentRequestsDocument, slowest=[SLOW] * 4),
-        rates=Rates(2.0**20, 0.0, 5.0, 0.05, 3.5, 1.5, 1.5, 0.9),
+        requests={"slowest": [SLOW] * 4},
     )
+    return Figures(1000.0, None, 1000.0, overview, Rates(2.0**20, 0.0, 5.0, 3.5, 1.5, 1.5, 0.05, 0.9))
 
 
 SLOW = {"operation": "GetObject", "bucket": "b", "key": f"\x1b[2J/{'k' * 150}", "slot": "a", "status": "503"}
@@ -126,7 +109,7 @@ def test_a_table_is_shown_with_a_row_or_not_at_all() -> None:
 def test_a_gateway_that_is_away_is_said_to_be() -> None:
     """With what was known before, and for how long."""
     known = figures(1)
-    away = Figures(1060.0, "no gateway answers", 1000.0, known.status, known.slots)
+    away = Figures(1060.0, "no gateway answers", 1000.0, known.overview)
     lines = [text for text, _ in screen(away, [], 80, 24)]
     assert lines[:3] == [
         f"forebay 1: no answer, {time.strftime('%H:%M:%S', time.localtime(1060))}",
@@ -150,7 +133,7 @@ def test_top_watches_a_running_gateway_and_leaves_the_terminal_as_it_was(tmp_pat
         arguments = ["top", "--admin-url", gateway.admin_url, "--interval", "100ms"]
         result = CliRunner().invoke(cli.app, [*arguments, "--count", "2", "--json"])
         first, second = map(orjson.loads, result.stdout.splitlines())
-        assert (result.exit_code, first["state"], first["per_second"]) == (0, "ready", None)
+        assert (result.exit_code, first["state"], first["per_second"]["served_bytes"]) == (0, "ready", 0)
         assert [one["name"] for one in first["slots"]] == ["default"]
         assert second["per_second"]["served_bytes"] == 0
         shell, terminal = pty.openpty()

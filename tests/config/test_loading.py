@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from gateway.config import Settings
 from gateway.config.loading import load_settings
 from gateway.config.problems import SettingsError, table_of
+from gateway.core.prefixes import Prefix
 from tests.support.cache_directory import begun
 from tests.support.disks import small_disk
 from tests.support.settings import SECRET, load
@@ -76,7 +77,7 @@ def test_the_environment_beats_the_file(tmp_path: Path) -> None:
     assert settings.server.insecure
     assert settings.server.base_domains == ["s3.local", "s3.example"]
     assert [one.secret for one in settings.credentials] == [SECRET, "x"]
-    assert settings.credentials[1].allow == ["s3://b/"]
+    assert settings.credentials[1].allow == [Prefix("b")]
     assert settings.slots[0].name == "n"
 
 
@@ -132,7 +133,7 @@ def test_read_only_slots_are_ttl_where_nothing_is_said(tmp_path: Path) -> None:
     text = '[[slots]]\nname = "a"\nprefix = "s3://b/"\n'
     ways = {"": "strict", 'mode = "read-only"\n': "ttl", 'mode = "read-only"\nconsistency = "immutable"\n': "immutable"}
     for more, expected in ways.items():
-        assert load(tmp_path, text + more).settings.slots[0].consistency_in_force == expected
+        assert load(tmp_path, text + more).settings.slots[0].consistency == expected
 
 
 @pytest.mark.root

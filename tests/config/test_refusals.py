@@ -203,9 +203,9 @@ def test_a_pattern_of_checkpoints_that_is_none_is_refused_with_the_reason(tmp_pa
     assert list(problems(tmp_path, f'{slot}checkpoints = ["x/{{step}}/"]\n')) == ["slots[0].checkpoints"]
     back = f'[cache]\npersistent = true\ndirectory = "{tmp_path}/cache"\n{slot}write = "back"\ncheckpoints = '
     [settings] = load(tmp_path, f'{back}["built-in", "x/{{step}}/"]\n').settings.slots
-    assert settings.checkpoints == ["built-in", "x/{step}/"]
+    assert settings.checkpoints == ("built-in", "x/{step}/")
     [settings] = load(tmp_path, f"{back}[]\n").settings.slots
-    assert settings.checkpoints == []
+    assert settings.checkpoints == ()
 
 
 def test_so_many_patterns_of_checkpoints_are_refused(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_the_settings_take_the_names_that_snapshots_may_have(tmp_path: Path, nam
         assert set(problems(tmp_path, text)) == {"slots[0].snapshot"}
     else:
         (slot,) = load(tmp_path, text).settings.slots
-        assert (slot.snapshot, slot.mode, slot.consistency_in_force) == (name, "read-only", "snapshot")
+        assert (slot.snapshot, slot.mode, slot.consistency) == (name, "read-only", "snapshot")
 
 
 def test_settings_that_are_in_force_are_not_warned_of(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ import pytest
 from gateway.core.clock import SystemClock
 from gateway.core.errors import ClientDisconnected, OriginUnreachable
 from gateway.core.model import BodyStream
-from gateway.edge.server.cycle import RESPONSE, SPAN
+from gateway.edge.cycle import RESPONSE, SPAN
 from gateway.operations.context import Response
 from gateway.origin.client import OriginRequest
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.shared.recent_requests import RecentRequests, recent_requests
 from gateway.telemetry import metrics
@@ -31,6 +31,7 @@ from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import CutBody, Unreachable, on
 from tests.support.memory_origin.response import MemoryResponse
 from tests.support.serving import request, serving
+from tests.support.slots import Slot
 
 BODY = os.urandom(200_000)
 

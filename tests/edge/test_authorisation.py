@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot
+from gateway.policy.slots import EVERYTHING, Grant, Prefix
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import gateway_app
+from tests.support.slots import Slot
 
 JOB = Grant((Prefix("bucket", "job/"),))
 WRITER = Grant((Prefix("bucket"),))

@@ -23,7 +23,8 @@ from gateway.metadata.bucket_metadata import (
 )
 from gateway.metadata.entries import ObservedAt, answer_freshness
 from gateway.metadata.opening import ANSWERS
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
+from tests.support.slots import Slot
 from tests.support.small_answers import ANSWER, QUESTION, World, keep, known, play
 
 NAMES = st.text(st.characters(min_codepoint=97, max_codepoint=122), min_size=1, max_size=8)
@@ -70,7 +71,7 @@ def test_a_damaged_record_is_none(data: st.DataObject) -> None:
 )
 def test_what_is_believed(consistency: str, age: float, boot: int, epoch: int, expected: str) -> None:
     """By an age of this boot's own clock, in the epoch of the question; stale as long as the slot goes on."""
-    slot = Slot("x", Prefix(""), "read-write", consistency, 60.0, 0.0, 30.0)  # type: ignore[arg-type]
+    slot = Slot("x", Prefix(""), "read-write", consistency, 60.0, 0.0, 30.0)
     learned, now = ObservedAt(7, 1000.0, 1), ObservedAt(epoch, 1000.0 + age, boot)
     assert answer_freshness(learned, now, slot, ttl_seconds=60.0).value == expected
 

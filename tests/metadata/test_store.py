@@ -33,8 +33,9 @@ from gateway.metadata.entries import (
 )
 from gateway.metadata.opening import OpenCatalog, open_directory
 from gateway.metadata.store import LANDED_PER_TRANSACTION, CatalogUpdate
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from tests.support.prepared_process import PreparedProcess
+from tests.support.slots import Slot
 
 ROOT = Path(__file__).parents[2]
 KEY = ObjectKey("bucket", "k")

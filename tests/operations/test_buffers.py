@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from gateway.core.errors import S3Error
 from gateway.operations.context import BUFFERED_SIZE_BYTES_MAX_TOTAL, WAIT_SECONDS_MAX, BodyBuffers
 from gateway.operations.payload import BUFFERED_GRACE_SECONDS, BUFFERED_SIZE_BYTES_MAX
-from gateway.policy.slots import Grant, Prefix, Slot
+from gateway.policy.slots import Grant, Prefix
 from tests.support.asgi import ACCESS_KEY_ID, call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
+from tests.support.slots import Slot
 
 BODY = b"b" * BUFFERED_SIZE_BYTES_MAX
 
@@ -46,11 +47,11 @@ def test_what_is_held_is_given_back() -> None:
     """By those that were completed and by those that failed, each what it had taken."""
     buffers = BodyBuffers(20)
     with buffers.holding() as first:
-        first.grow(6)
+        first(6)
         with buffers.holding() as second:
-            second.grow(3)
+            second(3)
             with pytest.raises(S3Error, match="SlowDown"):
-                second.grow(3)
+                second(3)
             assert buffers.held_bytes == 9
         assert buffers.held_bytes == 6
     assert buffers.held_bytes == 0

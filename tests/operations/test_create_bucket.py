@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from gateway.core.clock import SystemClock
-from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot
+from gateway.policy.slots import EVERYTHING, Grant, Prefix
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.gateway_app import gateway_app
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Unreachable, on
+from tests.support.slots import Slot
 
 KEPT = Slot("kept", Prefix("bucket", "kept/"), "read-only")
 ELSEWHERE = b"<CreateBucketConfiguration><LocationConstraint>eu-west-1</LocationConstraint></CreateBucketConfiguration>"

@@ -16,8 +16,9 @@ from gateway.core.errors import StoreUnavailable
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.metadata.catalog import Catalog
 from gateway.operations.warm_up_queue import LOOK_SHARE, LOOKS_MAX, OBJECTS_AT_ONCE, WAITING_MAX, WarmUpQueue
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from tests.support.blocks import TestClock
+from tests.support.slots import Slot
 
 SLOT = Slot("slot", Prefix("bucket"))
 

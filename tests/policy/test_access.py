@@ -2,13 +2,13 @@ from gateway.policy.slots import (
     EVERYTHING,
     Grant,
     Prefix,
-    Slot,
     Slots,
     refusal_of_bucket_operation,
     refusal_of_listing,
     refusal_of_read,
     refusal_of_write,
 )
+from tests.support.slots import Slot
 
 JOB = Grant((Prefix("train"), Prefix("checkpoints", "job-a/")))
 READER = Grant((Prefix("train"),), read_only=True)

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.slots import DEFAULT_SLOT, Grant, Prefix, PrefixMap, Slot, Slots
+from gateway.policy.slots import DEFAULT_SLOT, Grant, Prefix, PrefixMap, Slots
+from tests.support.slots import Slot
 
 BUCKETS = st.sampled_from(["", "a", "b"])
 KEYS = st.text(st.sampled_from("xy/\0\U0010ffff"), max_size=5)

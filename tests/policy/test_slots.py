@@ -1,4 +1,5 @@
-from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slot, Slots
+from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slots
+from tests.support.slots import Slot
 
 
 def test_the_longest_prefix_wins_whatever_the_order() -> None:

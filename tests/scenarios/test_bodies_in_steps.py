@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.edge.server import body_queue
+from gateway.edge import request_parsing
 from gateway.operations.payload import BUFFERED_SIZE_BYTES_MAX
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3 import aws_chunked
 from tests.support.asgi import call, signed_headers
 from tests.support.cache_label import cache_label
@@ -23,6 +23,7 @@ from tests.support.gateway_app import gateway_app
 from tests.support.loop_steps import longest_step
 from tests.support.rest_is_slow import rest_is_slow
 from tests.support.serving import serving
+from tests.support.slots import Slot
 
 LINES_MAX = 80_000
 """Some 10 ms: 1,024 chunks of any size, and what 256 KiB hold besides, are 50,000."""
@@ -97,7 +98,7 @@ def parts(count: int, more: bytes = b"") -> bytes:
 
 ATTRIBUTES = b" ".join(b"a%d=''" % number for number in range(900))
 AWS_LEAST, AWS_SMALL = aws_chunked.CHUNK_SIZE_BYTES_MIN, aws_chunked.SMALL_CHUNKS_MAX
-HTTP_LEAST, HTTP_SMALL = body_queue.CHUNK_BYTES_MIN, body_queue.SMALL_CHUNKS_MAX
+HTTP_LEAST, HTTP_SMALL = request_parsing.CHUNK_BYTES_MIN, request_parsing.SMALL_CHUNKS_MAX
 
 REQUESTS: Mapping[str, Callable[[], Request]] = {
     "counted": lambda: Request(bytes(SIZE_BYTES), 200, headers={"x-amz-content-sha256": "UNSIGNED-PAYLOAD"}),
@@ -139,7 +140,7 @@ REQUESTS: Mapping[str, Callable[[], Request]] = {
 
 
 @pytest.mark.parametrize("name", rest_is_slow(REQUESTS, *list(REQUESTS)[::4]))
-def test_no_body_holds_the_event_loop(tmp_path: Path, name: str) -> None:
+async def test_no_body_holds_the_event_loop(tmp_path: Path, name: str) -> None:
     """Every grammar of bodies, at the largest and the finest that it may be, and beyond."""
     request = REQUESTS[name]()
     headers = signed_headers(request.method, request.target, request.headers, request.body)
@@ -160,16 +161,13 @@ def test_no_body_holds_the_event_loop(tmp_path: Path, name: str) -> None:
         finally:
             connection.close()
 
-    async def scenario() -> None:
-        slots = [Slot("back", Prefix.parse("s3://bucket/back/"), write="back")]
-        async with gateway_app(tmp_path, writeback=True, slots=slots) as gateway, serving(gateway.app) as port:
-            first = await call(gateway.app, "PUT", "/bucket/back/first", {}, [b"x"])
-            assert first.status == 200  # and now it is known what the bucket's answers are like
-            with longest_step() as longest:
-                status, came_from = await asyncio.to_thread(ask, port.port)
-            if status == 200:
-                assert (came_from == "absorbed") == name.endswith("written back")
-            assert status == request.status
-            assert longest.lines <= LINES_MAX, str(longest)
-
-    asyncio.run(scenario())
+    slots = [Slot("back", Prefix.parse("s3://bucket/back/"), write="back")]
+    async with gateway_app(tmp_path, writeback=True, slots=slots) as gateway, serving(gateway.app) as port:
+        first = await call(gateway.app, "PUT", "/bucket/back/first", {}, [b"x"])
+        assert first.status == 200  # and now it is known what the bucket's answers are like
+        with longest_step() as longest:
+            status, came_from = await asyncio.to_thread(ask, port.port)
+        if status == 200:
+            assert (came_from == "absorbed") == name.endswith("written back")
+        assert status == request.status
+        assert longest.lines <= LINES_MAX, str(longest)

@@ -18,7 +18,7 @@ from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, OriginSettings
 from gateway.origin.s3 import S3Origin
 from gateway.origin.signing import StaticCredentials
-from gateway.policy.slots import EVERYTHING, Prefix, Slot
+from gateway.policy.slots import EVERYTHING, Prefix
 from tests.origin.origins import STRICT_PAIR
 from tests.support.asgi import signed_headers
 from tests.support.descriptors import open_descriptors
@@ -27,6 +27,7 @@ from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Fault, Hold
 from tests.support.rest_is_slow import rest_is_slow
 from tests.support.serving import Serving, Wire, request, serving, until
+from tests.support.slots import Slot
 from tests.support.strict_origin import StrictOrigin
 
 LEAVERS = 200

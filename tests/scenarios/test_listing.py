@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.origin.client import KeyPair, Origin, OriginRequest
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import parse_query
 from tests.origin.origins import running, s3_origin, xml
 from tests.scenarios.transparency import listing
@@ -34,6 +34,7 @@ from tests.support.cache_label import cache_label
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin import MemoryOrigin
+from tests.support.slots import Slot, slot_with
 from tests.support.strict_origin import ACCESS_KEY_ID
 from tests.support.strict_origin import SECRET_ACCESS_KEY as SECRET
 
@@ -178,7 +179,7 @@ async def connected(url: str | None) -> AsyncIterator[Origin]:
 async def sides(directory: Path, url: str | None) -> AsyncIterator[Sides]:
     """A new bucket, and a gateway that knows nothing of it."""
     bucket = f"listing-{uuid.uuid4().hex}"
-    slot = dataclasses.replace(SLOT, prefix=Prefix.parse(f"s3://{bucket}/"))
+    slot = slot_with(SLOT, prefix=Prefix.parse(f"s3://{bucket}/"))
     async with connected(url) as origin:
         async with await origin.send(OriginRequest("PUT", bucket)) as answer:
             assert answer.status == 200
@@ -227,23 +228,19 @@ AS_CLIENTS_ASK = [
 ]
 
 
-def test_every_way_of_asking_is_answered_as_the_origin_does(tmp_path: Path) -> None:
+async def test_every_way_of_asking_is_answered_as_the_origin_does(tmp_path: Path) -> None:
     """What real clients and S3's own tests ask, with and without percent-encoding, of the origin and of the index."""
-
-    async def run() -> None:
-        async with gateway_app(tmp_path, slots=[SLOT], clock=ManualClock(), allow_unsigned=True) as gateway:
-            for key in listing._KEYS:
-                gateway.origin.put("bucket", unquote(key), b"1")
-            for query in AS_CLIENTS_ASK * 2:
-                pairs = parse_query(query.encode())
-                async with await gateway.origin.send(OriginRequest("GET", "bucket", None, pairs)) as response:
-                    expected = response.status, xml(await response.read(2**20))
-                answer = await call(gateway.app, "GET", f"/bucket?{query}", sign=False)
-                await gateway.catalog.settle()
-                assert answer.status == expected[0] == 200, query
-                assert sorted(described(xml(answer.body))) == sorted(described(expected[1])), query
-
-    asyncio.run(run())
+    async with gateway_app(tmp_path, slots=[SLOT], clock=ManualClock(), allow_unsigned=True) as gateway:
+        for key in listing._KEYS:
+            gateway.origin.put("bucket", unquote(key), b"1")
+        for query in AS_CLIENTS_ASK * 2:
+            pairs = parse_query(query.encode())
+            async with await gateway.origin.send(OriginRequest("GET", "bucket", None, pairs)) as response:
+                expected = response.status, xml(await response.read(2**20))
+            answer = await call(gateway.app, "GET", f"/bucket?{query}", sign=False)
+            await gateway.catalog.settle()
+            assert answer.status == expected[0] == 200, query
+            assert sorted(described(xml(answer.body))) == sorted(described(expected[1])), query
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from gateway.core.clock import SystemClock
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.checkpoints import CheckpointsReport
 from tests.support.memory_origin.faults import Answer, Unreachable, on
+from tests.support.slots import Slot
 from tests.support.write_back_gateway import Client, eventually, with_client
 
 STEP = "back/run/step-1"

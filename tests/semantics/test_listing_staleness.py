@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from gateway.edge.asgi import S3App
 from gateway.metadata.catalog import Catalog
 from gateway.origin.client import OriginRequest, OriginResponse
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from tests.origin.origins import xml
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
+from tests.support.slots import Slot
 
 EXAMPLES = int(os.environ.get("FOREBAY_LISTING_EXAMPLES", "20"))
 TTL_SECONDS = 20.0

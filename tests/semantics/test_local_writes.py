@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.model import ObjectKey
 from gateway.operations.writeback.cache_promotion import KeptCheckpoints
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.checkpoint_retention import (
@@ -22,10 +21,11 @@ from gateway.writeback.admin.checkpoint_retention import (
 from gateway.writeback.journal.records import State
 from tests.semantics.test_checkpoints import shown
 from tests.support.memory_origin.faults import Answer, on
+from tests.support.slots import Slot, slot_with
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client
 
 SCRATCH = [Slot("back", Prefix.parse("s3://bucket/back/"), write="scratch")]
-LATEST = [replace(SLOTS[0], flush="latest")]
+LATEST = [slot_with(SLOTS[0], flush="latest")]
 
 
 class Later(SystemClock):
@@ -77,7 +77,7 @@ def test_11_4_what_is_only_here_says_so_whatever_its_slot_says_by_now(tmp_path: 
 
     async def scenario(client: Client) -> None:
         await client.ask("PUT", "back/a", b"one")
-        for slots in ([replace(SCRATCH[0], write="through")], [], [replace(SCRATCH[0], write="back")]):
+        for slots in ([slot_with(SCRATCH[0], write="through")], [], [slot_with(SCRATCH[0], write="back")]):
             client.gateway.app.services.slots.apply_settings(slots)
             for method in ("HEAD", "GET"):
                 got = await client.ask(method, "back/a")
@@ -181,7 +181,7 @@ def test_11_5_a_superseded_checkpoint_is_not_sent_once_a_newer_one_is_durable(tm
 
 def test_11_5_every_nth_is_sent_whatever_comes_after_it(tmp_path: Path) -> None:
     """11.5 As they were begun; objects of no checkpoint always are."""
-    slot = replace(SLOTS[0], flush="every-2nd")
+    slot = slot_with(SLOTS[0], flush="every-2nd")
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -273,7 +273,7 @@ def test_11_4_what_was_scratch_is_sent_when_its_slot_writes_back(tmp_path: Path)
 
 def test_11_6_what_is_not_to_be_sent_goes_by_age_a_checkpoint_as_a_whole(tmp_path: Path) -> None:
     """11.6 After `scratch_expiry`, counted from the last object of a checkpoint."""
-    slot = replace(SCRATCH[0], local_expiry_seconds=600.0)
+    slot = slot_with(SCRATCH[0], scratch_expiry_seconds=600.0)
 
     async def scenario(client: Client) -> None:
         clock = client.gateway.app.services.clock
@@ -298,7 +298,7 @@ def test_11_6_what_is_not_to_be_sent_goes_by_age_a_checkpoint_as_a_whole(tmp_pat
 
 def test_11_6_what_is_not_to_be_sent_gives_way_before_anything_is_refused(tmp_path: Path) -> None:
     """11.6 The oldest first; what came in the last minute stays, and a write for which there is no room is refused."""
-    slot = replace(SCRATCH[0], buffer_bytes=3000)
+    slot = slot_with(SCRATCH[0], buffer_bytes=3000)
 
     async def scenario(client: Client) -> None:
         clock = client.gateway.app.services.clock
@@ -332,7 +332,7 @@ async def hits(client: Client, step: int) -> bool:
 def test_11_7_the_newest_stay_in_the_cache_whatever_else_is_read(tmp_path: Path) -> None:
     """11.7 Older ones are the first to leave; what is deleted is not kept, and the one before it is, as far as it is
     in the cache."""
-    slot = replace(SLOTS[0], keep_last=2)
+    slot = slot_with(SLOTS[0], keep_last=2)
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -364,7 +364,7 @@ def test_11_7_the_newest_stay_in_the_cache_whatever_else_is_read(tmp_path: Path)
 
 def test_11_7_one_for_which_there_is_no_room_is_told_and_kept_once_it_is_read(tmp_path: Path) -> None:
     """11.7 It is never called kept while its bytes are not in the cache."""
-    slot = replace(SLOTS[0], keep_last=8)
+    slot = slot_with(SLOTS[0], keep_last=8)
 
     async def scenario(client: Client) -> None:
         await client.learn()

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from gateway.core.model import MissReason, ObjectKey
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.telemetry.metrics import MISSES
 from tests.support.asgi import Answer, call
 from tests.support.blocks import block_files
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
+from tests.support.slots import Slot, slot_with
 
 PREFIX = Prefix.parse("s3://bucket/")
 STRICT = Slot("strict", PREFIX)
@@ -101,7 +101,7 @@ def test_9_1_a_change_that_a_head_has_told_of_is_one_to_the_next_get(tmp_path: P
 @pytest.mark.parametrize("eviction", ["epoch", "lru"])
 def test_9_1_what_made_room_is_told(tmp_path: Path, eviction: str) -> None:
     """9.1 As long as it is remembered."""
-    slot = Slot("tight", PREFIX, "read-write", "immutable", eviction=eviction)  # type: ignore[arg-type]
+    slot = Slot("tight", PREFIX, "read-write", "immutable", eviction=eviction)
 
     async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
         for number in range(12):
@@ -220,4 +220,4 @@ def test_9_1_a_small_object_that_was_not_kept_says_so_when_it_is_read_again(tmp_
         for _ in range(2):
             assert await ask(gateway) == missed("not-kept")
 
-    play(tmp_path, replace(slot, capacity_limit_bytes=0), scenario)
+    play(tmp_path, slot_with(slot, capacity_limit_bytes=0), scenario)

@@ -11,7 +11,7 @@ import pytest
 from gateway.core.model import ObjectKey
 from gateway.operations.visibility import OriginEvents
 from gateway.origin.client import OriginRequest
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.events import ObjectEvent
 from gateway.s3.requests import Operation
 from tests.origin.origins import xml
@@ -19,6 +19,7 @@ from tests.support.asgi import Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.faults import Hold, on
+from tests.support.slots import Slot
 
 PREFIX = Prefix.parse("s3://bucket/")
 TTL = Slot("t", PREFIX, "read-write", "ttl", 60.0, negative_ttl_seconds=60.0)

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import HABITS_REREAD_SECONDS, HABITS_SECONDS
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call
 from tests.support.cache_label import cache_label
@@ -20,6 +20,7 @@ from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.faults import AlterHeaders, Call, Fault, on
 from tests.support.memory_origin.faults import Answer as Refusal
+from tests.support.slots import Slot
 
 PREFIX = Prefix.parse("s3://bucket/")
 SLOTS = [

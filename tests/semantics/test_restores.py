@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gateway.operations.writeback import cache_promotion
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from tests.support.memory_origin.faults import Hold, on
+from tests.support.slots import Slot, slot_with
 from tests.support.write_back_gateway import PART_BYTES, Client, with_client
 
 RANKS = 16
@@ -88,7 +88,7 @@ def test_3_18_what_others_write_is_seen_as_in_any_such_slot(tmp_path: Path) -> N
             await asyncio.sleep(0.1)
         raise AssertionError("it is still the one that was written here")
 
-    with_client(tmp_path, scenario, [replace(TTL, metadata_ttl_seconds=0.3)])
+    with_client(tmp_path, scenario, [slot_with(TTL, metadata_ttl_seconds=0.3)])
 
 
 @pytest.mark.parametrize("slot", [STRICT, TTL, IMMUTABLE])

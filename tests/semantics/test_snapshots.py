@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from gateway.core.model import Homes
 from gateway.metadata.snapshots.registry import LOOK_SECONDS, SnapshotRegistry
 from gateway.metadata.snapshots.store import Snapshot
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from tests.origin.origins import xml
 from tests.support import listing_model as model
 from tests.support.asgi import Answer, call
@@ -30,6 +30,7 @@ from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Answer as Failure
 from tests.support.memory_origin.faults import Unreachable, on
+from tests.support.slots import Slot
 from tests.support.snapshots import freeze
 
 OLD = b"o" * (2 * BLOCK_SIZE_BYTES + 17)

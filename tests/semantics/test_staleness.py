@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.origin.client import OriginRequest
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from tests.support.asgi import call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
+from tests.support.slots import Slot
 
 TTL_SECONDS = 20.0
 NEGATIVE_SECONDS = 5.0

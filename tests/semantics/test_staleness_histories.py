@@ -23,13 +23,14 @@ from gateway.edge.asgi import S3App
 from gateway.metadata.catalog import Catalog
 from gateway.operations.visibility import OriginEvents
 from gateway.origin.client import OriginRequest, OriginResponse
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.events import ObjectEvent
 from tests.origin.origins import xml
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin import MemoryOrigin
+from tests.support.slots import Slot
 
 EXAMPLES = int(os.environ.get("FOREBAY_STALENESS_EXAMPLES", "15"))
 

@@ -16,9 +16,10 @@ import pytest
 
 from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.operations.writeback import past_the_buffer
-from gateway.policy.slots import Grant, Prefix, Slot
+from gateway.policy.slots import Grant, Prefix
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import GatewayApp, gateway_app
+from tests.support.slots import Slot
 
 SECRET = b"what is theirs"
 
@@ -35,7 +36,7 @@ def slots(layout: str) -> list[Slot]:
     prefixes = ["s3://bucket/"] if "shared" in layout else ["s3://bucket/mine/", "s3://bucket/theirs/"]
     order = "strict" if "ordered" in layout else "markers"
     return [
-        Slot(f"s{number}", Prefix.parse(prefix), consistency=consistency, write=write, order=order)  # type: ignore[arg-type]
+        Slot(f"s{number}", Prefix.parse(prefix), consistency=consistency, write=write, order=order)
         for number, prefix in enumerate(prefixes)
     ]
 

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.clock import Clock, SystemClock
 from gateway.operations import warm_up_queue
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.telemetry.metrics import WARM_UP_OBJECTS
 from tests.support.asgi import Answer, call
@@ -18,6 +18,7 @@ from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.faults import Hold
 from tests.support.serving import until
+from tests.support.slots import Slot
 
 PREFIX = Prefix.parse("s3://bucket/")
 STRICT = Slot("strict", PREFIX)

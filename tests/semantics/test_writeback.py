@@ -18,7 +18,8 @@ from botocore.credentials import Credentials
 from gateway.core.clock import Moment, SystemClock
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
-from gateway.writeback.journal.records import BucketCapabilities, Conditions, Honoured, State
+from gateway.writeback.journal.buckets import BucketCapabilities, Conditions, Honoured
+from gateway.writeback.journal.records import State
 from gateway.writeback.journal.transaction import JournalTransaction
 from tests.support.asgi import ACCESS_KEY_ID, HOST, SECRET_ACCESS_KEY, call
 from tests.support.asgi import Answer as Got
@@ -26,6 +27,7 @@ from tests.support.gateway_app import gateway_app
 from tests.support.memory_origin import MemoryOrigin, multipart
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Fault, Unreachable, on
 from tests.support.rest_is_slow import rest_is_slow
+from tests.support.slots import slot_with
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client
 
 
@@ -331,7 +333,7 @@ def test_4_8_a_complete_is_remembered_for_a_day(tmp_path: Path) -> None:
 
 def test_4_8_an_upload_expires(tmp_path: Path) -> None:
     """4.8 When no part of it has come for `upload_expiry`: nothing of it is left, here or at the origin."""
-    slots = [replace(SLOTS[0], upload_expiry_seconds=3600.0)]
+    slots = [slot_with(SLOTS[0], upload_expiry_seconds=3600.0)]
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -750,20 +752,16 @@ def test_8_4_writes_go_on_with_the_origin_away(tmp_path: Path) -> None:
     with_client(tmp_path, scenario)
 
 
-def test_8_5_nothing_is_deleted_while_the_buffer_cannot_be_used(tmp_path: Path) -> None:
+async def test_8_5_nothing_is_deleted_while_the_buffer_cannot_be_used(tmp_path: Path) -> None:
     """8.5 503 in slots with write-back; other slots, and other requests, go on."""
     many = b"<Delete><Object><Key>back/k</Key></Object></Delete>"
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path, slots=SLOTS, buffer_closed=True) as gateway:
-            for key in ("back/k", "through"):
-                assert (await call(gateway.app, "PUT", f"/bucket/{key}", body=b"x")).status == 200
-            assert (await call(gateway.app, "DELETE", "/bucket/back/k")).status == 503
-            assert (await call(gateway.app, "POST", "/bucket?delete", {}, many)).status == 503
-            assert (await call(gateway.app, "DELETE", "/bucket/through")).status == 204
-            assert gateway.origin.data("bucket", "back/k") == b"x"
-
-    asyncio.run(scenario())
+    async with gateway_app(tmp_path, slots=SLOTS, buffer_closed=True) as gateway:
+        for key in ("back/k", "through"):
+            assert (await call(gateway.app, "PUT", f"/bucket/{key}", body=b"x")).status == 200
+        assert (await call(gateway.app, "DELETE", "/bucket/back/k")).status == 503
+        assert (await call(gateway.app, "POST", "/bucket?delete", {}, many)).status == 503
+        assert (await call(gateway.app, "DELETE", "/bucket/through")).status == 204
+        assert gateway.origin.data("bucket", "back/k") == b"x"
 
 
 def test_9_1_a_write_that_goes_through_says_why(tmp_path: Path) -> None:

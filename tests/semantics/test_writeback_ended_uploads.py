@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from gateway.core.clock import SystemClock
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import IDLE_SECONDS_MIN, UPLOAD_LOOK_SECONDS
+from tests.support.slots import slot_with
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client
 
 
@@ -41,7 +41,7 @@ def opens(client: Client) -> int:
 @pytest.mark.parametrize("is_upload", [False, True])
 def test_4_8_what_the_bucket_has_ended_makes_room_for_what_finds_none(tmp_path: Path, *, is_upload: bool) -> None:
     """4.8 5.9 The first that finds none goes through, or waits for it; those behind it are absorbed."""
-    clock, slots = Later(), [replace(SLOTS[0], buffer_bytes=3 * PART_BYTES)]
+    clock, slots = Later(), [slot_with(SLOTS[0], buffer_bytes=3 * PART_BYTES)]
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -62,7 +62,7 @@ def test_4_8_what_the_bucket_has_ended_makes_room_for_what_finds_none(tmp_path: 
 
 def test_4_8_what_the_bucket_still_has_or_a_client_goes_on_with_stays(tmp_path: Path) -> None:
     """4.8 Each is asked about once in ten seconds at most, however many writes find no room."""
-    clock, slots = Later(), [replace(SLOTS[0], buffer_bytes=3 * PART_BYTES)]
+    clock, slots = Later(), [slot_with(SLOTS[0], buffer_bytes=3 * PART_BYTES)]
 
     async def scenario(client: Client) -> None:
         await client.learn()

@@ -16,7 +16,6 @@ import pytest
 from gateway.core.model import ByteRange, FileSpan, ObjectVersion
 from gateway.operations.context import RequestContext
 from gateway.operations.pending_versions import _StagedReader
-from gateway.policy.slots import Slot
 from gateway.s3.headers import md5s_etag, unquote
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
@@ -24,9 +23,10 @@ from gateway.writeback.journal.records import State
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
 from tests.support.memory_origin.store import StoredObject
+from tests.support.slots import Slot, slot_with
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client
 
-LOCAL = [replace(SLOTS[0], etag="local")]
+LOCAL = [slot_with(SLOTS[0], etag="local")]
 KMS = {"x-amz-server-side-encryption": "aws:kms"}
 
 
@@ -185,10 +185,10 @@ def test_4_10_a_download_goes_on_when_its_object_is_flushed_under_another_etag(t
         await upload(client, "back/b", parts)
         pending = client.pending("back/b")
         assert pending is not None
-        context = SimpleNamespace(services=client.gateway.app.services, slot=LOCAL[0])
+        context = SimpleNamespace(services=client.gateway.app.services, buffer=client.buffer, slot=LOCAL[0])
         version = ObjectVersion(pending.key, pending.etag, pending.size_bytes)
         whole = ByteRange(0, pending.size_bytes - 1)
-        reader = _StagedReader(cast("RequestContext", context), client.buffer, pending, version, whole)
+        reader = _StagedReader(cast("RequestContext", context), pending, version, whole)
         await client.flush()
         got = bytearray()
         async for piece in reader.body():
@@ -268,7 +268,7 @@ def test_4_10_later_writes_expect_what_the_flush_has_made(tmp_path: Path) -> Non
 
 def test_4_10_parts_past_a_full_buffer_are_known_by_their_md5(tmp_path: Path) -> None:
     """4.10 5.10 The client is told MD5s of all parts, and the bucket its own ETags; UploadPartCopy is staged here."""
-    slots: list[Slot] = [replace(LOCAL[0], buffer_bytes=PART_BYTES + 1000)]
+    slots: list[Slot] = [slot_with(LOCAL[0], buffer_bytes=PART_BYTES + 1000)]
     parts = [os.urandom(PART_BYTES), os.urandom(PART_BYTES), b"the end"]
 
     async def scenario(client: Client) -> None:

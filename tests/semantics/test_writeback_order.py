@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from gateway.core.clock import Moment
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.journal.records import ExpectedVersion
 from tests.support.asgi import call
 from tests.support.memory_origin.faults import Answer, Unreachable, on
+from tests.support.slots import Slot, slot_with
 from tests.support.write_back_gateway import SLOTS, Client, eventually, with_client
 from tests.support.writeback import key
 
@@ -259,7 +260,7 @@ def test_6_6_a_marker_beside_its_data_holds_for_the_directory_above(tmp_path: Pa
 
 def test_6_6_names_are_the_slots_own(tmp_path: Path) -> None:
     """6.6 `markers` of the slot says which."""
-    slots = [replace(SLOTS[0], markers=("done-*",))]
+    slots = [slot_with(SLOTS[0], markers=("done-*",))]
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -297,7 +298,7 @@ def test_6_6_a_marker_of_many_parts_waits_too(tmp_path: Path) -> None:
 def test_6_6_in_a_strict_slot_a_deletion_has_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """6.6 Of what is not pending, of one key and of several: 503 where what comes before it does not go."""
     monkeypatch.setattr("gateway.operations.writeback.past_the_buffer.PATIENCE_SECONDS", 0.1)
-    slots = [replace(SLOTS[0], order="strict")]
+    slots = [slot_with(SLOTS[0], order="strict")]
     document = b"<Delete><Object><Key>back/old</Key></Object><Object><Key>back/older</Key></Object></Delete>"
     md5 = {"content-md5": base64.b64encode(hashlib.md5(document, usedforsecurity=False).digest()).decode()}
 
@@ -320,7 +321,7 @@ def test_6_6_in_a_strict_slot_a_deletion_has_its_turn(tmp_path: Path, monkeypatc
 
 def test_6_4_in_a_strict_slot_who_is_refused_has_deleted_nothing(tmp_path: Path) -> None:
     """6.4 What is in conflict stays, and is what the person who decides chooses."""
-    slots = [replace(SLOTS[0], order="strict")]
+    slots = [slot_with(SLOTS[0], order="strict")]
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -340,7 +341,7 @@ def test_6_4_in_a_strict_slot_who_is_refused_has_deleted_nothing(tmp_path: Path)
 
 def test_6_6_strict_is_one_by_one(tmp_path: Path) -> None:
     """6.6 In the order of acknowledgement, and what was overwritten is sent as well."""
-    slots = [replace(SLOTS[0], order="strict")]
+    slots = [slot_with(SLOTS[0], order="strict")]
 
     async def scenario(client: Client) -> None:
         await client.learn()

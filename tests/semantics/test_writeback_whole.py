@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from gateway.s3.requests import Operation
 from gateway.writeback.flushing import manifest_files
 from gateway.writeback.flushing.manifest_files import FIRST_LOOK
 from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
+from tests.support.slots import slot_with
 from tests.support.write_back_gateway import SLOTS, Client, eventually, with_client
 
 RECORDED = Path(__file__).parents[1] / "writeback" / "checkpoints" / "recorded"
@@ -162,7 +162,7 @@ def test_6_7_what_cannot_be_understood_comes_in_the_order_of_arrival(tmp_path: P
 
 def test_6_7_a_slot_may_say_that_order_is_enough(tmp_path: Path) -> None:
     """6.7 With `manifests = "in-order"` nobody looks what a manifest names."""
-    slots = [replace(SLOTS[0], manifests="in-order")]
+    slots = [slot_with(SLOTS[0], manifests="in-order")]
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -175,7 +175,7 @@ def test_6_7_a_slot_may_say_that_order_is_enough(tmp_path: Path) -> None:
 
 def test_6_7_nobody_waits_for_what_comes_behind(tmp_path: Path) -> None:
     """6.7 Where the order is strict, it counts: what was acknowledged later cannot come before."""
-    slots = [replace(SLOTS[0], order="strict")]
+    slots = [slot_with(SLOTS[0], order="strict")]
 
     async def scenario(client: Client) -> None:
         await client.learn()
@@ -189,7 +189,7 @@ def test_6_7_nobody_waits_for_what_comes_behind(tmp_path: Path) -> None:
 
 def test_6_7_what_comes_behind_hides_nothing_that_others_write(tmp_path: Path) -> None:
     """6.7 However much of what a manifest names comes behind it: it goes when the others are there."""
-    slots = [replace(SLOTS[0], order="strict")]
+    slots = [slot_with(SLOTS[0], order="strict")]
     behind = [f"{n}.safetensors" for n in range(FIRST_LOOK + 1)]
     manifest = "back/m/x.index.json"
 
@@ -292,7 +292,7 @@ def test_6_7_a_manifest_that_waits_can_be_deleted(tmp_path: Path) -> None:
         await client.flush()
         assert not is_there(client, MANIFEST)
 
-    for number, slot in enumerate((SLOTS[0], replace(SLOTS[0], order="strict"))):
+    for number, slot in enumerate((SLOTS[0], slot_with(SLOTS[0], order="strict"))):
         with_client(tmp_path / str(number), scenario, [slot])
 
 

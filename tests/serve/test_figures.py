@@ -17,7 +17,6 @@ from botocore.config import Config
 from typer.testing import CliRunner, Result
 
 from gateway import cli
-from gateway.cli import top_figures
 from tests.serve.test_writeback import eventually
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
@@ -126,14 +125,13 @@ def hit_ratio_expressions() -> list[str]:
 def shown_ratios(told: Told) -> set[float | None]:
     """The share of bytes from the cache, wherever people find it."""
     status, overview = told.document("status"), told.document("overview")
-    counts, top = overview["counts"], top_figures.counters(told.metrics())
+    counts = overview["counts"]
     line = re.search(r"([\d.]+)% of bytes from cache", told.run("status").output)
     return {
         status["cache"]["hit_ratio"],
         overview["status"]["cache"]["hit_ratio"],
         told.slot("data")["hit_ratio"],
         counts["hit_bytes"] / (counts["hit_bytes"] + counts["miss_bytes"]),
-        top["hit_bytes"] / (top["hit_bytes"] + top["miss_bytes"]),
         float(line[1]) / 100 if line else None,
         *(told.ratio(one) for one in hit_ratio_expressions()),
     }

@@ -27,11 +27,12 @@ from gateway.blocks.layout import blocks_of
 from gateway.blocks.store import ScannedFile
 from gateway.config.overlay import load_with_overlay
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
-from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slot, Slots
+from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slots
 from tests.support.blocks import KIB, MIB, block_files, make_origin, open_cache
 from tests.support.changing_slots import BUCKET, Admin, an_origin, client_of, config_of, until
 from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.content import GeneratedContent
+from tests.support.slots import Slot
 from tests.support.strict_origin import StrictOrigin
 
 RESIZES = int(os.environ.get("FOREBAY_RESIZES", "30"))

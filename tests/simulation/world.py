@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -16,9 +16,9 @@ from typing import Any, Literal
 from unittest import mock
 from uuid import UUID
 
-from gateway.edge import asgi
-from gateway.operations.writeback import complete_upload, uploads
-from gateway.policy.slots import Prefix, Slot
+from gateway.edge import receiving
+from gateway.operations.writeback import uploads
+from gateway.policy.slots import Prefix
 from gateway.writeback import bounds, pending_key_filter
 from gateway.writeback.journal import writes
 from tests.simulation.clients import PART_BYTES, WORKERS, Clients, Work
@@ -31,6 +31,7 @@ from tests.simulation.processes import simulated
 from tests.simulation.traffic import LARGE_BYTES, NOTICED_SECONDS, Traffic
 from tests.simulation.virtual_time import VirtualClock, VirtualTimeLoop
 from tests.support.memory_origin import multipart
+from tests.support.slots import Slot, slot_with
 
 BUCKETS = ("bucket", "other")
 SLOTS = (Slot("all", Prefix.parse("s3://"), write="back", buffer_bytes=256 * 1024 * 1024),)
@@ -120,7 +121,7 @@ class World:
         traffic.has_upload = self.origin.has_upload
         self.judge = Judge(self.origin, setting.only)
         etag: Literal["bucket", "local"] = "local" if dialect.local_etags else "bucket"
-        slots = [replace(slot, flush=setting.flush, etag=etag) for slot in SLOTS]
+        slots = [slot_with(slot, flush=setting.flush, etag=etag) for slot in SLOTS]
         self.node = Node(
             SimulatedDisk(directory / "writeback", lies=setting.lies), self.origin, slots, self.node_clock, node_dice
         )
@@ -445,7 +446,7 @@ def play(setting: Setting) -> World:
         world.node.install(loop)
         with ExitStack() as stack:
             stack.enter_context(simulated(Random(setting.seed), world.node.disk))
-            stack.enter_context(mock.patch.object(complete_upload, "PART_SIZE_BYTES_MIN", PART_BYTES))
+            stack.enter_context(mock.patch.object(uploads, "PART_SIZE_BYTES_MIN", PART_BYTES))
             stack.enter_context(mock.patch.object(multipart, "PART_SIZE_BYTES_MIN", PART_BYTES))
             stack.enter_context(mock.patch.object(writes, "SMALL_BYTES_MAX", LARGE_BYTES))  # in proportion to the line
             ids = Random(setting.seed)
@@ -454,7 +455,7 @@ def play(setting: Setting) -> World:
             stack.enter_context(mock.patch.object(uploads, "_created_through", _marked(uploads._created_through)))
             stack.enter_context(mock.patch.object(pending_key_filter, "QUIET_SECONDS", 1.0))
             stack.enter_context(mock.patch.object(bounds, "EXPOSURE_SECONDS", 10.0))
-            stack.enter_context(mock.patch.object(asgi, "_shared_threads", BodyThreads))
+            stack.enter_context(mock.patch.object(receiving, "_shared_threads", BodyThreads))
             asyncio.set_event_loop(loop)
             try:
                 loop.run_until_complete(world.run())

@@ -31,6 +31,8 @@ def _filled(kind: type[Document], given: dict[str, Any]) -> dict[str, Any]:
 def _value(annotation: Any, given: Any) -> Any:
     """Return what is given, completed; `...` is nothing."""
     kinds = get_args(annotation)
+    if isinstance(given, Document):
+        return given
     if isinstance(annotation, type) and issubclass(annotation, Document):
         return _filled(annotation, {} if given is ... else given)
     if get_origin(annotation) is list and given is not ...:

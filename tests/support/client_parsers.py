@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from gateway.core.errors import OriginBodyError, S3Error
 from gateway.core.steps import at_once
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, authorise
-from gateway.edge.server.body_queue import ChunkedDecoder
-from gateway.edge.server.request_head import HeadParser, IncompleteHead
+from gateway.edge.request_parsing import ChunkedDecoder, HeadParser, IncompleteHead
 from gateway.operations.read_object import head_must_bypass, judged_by_the_origin
-from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slot, Slots
+from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slots
 from gateway.s3 import headers
 from gateway.s3.aws_chunked import AwsChunkedDecoder
 from gateway.s3.checksums import BodyVerifier
@@ -45,6 +44,7 @@ from gateway.s3.signature_v4 import (
 from gateway.s3.upload_list import UploadsQuery, uploads_query
 from gateway.s3.xml import insert_delete_results, parse_complete_multipart_upload, parse_delete
 from tests.support.manual_clock import ManualClock
+from tests.support.slots import Slot
 
 HEAD_BYTES_MAX = 64 * 1024
 ACCESS_KEY_ID, SECRET = "AKID", "secret"

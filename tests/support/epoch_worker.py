@@ -13,8 +13,9 @@ import random
 import sys
 from pathlib import Path
 
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from tests.support.blocks import KIB, make_origin, open_cache, stored, whole
+from tests.support.slots import Slot
 
 SIZE = 64 * KIB
 FLUSHED_AFTER = 20

@@ -15,11 +15,12 @@ from gateway.metadata.listing.index import FoundPage, ListingIndex
 from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import KeyBound
 from gateway.origin.client import Origin, OriginRequest, OriginResponse
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from gateway.s3.requests import Operation
 from tests.support.blocks import BUCKET, TestClock
 from tests.support.jobs import JobBench, job_bench
 from tests.support.memory_origin import MemoryOrigin
+from tests.support.slots import Slot
 
 FOR_EVER = KeyBound(math.inf, math.inf)
 TTL = Slot("data", Prefix.parse(f"s3://{BUCKET}/"), "read-write", "ttl", 100.0)

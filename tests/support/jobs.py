@@ -16,9 +16,10 @@ from gateway.jobs.snapshot_service import SnapshotService
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.origin.client import Origin
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Slots
 from tests.support.blocks import BUCKET, MIB, open_cache, until
 from tests.support.memory_origin import MemoryOrigin
+from tests.support.slots import Slot
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from gateway.edge.asgi import S3App
 from gateway.metadata.catalog import Catalog
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from tests.origin.origins import xml
 from tests.support.asgi import Answer, call
 from tests.support.cache_label import cache_label
 from tests.support.gateway_app import GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
+from tests.support.slots import Slot
 
 PREFIX = Prefix.parse("s3://bucket/")
 TTL = Slot("t", PREFIX, "read-write", "ttl", 60.0)

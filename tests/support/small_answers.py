@@ -10,9 +10,10 @@ from pathlib import Path
 from gateway.metadata.bucket_metadata import BucketAnswer, BucketMetadataCache, BucketQuery
 from gateway.metadata.entries import Freshness, ObservedAt
 from gateway.metadata.opening import ANSWERS
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.telemetry import metrics
 from tests.support.counting import by_label
+from tests.support.slots import Slot
 
 QUESTION = BucketQuery("GetBucketLocation", "bucket")
 ANSWER = BucketAnswer(

@@ -201,10 +201,10 @@ class SnapshotRegistry:
             metrics.SNAPSHOT_REFUSALS.add(1, slot.name, "missing")
             return s3_error("NoSuchSnapshot", missing(slot), status=NOT_USABLE_STATUS)
         metrics.SNAPSHOT_REFUSALS.add(1, slot.name, "unusable")
-        return unusable(slot.snapshot, error)
+        return unusable(slot.snapshot or "", error)
 
     async def _take(self, store: SnapshotStore, slot: Slot) -> None:
-        snapshot = await self._opening(store, slot.snapshot)
+        snapshot = await self._opening(store, slot.snapshot or "")
         known = self._open.get(slot.name)
         if known is not None and known.manifest.id == snapshot.manifest.id:
             snapshot.close()  # it is open already

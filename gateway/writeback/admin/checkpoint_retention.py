@@ -52,8 +52,8 @@ class KeepRules:
 def keep_rules_of(slot: Slot) -> KeepRules:
     """Return a slot's rules. Of a slot that no longer writes back only the expiry of local objects counts."""
     if slot.write != "back":
-        return KeepRules(local_expiry_seconds=slot.local_expiry_seconds)
-    return KeepRules(flush_rule_of(slot.flush), slot.keep_last, slot.local_expiry_seconds, True, slot.prefix)
+        return KeepRules(local_expiry_seconds=slot.scratch_expiry_seconds)
+    return KeepRules(flush_rule_of(slot.flush), slot.keep_last, slot.scratch_expiry_seconds, True, slot.prefix)
 
 
 def flush_rule_of(text: str) -> FlushRule:

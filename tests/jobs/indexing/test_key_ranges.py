@@ -7,15 +7,16 @@ from hypothesis import strategies as st
 
 from gateway.jobs.indexing.key_ranges import KeyRange, gaps, key_before, ranges_of, stop_of
 from gateway.metadata.listing.pages import END, key_successor, prefix_end
-from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.policy.slots import Prefix, Slots
 from tests.support.listing_model import KEY
+from tests.support.slots import Slot
 
 PLACES = st.integers(0, 12).map(lambda number: b"%02d" % number)
 PARTS = st.lists(st.tuples(PLACES, PLACES), max_size=5)
 
 
 def slot(name: str, prefix: str, consistency: str = "ttl") -> Slot:
-    return Slot(name, Prefix.parse(prefix), consistency=consistency)  # type: ignore[arg-type]
+    return Slot(name, Prefix.parse(prefix), consistency=consistency)
 
 
 def test_a_slot_alone_is_its_prefix() -> None:

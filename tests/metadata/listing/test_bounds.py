@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gateway.metadata.entries import ObservedAt
 from gateway.metadata.listing.ranges import KeyBound, answerable, bound_of
-from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slot, Slots
+from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slots
+from tests.support.slots import Slot
 
 TEXT = st.text("ab/é", max_size=4)
 SLOT = st.builds(
@@ -22,7 +23,7 @@ SLOT = st.builds(
     st.sampled_from(["strict", "ttl", "immutable"]),
     st.integers(1, 5),
 )
-EVERYWHERE = st.sampled_from(["strict", "ttl"]).map(lambda one: Slot("all", Prefix(""), "read-write", one))  # type: ignore[arg-type]
+EVERYWHERE = st.sampled_from(["strict", "ttl"]).map(lambda one: Slot("all", Prefix(""), "read-write", one))
 SLOTS = st.tuples(st.lists(SLOT, max_size=5, unique_by=lambda slot: slot.name), st.none() | EVERYWHERE).map(
     lambda found: Slots([*found[0], *([found[1]] if found[1] else [])])
 )

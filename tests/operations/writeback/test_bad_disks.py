@@ -8,17 +8,16 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.policy.slots import Slot
 from gateway.writeback import bounds
 from gateway.writeback.room import MARGIN_BYTES
 from gateway.writeback.staged_file import StagedWriter, Staging
 from tests.support.disks import fill_up, small_disk
+from tests.support.slots import Slot, slot_with
 from tests.support.write_back_gateway import SLOTS, Client, eventually, with_client
 
 MIB = 1024 * 1024
@@ -41,7 +40,7 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def slots(**changed: Any) -> list[Slot]:
-    return [replace(SLOTS[0], buffer_bytes=64 * MIB, **changed)]
+    return [slot_with(SLOTS[0], buffer_bytes=64 * MIB, **changed)]
 
 
 async def put(client: Client, name: str, content: bytes, status: int = 200) -> str:

@@ -15,7 +15,6 @@ import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from hashlib import md5
 from itertools import count
@@ -29,7 +28,6 @@ from hypothesis import strategies as st
 from gateway.core.clock import Moment, SystemClock
 from gateway.core.model import ObjectKey
 from gateway.core.steps import at_once
-from gateway.policy.slots import Slot
 from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, text_of
 from gateway.writeback.flushing import state
 from gateway.writeback.journal.records import State
@@ -39,6 +37,7 @@ from tests.support.asgi import call
 from tests.support.gateway_app import gateway_app
 from tests.support.memory_origin.faults import Answer, Fault, Unreachable
 from tests.support.memory_origin.origin import MemoryOrigin
+from tests.support.slots import Slot, slot_with
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client
 
 EXAMPLES = int(os.environ.get("FOREBAY_ABSORB_EXAMPLES", "15"))
@@ -353,7 +352,7 @@ def _is_conflict(answer: Got) -> bool:
 
 
 def bounded(buffer_bytes: int, **changed: Any) -> list[Slot]:
-    return [replace(SLOTS[0], buffer_bytes=buffer_bytes, **changed)]
+    return [slot_with(SLOTS[0], buffer_bytes=buffer_bytes, **changed)]
 
 
 BOUNDS = st.sampled_from(

@@ -18,14 +18,16 @@ from hypothesis import strategies as st
 from gateway.core.model import ObjectKey
 from gateway.edge.asgi import S3App
 from gateway.metadata.listing.pages import ListRequest
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.writeback.buffer import WritebackBuffer
-from gateway.writeback.journal.records import BucketCapabilities, ExpectedVersion, Write, WriteSpec
+from gateway.writeback.journal.buckets import BucketCapabilities
+from gateway.writeback.journal.records import ExpectedVersion, Write, WriteSpec
 from tests.origin.origins import xml
 from tests.support import listing_model as model
 from tests.support.asgi import Answer, call
 from tests.support.gateway_app import gateway_app
 from tests.support.listing_scenarios import token_of
+from tests.support.slots import Slot
 from tests.support.write_back_gateway import Client
 
 STRICT = Slot("back", Prefix(""), write="back")

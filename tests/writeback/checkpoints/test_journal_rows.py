@@ -13,15 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.clock import Moment
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.writeback.journal import checkpoints
 from gateway.writeback.journal import local as local_writes
+from gateway.writeback.journal.buckets import LastOwnWrite
 from gateway.writeback.journal.checkpoints import AGAIN_SECONDS
 from gateway.writeback.journal.files import Usage
-from gateway.writeback.journal.records import LastOwnWrite, State, Write
+from gateway.writeback.journal.records import State, Write
 from gateway.writeback.journal.schema import prepare
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.order import with_order
+from tests.support.slots import Slot, slot_with
 from tests.support.writeback import PlainPresence, key, part, pending, upload
 
 SLOT = Slot("slot", Prefix("bucket"))
@@ -193,8 +195,8 @@ def test_the_same_name_saved_again_is_another_save(book: Book) -> None:
 
 def test_rules_of_the_slot_say_what_belongs_together(book: Book) -> None:
     """Its own patterns, or none at all."""
-    book.put("mine-7/x", slot=replace(SLOT, checkpoints=("mine-{step}/",)))
-    book.put("run/step-1/x", slot=replace(SLOT, checkpoints=()))
+    book.put("mine-7/x", slot=slot_with(SLOT, checkpoints=("mine-{step}/",)))
+    book.put("run/step-1/x", slot=slot_with(SLOT, checkpoints=()))
     assert book.checkpoints() == [("mine-7/", 7, "pattern", "slot", 99.0)]
 
 
@@ -237,7 +239,7 @@ def test_so_many_objects_are_remembered(book: Book, monkeypatch: pytest.MonkeyPa
 def test_what_was_overwritten_under_other_rules_is_forgotten(book: Book) -> None:
     """Nothing tells any more what became of it."""
     book.put(f"{RUN}a")
-    book.put(f"{RUN}a", slot=replace(SLOT, checkpoints=()))
+    book.put(f"{RUN}a", slot=slot_with(SLOT, checkpoints=()))
     forget(book)
     assert (book.objects(), book.checkpoints()) == ({}, [])
 
@@ -343,7 +345,7 @@ def test_what_is_written_to_scratch_is_pending_and_never_due(book: Book) -> None
 def test_nothing_waits_for_what_is_kept_here(book: Book) -> None:
     """Neither a marker nor, in a slot that was made strict since, what comes later."""
     book.put(f"{RUN}a.pt", slot=SCRATCH)
-    marker, strict = book.put(f"{RUN}.metadata"), book.put("z", slot=replace(SLOT, order="strict"))
+    marker, strict = book.put(f"{RUN}.metadata"), book.put("z", slot=slot_with(SLOT, order="strict"))
     assert [book.tx.turns.of(one.id).after_sequence for one in (marker, strict)] == [None, marker.sequence]  # type: ignore[union-attr]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gateway.api import documents as to
 from gateway.core.model import ObjectKey
-from gateway.policy.slots import Prefix, Slot
+from gateway.policy.slots import Prefix
 from gateway.writeback.checkpoints import reads as counting
 from gateway.writeback.checkpoints.reads import (
     CheckpointReads,
@@ -19,6 +19,7 @@ from gateway.writeback.checkpoints.reads import (
 )
 from gateway.writeback.checkpoints.state import ObjectFacts, restore_of
 from tests.support.manual_clock import ManualClock
+from tests.support.slots import Slot
 
 BACK = Slot("back", Prefix.parse("s3://bucket/"), write="back")
 RANKS = [ObjectFacts(f"s-1/__{rank}_0.distcp", 1000, 0.0, 0.0, rank) for rank in range(4)]

@@ -13,18 +13,20 @@ from dataclasses import replace
 import pytest
 
 from gateway.core.clock import Moment
-from gateway.policy.slots import Prefix, Slot
-from gateway.writeback.journal.records import CreateAttempt, LastOwnWrite, Priority, State, Turn, Write
+from gateway.policy.slots import Prefix
+from gateway.writeback.journal.buckets import LastOwnWrite
+from gateway.writeback.journal.records import CreateAttempt, Priority, State, Turn, Write
 from gateway.writeback.journal.schema import prepare
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.order import with_order
+from tests.support.slots import Slot, slot_with
 from tests.support.writeback import PlainPresence, key, part, pending, upload
 
 pytestmark = pytest.mark.slow  # 100,000 rows are to be made
 
 NOW = 1000.0
 SLOT = Slot("slot", Prefix.parse("s3://bucket/"), write="back", buffer_bytes=1000)
-STRICT = replace(SLOT, order="strict")
+STRICT = slot_with(SLOT, order="strict")
 
 MANY = 100_000
 STEPS_MAX = 6_000
