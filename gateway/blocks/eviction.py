@@ -74,16 +74,6 @@ class Capacity:
         return replace(self, total_bytes=total_bytes, shares=shares)
 
 
-@dataclass(frozen=True, slots=True)
-class SlotUsage:
-    """A slot's bytes on disk, and those reserved for its fills in progress; `pinned_bytes` of the former stay."""
-
-    blocks: int = 0
-    used_bytes: int = 0
-    reserved_bytes: int = 0
-    pinned_bytes: int = 0
-
-
 def capacity_of(total_bytes: int, slots: Slots, daily_writes_bytes: int | None = None) -> Capacity:
     """Return the shares that the slots ask for, the built-in slot's included."""
     shares = {
@@ -177,7 +167,16 @@ class Holdings:
             self.names[slot] = name
         elif slot not in self.names:
             return
-        before, now = self._by_slot.get(slot), self._holding(self.names[slot], account)
+        share = self.capacity.share(self.names[slot])
+        now = Holding(
+            account.taken_bytes,
+            account.reserved_bytes + account.pinned_bytes,
+            account.pinned_bytes,
+            account.blocks,
+            share.guaranteed_bytes,
+            share.limit_bytes,
+        )
+        before = self._by_slot.get(slot)
         if now == before:
             return
         before = before or Holding()
@@ -189,17 +188,6 @@ class Holdings:
             if len(self._heap) > 4 * len(self._by_slot) + VICTIMS_PER_TRANSACTION:
                 self._heap = [(-one.borrowed_bytes, slot) for slot, one in self._by_slot.items()]
                 heapq.heapify(self._heap)
-
-    def _holding(self, name: str, account: SlotAccount) -> Holding:
-        share, pinned_bytes = self.capacity.share(name), account.pinned_bytes
-        return Holding(
-            account.taken_bytes,
-            account.reserved_bytes + pinned_bytes,
-            pinned_bytes,
-            account.blocks,
-            share.guaranteed_bytes,
-            share.limit_bytes,
-        )
 
     def over_limit(self) -> list[int]:
         return [slot for slot, holding in self._by_slot.items() if holding.is_over_limit]

@@ -103,7 +103,7 @@ def lock_of_place(object_id: bytes, offset: int, headers: Mapping[str, str]) -> 
 
     The locks of all blocks that begin there are in the same set, and of the same place.
     """
-    vary = vary_key(headers)
+    vary = _digest(headers) if headers else _NO_HEADERS
     place = _number(object_id) + offset // layout.CHUNK_BYTES * 0x9E3779B97F4A7C15 + _number(vary)
     mixed = (place * 0xD6E8FEB86659FD93 >> 20) ^ _number(object_id[8:])
     return LockKey(mixed % SETS, (mixed // SETS & _PLACE) << _VERSION_BITS | UNKNOWN)
@@ -112,11 +112,6 @@ def lock_of_place(object_id: bytes, offset: int, headers: Mapping[str, str]) -> 
 def lock_of_block(block: Block, place: LockKey) -> LockKey:
     """Return the lock of a block that begins at a place."""
     return place.of_version(FETCHED + 1 + _number(block.id) % (_VERSION - FETCHED))
-
-
-def vary_key(headers: Mapping[str, str]) -> bytes:
-    """16 bytes for the headers that go to the origin along with a request: who sends others gets other bytes."""
-    return _digest(headers) if headers else _NO_HEADERS
 
 
 class FetchLocks:
@@ -171,7 +166,9 @@ class FetchLocks:
                     return self._take_held(key, cell, given_up)
                 elif key.version == UNKNOWN and (content ^ key.tags) & _TAGS <= _VERSION:
                     return None
-            return self._take_free(key, free if free is not None else self._given_up_cell(key.set))
+            if free is None:
+                free = next((cell for cell, content in self._cells(key.set) if not self.turns(_holder(content))), None)
+            return self._take_free(key, free) if free is not None else None
         finally:
             self._unlock(key.set)
 
@@ -323,25 +320,19 @@ class FetchLocks:
     def _take_held(self, key: LockKey, cell: int, given_up: int | None) -> int:
         holder = _holder(self._words[cell])
         if holder == given_up and holder != self.worker:
-            self._take_free(key, cell)
-            return self.worker
+            return self._take_free(key, cell)
         if holder == self.worker and key not in self._held:  # a pending release, which is not due any more
             self._unreleased.discard(key)
             self._held[key] = cell
             self._count()
         return holder
 
-    def _take_free(self, key: LockKey, cell: int | None) -> int | None:
-        if cell is None:
-            return None
+    def _take_free(self, key: LockKey, cell: int) -> int:
         self._words[cell + 1] = self._words[_UNTIL + cell // _WORDS] = 0
         self._words[cell] = key.held_by(self.worker) | (self._words[cell] & _AWAITED)
         self._held[key] = cell
         self._count()
         return self.worker
-
-    def _given_up_cell(self, number: int) -> int | None:
-        return next((cell for cell, content in self._cells(number) if not self.turns(_holder(content))), None)
 
     def _change(self, key: LockKey, content: int, nonce: int = 0) -> bool:
         """Change the cell of a lock, if this process still has it, and wake waiting processes.
@@ -422,6 +413,7 @@ def _number(digest: bytes) -> int:
 
 
 def _digest(headers: Mapping[str, str]) -> bytes:
+    """Return the vary key of the headers that go to the origin along with a request."""
     state = hashlib.blake2b(digest_size=16, person=b"forebay fill 1")
     for name, value in sorted(headers.items()):
         for text in (name.encode(), value.encode("utf-8", "surrogatepass")):
@@ -511,7 +503,10 @@ class FileWatcher:
             yield watch
         finally:
             for number in numbers:
-                self._remove(number, watch)
+                self._watches[number].remove(watch)
+                if not self._watches[number]:
+                    del self._watches[number]
+                    self._libc.inotify_rm_watch(self._descriptor, number)
 
     def _add(self, descriptor: int) -> int | None:
         if self._descriptor is None:
@@ -519,12 +514,6 @@ class FileWatcher:
         mask = _MODIFY | _ATTRIB | _CLOSE_WRITE | _MOVE_SELF
         number: int = self._libc.inotify_add_watch(self._descriptor, b"/proc/self/fd/%d" % descriptor, mask)
         return number if number != -1 else None
-
-    def _remove(self, number: int, watch: Watch) -> None:
-        self._watches[number].remove(watch)
-        if not self._watches[number]:
-            del self._watches[number]
-            self._libc.inotify_rm_watch(self._descriptor, number)
 
     def _read(self) -> None:
         assert self._descriptor is not None  # noqa: S101 - the loop calls this only while it is open

@@ -171,7 +171,8 @@ class MappedPages:
 
     def absent_runs(self, offset: int, count: int) -> list[tuple[int, int]]:
         """Return the first byte and count of each run of pages of a part that are not mapped."""
-        runs = _page_table.absent_runs(*self._pages(offset, count))
+        first, last = offset // PAGE_BYTES, (offset + count - 1) // PAGE_BYTES
+        runs = _page_table.absent_runs(self._address + first * PAGE_BYTES, self._address + (last + 1) * PAGE_BYTES)
         return [(start - self._address, stop - start) for start, stop in runs]
 
     def map(self, offset: int, count: int) -> None:
@@ -186,10 +187,6 @@ class MappedPages:
             if _libc.mprotect(start, count, _PROT_NONE):
                 self._is_guarded = False
 
-    def _pages(self, offset: int, count: int) -> tuple[int, int]:
-        first, last = offset // PAGE_BYTES, (offset + count - 1) // PAGE_BYTES
-        return self._address + first * PAGE_BYTES, self._address + (last + 1) * PAGE_BYTES
-
 
 def is_supported(directory: Path) -> bool:
     """Return True if this system keeps the module's promises for files of a directory: tested with one. Blocks.
@@ -197,7 +194,10 @@ def is_supported(directory: Path) -> bool:
     An error of the disk (it is full, say) does not count against the system: then the test uses a file in memory.
     """
     try:
-        return _keeps_promises_on_disk(directory)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(_TRIAL_PAGES * PAGE_BYTES))
+            file.flush()
+            return _keeps_promises(file.fileno())
     except OSError as error:
         if error.errno in _NOT_OF_THIS_SYSTEM:
             return False
@@ -210,13 +210,6 @@ def is_supported(directory: Path) -> bool:
             os.close(descriptor)
     except OSError:
         return False
-
-
-def _keeps_promises_on_disk(directory: Path) -> bool:
-    with tempfile.TemporaryFile(dir=directory) as file:
-        file.write(bytes(_TRIAL_PAGES * PAGE_BYTES))
-        file.flush()
-        return _keeps_promises(file.fileno())
 
 
 def _keeps_promises(descriptor: int) -> bool:

@@ -268,8 +268,9 @@ class ReadPlan:
     def _present(self, numbers: Iterable[int]) -> list[bool]:
         return self._index.present(self._sub_block(number).id for number in numbers)
 
-    def _is_coming(self, block: Block) -> bool:
-        return self._index.lookup(block.id) is not None or self._fetches.has(block, self.headers)
+    def _is_coming(self, block: Block, *, anywhere: bool = False) -> bool:
+        is_fetched = self._fetches.is_anywhere if anywhere else self._fetches.has
+        return self._index.lookup(block.id) is not None or is_fetched(block, self.headers)
 
     def _sub_block(self, number: int) -> Block:
         return layout.block_at(self.version, number, SUB_BLOCK_BYTES, self._ids)
@@ -328,13 +329,10 @@ class ReadPlan:
         """Return the number of consecutive blocks before the range that are cached or on their way, up to the limit."""
         if self._run_before is None:
             first, length = self.numbers.start, 0
-            while length < min(first, window_max) and self._is_anywhere(self.block(first - length - 1)):
+            while length < min(first, window_max) and self._is_coming(self.block(first - length - 1), anywhere=True):
                 length += 1
             self._run_before = length
         return self._run_before
-
-    def _is_anywhere(self, block: Block) -> bool:
-        return self._index.lookup(block.id) is not None or self._fetches.is_anywhere(block, self.headers)
 
 
 BLOCKS_EXPLAINED_MAX = 100_000

@@ -17,9 +17,10 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 import structlog
 from awscrt import checksums as crt
@@ -191,12 +192,8 @@ class BlockStore:
 
     def write(self, file: BlockLease, content: bytes | bytearray | memoryview, offset: int) -> None:
         """All of `content`; StoreUnavailable when the disk does not take it."""
-        rest = memoryview(content)
         try:
-            while rest:
-                written = os.pwrite(file.descriptor, rest, offset)
-                offset += written
-                rest = rest[written:]
+            _write_all(file.descriptor, [content], offset)
         except OSError as error:
             raise StoreUnavailable(f"a block file cannot be written: {error}") from error
 
@@ -316,16 +313,13 @@ class BlockStore:
 
     def clean_slot(self, worker: int) -> None:
         """Remove every partial file of a dead worker's slot."""
-        directory = self._partial_of(worker)
-        if directory.is_dir():
-            for path in directory.iterdir():
-                self._unlink(path)
+        for path in self._partial_of(worker).glob("*"):
+            self._unlink(path)
 
     def clean_all_slots(self) -> None:
         """Remove every partial file. No other process may have the directory open."""
-        for directory in self._partial_root.iterdir():
-            for path in directory.iterdir():
-                self._unlink(path)
+        for path in self._partial_root.glob("*/*"):
+            self._unlink(path)
 
     def listing(self, number: int) -> list[str]:
         """Return the names of the published files in directory `number`, 0 to DIRECTORIES - 1."""
@@ -354,7 +348,10 @@ class BlockStore:
                 if is_segment(file):
                     blocks = list(walk(file, opened.fileno(), facts.st_size))
                 else:
-                    blocks = _block_in(file, opened, facts.st_size)
+                    start, blocks = opened.read(layout.ALIGNMENT_BYTES), []
+                    with suppress(BlockDamaged):
+                        header = start + opened.read(layout.header_bytes(start) - len(start))
+                        blocks = [_described(file, header, facts.st_size)]
                 return ScannedFile(file, layout.in_pages(facts.st_size), facts.st_mtime_ns, blocks)
         except FileNotFoundError:
             return None
@@ -387,16 +384,7 @@ class BlockStore:
             raise StoreUnavailable(f"a block file cannot be removed: {error}") from error
 
 
-def _block_in(file: str, opened: BinaryIO, size_bytes: int) -> list[tuple[Block, Extent]]:
-    start = opened.read(layout.ALIGNMENT_BYTES)
-    try:
-        header = start + opened.read(layout.header_bytes(start) - len(start))
-        return [_described(file, header, size_bytes)]
-    except BlockDamaged:
-        return []
-
-
-def _write_all(descriptor: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:
+def _write_all(descriptor: int, buffers: Sequence[bytes | bytearray | memoryview], offset: int) -> None:
     rest = [memoryview(buffer) for buffer in buffers]
     while rest:
         written = os.pwritev(descriptor, rest[:BUFFERS_MAX], offset)

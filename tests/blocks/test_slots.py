@@ -16,9 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.blocks import layout
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.directory import FillFile
-from gateway.blocks.eviction import VICTIMS_PER_TRANSACTION, SlotUsage
+from gateway.blocks.eviction import VICTIMS_PER_TRANSACTION
 from gateway.blocks.layout import Block, BlockSettings
 from gateway.blocks.opening import OpenDirectory, open_directory, rebuild
+from gateway.blocks.policies import SlotAccount
 from gateway.core.errors import StartupError, StoreUnavailable
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.policy.slots import Prefix, Slots
@@ -463,8 +464,9 @@ class Accounts(RuleBasedStateMachine):
     def the_accounts_are_right(self) -> None:
         usage = self.opened.blocks.index.usage()
         for slot, blocks in self.model.items():
-            used = usage.slots.get(slot, SlotUsage())
-            assert used == SlotUsage(len(blocks), sum(blocks.values()), self._reserved(slot))
+            used = usage.slots.get(slot, SlotAccount())
+            assert (used.blocks, used.used_bytes, used.pinned_bytes) == (len(blocks), sum(blocks.values()), 0)
+            assert used.reserved_bytes == self._reserved(slot)
             assert used.used_bytes + used.reserved_bytes <= LIMITS.get(slot, self.capacity)
         assert usage.used_bytes + usage.reserved_bytes <= self.capacity
         order = by_last_use(self.opened.blocks.index)
