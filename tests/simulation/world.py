@@ -16,7 +16,7 @@ from typing import Any, Literal
 from unittest import mock
 from uuid import UUID
 
-from gateway.edge.server import receiving
+from gateway.edge import receiving
 from gateway.operations.writeback import complete_upload, uploads
 from gateway.policy.slots import Prefix
 from gateway.writeback import bounds, pending_key_filter
