@@ -31,7 +31,7 @@ from botocore.credentials import Credentials
 
 from gateway.blocks import block_file, page_cache, spans
 from gateway.blocks.block_file import BlockFile
-from gateway.blocks.rows import unpack_extent
+from gateway.blocks.layout import unpack_extent
 from gateway.blocks.spans import UnreadSpan, WarmSpan
 from gateway.core.model import ObjectKey
 from gateway.edge import prepared
