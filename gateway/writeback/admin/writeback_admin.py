@@ -21,7 +21,8 @@ from gateway.writeback.flushing.answers import first_key
 from gateway.writeback.flushing.flush_task import FlushDependencies
 from gateway.writeback.flushing.reconciler import Attempts, Reconciler
 from gateway.writeback.flushing.state import Headed, Lost, WriteRefused
-from gateway.writeback.journal.records import BucketCapabilities, ExpectedVersion, Write, WriteSpec
+from gateway.writeback.journal.buckets import BucketCapabilities
+from gateway.writeback.journal.records import ExpectedVersion, Write, WriteSpec
 from gateway.writeback.journal.rows import keys_under, text
 from gateway.writeback.journal.transaction import JournalTransaction
 

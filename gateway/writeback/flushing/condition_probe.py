@@ -30,8 +30,9 @@ from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, er
 from gateway.writeback.flushing.answers import ANSWER_SIZE_BYTES_MAX, answered, refusal_of
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.flushing.state import Aborted, Event, Lost, WriteRefused
+from gateway.writeback.journal.buckets import BucketCapabilities, Conditions, Honoured
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.records import BucketCapabilities, Conditions, CreateAttempt, Honoured, Write
+from gateway.writeback.journal.records import CreateAttempt, Write
 
 LEARNED_AGAIN_SECONDS = 7 * 24 * 3600.0
 """Seconds after which a bucket is probed again: origins are upgraded."""

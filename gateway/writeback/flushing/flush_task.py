@@ -48,8 +48,9 @@ from gateway.writeback.flushing.state import (
     WriteRefused,
     kind_of,
 )
+from gateway.writeback.journal.buckets import Honoured
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.records import Honoured, Part, Priority, State, Turn, Write
+from gateway.writeback.journal.records import Part, Priority, State, Turn, Write
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.journal.uploads import CARRIED_OUT_SECONDS
 from gateway.writeback.pending_key_filter import ChangeNotifier

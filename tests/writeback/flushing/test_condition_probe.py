@@ -24,7 +24,8 @@ from gateway.writeback.flushing.condition_probe import (
     is_probe_key,
     probe_key,
 )
-from gateway.writeback.journal.records import BucketCapabilities, Conditions, ExpectedVersion, Honoured
+from gateway.writeback.journal.buckets import BucketCapabilities, Conditions, Honoured
+from gateway.writeback.journal.records import ExpectedVersion
 from gateway.writeback.journal.uploads import CARRIED_OUT_SECONDS
 from tests.support.flushing import Buffer
 from tests.support.manual_clock import ManualClock

@@ -23,7 +23,8 @@ from gateway.writeback.flushing.state import (
     Lost,
     WriteRefused,
 )
-from gateway.writeback.journal.records import ExpectedVersion, Honoured, Part
+from gateway.writeback.journal.buckets import Honoured
+from gateway.writeback.journal.records import ExpectedVersion, Part
 from tests.support.flushing import PART_BYTES, Buffer
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.content import BytesContent
