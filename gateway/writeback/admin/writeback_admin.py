@@ -17,9 +17,9 @@ from gateway.policy.slots import Prefix
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.checkpoints import CheckpointsReport
 from gateway.writeback.admin.queries import Name, Pending, from_token, may_be_name, name_of, to_token
-from gateway.writeback.flushing.answers import first_key
 from gateway.writeback.flushing.flush_task import FlushDependencies
 from gateway.writeback.flushing.reconciler import Attempts, Reconciler
+from gateway.writeback.flushing.requests import first_key
 from gateway.writeback.flushing.state import Headed, Lost, WriteRefused
 from gateway.writeback.journal.buckets import BucketCapabilities
 from gateway.writeback.journal.records import ExpectedVersion, Write, WriteSpec

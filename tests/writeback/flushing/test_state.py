@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.core.clock import Moment
 from gateway.core.errors import CredentialsUnavailable, OriginBodyError, OriginUnreachable
-from gateway.writeback.flushing.answers import kind_of_error, refusal_of
+from gateway.writeback.flushing.requests import kind_of_error, refusal_of
 from gateway.writeback.flushing.state import (
     CLOCKS_APART_SECONDS,
     DIFFERENT,
