@@ -17,7 +17,7 @@ from gateway.policy.slots import Prefix
 from gateway.s3.xml import text_of
 from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.flushing.flush_logger import FlushLogger
-from gateway.writeback.flushing.flush_task import FlushDependencies, order_of
+from gateway.writeback.flushing.flush_task import FlushDependencies
 from gateway.writeback.flushing.reconciler import Reconciler
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.journal.buckets import Conditions, Honoured
@@ -108,7 +108,7 @@ class Client:
         self._observer = Silent(self._clock)
         requests = Requests(self.origin, self.buffer.staging, self.buffer.threads, self._clock)
         publisher = CachePromoter(gateway.catalog, gateway.blocks, slots, self.buffer.staging)
-        orders = {slot.name: order_of(slot) for slot in slots}
+        orders = {slot.name: slot for slot in slots}
         tools = FlushDependencies(self.buffer.journal, requests, publisher, self._observer, self._clock, orders)
         self.reconciler = _Gated(tools, random.Random(1))
         self._running: asyncio.Task[None] | None = None
