@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from os import PathLike
 
 from gateway.config import CallerLimitSettings, OriginSettings, Settings, SlotSettings
-from gateway.config.signers import signers
+from gateway.config.settings import signers
 from gateway.core.clock import Clock
 from gateway.core.errors import StartupError
 from gateway.origin.client import Direction

@@ -9,11 +9,9 @@ from typing import Any
 import structlog
 
 from gateway.admin.app import control_app
-from gateway.admin.backends import Backends
-from gateway.admin.history import CountsHistory
+from gateway.admin.backends import CURRENT, Backends, SlotChanges
 from gateway.admin.origin_check import REMEMBERED_WELL_SECONDS, OriginChecks, OriginFinding
-from gateway.admin.slot_changes import SlotChanges
-from gateway.admin.state import CURRENT
+from gateway.admin.overview import CountsHistory
 from gateway.app.node import BackgroundServices, background_services, origin_for_checks, silence_board
 from gateway.core.errors import ForebayError
 from gateway.serve.admin_port import admin_server

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from gateway.config.own_directory import LOCK_MARK, LOCK_NAME, others_files
+from gateway.config.defaults import LOCK_MARK, LOCK_NAME, others_files
 from gateway.core.errors import StartupError, opening_failure
 
 DESCRIPTORS_MIN = 256

@@ -23,7 +23,7 @@ import orjson
 import structlog
 
 from gateway import __version__
-from gateway.admin.state import GatewayState
+from gateway.admin.backends import GatewayState
 from gateway.app.bandwidth import (
     bandwidth_plan,
     begin_bandwidth_as,

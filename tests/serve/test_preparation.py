@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.own_directory import LOCK_NAME
+from gateway.config.defaults import LOCK_NAME
 from gateway.core.errors import StartupError
 from gateway.serve.preparation import (
     kept_from_gateways,
@@ -45,7 +45,7 @@ def test_a_new_directory_is_the_owners_alone(tmp_path: Path) -> None:
 
 
 def test_files_of_others_end_the_start(tmp_path: Path) -> None:
-    """The message names one. `cache.directory` itself is never such a one: see config/own_directory.py."""
+    """The message names one. `cache.directory` itself is never such a one: see config/defaults.py."""
     (tmp_path / "thesis.pdf").touch()
     with pytest.raises(StartupError, match=r"not Forebay's \(thesis\.pdf\)"):
         prepare_directory(tmp_path)

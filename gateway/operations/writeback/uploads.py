@@ -81,8 +81,8 @@ from gateway.s3.headers import (
 from gateway.s3.xml import COMPLETE_SIZE_BYTES_MAX, CompletedPart, parse_complete_multipart_upload, text_of
 from gateway.s3.xml_writer import document, element
 from gateway.writeback.flushing.in_doubt import CreateInDoubt, in_doubt
-from gateway.writeback.journal.codec import parts_digest
-from gateway.writeback.journal.records import BucketCapabilities, ExpectedVersion, Part, UploadOutcome, Write, WriteSpec
+from gateway.writeback.journal.buckets import BucketCapabilities
+from gateway.writeback.journal.records import ExpectedVersion, Part, UploadOutcome, Write, WriteSpec, parts_digest
 from gateway.writeback.journal.transaction import JournalTransaction
 
 _DOWN = frozenset({500, 502, 503, 504})
