@@ -43,7 +43,6 @@ from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT
 from gateway.policy.callers import Admission, CallerLimits, Callers, Direction, LimitsReplaced
-from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
 from gateway.s3.requests import Operation, S3Request, another_service, parse_request
@@ -339,14 +338,12 @@ class S3App:
 
     def is_told_of(self, seconds: float, status: str) -> bool:
         """Return whether a request that is over must be given to `tell`."""
-        return self._is_unusual(seconds, status) or self.access is not None or self.log.is_enabled_for(logging.DEBUG)
-
-    def _is_unusual(self, seconds: float, status: str) -> bool:
-        return seconds > self.recent.slow_seconds or status[:1] not in "23"
+        is_unusual = seconds > self.recent.slow_seconds or status[:1] not in "23"
+        return is_unusual or self.access is not None or self.log.is_enabled_for(logging.DEBUG)
 
     def tell(self, finished: FinishedRequest) -> None:
         """Tell of a request that is over: among recent ones, in the access log, and in a debug log."""
-        if self._is_unusual(finished.seconds, finished.status):
+        if finished.seconds > self.recent.slow_seconds or finished.status[:1] not in "23":
             self.recent.add(finished)
         if self.access is not None:
             self.access.add(finished)
@@ -417,7 +414,8 @@ class S3App:
             scope[LEARN](request, caller)
         ACCOUNT.set(caller.access_key_id)  # the connection's context has it, too: every request sets its own
         authorise(request, caller.grant, self.services.slots)
-        slot = self._slot(request)
+        named = request.key if request.key is not None else request.parameter("prefix")
+        slot = self.services.slots.find(request.bucket or "", named or "")
         record.slot = slot.name
         credential = caller.access_key_id
         context = record.context = RequestContext(
@@ -477,10 +475,6 @@ class S3App:
         if service is not None:
             return foreign_service_reply(request, service)
         return self.authenticator.authenticate(request)
-
-    def _slot(self, request: S3Request) -> Slot:
-        named = request.key if request.key is not None else request.parameter("prefix")
-        return self.services.slots.find(request.bucket or "", named or "")
 
 
 _QUERY_API = "application/x-www-form-urlencoded"

@@ -357,17 +357,17 @@ class RequestCycle:
         if not more_body:
             self.complete()
 
-    async def go_on(self, head: bytes, framing: ResponseFraming, file: PinnedFileSpan | None, sent_bytes: int) -> None:
+    async def go_on(self, head: bytes, file: PinnedFileSpan | None, sent_bytes: int) -> None:
         """Send the rest of a response begun elsewhere: head, and file from `sent_bytes` on. Raises as `send`."""
         if self._gone:
             raise ClientDisconnected("the client left before its answer was complete")
         self.response_started = True
-        self.writer.start(head, framing)
-        if file is None:
+        count = file.span.count - sent_bytes if file is not None else None
+        self.writer.start(head, ResponseFraming(count, False, file is None, True))
+        if file is None or count is None:
             self.writer.write_whole(b"")
         else:
-            framing.account(sent_bytes)
-            rest = replace(file.span, offset=file.span.offset + sent_bytes, count=file.span.count - sent_bytes)
+            rest = replace(file.span, offset=file.span.offset + sent_bytes, count=count)
             await self.writer.write_file(rest, more_body=False, is_fresh=False)
         self.complete()
 

@@ -118,14 +118,10 @@ def run(path: Path, scenario: Callable[[Processes], Coroutine[Any, Any, None]], 
     asyncio.run(all_of_it())
 
 
-def test_one_process_would_take_them_all(tmp_path: Path) -> None:
+async def test_one_process_would_take_them_all(tmp_path: Path) -> None:
     """What the other tests show is not so by itself."""
-
-    async def scenario() -> None:
-        async with Processes(tmp_path, 4, ManualClock(), is_shared=False) as processes:
-            assert list((await processes.connected(8)).values()) == [8]
-
-    asyncio.run(scenario())
+    async with Processes(tmp_path, 4, ManualClock(), is_shared=False) as processes:
+        assert list((await processes.connected(8)).values()) == [8]
 
 
 def test_each_gets_as_many_as_the_others(tmp_path: Path) -> None:
