@@ -31,7 +31,7 @@ from botocore.credentials import Credentials
 
 from gateway.blocks import block_file, page_cache, spans
 from gateway.blocks.block_file import BlockFile
-from gateway.blocks.rows import unpack_extent
+from gateway.blocks.layout import unpack_extent
 from gateway.blocks.spans import UnreadSpan, WarmSpan
 from gateway.core.model import ObjectKey
 from gateway.edge import prepared
@@ -52,7 +52,7 @@ from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.metrics import CACHE_HIT_BYTES, CATALOG_LOOKUPS, PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
 from gateway.telemetry.tracing import TRACE, RequestSpan, Tracer
 from gateway.writeback.checkpoints.reads import CheckpointReads, checkpoint_id, file_id, reads_by_checkpoint
-from gateway.writeback.journal.records import LastOwnWrite
+from gateway.writeback.journal.buckets import LastOwnWrite
 from tests.support.certificates import tls_files
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.head_mutations import first_head, mutated

@@ -1,21 +1,33 @@
-"""A relay that gives a server on this machine the distance of an object store.
+"""The demo's bucket, and a relay that gives it the distance of an object store; each prints `listening on PORT`.
 
+`python -m gateway.demo.bucket` is moto's S3. With `UPSTREAM_PORT FIRST_BYTE_SECONDS BYTES_PER_SECOND` it is the relay.
 It works below HTTP, so it can neither change nor misread a request: whenever a connection's traffic turns from request
 to answer, the first bytes of the answer wait until the first-byte time has passed since the last bytes of the request;
 and each direction of a connection carries at most the given bandwidth. What the server itself takes counts towards the
 first-byte time. Bytes pass through in pieces of at most 256 KiB.
-
-Run as `python -m gateway.demo.shaping UPSTREAM_PORT FIRST_BYTE_SECONDS BYTES_PER_SECOND`; prints `listening on PORT`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gateway.core.clock import Clock, SystemClock
+
+
+def _serve_bucket() -> None:
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # one line per request would be the log's only content
+    server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
+    sys.stdout.write(f"listening on {server.server_port}\n")
+    sys.stdout.flush()
+    server.serve_forever()
+
 
 _PIECE_BYTES = 256 * 1024
 _FINEST_SLEEP_SECONDS = 0.002  # finer waits cost more than they shape: they add up until one is worth sleeping
@@ -52,27 +64,18 @@ class _Connection:
     clock: Clock
     _request_at: float | None = field(default=None)
 
-    async def upstream(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, answers: bool) -> None:
+        """Carry one direction: the requests, or the answers to them."""
         pace = _Pace(self.shape.bytes_per_second, self.clock)
         while piece := await source.read(_PIECE_BYTES):
+            if answers and self._request_at is not None:
+                due, self._request_at = self._request_at + self.shape.first_byte_seconds, None
+                await self.clock.sleep(max(0.0, due - self.clock.monotonic()))
             await pace.carry(len(piece))
             sink.write(piece)
-            self._request_at = self.clock.monotonic()
+            if not answers:
+                self._request_at = self.clock.monotonic()
             await sink.drain()
-
-    async def downstream(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        pace = _Pace(self.shape.bytes_per_second, self.clock)
-        while piece := await source.read(_PIECE_BYTES):
-            await self._wait_for_first_byte()
-            await pace.carry(len(piece))
-            sink.write(piece)
-            await sink.drain()
-
-    async def _wait_for_first_byte(self) -> None:
-        if self._request_at is None:
-            return
-        due, self._request_at = self._request_at + self.shape.first_byte_seconds, None
-        await self.clock.sleep(max(0.0, due - self.clock.monotonic()))
 
 
 class ShapingRelay:
@@ -110,7 +113,7 @@ class ShapingRelay:
             finally:
                 far_writer.transport.abort()
         except ConnectionRefusedError:
-            return  # a client of a dead server sees its connection end
+            pass  # a client of a dead server sees its connection end
         finally:
             writer.transport.abort()  # nothing is left to abort after an orderly end
 
@@ -122,21 +125,17 @@ class ShapingRelay:
         far_writer: asyncio.StreamWriter,
     ) -> None:
         connection = _Connection(self._shape, self._clock)
-        upstream = asyncio.create_task(connection.upstream(reader, far_writer))
-        downstream = asyncio.create_task(connection.downstream(far_reader, writer))
+        upstream = asyncio.create_task(connection.carry(reader, far_writer, answers=False))
+        downstream = asyncio.create_task(connection.carry(far_reader, writer, answers=True))
         try:
             await asyncio.wait({upstream, downstream}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _end(upstream, downstream)
-        await _close(far_writer, writer)
-
-
-async def _close(*writers: asyncio.StreamWriter) -> None:
-    for writer in writers:
+        far_writer.close()
         writer.close()
-    for writer in writers:
-        with suppress(OSError):  # the other end was faster
-            await writer.wait_closed()
+        for one in (far_writer, writer):
+            with suppress(OSError):  # the other end was faster
+                await one.wait_closed()
 
 
 async def _end(*tasks: asyncio.Task[None]) -> None:
@@ -148,12 +147,14 @@ async def _end(*tasks: asyncio.Task[None]) -> None:
             raise outcome
 
 
-async def _main(upstream_port: int, shape: Shape) -> None:
-    relay = ShapingRelay(upstream_port, shape)
-    sys.stdout.write(f"listening on {await relay.start()}\n")
+async def _serve_relay(upstream_port: int, shape: Shape) -> None:
+    sys.stdout.write(f"listening on {await ShapingRelay(upstream_port, shape).start()}\n")
     sys.stdout.flush()
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(int(sys.argv[1]), Shape(float(sys.argv[2]), float(sys.argv[3]))))
+    if len(sys.argv) == 1:
+        _serve_bucket()
+    else:
+        asyncio.run(_serve_relay(int(sys.argv[1]), Shape(float(sys.argv[2]), float(sys.argv[3]))))
