@@ -60,56 +60,41 @@ NO_SLOT = "none"
 """The slot of requests that were refused before it was looked up."""
 
 
+_NOTHING_ANSWERED: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(slots=True, eq=False)
 class RequestRecord:
-    """See the module. `body` is None until the head has told how long it is."""
+    """The facts of a request, told when it is over. `body` is None until the head has told how long it is."""
 
-    __slots__ = (
-        "admission",
-        "answered",
-        "body",
-        "cache",
-        "context",
-        "credential",
-        "error_code",
-        "file",
-        "operation",
-        "raw_path",
-        "reason",
-        "request",
-        "request_id",
-        "sent_bytes",
-        "slot",
-        "started",
-        "status",
-        "trace",
-        "waits",
-    )
+    raw_path: bytes
+    request_id: str = field(default_factory=next_request_id)
+    started: float = field(default_factory=time.perf_counter)
+    body: CountedBody | None = None
+    waits: bool = False
+    operation: str = "Unknown"
+    slot: str = NO_SLOT
+    status: str = BROKEN_OFF
+    sent_bytes: int = 0
+    cache: str | None = None
+    reason: MissReason | None = None
+    error_code: str | None = None
+    context: RequestContext | None = None
+    request: S3Request | None = None
+    answered: Mapping[str, str] = _NOTHING_ANSWERED
+    """Header fields of the answer that describe the written object."""
 
-    def __init__(self, raw_path: bytes) -> None:
-        self.raw_path = raw_path
-        self.body: CountedBody | None = None
-        self.waits = False
-        self.request_id = next_request_id()
-        self.operation = "Unknown"
-        self.slot = NO_SLOT
-        self.status = BROKEN_OFF
-        self.started = time.perf_counter()
-        self.sent_bytes = 0
-        self.cache: str | None = None
-        self.reason: MissReason | None = None
-        self.error_code: str | None = None
-        self.context: RequestContext | None = None
-        self.request: S3Request | None = None
-        self.answered: Mapping[str, str] = _NOTHING_ANSWERED
-        """Header fields of the answer that describe the written object."""
+    file: bytes | None = None
+    """The checkpoint file whose sent bytes are counted as read, once they are being sent."""
 
-        self.file: bytes | None = None
-        """The checkpoint file whose sent bytes are counted as read, once they are being sent."""
+    trace: RequestSpan | None = None
+    credential: str = NOBODY
+    admission: Admission | None = None
+    """The place that it holds, where its caller is limited."""
 
-        self.trace: RequestSpan | None = None
-        self.credential = NOBODY
-        self.admission: Admission | None = None
-        """The place that it holds, where its caller is limited."""
+    def answer(self, reply: Response) -> None:
+        self.status, self.cache, self.reason = str(reply.status), reply.cache, reply.reason
+        self.error_code = reply.error_code
 
     @property
     def path(self) -> str:
@@ -195,7 +180,6 @@ def _bound_log() -> FilteringBoundLogger:
     return log
 
 
-_NOTHING_ANSWERED: Mapping[str, str] = MappingProxyType({})
 _OF_WHAT_WAS_WRITTEN = frozenset({"etag", "x-amz-version-id", "x-amz-delete-marker", "x-amz-copy-source-version-id"})
 
 
@@ -255,8 +239,7 @@ class S3App:
             if record.context is not None and record.context.not_absorbed is not None:
                 onward = without(reply.headers, NOT_ABSORBED_HEADER)  # another gateway's, behind this one
                 reply.headers = [*onward, (NOT_ABSORBED_HEADER, record.context.not_absorbed)]
-            record.status, record.cache, record.reason = str(reply.status), reply.cache, reply.reason
-            record.error_code = reply.error_code
+            record.answer(reply)
             if self.audit is not None:
                 record.answered = {name: value for name, value in reply.headers if name in _OF_WHAT_WAS_WRITTEN}
             if record.context is not None and record.operation == Operation.GET_OBJECT and reply.status in (200, 206):
@@ -387,8 +370,7 @@ class S3App:
         except RuntimeError:  # a part of the answer is out
             return False
         reply.failed(error)
-        record.status, record.cache, record.reason = str(failure.status), failure.cache, failure.reason
-        record.error_code = failure.error_code
+        record.answer(failure)
         return True
 
     def _perform(self, record: RequestRecord, scope: Scope, receive: Receive) -> Answer:

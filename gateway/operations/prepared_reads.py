@@ -74,7 +74,7 @@ class PendingAnswer:
         self._wait = wait
         self._answer: PreparedAnswer | None = None
         self.told: ObjectHead | Exception | None = None
-        """What the origin has said, if it was asked."""
+        """The answer of the origin, if it was asked."""
 
     async def ask(self) -> PreparedAnswer | None:
         """Return the answer; None: call `read_object`, which goes on from `told`."""

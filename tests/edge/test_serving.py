@@ -104,29 +104,25 @@ def test_pipelined_requests_are_answered_in_order() -> None:
     assert [answer.body for answer in answers] == [b"first", b"", b"abcde", b"last"]
 
 
-def test_a_thousand_pipelined_requests_wait_unparsed() -> None:
+async def test_a_thousand_pipelined_requests_wait_unparsed() -> None:
     """A client that pipelines far ahead costs bytes, not one task or object per request."""
+    running = most = 0
 
-    async def scenario() -> None:
-        running = most = 0
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        await respond(send, scope["raw_path"])
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            nonlocal running, most
-            running += 1
-            most = max(most, running)
-            await asyncio.sleep(0)
-            running -= 1
-            await respond(send, scope["raw_path"])
-
-        async with serving(app) as port:
-            wire = await port.connect()
-            await wire.say(b"".join(request("GET", f"/{number}") for number in range(1000)))
-            for number in range(1000):
-                assert (await wire.answer()).body == f"/{number}".encode()
-            await wire.close()
-        assert most == 1
-
-    asyncio.run(scenario())
+    async with serving(app) as port:
+        wire = await port.connect()
+        await wire.say(b"".join(request("GET", f"/{number}") for number in range(1000)))
+        for number in range(1000):
+            assert (await wire.answer()).body == f"/{number}".encode()
+        await wire.close()
+    assert most == 1
 
 
 async def test_a_request_that_arrives_byte_by_byte_is_the_same_request() -> None:

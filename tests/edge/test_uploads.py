@@ -82,33 +82,29 @@ async def test_a_client_that_sends_first_and_reads_later_gets_an_early_answer() 
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 65536])
-def test_a_body_that_nobody_reads_is_held_back(piece_bytes: int) -> None:
+async def test_a_body_that_nobody_reads_is_held_back(piece_bytes: int) -> None:
     """Memory is bounded by the receive buffer, in large pieces and in drizzle; then the client has to wait."""
+    may_read, pieces = asyncio.Event(), 0
 
-    async def scenario() -> None:
-        may_read, pieces = asyncio.Event(), 0
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal pieces
+        await may_read.wait()
+        while (await receive())["more_body"]:
+            pieces += 1
+        await respond(send)
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            nonlocal pieces
-            await may_read.wait()
-            while (await receive())["more_body"]:
-                pieces += 1
-            await respond(send)
-
-        async with serving(app, limits=ServerLimits(receive_buffer_bytes=256 * 1024)) as port:
-            wire = await port.connect()
-            total = 64 * 1024 * 1024 // (1 if piece_bytes > 1 else 16384)
-            await wire.say(request("PUT", "/", b"", f"Content-Length: {total}"))
-            sending = asyncio.create_task(wire.say_repeatedly(bytes(piece_bytes), total // piece_bytes))
-            if piece_bytes > 1:
-                _, waiting = await asyncio.wait((sending,), timeout=0.5)
-                assert waiting, "64 MiB were taken although nobody reads"
-            may_read.set()
-            await sending
-            assert (await wire.answer()).status == 200
-            await wire.close()
-
-    asyncio.run(scenario())
+    async with serving(app, limits=ServerLimits(receive_buffer_bytes=256 * 1024)) as port:
+        wire = await port.connect()
+        total = 64 * 1024 * 1024 // (1 if piece_bytes > 1 else 16384)
+        await wire.say(request("PUT", "/", b"", f"Content-Length: {total}"))
+        sending = asyncio.create_task(wire.say_repeatedly(bytes(piece_bytes), total // piece_bytes))
+        if piece_bytes > 1:
+            _, waiting = await asyncio.wait((sending,), timeout=0.5)
+            assert waiting, "64 MiB were taken although nobody reads"
+        may_read.set()
+        await sending
+        assert (await wire.answer()).status == 200
+        await wire.close()
 
 
 async def test_pieces_arrive_while_the_body_is_still_being_sent() -> None:
