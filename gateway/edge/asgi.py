@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any, get_args
 
 import orjson
@@ -60,9 +59,6 @@ NO_SLOT = "none"
 """The slot of requests that were refused before it was looked up."""
 
 
-_NOTHING_ANSWERED: Mapping[str, str] = MappingProxyType({})
-
-
 @dataclass(slots=True, eq=False)
 class RequestRecord:
     """The facts of a request, told when it is over. `body` is None until the head has told how long it is."""
@@ -81,7 +77,7 @@ class RequestRecord:
     error_code: str | None = None
     context: RequestContext | None = None
     request: S3Request | None = None
-    answered: Mapping[str, str] = _NOTHING_ANSWERED
+    answered: Mapping[str, str] | None = None
     """Header fields of the answer that describe the written object."""
 
     file: bytes | None = None
@@ -197,7 +193,7 @@ def _audited(audit: AuditLog, record: RequestRecord, scope: Scope) -> None:
         status=record.status,
         request_id=record.request_id,
         received_bytes=record.body.received_bytes if record.body is not None else 0,
-        answer=record.answered,
+        answer=record.answered or {},
     )
 
 

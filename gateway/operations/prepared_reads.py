@@ -153,8 +153,8 @@ class PreparedRead(VersionAnswers):
             head = self.judge(conditions, self._services.clock)
         except S3Error:
             return None
-        if head.status == 200 and "range" in conditions:
-            return None  # in a form that servers answer differently
+        if head.status != 206 and "range" in conditions and not is_one_range(conditions["range"]):
+            return None  # only the origin can judge it
         if head.status != 304 and "if-none-match" in conditions and self._slot.is_buffered:
             return None  # it may be this node's ETag of the version
         return head

@@ -29,7 +29,7 @@ from tests.support.gateway_app import gateway_app
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import CutBody, Unreachable, on
 from tests.support.memory_origin.response import MemoryResponse
-from tests.support.serving import request, serving
+from tests.support.serving import request, talking
 from tests.support.slots import Slot
 
 BODY = os.urandom(200_000)
@@ -74,8 +74,7 @@ async def test_a_body_that_fails_before_its_first_byte_is_answered_with_why(
 
     async with gateway_app(tmp_path, allow_unsigned=True) as gateway:
         monkeypatch.setattr("gateway.edge.asgi.perform", perform)
-        async with serving(gateway.app) as port:
-            wire = await port.connect()
+        async with talking(gateway.app) as (_, wire):
             for _ in range(2):
                 await wire.say(request("GET", "/bucket/k"))
                 answer = await wire.answer()

@@ -14,7 +14,7 @@ from gateway.edge.server_state import ServerLimits
 from tests.edge.apps import file_app, lending_app, respond, unread
 from tests.support.descriptors import open_descriptors
 from tests.support.manual_clock import ManualClock
-from tests.support.serving import Serving, Wire, request, serving
+from tests.support.serving import Serving, Wire, request, serving, talking
 
 LARGE_BYTES = 64 * 1024 * 1024
 
@@ -119,9 +119,7 @@ async def test_an_application_that_waits_learns_that_the_client_left() -> None:
         with pytest.raises(ClientDisconnected):
             await respond(send)
 
-    async with serving(app) as port:
-        wire = await port.connect()
-        await wire.say(request("GET"))
+    async with talking(app, request("GET")) as (port, wire):
         await begun.wait()
         await wire.close()
         assert (await asyncio.wait_for(told.get(), 10)) == {"type": "http.disconnect"}
@@ -136,9 +134,7 @@ async def test_receive_behind_the_response_says_disconnect() -> None:
         await respond(send)
         await told.put(await receive())
 
-    async with serving(app) as port:
-        wire = await port.connect()
-        await wire.say(request("GET"))
+    async with talking(app, request("GET")) as (_, wire):
         await wire.answer()
         assert (await asyncio.wait_for(told.get(), 10)) == {"type": "http.disconnect"}
 
@@ -152,9 +148,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_gone() -> None:
             await messages.put(message)
         await messages.put(message)
 
-    async with serving(app) as port:
-        wire = await port.connect()
-        await wire.say(request("PUT", "/", b"", "Content-Length: 6") + b"abc")
+    async with talking(app, request("PUT", "/", b"", "Content-Length: 6") + b"abc") as (_, wire):
         assert (await messages.get())["more_body"] is True
         await wire.close()
         assert (await asyncio.wait_for(messages.get(), 10))["type"] == "http.disconnect"

@@ -13,7 +13,7 @@ from gateway.edge.s3_server import Receive, S3Server, Scope, Send
 from gateway.edge.server_state import ServerLimits
 from tests.edge.apps import echo, respond, unread
 from tests.support.manual_clock import ManualClock
-from tests.support.serving import Serving, listening_socket, request, serving, until
+from tests.support.serving import Serving, listening_socket, request, serving, talking, until
 
 
 class Gate:
@@ -41,9 +41,7 @@ async def finish(port: Serving) -> None:
 async def test_a_request_in_flight_is_answered() -> None:
     """Its answer says that the connection ends; nobody else gets in."""
     gate = Gate()
-    async with serving(gate) as port:
-        wire = await port.connect()
-        await wire.say(request("GET"))
+    async with talking(gate, request("GET")) as (port, wire):
         await gate.begun.wait()
         port.stop.set()
         await until(lambda: port.server.draining)
@@ -59,9 +57,7 @@ async def test_a_request_in_flight_is_answered() -> None:
 async def test_an_idle_connection_is_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The drain takes no longer than its work: nobody waits for the keep-alive timeout, or for a next request."""
     monkeypatch.setattr(connection, "FIRST_BYTE_SECONDS", 3600.0)
-    async with serving(unread, grace_seconds=3600) as port:
-        wire = await port.connect()
-        await wire.say(request("GET"))
+    async with talking(unread, request("GET"), grace_seconds=3600) as (port, wire):
         await wire.answer()
         port.stop.set()
         assert await wire.rest() == b""
@@ -108,9 +104,7 @@ async def test_a_connection_just_opened_may_still_ask() -> None:
 async def test_what_is_not_done_by_the_end_of_the_grace_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
     """The application gets to clean up, the client sees a broken connection, the log says how many."""
     gate = Gate()
-    async with serving(gate, grace_seconds=0.05) as port:
-        wire = await port.connect()
-        await wire.say(request("GET"))
+    async with talking(gate, request("GET"), grace_seconds=0.05) as (port, wire):
         await gate.begun.wait()
         port.stop.set()
         assert await wire.rest() == b""
@@ -122,9 +116,7 @@ async def test_what_is_not_done_by_the_end_of_the_grace_is_cancelled(caplog: pyt
 async def test_cancelling_the_server_leaves_nothing_open() -> None:
     """Requests are cancelled, connections closed, the listening socket too."""
     gate = Gate()
-    async with serving(gate) as port:
-        wire = await port.connect()
-        await wire.say(request("GET"))
+    async with talking(gate, request("GET")) as (port, wire):
         await gate.begun.wait()
         port.finished.cancel()
         await asyncio.wait((port.finished,))

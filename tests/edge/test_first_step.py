@@ -15,7 +15,7 @@ from gateway.edge.cycle import RESPONSE, in_task, step
 from gateway.edge.response import EncodedResponse
 from gateway.edge.s3_server import Receive, Scope, Send
 from tests.edge.apps import read_body
-from tests.support.serving import request, serving, until
+from tests.support.serving import request, talking, until
 
 LENGTH = b"content-length"
 
@@ -65,8 +65,7 @@ def large(tmp_path: Path) -> Path:
 async def test_what_is_there_is_sent_without_a_task() -> None:
     """The response is whole, with the server's own fields, and the connection goes on."""
     app = Application()
-    async with serving(app) as port:
-        wire = await port.connect()
+    async with talking(app) as (_, wire):
         for _ in range(3):
             await wire.say(request("GET", "/now"))
             answer = await wire.answer()
@@ -79,9 +78,7 @@ async def test_what_is_there_is_sent_without_a_task() -> None:
 async def test_what_must_be_waited_for_goes_on_in_a_task_from_where_it_was() -> None:
     """Nothing is begun twice; in the task there is what needs one."""
     app = Application()
-    async with serving(app) as port:
-        wire = await port.connect()
-        await wire.say(request("GET", "/slow"))
+    async with talking(app, request("GET", "/slow")) as (_, wire):
         assert (await wire.answer()).body == b"now"
         await wire.say(request("GET", "/now"))
         assert (await wire.answer()).body == b"now"
@@ -92,9 +89,7 @@ async def test_what_must_be_waited_for_goes_on_in_a_task_from_where_it_was() -> 
 async def test_requests_with_a_body_and_pipelined_ones_are_left_to_tasks() -> None:
     """Their bytes must be waited for, or others' answers come first; all are answered in order."""
     app = Application()
-    async with serving(app) as port:
-        wire = await port.connect()
-        await wire.say(request("PUT", "/now", b"body") + request("GET", "/now") * 2000)
+    async with talking(app, request("PUT", "/now", b"body") + request("GET", "/now") * 2000) as (_, wire):
         bodies = [(await wire.answer()).body for _ in range(2001)]
         await wire.close()
     assert bodies == [b"body"] + [b"now"] * 2000
@@ -156,9 +151,7 @@ async def test_a_coroutine_goes_on_from_where_it_waited(wanted: bool) -> None:
 async def test_an_answer_to_head_has_no_body() -> None:
     """RFC 9110, 9.3.2."""
     app = Application()
-    async with serving(app) as port:
-        wire = await port.connect()
-        await wire.say(request("HEAD", "/now"))
+    async with talking(app, request("HEAD", "/now")) as (_, wire):
         answer = await wire.answer(to_head=True)
         assert (answer.body, answer.headers["content-length"]) == (b"", "3")
         await wire.say(request("GET", "/now"))
@@ -168,9 +161,7 @@ async def test_an_answer_to_head_has_no_body() -> None:
 
 async def test_a_client_that_wants_to_close_is_closed_on() -> None:
     """RFC 9112, 9.6."""
-    async with serving(Application()) as port:
-        wire = await port.connect()
-        await wire.say(request("GET", "/now", b"", "connection: close"))
+    async with talking(Application(), request("GET", "/now", b"", "connection: close")) as (_, wire):
         answer = await wire.answer()
         assert (answer.body, answer.headers["connection"]) == (b"now", "close")
         assert await wire.rest() == b""
@@ -180,8 +171,7 @@ async def test_a_file_that_the_client_takes_slowly_is_sent_to_its_end(large: Pat
     """What the socket does not take at once follows in a task, and the next request is answered behind it."""
     with large.open("rb") as file:
         app = Application(of_file(large, file.fileno()))
-        async with serving(app) as port:
-            wire = await port.connect()
+        async with talking(app) as (_, wire):
             for _ in range(2):
                 await wire.say(request("GET", "/now"))
                 assert (await wire.answer()).body == LARGE
@@ -193,9 +183,7 @@ async def test_a_file_that_ends_early_ends_the_connection(large: Path) -> None:
     """1.3 Never a short body that looks whole; the application hears of it."""
     with large.open("rb") as file:
         app = Application(of_file(large, file.fileno(), claimed_bytes=len(LARGE) + 1))
-        async with serving(app) as port:
-            wire = await port.connect()
-            await wire.say(request("GET", "/now"))
+        async with talking(app, request("GET", "/now")) as (_, wire):
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                 await wire.answer()
     [(sent_bytes, error)] = app.ends
@@ -209,9 +197,7 @@ async def test_a_file_that_is_gone_before_the_first_byte_ends_the_connection(tmp
     empty.write_bytes(b"")
     with empty.open("rb") as file:
         app = Application(of_file(empty, file.fileno(), claimed_bytes=10))
-        async with serving(app) as port:
-            wire = await port.connect()
-            await wire.say(request("GET", "/now"))
+        async with talking(app, request("GET", "/now")) as (_, wire):
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                 await wire.answer()
     assert isinstance(app.ends[0][1], BlockDamaged)
@@ -221,9 +207,7 @@ async def test_a_client_that_leaves_in_the_midst_of_a_file_is_told_of(large: Pat
     """The application gives back what it holds for the answer."""
     with large.open("rb") as file:
         app = Application(of_file(large, file.fileno()))
-        async with serving(app) as port:
-            wire = await port.connect()
-            await wire.say(request("GET", "/now"))
+        async with talking(app, request("GET", "/now")) as (_, wire):
             await wire.close()
             await until(lambda: bool(app.ends))
     [(sent_bytes, error)] = app.ends
@@ -234,9 +218,7 @@ async def test_a_client_that_leaves_in_the_midst_of_a_file_is_told_of(large: Pat
 async def test_a_head_that_cannot_be_sent_is_an_internal_error() -> None:
     """No value may forge a response; the application hears why."""
     app = Application(EncodedResponse(200, [(LENGTH, b"3"), (b"x-bad", b"a\r\nb: c")], b"", b"now"))
-    async with serving(app) as port:
-        wire = await port.connect()
-        await wire.say(request("GET", "/now"))
+    async with talking(app, request("GET", "/now")) as (_, wire):
         answer = await wire.answer()
         assert answer.status == 500
     assert isinstance(app.ends[0][1], RuntimeError)
@@ -253,9 +235,7 @@ async def test_a_request_begun_by_the_end_of_another_has_a_task_of_its_own() -> 
         tasks.append(asyncio.current_task())
         await send({"type": RESPONSE, "response": EncodedResponse(200, [(LENGTH, b"0")], b"", b"")})
 
-    async with serving(application) as running:
-        wire = await running.connect()
-        await wire.say(request("GET") * 3)
+    async with talking(application, request("GET") * 3) as (_, wire):
         for _ in range(3):
             assert (await wire.answer()).status == 200
     assert len(set(tasks)) == 3

@@ -18,7 +18,7 @@ from tests.edge.test_tls import authority, tls, trusting  # noqa: F401 - fixture
 from tests.support.descriptors import open_descriptors
 from tests.support.manual_clock import ManualClock
 from tests.support.rest_is_slow import rest_is_slow
-from tests.support.serving import request, serving
+from tests.support.serving import request, serving, talking
 
 
 class Waiting:
@@ -44,9 +44,7 @@ class Waiting:
 async def test_who_has_only_ended_its_side_gets_its_answer(method: str) -> None:
     """`shutdown(SHUT_WR)` behind the request, while the answer is not known yet."""
     app = Waiting()
-    async with serving(app) as port:
-        wire = await port.connect()
-        await wire.say(request(method, "/b/k", b"body" if method == "PUT" else b""))
+    async with talking(app, request(method, "/b/k", b"body" if method == "PUT" else b"")) as (port, wire):
         wire.writer.write_eof()
         assert (await wire.head())[0] == 100
         app.go_on.set()
@@ -58,9 +56,7 @@ async def test_who_has_only_ended_its_side_gets_its_answer(method: str) -> None:
 async def test_an_old_client_is_not_asked() -> None:
     """HTTP/1.0 knows no interim response (RFC 9110, 15.2)."""
     app = Waiting()
-    async with serving(app) as port:
-        wire = await port.connect()
-        await wire.say(b"GET /b/k HTTP/1.0\r\n\r\n")
+    async with talking(app, b"GET /b/k HTTP/1.0\r\n\r\n") as (_, wire):
         wire.writer.write_eof()
         await asyncio.wait_for(app.begun.wait(), 10)
         app.go_on.set()
@@ -70,9 +66,10 @@ async def test_an_old_client_is_not_asked() -> None:
 async def test_all_that_was_asked_before_is_answered() -> None:
     """Several requests, then the end: one answer each. What is not whole gets none."""
     app = Waiting()
-    async with serving(app) as port:
-        wire = await port.connect()
-        await wire.say(request("GET", "/b/1") + request("GET", "/b/2") + request("GET", "/b/3")[:-2])
+    async with talking(app, request("GET", "/b/1") + request("GET", "/b/2") + request("GET", "/b/3")[:-2]) as (
+        _,
+        wire,
+    ):
         wire.writer.write_eof()
         assert (await wire.head())[0] == 100
         app.go_on.set()
@@ -104,9 +101,7 @@ async def test_an_application_that_does_not_ask_for_it_is_not_cancelled() -> Non
         await read_body(receive)
         await told.put(await receive())
 
-    async with serving(app) as port:
-        wire = await port.connect()
-        await wire.say(request("GET"))
+    async with talking(app, request("GET")) as (port, wire):
         await port.requests(1)
         await wire.close()
         assert (await asyncio.wait_for(told.get(), 10))["type"] == "http.disconnect"
@@ -155,8 +150,7 @@ async def test_who_leaves_is_noticed_where_nothing_is_read(
 async def test_who_leaves_behind_more_than_the_kernel_takes_is_asked() -> None:
     """The end of the stream stands behind bytes that are never taken: only sending something finds out."""
     app, clock = Waiting(reads_at_once=False), ManualClock()
-    async with serving(app, limits=SMALL, clock=clock) as port:
-        wire = await port.connect()
+    async with talking(app, limits=SMALL, clock=clock) as (port, wire):
         wire.writer.write(request("PUT", "/b/k", bytes(32 * 2**20)))
         await port.unread()
         wire.abort()
@@ -168,9 +162,7 @@ async def test_who_leaves_behind_more_than_the_kernel_takes_is_asked() -> None:
 async def test_who_is_there_is_asked_a_few_times_only() -> None:
     """Go's client takes no more than five interim responses."""
     app, clock = Waiting(reads_at_once=False), ManualClock()
-    async with serving(app, limits=SMALL, clock=clock) as port:
-        wire = await port.connect()
-        await wire.say(request("PUT", "/b/k", bytes(BODY_BYTES)))
+    async with talking(app, request("PUT", "/b/k", bytes(BODY_BYTES)), limits=SMALL, clock=clock) as (port, wire):
         await port.unread()
         for _ in range(200):
             await clock.advance(1)
@@ -184,9 +176,7 @@ async def test_who_is_there_is_asked_a_few_times_only() -> None:
 async def test_who_ends_its_side_behind_what_nobody_reads_gets_its_answer(name: str) -> None:
     reads_at_once, said = UNREAD[name]
     app = Waiting(reads_at_once=reads_at_once)
-    async with serving(app, limits=SMALL) as port:
-        wire = await port.connect()
-        await wire.say(said)
+    async with talking(app, said, limits=SMALL) as (port, wire):
         await port.unread()
         wire.writer.write_eof()
         assert (await wire.head())[0] == 100

@@ -17,7 +17,7 @@ from gateway.edge.s3_server import ASGIApp, Receive, Scope, Send
 from gateway.edge.server_state import ServerLimits, SharedBytes
 from tests.edge.apps import unread
 from tests.support.manual_clock import ManualClock
-from tests.support.serving import Serving, Wire, request, serving
+from tests.support.serving import Serving, Wire, request, serving, talking
 
 CLIENTS = 40
 PIECE = 16 * 1024
@@ -117,8 +117,7 @@ async def test_who_does_not_take_a_refusal_is_cut_off(status: int, left: int) ->
 
 async def test_who_takes_its_refusals_keeps_its_connection() -> None:
     """However many they are."""
-    async with serving(_whole(403, bytes(PIECE)), limits=LIMITS) as port:
-        wire = await port.connect()
+    async with talking(_whole(403, bytes(PIECE)), limits=LIMITS) as (port, wire):
         for _ in range(CLIENTS):
             await wire.say(request("GET"))
             assert (await wire.answer()).status == 403

@@ -12,7 +12,7 @@ from gateway.edge.cycle import LENT, SPAN
 from gateway.edge.s3_server import ASGIApp, Receive, Scope, Send
 from tests.edge.apps import lending_app
 from tests.edge.test_disconnects import narrow
-from tests.support.serving import request, serving, until
+from tests.support.serving import request, serving, talking, until
 
 CONTENT = os.urandom(3 * 1024 * 1024 + 17)
 """More than a socket's buffers take at once."""
@@ -40,9 +40,7 @@ async def test_they_arrive_whole_and_the_connection_goes_on(slow: bool) -> None:
 
 async def test_small_ones_take_one_packet() -> None:
     """They leave together with the head."""
-    async with serving(lending_app(b"small")) as port:
-        wire = await port.connect()
-        await wire.say(request("GET"))
+    async with talking(lending_app(b"small"), request("GET")) as (_, wire):
         assert (await wire.reader.read(65536)).endswith(b"\r\n\r\nsmall")
 
 
@@ -92,9 +90,7 @@ def claiming(length: int) -> ASGIApp:
 
 async def test_more_than_the_content_length_is_not_sent(caplog: pytest.LogCaptureFixture) -> None:
     """The client is told of the failure instead: nothing of the answer was out."""
-    async with serving(claiming(10)) as port:
-        wire = await port.connect()
-        await wire.say(request("GET"))
+    async with talking(claiming(10), request("GET")) as (_, wire):
         assert (await wire.answer()).status == 500
     assert "longer than its Content-Length" in caplog.text
 
@@ -109,8 +105,6 @@ async def test_a_body_of_unknown_length_comes_in_chunks() -> None:
         assert lent.taken == 4
         await send({"type": "http.response.body", "body": b""})
 
-    async with serving(app) as port:
-        wire = await port.connect()
-        await wire.say(request("GET"))
+    async with talking(app, request("GET")) as (_, wire):
         answer = await wire.answer()
         assert (answer.headers["transfer-encoding"], answer.body) == ("chunked", b"lent")

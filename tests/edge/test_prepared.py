@@ -435,6 +435,18 @@ async def test_this_nodes_etag_names_the_version_on_the_short_way_too(tmp_path: 
             assert await both.compare(raw, "fast") == status
 
 
+@pytest.mark.parametrize("asked", ["bytes=0-1,4-5", "bytes=9-3", "x", "bytes=-0", "bytes=5000-"])
+async def test_a_range_that_only_the_origin_can_judge_is_left_to_it(tmp_path: Path, asked: str) -> None:
+    """Also beside a condition that holds, or does not."""
+    async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+        await both.read("d/a", times=4)
+        etag = both.gateway.origin.buckets["bucket"].objects["d/a"].etag
+        for condition in ({}, {"if-none-match": etag}, {"if-none-match": '"other"'}, {"if-match": etag}):
+            request = Asked("GET", "d/a", {"range": asked, **condition})
+            for _ in range(3):
+                await both.compare(head_of(request, both.keyring.secrets["ALL"], both.clock.now()), "fast")
+
+
 LARGE_BYTES = 16 * 1024 * 1024
 
 

@@ -18,7 +18,7 @@ from gateway.edge.server_state import ServerLimits
 from gateway.s3.error_codes import s3_error
 from tests.support.certificates import tls_files
 from tests.support.manual_clock import ManualClock
-from tests.support.serving import Wire, request, serving, until
+from tests.support.serving import Wire, request, serving, talking, until
 from tests.support.uploads import Collector, Uploads, md5
 
 LARGE = random.Random(1).randbytes(3 * BUFFER_BYTES + 17)
@@ -56,8 +56,7 @@ async def test_every_byte_reaches_the_sink_in_order(size_bytes: int, seed: int) 
     """Whatever the packets; on threads only; and the connection goes on behind it."""
     body, chance = LARGE[:size_bytes], random.Random(seed)
     uploads = Uploads()
-    async with serving(uploads) as port:
-        wire = await port.connect()
+    async with talking(uploads) as (_, wire):
         cuts = sorted(chance.randrange(size_bytes) for _ in range(5))
         for _ in range(2):
             await wire.say(head(size_bytes))
@@ -72,9 +71,7 @@ async def test_every_byte_reaches_the_sink_in_order(size_bytes: int, seed: int) 
 async def test_a_large_body_comes_straight_from_the_socket_in_large_pieces() -> None:
     """The event loop sees at most what it had read before the application asked."""
     uploads = Uploads()
-    async with serving(uploads) as port:
-        wire = await port.connect()
-        await wire.say(head(len(LARGE), EXPECT))
+    async with talking(uploads, head(len(LARGE), EXPECT)) as (_, wire):
         assert await wire.head() == (100, {})
         await wire.say(LARGE)
         assert (await wire.answer()).body == md5(LARGE)
@@ -87,8 +84,7 @@ async def test_a_large_body_comes_straight_from_the_socket_in_large_pieces() -> 
 async def test_the_rest_of_a_body_can_be_received_after_some_was_read(body: bytes) -> None:
     """In order, nothing twice."""
     uploads = Uploads(read_first=True)
-    async with serving(uploads) as port:
-        wire = await port.connect()
+    async with talking(uploads) as (_, wire):
         for _ in range(2):
             await wire.say(request("PUT", "/", body))
             assert (await wire.answer()).body == md5(body)
@@ -100,8 +96,7 @@ async def test_the_rest_of_a_body_can_be_received_after_some_was_read(body: byte
 async def test_requests_behind_a_direct_body_are_answered_in_order(headers: tuple[str, ...]) -> None:
     """Pipelining: not a byte of the successor gets into the body, and none is lost."""
     uploads = Uploads()
-    async with serving(uploads) as port:
-        wire = await port.connect()
+    async with talking(uploads) as (_, wire):
         stream = b"".join(head(len(LARGE), *headers) + LARGE + request("PUT", "/", b"small") for _ in range(3))
         saying = asyncio.create_task(wire.say(stream))
         for _ in range(3):
@@ -117,8 +112,7 @@ async def test_requests_behind_a_direct_body_are_answered_in_order(headers: tupl
 async def test_chunks_are_taken_off_and_come_in_batches() -> None:
     """The ordinary way, by the event loop; the sink runs on threads there too."""
     uploads = Uploads()
-    async with serving(uploads) as port:
-        wire = await port.connect()
+    async with talking(uploads) as (_, wire):
         chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (LARGE[:100_000], LARGE[100_000:]))
         await wire.say(request("PUT", "/", b"", CHUNKED) + chunks + b"0\r\n\r\n" + request("PUT", "/", b"next"))
         assert (await wire.answer()).body == md5(LARGE)
@@ -131,9 +125,7 @@ async def test_chunks_are_taken_off_and_come_in_batches() -> None:
 async def test_bad_chunks_are_the_bodys_failure() -> None:
     """As where it is read."""
     uploads = Uploads()
-    async with serving(uploads) as port:
-        wire = await port.connect()
-        await wire.say(request("PUT", "/", b"", CHUNKED) + b"5\r\nabcdeX\r\n")
+    async with talking(uploads, request("PUT", "/", b"", CHUNKED) + b"5\r\nabcdeX\r\n") as (_, wire):
         answer = await wire.answer()
         assert (answer.status, answer.body) == (400, b"BadRequest")
         assert await wire.rest() == b""
@@ -165,9 +157,7 @@ async def test_a_client_that_leaves_in_the_middle_is_gone(seed: int) -> None:
     chance = random.Random(seed)
     kept = chance.randrange(1, len(LARGE))
     uploads, threads = Uploads(), ReceiveThreads()
-    async with serving(uploads, receive_threads=threads) as port:
-        wire = await port.connect()
-        await wire.say(head(len(LARGE)) + LARGE[:kept])
+    async with talking(uploads, head(len(LARGE)) + LARGE[:kept], receive_threads=threads) as (port, wire):
         if chance.random() < 0.5:
             wire.abort()
         else:
@@ -193,9 +183,10 @@ async def test_a_body_that_stops_is_a_request_timeout(body: bytes) -> None:
         await until(lambda: bool(uploads.sinks) and len(uploads.collector().content) == size_bytes)
         await until(lambda: threads.asked == 0)
 
-    async with serving(uploads, limits=limits, clock=clock, receive_threads=threads) as port:
-        wire = await port.connect()
-        await wire.say(head(len(body)) + body[:500])
+    async with talking(uploads, head(len(body)) + body[:500], limits=limits, clock=clock, receive_threads=threads) as (
+        _,
+        wire,
+    ):
         await waiting_with(500)
         await clock.advance(9)
         await wire.say(body[500:600])
@@ -212,9 +203,7 @@ async def test_a_body_that_stops_is_a_request_timeout(body: bytes) -> None:
 async def test_a_direct_body_that_trickles_is_a_request_timeout() -> None:
     """A byte now and then is no progress, also where the event loop does not see it."""
     clock, uploads, threads = ManualClock(), Uploads(), ReceiveThreads()
-    async with serving(uploads, limits=LIMITS, clock=clock, receive_threads=threads) as port:
-        wire = await port.connect()
-        await wire.say(head(len(LARGE)))
+    async with talking(uploads, head(len(LARGE)), limits=LIMITS, clock=clock, receive_threads=threads) as (_, wire):
         await until(lambda: bool(uploads.sinks))
         for second in range(11):
             await wire.say(b"x")
@@ -264,8 +253,7 @@ async def test_what_a_sink_raises_reaches_the_client_while_the_body_still_comes(
             raise s3_error("SlowDown")
 
     uploads = Uploads(sink)
-    async with serving(uploads) as port:
-        wire = await port.connect()
+    async with talking(uploads) as (port, wire):
         if framing == "direct":
             await wire.say(head(8 * len(LARGE)))
             await wire.say_repeatedly(LARGE, 8)
@@ -289,8 +277,7 @@ async def test_a_cancelled_caller_is_told_when_no_thread_is_at_it_any_more(frami
         assert gate.wait(20)
 
     uploads = Uploads(lambda: Collector(hold))
-    async with serving(uploads) as port:
-        wire = await port.connect()
+    async with talking(uploads) as (port, wire):
         if framing == "chunked":
             await wire.say(request("PUT", "/", b"", CHUNKED) + b"%x\r\n%b" % (len(body), body))
         else:
@@ -335,9 +322,7 @@ async def test_cancelled_at_any_moment_nothing_is_left(seed: int) -> None:
 async def test_an_upload_in_flight_is_finished_while_the_server_drains() -> None:
     """Its answer says that the connection ends."""
     uploads = Uploads()
-    async with serving(uploads) as port:
-        wire = await port.connect()
-        await wire.say(head(len(LARGE)) + LARGE[:100_000])
+    async with talking(uploads, head(len(LARGE)) + LARGE[:100_000]) as (port, wire):
         await until(lambda: bool(uploads.sinks) and len(uploads.collector().content) == 100_000)
         port.stop.set()
         await until(lambda: port.server.draining)
@@ -350,9 +335,10 @@ async def test_an_upload_in_flight_is_finished_while_the_server_drains() -> None
 async def test_an_upload_that_outlasts_the_grace_is_cut_off() -> None:
     """Its thread has ended before the server has."""
     uploads, threads = Uploads(), ReceiveThreads()
-    async with serving(uploads, grace_seconds=0.05, receive_threads=threads) as port:
-        wire = await port.connect()
-        await wire.say(head(len(LARGE)) + LARGE[:100_000])
+    async with talking(uploads, head(len(LARGE)) + LARGE[:100_000], grace_seconds=0.05, receive_threads=threads) as (
+        port,
+        _,
+    ):
         await until(lambda: bool(uploads.sinks) and len(uploads.collector().content) == 100_000)
         port.stop.set()
         await asyncio.wait_for(port.finished, 15)

@@ -16,7 +16,7 @@ from gateway.core.model import FileSpan
 from gateway.edge.cycle import RESPONSE, SPAN
 from gateway.edge.response import EncodedResponse, FileSender
 from tests.edge.apps import respond
-from tests.support.serving import request, serving
+from tests.support.serving import request, talking
 
 SIZE_BYTES = 4 * 1024 * 1024
 CONTENT = os.urandom(SIZE_BYTES)
@@ -163,9 +163,7 @@ async def test_a_span_behind_an_answer_that_is_still_queued_is_checked_before_it
         await send({"type": "http.response.start", "status": 200, "headers": length})
         await send({"type": SPAN, "span": span})
 
-    async with serving(app) as served:
-        wire = await served.connect()
-        await wire.say(request("GET", "/queued") + request("GET", "/file"))
+    async with talking(app, request("GET", "/queued") + request("GET", "/file")) as (_, wire):
         await waits.wait()
         assert (await wire.answer()).body == bytes(4 * SIZE_BYTES)
         assert (await wire.answer()).body == CONTENT

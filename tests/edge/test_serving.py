@@ -17,14 +17,12 @@ from gateway.edge.response import EncodedResponse
 from gateway.edge.s3_server import ASGIApp, Receive, Scope, Send
 from tests.edge.apps import echo, file_app, mirror, respond, unread
 from tests.support.manual_clock import ManualClock
-from tests.support.serving import Answer, request, serving
+from tests.support.serving import Answer, request, talking
 
 
 async def ask(app: ASGIApp, *requests: bytes) -> list[Answer]:
     """The answers to requests sent at once over one connection."""
-    async with serving(app) as port:
-        wire = await port.connect()
-        await wire.say(b"".join(requests))
+    async with talking(app, b"".join(requests)) as (_, wire):
         answers = [await wire.answer(to_head=one.startswith(b"HEAD ")) for one in requests]
         await wire.close()
         return answers
@@ -116,9 +114,7 @@ async def test_a_thousand_pipelined_requests_wait_unparsed() -> None:
         running -= 1
         await respond(send, scope["raw_path"])
 
-    async with serving(app) as port:
-        wire = await port.connect()
-        await wire.say(b"".join(request("GET", f"/{number}") for number in range(1000)))
+    async with talking(app, b"".join(request("GET", f"/{number}") for number in range(1000))) as (_, wire):
         for number in range(1000):
             assert (await wire.answer()).body == f"/{number}".encode()
         await wire.close()
@@ -127,8 +123,7 @@ async def test_a_thousand_pipelined_requests_wait_unparsed() -> None:
 
 async def test_a_request_that_arrives_byte_by_byte_is_the_same_request() -> None:
     """The network may cut anywhere."""
-    async with serving(echo) as port:
-        wire = await port.connect()
+    async with talking(echo) as (_, wire):
         chunked = request("PUT", "/", b"5\r\nhello\r\n0\r\n\r\n", "Transfer-Encoding: chunked")
         for byte in b"\r\n" + request("PUT", "/", b"abc") + chunked:
             await wire.say(bytes([byte]))
@@ -183,9 +178,7 @@ async def test_http_1_0_gets_no_chunks_and_no_second_answer() -> None:
         await send({"type": "http.response.start", "status": 200})
         await send({"type": "http.response.body", "body": b"all"})
 
-    async with serving(app) as port:
-        wire = await port.connect()
-        await wire.say(b"GET / HTTP/1.0\r\n\r\n")
+    async with talking(app, b"GET / HTTP/1.0\r\n\r\n") as (_, wire):
         answer = await wire.answer()
         assert (answer.body, answer.headers["connection"]) == (b"all", "close")
         assert "transfer-encoding" not in answer.headers
@@ -194,9 +187,7 @@ async def test_http_1_0_gets_no_chunks_and_no_second_answer() -> None:
 
 async def test_connection_close_is_kept_to() -> None:
     """A request behind one that said close is not run."""
-    async with serving(unread) as port:
-        wire = await port.connect()
-        await wire.say(request("GET", "/", b"", "Connection: close") + request("GET"))
+    async with talking(unread, request("GET", "/", b"", "Connection: close") + request("GET")) as (_, wire):
         assert (await wire.answer()).headers["connection"] == "close"
         assert await wire.rest() == b""
         await wire.close()
@@ -238,9 +229,7 @@ async def test_a_file_that_is_too_short_ends_the_connection(content: Path, caplo
 
     expected = await asyncio.to_thread(content.read_bytes)
     size = len(expected)
-    async with serving(file_app(content, length=size + 1)) as port:
-        wire = await port.connect()
-        await wire.say(request("GET"))
+    async with talking(file_app(content, length=size + 1), request("GET")) as (_, wire):
         _, headers = await wire.head()
         assert headers["content-length"] == str(size + 1)
         assert await wire.rest() == expected
@@ -254,9 +243,7 @@ def test_small_answers_take_one_packet(tmp_path: Path) -> None:
     small.write_bytes(b"small")
 
     async def scenario(app: ASGIApp, body: bytes) -> None:
-        async with serving(app) as port:
-            wire = await port.connect()
-            await wire.say(request("GET"))
+        async with talking(app, request("GET")) as (_, wire):
             received = await wire.reader.read(65536)
             assert received.endswith(b"\r\n\r\n" + body)
             await wire.close()
@@ -278,9 +265,7 @@ def test_the_body_must_agree_with_its_content_length(caplog: pytest.LogCaptureFi
         return answer
 
     async def short() -> None:
-        async with serving(app(6)) as port:
-            wire = await port.connect()
-            await wire.say(request("GET"))
+        async with talking(app(6), request("GET")) as (_, wire):
             assert (await wire.rest()).endswith(b"\r\n\r\n12345")
             await wire.close()
 
@@ -360,9 +345,7 @@ async def test_an_application_that_stops_halfway_breaks_the_connection() -> None
         await send({"type": "http.response.start", "status": 200})
         await send({"type": "http.response.body", "body": b"half", "more_body": True})
 
-    async with serving(app) as port:
-        wire = await port.connect()
-        await wire.say(request("GET"))
+    async with talking(app, request("GET")) as (_, wire):
         assert (await wire.rest()).endswith(b"\r\n4\r\nhalf\r\n")
         await wire.close()
 
@@ -376,9 +359,7 @@ async def test_a_cut_body_that_ends_with_its_connection_is_reset() -> None:
         await send({"type": "http.response.body", "body": b"half", "more_body": True})
         await half_way.wait()
 
-    async with serving(cut) as port:
-        wire = await port.connect()
-        await wire.say(b"GET / HTTP/1.0\r\n\r\n")
+    async with talking(cut, b"GET / HTTP/1.0\r\n\r\n") as (_, wire):
         await wire.head()
         assert await wire.reader.readexactly(4) == b"half"
         half_way.set()
@@ -390,9 +371,7 @@ async def test_a_cut_body_that_ends_with_its_connection_is_reset() -> None:
 async def test_the_date_moves_with_the_clock() -> None:
     """The Date header is kept by the sweep, not computed for every answer."""
     clock = ManualClock()
-    async with serving(echo, clock=clock) as port:
-        wire = await port.connect()
-        await wire.say(request("GET"))
+    async with talking(echo, request("GET"), clock=clock) as (_, wire):
         assert (await wire.answer()).headers["date"] == "Thu, 01 Jan 2026 00:00:00 GMT"
         await clock.advance(2)
         await wire.say(request("GET"))
@@ -402,9 +381,7 @@ async def test_the_date_moves_with_the_clock() -> None:
 
 async def test_pieces_of_a_body_leave_at_once() -> None:
     """Nagle's algorithm is off, also for connections from a listener whose protocol number is 0."""
-    async with serving(unread) as port:
-        wire = await port.connect()
-        await wire.say(request("GET"))
+    async with talking(unread, request("GET")) as (port, wire):
         await wire.answer()
         [connection] = port.server._state.connections
         connected = connection.transport.get_extra_info("socket")

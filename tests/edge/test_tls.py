@@ -15,7 +15,7 @@ from gateway.edge.s3_server import Receive, Scope, Send, TlsFiles
 from gateway.edge.server_state import ServerLimits
 from tests.edge.apps import echo, file_app
 from tests.support.certificates import tls_files
-from tests.support.serving import request, serving
+from tests.support.serving import request, serving, talking
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +76,9 @@ async def test_an_early_answer_arrives_and_the_connection_ends(tls: TlsFiles, tr
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT"])
 async def test_plain_http_is_told_that_the_port_is_https(tls: TlsFiles, method: str) -> None:
     """400 with the reason, as nginx says it, and nothing behind it; the application hears of nothing."""
-    async with serving(unheard, tls=tls) as port:
-        wire = await port.connect()
-        await wire.say(request(method, "/b/k", b"body" if method == "PUT" else b"") + request("GET"))
+    async with talking(
+        unheard, request(method, "/b/k", b"body" if method == "PUT" else b"") + request("GET"), tls=tls
+    ) as (port, wire):
         answer = await wire.answer(to_head=method == "HEAD")
         assert (answer.status, answer.headers["connection"]) == (400, "close")
         assert method == "HEAD" or b"The plain HTTP request was sent to HTTPS port" in answer.body
@@ -93,9 +93,7 @@ async def unheard(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def test_what_is_neither_gets_no_answer_and_leaves_nothing(tls: TlsFiles) -> None:
     """The connection closes, the server goes on."""
-    async with serving(echo, tls=tls) as port:
-        wire = await port.connect()
-        await wire.say(b"\x00" * 100)
+    async with talking(echo, b"\x00" * 100, tls=tls) as (port, wire):
         assert b"HTTP/" not in await wire.rest()
         await wire.close()
         await port.connections(0)
@@ -104,9 +102,7 @@ async def test_what_is_neither_gets_no_answer_and_leaves_nothing(tls: TlsFiles) 
 @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01"])
 async def test_a_handshake_that_does_not_come_is_not_waited_for(tls: TlsFiles, said: bytes) -> None:
     """Neither for its first byte nor for the rest."""
-    async with serving(echo, tls=tls, limits=ServerLimits(head_timeout_seconds=0.2)) as port:
-        wire = await port.connect()
-        await wire.say(said)
+    async with talking(echo, said, tls=tls, limits=ServerLimits(head_timeout_seconds=0.2)) as (port, wire):
         assert await wire.rest() in (b"", b"\x15\x03\x01\x00\x02\x02\x0a")
         await port.connections(0)
 
