@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gateway.config import CallerLimitSettings, OriginSettings, Settings, SlotSettings
 from gateway.config.live import LiveSettings, Numbers
-from gateway.config.signers import signers
+from gateway.config.settings import signers
 from gateway.core.clock import Clock
 from gateway.core.errors import StartupError
 from gateway.origin.client import Direction

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from gateway.admin.formatting import size_text
 from gateway.config import Settings
-from gateway.config.buffers import file_system_kind
-from gateway.config.defaults import disk_usage
-from gateway.doctor.findings import Finding, error, note, ok, warning
+from gateway.config.defaults import disk_usage, file_system_kind
+from gateway.doctor import Finding, error, note, ok, warning
 from gateway.serve.shared_directory import SHARED_MEMORY, room_needed_bytes
 from gateway.serve.system import DESCRIPTORS_ADVISED, DESCRIPTORS_MIN
 from gateway.shared.arena import names_max

@@ -13,20 +13,17 @@ from urllib.parse import unquote
 import structlog
 
 from gateway.admin.app import control_app
-from gateway.admin.backends import Backends
-from gateway.admin.history import CountsHistory
+from gateway.admin.backends import CURRENT, Backends, SlotChanges
+from gateway.admin.operations import problem
 from gateway.admin.origin_check import REMEMBERED_WELL_SECONDS, OriginChecks, OriginFinding
-from gateway.admin.responses import problem
-from gateway.admin.slot_changes import SlotChanges
-from gateway.admin.state import CURRENT
+from gateway.admin.overview import CountsHistory
 from gateway.app.node import BackgroundServices, background_services, origin_for_checks, silence_board
 from gateway.config import ServerSettings
 from gateway.core import cancellation
 from gateway.core.errors import ForebayError, S3Error
-from gateway.edge.server import S3Server
-from gateway.edge.server.cycle import in_task
-from gateway.edge.server.response import Refusal
-from gateway.edge.server.s3_server import ASGIApp, Message, Receive, Scope, Send
+from gateway.edge.cycle import in_task
+from gateway.edge.response import Refusal
+from gateway.edge.s3_server import ASGIApp, Message, Receive, S3Server, Scope, Send
 from gateway.serve.child import ChildContext
 from gateway.serve.child_config import ChildConfig
 from gateway.serve.claim import use_reserve_when_full

@@ -155,7 +155,7 @@ class _Changes:
 
 
 def _states() -> Callable[[bytes], None]:
-    from gateway.admin.state import CURRENT
+    from gateway.admin.backends import CURRENT
 
     return CURRENT.take
 

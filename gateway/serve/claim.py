@@ -21,7 +21,7 @@ from pathlib import Path
 import structlog
 
 from gateway.config import Settings
-from gateway.config.own_directory import LOCK_MARK, LOCK_NAME, others_files
+from gateway.config.defaults import LOCK_MARK, LOCK_NAME, others_files
 from gateway.core.clock import Moment, SystemClock
 from gateway.core.errors import BufferUnavailable, StartupError, StoreUnavailable, is_no_room, opening_failure
 from gateway.disk.atomic_write import check_room

@@ -24,7 +24,7 @@ import orjson
 import structlog
 
 from gateway import __version__
-from gateway.admin.state import GatewayState
+from gateway.admin.backends import GatewayState
 from gateway.app.bandwidth import make_memory
 from gateway.config import Settings
 from gateway.config.checks import own_address_problem

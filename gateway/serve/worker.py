@@ -7,9 +7,9 @@ import asyncio
 from gateway.app.bandwidth import names_in_metrics
 from gateway.app.node import s3_application
 from gateway.config import ServerSettings
-from gateway.edge.server import S3Server, ServerLimits, TlsFiles
-from gateway.edge.server.listener import ConnectionCounts
-from gateway.edge.server.prepared import PreparedRequests
+from gateway.edge.prepared import PreparedRequests
+from gateway.edge.s3_server import ConnectionCounts, S3Server, TlsFiles
+from gateway.edge.server_state import ServerLimits
 from gateway.policy.callers import Callers
 from gateway.serve.child import ChildContext
 from gateway.shared.heartbeats import Heartbeats
@@ -28,16 +28,7 @@ async def serve_s3(context: ChildContext) -> None:
         closed=config.closed is not None,
     ) as app:
         app.audit, app.access, app.tracer = context.audit, context.access, context.tracer
-        prepared = PreparedRequests(
-            app.services,
-            app.authenticator,
-            app.base_domains,
-            app.log,
-            app.callers,
-            app.recent,
-            app.access,
-            app.tracer,
-        )
+        prepared = PreparedRequests(app)
         counts = ConnectionCounts(
             config.metrics_directory / "connections",
             context.number,

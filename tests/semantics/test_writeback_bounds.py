@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -52,7 +51,7 @@ def test_5_9_never_more_than_the_buffer(
         kept = {name for name, answer in answers.items() if answer.status == 200}
         assert {name: client.origin.data("bucket", name) for name in kept} == {name: bodies[name] for name in kept}
 
-    with_client(tmp_path, scenario, [replace(BOUNDED, when_buffer_full=full)])
+    with_client(tmp_path, scenario, [slot_with(BOUNDED, when_buffer_full=full)])
 
 
 def test_5_10_an_upload_larger_than_the_buffer(tmp_path: Path) -> None:
@@ -68,7 +67,7 @@ def test_5_10_an_upload_larger_than_the_buffer(tmp_path: Path) -> None:
         assert client.origin.data("bucket", "back/m") == b"".join(parts.values())
         assert client.origin.buckets["bucket"].object("back/m").etag == multipart_etag(list(etags.values()))
 
-    with_client(tmp_path, scenario, [replace(BOUNDED, buffer_bytes=PART_BYTES + 1)])
+    with_client(tmp_path, scenario, [slot_with(BOUNDED, buffer_bytes=PART_BYTES + 1)])
 
 
 def test_5_10_slow_down_where_nothing_can_go_through(tmp_path: Path) -> None:
@@ -105,4 +104,4 @@ def test_5_11_beyond_the_exposure_nothing_more_is_promised(tmp_path: Path) -> No
         answer = await client.ask("PUT", "back/k4", bytes(20 * KIB))
         assert answer.headers["x-forebay-cache"] == "absorbed"
 
-    with_client(tmp_path, scenario, [replace(BOUNDED, unflushed_bytes_max=50 * KIB)])
+    with_client(tmp_path, scenario, [slot_with(BOUNDED, unflushed_bytes_max=50 * KIB)])

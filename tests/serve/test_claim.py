@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.own_directory import LOCK_NAME
+from gateway.config.defaults import LOCK_NAME
 from gateway.core.errors import StartupError
 from gateway.serve import claim as claims
 from gateway.serve.claim import claim, kept_from_gateways, leave_mark, lock_directory, prepare_directory

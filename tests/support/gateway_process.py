@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import httpx
 
-from gateway.config.own_directory import own_directory
+from gateway.config.defaults import own_directory
 from tests.support.processes import is_over, kill_if_there
 
 _READY = re.compile(r"forebay: S3 on (\S+), admin on (\S+)\n")

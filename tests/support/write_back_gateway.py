@@ -19,7 +19,8 @@ from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.flushing.flush_logger import FlushLogger
 from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, order_of
 from gateway.writeback.flushing.requests import Requests
-from gateway.writeback.journal.records import Conditions, Honoured, Priority, State, Write
+from gateway.writeback.journal.buckets import Conditions, Honoured
+from gateway.writeback.journal.records import Priority, State, Write
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.journal.turns import Due
 from tests.support.asgi import Answer as Got

@@ -43,7 +43,8 @@ from gateway.telemetry.logs import RateLimitedLog
 from gateway.writeback.checkpoints.manifests import NamedFiles, NotUnderstood, may_be_understood
 from gateway.writeback.flushing.manifest_files import AWAITED_PAUSE_SECONDS, FIRST_PAUSE_SECONDS, Presence, understood
 from gateway.writeback.flushing.state import LookedFor, WriteRefused
-from gateway.writeback.journal.records import LastOwnWrite, State, Write
+from gateway.writeback.journal.buckets import LastOwnWrite
+from gateway.writeback.journal.records import State, Write
 from gateway.writeback.order import is_marker, key_prefix_before
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from gateway.writeback.admin.checkpoints import CheckpointsReport
 from gateway.writeback.admin.queries import Name, Pending, from_token, may_be_name, name_of, to_token
 from gateway.writeback.flushing.reconciler import Attempts, FlushDependencies, Reconciler
 from gateway.writeback.flushing.state import Headed, Lost, WriteRefused
-from gateway.writeback.journal.records import BucketCapabilities, ExpectedVersion, Write, WriteSpec
+from gateway.writeback.journal.buckets import BucketCapabilities
+from gateway.writeback.journal.records import ExpectedVersion, Write, WriteSpec
 from gateway.writeback.journal.rows import keys_under, text
 from gateway.writeback.journal.transaction import JournalTransaction
 

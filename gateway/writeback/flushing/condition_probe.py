@@ -21,7 +21,7 @@ from gateway.core.model import ObjectKey
 from gateway.core.steps import at_once
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, error_code_of, text_of
-from gateway.writeback.journal.records import Conditions, Honoured
+from gateway.writeback.journal.buckets import Conditions, Honoured
 
 ANSWER_SIZE_BYTES_MAX = 64 * 1024
 

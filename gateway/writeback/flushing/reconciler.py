@@ -77,18 +77,9 @@ from gateway.writeback.flushing.state import (
     Wait,
     WriteRefused,
 )
+from gateway.writeback.journal.buckets import BucketCapabilities, Conditions, Honoured
 from gateway.writeback.journal.journal import Journal, JournalGC
-from gateway.writeback.journal.records import (
-    BucketCapabilities,
-    Conditions,
-    CreateAttempt,
-    Honoured,
-    Part,
-    Priority,
-    State,
-    Turn,
-    Write,
-)
+from gateway.writeback.journal.records import CreateAttempt, Part, Priority, State, Turn, Write
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.journal.turns import RETRY_SECONDS_MAX, UPLOAD_SECONDS_MAX, Due
 from gateway.writeback.journal.uploads import CARRIED_OUT_SECONDS

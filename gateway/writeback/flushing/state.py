@@ -25,16 +25,8 @@ from typing import Literal, TypeAlias
 from gateway.core.clock import Moment
 from gateway.s3.headers import is_of_parts, unquote
 from gateway.telemetry.metrics import FailureKind
-from gateway.writeback.journal.records import (
-    DATED_EARLIER_SECONDS_MAX,
-    IDLE_SECONDS_MIN,
-    UPLOAD_LOOK_SECONDS,
-    Conditions,
-    Honoured,
-    Part,
-    State,
-    Write,
-)
+from gateway.writeback.journal.buckets import DATED_EARLIER_SECONDS_MAX, Conditions, Honoured
+from gateway.writeback.journal.records import IDLE_SECONDS_MIN, UPLOAD_LOOK_SECONDS, Part, State, Write
 
 PARTS_AT_ONCE = 4
 

@@ -23,7 +23,8 @@ from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 from gateway.writeback.flushing.reconciler import LONGEST_PAUSE_SECONDS
 from gateway.writeback.flushing.state import OTHERS
-from gateway.writeback.journal.records import ExpectedVersion, Honoured, Priority, State, Turn, Write, WriteSpec
+from gateway.writeback.journal.buckets import Honoured
+from gateway.writeback.journal.records import ExpectedVersion, Priority, State, Turn, Write, WriteSpec
 from gateway.writeback.journal.transaction import JournalTransaction
 from tests.support.flushing import HEADERS, PART_BYTES
 from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on

@@ -25,7 +25,8 @@ from gateway.writeback.flushing.condition_probe import (
     probe_key,
 )
 from gateway.writeback.flushing.reconciler import SlotOrder
-from gateway.writeback.journal.records import BucketCapabilities, Conditions, ExpectedVersion, Honoured
+from gateway.writeback.journal.buckets import BucketCapabilities, Conditions, Honoured
+from gateway.writeback.journal.records import ExpectedVersion
 from gateway.writeback.journal.uploads import CARRIED_OUT_SECONDS
 from tests.support.flushing import Buffer, with_buffer
 from tests.support.manual_clock import ManualClock

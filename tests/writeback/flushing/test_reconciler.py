@@ -17,8 +17,9 @@ from gateway.s3.requests import Operation
 from gateway.writeback.checkpoints.layouts import member_of, rules_of
 from gateway.writeback.flushing.reconciler import AGAIN_SECONDS
 from gateway.writeback.flushing.state import OTHERS, UNTOLD
+from gateway.writeback.journal.buckets import Honoured
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.records import ExpectedVersion, Honoured, Part, State, Turn, Write, WriteSpec
+from gateway.writeback.journal.records import ExpectedVersion, Part, State, Turn, Write, WriteSpec
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.pending_key_filter import LOOK_SECONDS, QUICK_SECONDS, QUIET_SECONDS
 from gateway.writeback.pending_reader import IN_MEMORY_BYTES_MAX

@@ -22,10 +22,10 @@ from gateway.telemetry import metrics
 from gateway.writeback.flushing.lanes import PARTS_PER_LANE, PLACES
 from gateway.writeback.flushing.reconciler import SlotOrder
 from gateway.writeback.flushing.state import ANSWER_GIVEN_UP_SECONDS, PARTS_AT_ONCE, RESTARTS_MAX
+from gateway.writeback.journal.buckets import LastOwnWrite
 from gateway.writeback.journal.records import (
     UPLOAD_LOOK_SECONDS,
     ExpectedVersion,
-    LastOwnWrite,
     Part,
     Priority,
     State,

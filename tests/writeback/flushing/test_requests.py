@@ -24,7 +24,8 @@ from gateway.writeback.flushing.state import (
     Lost,
     WriteRefused,
 )
-from gateway.writeback.journal.records import ExpectedVersion, Honoured, Part
+from gateway.writeback.journal.buckets import Honoured
+from gateway.writeback.journal.records import ExpectedVersion, Part
 from tests.support.flushing import PART_BYTES, Buffer, with_buffer
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.content import BytesContent

@@ -10,7 +10,8 @@ import pytest
 
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.flushing.state import Delete, Event, Finish, Lost, PartFailed, SendPart, WriteRefused
-from gateway.writeback.journal.records import Conditions, ExpectedVersion, Honoured, State, Turn, Write, WriteSpec
+from gateway.writeback.journal.buckets import Conditions, Honoured
+from gateway.writeback.journal.records import ExpectedVersion, State, Turn, Write, WriteSpec
 from tests.support.flushing import PART_BYTES, Buffer, with_buffer
 from tests.support.memory_origin.faults import Answer
 from tests.support.writeback import key

@@ -62,16 +62,8 @@ from gateway.writeback.flushing.state import (
     Wait,
     WriteRefused,
 )
-from gateway.writeback.journal.records import (
-    DATED_EARLIER_SECONDS_MAX,
-    UPLOAD_LOOK_SECONDS,
-    Conditions,
-    CreateAttempt,
-    ExpectedVersion,
-    Honoured,
-    State,
-    Write,
-)
+from gateway.writeback.journal.buckets import DATED_EARLIER_SECONDS_MAX, Conditions, Honoured
+from gateway.writeback.journal.records import UPLOAD_LOOK_SECONDS, CreateAttempt, ExpectedVersion, State, Write
 from tests.support.loop_steps import longest_step
 from tests.support.writeback import key, part, pending, upload
 
