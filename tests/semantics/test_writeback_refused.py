@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.clock import Moment
 from gateway.s3.requests import Operation
-from gateway.writeback.flushing.reconciler import REFUSED_AGAIN_SECONDS
+from gateway.writeback.flushing.flush_task import REFUSED_AGAIN_SECONDS
 from gateway.writeback.journal.buckets import FORMS_MAX
 from gateway.writeback.journal.records import Priority, Turn
 from gateway.writeback.offline_export import export

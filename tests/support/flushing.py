@@ -16,7 +16,8 @@ from gateway.origin.client import Origin
 from gateway.s3.headers import multipart_etag
 from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.flushing.flush_logger import FlushLogger
-from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, SlotOrder
+from gateway.writeback.flushing.flush_task import FlushDependencies, SlotOrder
+from gateway.writeback.flushing.reconciler import Reconciler
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.journal.buckets import BucketCapabilities, Conditions, Honoured
 from gateway.writeback.journal.journal import Journal
