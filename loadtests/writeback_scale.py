@@ -151,7 +151,7 @@ def _gateway(origin: _Origin, directory: Path) -> Iterator[GatewayProcess]:
         "cache": {"capacity": "1GiB", "persistent": True},
         "slots": [{"name": "load", "prefix": f"s3://{BUCKET}/"} | WRITES_BACK],
     }
-    with GatewayProcess(config, directory=directory / "cache") as gateway:
+    with GatewayProcess(config, directory=directory / "cache", is_prepared=False) as gateway:
         with closing(_Client(gateway)) as client:
             for name in ("through", "first"):  # the first write to a bucket goes through, and tells what it is like
                 client.ask("PUT", f"{directory.name}/{name}", body=b"x")
