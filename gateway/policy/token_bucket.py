@@ -91,10 +91,6 @@ class TokenBucket:
         if self.rate != rate:
             self.change_rate(rate, now)
 
-    def changed_at(self) -> float:
-        """Return when the rate was last changed."""
-        return max(self._changed_at)
-
     def _write(self, rate: float, now: float, flowed: float) -> None:
         own, record = self._own, 1 - self._which[self._own]
         for row, value in zip(self._record(record), (rate, now, flowed), strict=True):
