@@ -150,7 +150,7 @@ class OverviewApi:
         return to.Overview(
             host=platform.node(),
             status=status,
-            troubles=[to.TroubleDocument(**one._asdict()) for one in troubles(status)],
+            troubles=list(troubles(status)),
             counts=counts_of(reading),
             history=[],
             latency_buckets_seconds=list(LATENCY_BUCKETS_SECONDS),
