@@ -38,9 +38,8 @@ from gateway.core.steps import in_steps
 from gateway.operations.writeback.complete_upload import complete
 from gateway.s3.xml import CompletedPart
 from gateway.writeback import DIRECTORY
-from gateway.writeback.journal.codec import parts_digest
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.records import ExpectedVersion, Part, State, Write, WriteSpec
+from gateway.writeback.journal.records import ExpectedVersion, Part, State, Write, WriteSpec, parts_digest
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.staged_file import StagedFile, Staging
 from loadtests.harness import command, machine

@@ -12,10 +12,9 @@ from gateway.admin.operations import problem
 from gateway.config import ServerSettings
 from gateway.core import cancellation
 from gateway.core.errors import S3Error
-from gateway.edge.server import S3Server
-from gateway.edge.server.cycle import in_task
-from gateway.edge.server.response import Refusal
-from gateway.edge.server.s3_server import ASGIApp, Message, Receive, Scope, Send
+from gateway.edge.cycle import in_task
+from gateway.edge.response import Refusal
+from gateway.edge.s3_server import ASGIApp, Message, Receive, S3Server, Scope, Send
 from gateway.serve.worker import server_limits
 
 CONNECTIONS_MAX = 256

@@ -9,9 +9,9 @@ from gateway.app.node import s3_application
 from gateway.config import ServerSettings
 from gateway.config.live import LiveSettings
 from gateway.edge.asgi import S3App
-from gateway.edge.server import S3Server, ServerLimits, TlsFiles
-from gateway.edge.server.listener import ConnectionCounts
-from gateway.edge.server.prepared import PreparedRequests
+from gateway.edge.prepared import PreparedRequests
+from gateway.edge.s3_server import ConnectionCounts, S3Server, TlsFiles
+from gateway.edge.server_state import ServerLimits
 from gateway.policy.callers import Callers
 from gateway.serve.child_context import ChildContext
 from gateway.shared.heartbeats import Heartbeats
@@ -30,16 +30,7 @@ async def serve_s3(context: ChildContext) -> None:
         closed=config.closed is not None,
     ) as app:
         app.audit, app.access, app.tracer = context.audit, context.access, context.tracer
-        prepared = PreparedRequests(
-            app.services,
-            app.authenticator,
-            app.base_domains,
-            app.log,
-            app.callers,
-            app.recent,
-            app.access,
-            app.tracer,
-        )
+        prepared = PreparedRequests(app)
         counts = ConnectionCounts(
             config.metrics_directory / "connections",
             context.number,
@@ -55,7 +46,7 @@ async def serve_s3(context: ChildContext) -> None:
             on_refused=count_refusal,
             counts=counts,
         )
-        callers = _LiveCallers(app, prepared, live, context.stop)
+        callers = _LiveCallers(app, live, context.stop)
 
         async def apply_settings() -> None:
             callers.apply_settings()
@@ -83,9 +74,8 @@ _KNOWN_MAX = 8
 class _LiveCallers:
     """The limits of callers in the present settings. Requests that have begun under other limits end under those."""
 
-    def __init__(self, app: S3App, prepared: PreparedRequests, live: LiveSettings, stop: asyncio.Event) -> None:
+    def __init__(self, app: S3App, live: LiveSettings, stop: asyncio.Event) -> None:
         self._app = app
-        self._prepared = prepared
         self._live = live
         self._stop = stop
         self._known: list[tuple[object, Callers | None]] = []
@@ -103,7 +93,7 @@ class _LiveCallers:
         found = [one for one in self._known if one[0] == wanted] or [(wanted, self._app.limits())]
         self._known = [*(one for one in self._known if one[0] != wanted), *found][-_KNOWN_MAX:]
         before = self._app.callers
-        self._app.callers = self._prepared.callers = callers = found[0][1]
+        self._app.callers = callers = found[0][1]
         if before is not None and before is not callers:
             before.release()
         if callers is not None and callers not in self._tended:

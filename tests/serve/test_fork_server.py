@@ -18,7 +18,7 @@ import pytest
 import gateway.serve.background
 import gateway.serve.worker
 from gateway.core.errors import StartupError
-from gateway.edge.server.response import next_request_id
+from gateway.edge.response import next_request_id
 from gateway.serve import fork_server
 from gateway.serve.child_process import ChildProcess, ChildSpec
 from gateway.serve.children import Children
@@ -270,7 +270,7 @@ def test_forked_processes_number_their_requests_differently() -> None:
 
 def test_no_module_draws_by_lot_when_it_is_loaded() -> None:
     """It would draw the same in all processes. What is drawn anew after a fork is named here."""
-    renewed = {("gateway.edge.server.response", "_numbers")}
+    renewed = {("gateway.edge.response", "_numbers")}
     assert gateway.serve.worker
     assert gateway.serve.background
     found = {

@@ -17,9 +17,11 @@ from gateway.policy.slots import Prefix
 from gateway.s3.xml import text_of
 from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.flushing.flush_logger import FlushLogger
-from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, order_of
+from gateway.writeback.flushing.flush_task import FlushDependencies, order_of
+from gateway.writeback.flushing.reconciler import Reconciler
 from gateway.writeback.flushing.requests import Requests
-from gateway.writeback.journal.records import Conditions, Honoured, Priority, State, Write
+from gateway.writeback.journal.buckets import Conditions, Honoured
+from gateway.writeback.journal.records import Priority, State, Write
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.journal.turns import Due
 from tests.support.asgi import Answer as Got
@@ -54,11 +56,12 @@ class _Gated(Reconciler):
 
     flushes = False
 
-    def _start_due(
+    def _chosen(
         self, tx: JournalTransaction, name: tuple[str, str], lane: Any, priority: Priority, now: float, room: int
-    ) -> None:
+    ) -> Sequence[Due]:
         if self.flushes or any(_is_waited_for(tx, one) for one in tx.turns.due(name, priority, now, 1000)):
-            super()._start_due(tx, name, lane, priority, now, room)
+            return super()._chosen(tx, name, lane, priority, now, room)
+        return ()
 
     async def _take_up(self, slot: str, lane: Any, priority: Priority, due: Due) -> None:
         if not self.flushes and not self._journal.read(lambda tx: _is_waited_for(tx, due)):

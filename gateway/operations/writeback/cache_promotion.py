@@ -31,7 +31,7 @@ LEARN_SECONDS = 1.0
 
 
 class CachePromoter:
-    """Updates catalog, listing index and blocks (implements `writeback.flushing.reconciler.Publication`)."""
+    """Updates catalog, listing index and blocks (implements `writeback.flushing.flush_task.Publication`)."""
 
     def __init__(self, catalog: Catalog, blocks: BlockCache, slots: Slots, staging: Staging) -> None:
         self._catalog = catalog

@@ -35,8 +35,7 @@ from gateway.s3.error_codes import CODES, s3_error
 from gateway.s3.headers import md5s_etag, unquote
 from gateway.s3.xml import COMPLETE_SIZE_BYTES_MAX, CompletedPart, parse_complete_multipart_upload
 from gateway.s3.xml_writer import document, element
-from gateway.writeback.journal.codec import parts_digest
-from gateway.writeback.journal.records import Part, UploadOutcome, Write
+from gateway.writeback.journal.records import Part, UploadOutcome, Write, parts_digest
 from gateway.writeback.journal.transaction import JournalTransaction
 
 if TYPE_CHECKING:

@@ -41,9 +41,15 @@ from gateway.s3.xml_writer import PROLOG
 from gateway.telemetry import metrics
 from gateway.telemetry.logs import RateLimitedLog
 from gateway.writeback.checkpoints.manifests import NamedFiles, NotUnderstood, may_be_understood
-from gateway.writeback.flushing.manifest_files import AWAITED_PAUSE_SECONDS, FIRST_PAUSE_SECONDS, Presence, understood
+from gateway.writeback.flushing.manifest_files import (
+    AWAITED_PAUSE_SECONDS,
+    FIRST_PAUSE_SECONDS,
+    FilePresence,
+    understood,
+)
 from gateway.writeback.flushing.state import LookedFor, WriteRefused
-from gateway.writeback.journal.records import LastOwnWrite, State, Write
+from gateway.writeback.journal.buckets import LastOwnWrite
+from gateway.writeback.journal.records import State, Write
 from gateway.writeback.order import is_marker, key_prefix_before
 
 if TYPE_CHECKING:
@@ -132,11 +138,11 @@ class FlushWait:
         """
         if not named:
             return
-        presence = Presence(self._context.object_key.bucket, named)
         origin, slot = self._context.services.origin, self._context.slot.name
-        pause_seconds, is_first = FIRST_PAUSE_SECONDS, True
+        bucket, pause_seconds = self._context.object_key.bucket, FIRST_PAUSE_SECONDS
+        presence = FilePresence(origin, bucket, named, slot=slot, purpose=Purpose.FORWARD, clock=self._clock)
         while True:
-            found = await presence.look(origin, slot, Purpose.FORWARD, self._clock, lambda _: False, is_first=is_first)
+            found = await presence.look()
             if isinstance(found, WriteRefused) or (isinstance(found, LookedFor) and not found.missing):
                 return
             if self._clock.monotonic() + pause_seconds >= self._deadline:
@@ -146,7 +152,7 @@ class FlushWait:
                 )
             with cancellation.turn():
                 await self._clock.sleep(pause_seconds)
-            pause_seconds, is_first = min(2 * pause_seconds, AWAITED_PAUSE_SECONDS), False
+            pause_seconds = min(2 * pause_seconds, AWAITED_PAUSE_SECONDS)
 
     async def for_write(self, key: ObjectKey, sequence: int) -> None:
         """Wait for writes of a key up to `sequence`."""

@@ -44,14 +44,8 @@ from gateway.operations.writeback.write_back_policy import (
 from gateway.s3.checksums import PREFIX
 from gateway.s3.headers import filter_request_headers, unquote
 from gateway.writeback.bounds import Bound
-from gateway.writeback.journal.records import (
-    LAST_OWN_WRITE_KEPT_SECONDS,
-    BucketCapabilities,
-    ExpectedVersion,
-    Part,
-    Write,
-    WriteSpec,
-)
+from gateway.writeback.journal.buckets import LAST_OWN_WRITE_KEPT_SECONDS, BucketCapabilities
+from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer

@@ -47,7 +47,8 @@ from gateway.s3.headers import filter_request_headers, filter_response_headers, 
 from gateway.s3.xml import text_of
 from gateway.s3.xml_writer import document, element
 from gateway.writeback.flushing.in_doubt import CreateInDoubt, in_doubt
-from gateway.writeback.journal.records import BucketCapabilities, ExpectedVersion, Part, Write, WriteSpec
+from gateway.writeback.journal.buckets import BucketCapabilities
+from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer

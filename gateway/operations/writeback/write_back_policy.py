@@ -16,7 +16,7 @@ from gateway.s3.checksums import ALGORITHMS, PREFIX
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import etag_matches, sendable
 from gateway.s3.requests import S3Request
-from gateway.writeback.journal.records import BucketCapabilities
+from gateway.writeback.journal.buckets import BucketCapabilities
 
 if TYPE_CHECKING:
     from gateway.writeback.buffer import WritebackBuffer

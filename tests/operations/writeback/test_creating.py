@@ -13,7 +13,8 @@ import pytest
 
 from gateway.operations.writeback import put_object
 from gateway.s3.requests import Operation
-from gateway.writeback.journal.records import BucketCapabilities, CreateAttempt
+from gateway.writeback.journal.buckets import BucketCapabilities
+from gateway.writeback.journal.records import CreateAttempt
 from tests.support.asgi import call
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Effect, Hold, Unreachable, on
 from tests.support.slots import slot_with

@@ -16,8 +16,8 @@ from gateway.operations.payload import BUFFERED_SIZE_BYTES_MAX
 from gateway.operations.writeback.write_back_policy import check_stored, created_headers, fixed_headers
 from gateway.s3.headers import sendable
 from gateway.s3.requests import Operation
+from gateway.writeback.journal.buckets import BucketCapabilities
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.records import BucketCapabilities
 from tests.support.asgi import call, signed_headers
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Effect, Hold, Unreachable, on
 from tests.support.write_back_gateway import Client, eventually, with_client

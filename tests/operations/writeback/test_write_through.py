@@ -11,7 +11,7 @@ import pytest
 from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
 from gateway.s3.xml import RESULT_SIZE_BYTES_MAX
-from gateway.writeback.journal.records import LastOwnWrite
+from gateway.writeback.journal.buckets import LastOwnWrite
 from tests.support.asgi import call
 from tests.support.memory_origin.faults import AlterBody, AlterHeaders, CutBody, Hold, Unreachable, on
 from tests.support.write_back_gateway import PART_BYTES, Client, with_client
