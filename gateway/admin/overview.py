@@ -109,12 +109,7 @@ _NEED_HELP = ("failed", "conflict", "stalled")
 
 class OverviewApi:
     def __init__(
-        self,
-        status: StatusApi,
-        slots: SlotsApi,
-        lent: Backends,
-        metrics_directory: Path,
-        history: CountsHistory,
+        self, status: StatusApi, slots: SlotsApi, lent: Backends, metrics_directory: Path, history: CountsHistory
     ) -> None:
         self._status = status
         self._slots = slots
