@@ -137,7 +137,8 @@ def _gateway() -> Iterator[GatewayProcess]:
     try:
         with StrictOrigin() as origin:
             origin.model.put("bucket", "team-b/0", _BODY)
-            with machine.on_cores(machine.server_core()), GatewayProcess(_config(origin), directory=directory) as one:
+            gateway = GatewayProcess(_config(origin), directory=directory, is_prepared=False)
+            with machine.on_cores(machine.server_core()), gateway as one:
                 yield one
     finally:
         shutil.rmtree(directory)

@@ -35,7 +35,7 @@ import httpx
 from gateway.core.clock import Moment
 from gateway.core.model import ObjectKey
 from gateway.core.steps import in_steps
-from gateway.operations.writeback.complete_upload import complete
+from gateway.operations.writeback.uploads import complete
 from gateway.s3.xml import CompletedPart
 from gateway.writeback import DIRECTORY
 from gateway.writeback.journal.journal import Journal
@@ -151,7 +151,7 @@ def _gateway(origin: _Origin, directory: Path) -> Iterator[GatewayProcess]:
         "cache": {"capacity": "1GiB", "persistent": True},
         "slots": [{"name": "load", "prefix": f"s3://{BUCKET}/"} | WRITES_BACK],
     }
-    with GatewayProcess(config, directory=directory / "cache") as gateway:
+    with GatewayProcess(config, directory=directory / "cache", is_prepared=False) as gateway:
         with closing(_Client(gateway)) as client:
             for name in ("through", "first"):  # the first write to a bucket goes through, and tells what it is like
                 client.ask("PUT", f"{directory.name}/{name}", body=b"x")
@@ -229,7 +229,7 @@ async def _timed_look_ups(journal: Journal, count: int) -> dict[str, float]:
         await journal.parts(upload.id)
 
     async def made() -> None:
-        await in_steps(complete("upload", {}, {}, stored, listed))
+        await in_steps(complete(upload, {}, stored, listed))
         await in_steps(parts_digest(listed))
 
     async def upload_now() -> None:

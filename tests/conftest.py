@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import resource
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -80,6 +82,16 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     if missing is not None:
         pytest.fail(missing, pytrace=False)
     return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an `async def` test on an event loop of its own; its fixtures are made and taken down outside."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 def pytest_collection_finish() -> None:

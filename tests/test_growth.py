@@ -62,17 +62,13 @@ def _texts(parser: ClientParser, least: int, most: int) -> st.SearchStrategy[byt
 
 
 @pytest.mark.parametrize("name", rest_is_slow(PIECEWISE, *list(PIECEWISE)[::4]))
-def test_a_byte_costs_the_same_whatever_came_before_it(name: str) -> None:
+async def test_a_byte_costs_the_same_whatever_came_before_it(name: str) -> None:
     """Whatever is read as it arrives, in the smallest pieces."""
     reader = PIECEWISE[name]
-
-    async def feed() -> None:
-        for word in reader.words:
-            growth = grows_in_pieces(reader.make, reader.begin, word)
-            assert growth is None, f"{word!r} again and again: {growth}"
-            await asyncio.sleep(0)  # requests that have come whole begin, and are cancelled at the end
-
-    asyncio.run(feed())
+    for word in reader.words:
+        growth = grows_in_pieces(reader.make, reader.begin, word)
+        assert growth is None, f"{word!r} again and again: {growth}"
+        await asyncio.sleep(0)  # requests that have come whole begin, and are cancelled at the end
 
 
 SECONDS_OF_A_KEY_MAX = 0.02

@@ -19,8 +19,8 @@ import pytest
 from botocore.config import Config
 
 from gateway.app.node import background_services, s3_application
+from gateway.config import Settings
 from gateway.config.live import LiveSettings
-from gateway.config.settings import Settings
 from gateway.policy.slots import Prefix
 from gateway.shared.recent_requests import MINUTE_SECONDS, RecentRequests
 from tests.support.prepared_process import PreparedProcess
@@ -66,6 +66,7 @@ class World:
     """A gateway in this process, its origin in another."""
 
     watch: Watch
+    live: LiveSettings
     client: Any
     origin: Any
     recent: RecentRequests
@@ -132,12 +133,13 @@ def a_watch() -> Iterator[Watch]:
 
 @asynccontextmanager
 async def a_world(settings: Settings, origin_url: str, watch: Watch) -> AsyncIterator[World]:
+    live = LiveSettings(settings)
     async with (
-        s3_application(LiveSettings(settings), worker=0, instance_id="0123456789abcdef") as app,
+        s3_application(live, worker=0, instance_id="0123456789abcdef") as app,
         serving(app) as running,
     ):
         client = client_of(f"http://127.0.0.1:{running.port}", KEY)
-        yield World(watch, client, client_of(origin_url, (ACCESS_KEY_ID, SECRET_ACCESS_KEY)), app.recent)
+        yield World(watch, live, client, client_of(origin_url, (ACCESS_KEY_ID, SECRET_ACCESS_KEY)), app.recent)
 
 
 async def flush_visits(settings: Settings, watch: Watch) -> Visits:
@@ -199,10 +201,14 @@ def test_the_way_of_a_request_does_not_grow(tmp_path: Path) -> None:
             etags = [await part(1), await part(1, 1)]
             part_upload = await world.visits(lambda: part(2))
             await complete(1, etags[1])
+            changes = [
+                await world.visits(partial(world.live.change, with_weight(settings, weight))) for weight in (2, 3, 4)
+            ]
             seen = {
                 "warm GET": in_all(warms),  # what is done every few seconds falls into one,
                 "cold GET": in_all(colds),  # what waits for a slow disk goes further,
                 "LIST": in_all(lists),
+                "slot change": in_all(changes),  # in a worker, whose parts follow
                 "part upload": len(part_upload.files),
                 "Complete": len((await world.visits(lambda: complete(0, etags[0]))).files),
             }
@@ -217,6 +223,12 @@ def test_the_way_of_a_request_does_not_grow(tmp_path: Path) -> None:
     assert visited.keys() == budgets.keys()
     print(visited)
     assert {name: count for name, count in visited.items() if count > budgets[name]} == {}
+
+
+def with_weight(settings: Settings, weight: int) -> Settings:
+    """The same, but for the first slot's weight."""
+    slots = [settings.slots[0].model_copy(update={"weight": weight}), *settings.slots[1:]]
+    return settings.model_copy(update={"slots": slots})
 
 
 def test_the_walk_names_files_that_are_there() -> None:

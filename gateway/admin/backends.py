@@ -1,4 +1,4 @@
-"""What the admin port shows and changes: parts of the cache directory, the gateway's state, and its settings."""
+"""The parts of the gateway behind the admin port: the cache directory's, the processes' state, changes of settings."""
 
 from __future__ import annotations
 

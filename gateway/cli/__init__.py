@@ -13,7 +13,7 @@ from its standard input; the second may turn a library's warning into an error."
 _PID_OF_INIT = 1
 
 
-def _put_in_order() -> None:
+def put_in_order() -> None:
     """Correct the inherited state before anything is opened and slow code is loaded.
 
     A blocked SIGTERM could not stop the gateway, and with an ignored SIGCHLD the kernel keeps no exit status of any
@@ -51,7 +51,7 @@ def _begin_anew_without_variables() -> None:
 
 
 if sys.argv[1:2] == ["serve"]:
-    _put_in_order()
+    put_in_order()
 
 from gateway.cli.commands import app, main  # noqa: E402 - what was inherited is in order before slow code is loaded
 

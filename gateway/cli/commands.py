@@ -102,8 +102,8 @@ def serve(
     from gateway.serve import supervisor
     from gateway.serve.banner import tell_what_is_served
     from gateway.serve.own_credentials import find_own_key
-    from gateway.serve.process_title import set_process_title
     from gateway.serve.reloading import Reloader
+    from gateway.serve.system import set_process_title
 
     environment = CommandEnvironment(
         os.environ,

@@ -1,4 +1,4 @@
-"""What a running gateway is and does: `forebay status`, `slots`, `callers`, `requests` and `explain`."""
+"""Looks at a running gateway: `forebay status`, `slots`, `callers`, `requests` and `explain`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from gateway.cli.common import ConfigOption, JsonOption, as_a_client, asks, expl
 from gateway.cli.tables import NOTHING, Column, Columns, bytes_progress, print_table, some_bytes_text
 from gateway.config.defaults import OWN_NAME, is_own
 from gateway.core.errors import StartupError, WritebackError
-from gateway.serve.preparation import kept_from_gateways
+from gateway.serve.claim import kept_from_gateways
 
 if TYPE_CHECKING:
     from gateway.admin.client import AdminClient

@@ -42,7 +42,7 @@ from gateway.operations.context import (
 from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT
-from gateway.policy.callers import Admission, CallerLimits, Callers, Direction, LimitsReplaced
+from gateway.policy.callers import Admission, CallerLimits, Callers, Direction
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
@@ -222,8 +222,8 @@ def _audited(audit: AuditLog, record: RequestRecord, scope: Scope) -> None:
 class S3App:
     """The S3 port's ASGI application.
 
-    `instance_id` marks requests that this node sends to its origin: one that comes back is refused (508). `limits`
-    makes the limits of callers from the current settings, kept in `callers`; None: no limits.
+    `instance_id` marks requests that this node sends to its origin: one that comes back is refused (508). `callers`
+    are the limits of callers; None: no limits.
     """
 
     services: AppContext
@@ -231,7 +231,6 @@ class S3App:
     base_domains: tuple[str, ...]
     instance_id: str
     log: FilteringBoundLogger = field(default_factory=_bound_log)
-    limits: Callable[[], Callers | None] = lambda: None
     callers: Callers | None = None
     audit: AuditLog | None = None
     recent: RecentRequests = field(default_factory=partial(RecentRequests, None, 0))
@@ -447,19 +446,8 @@ class S3App:
         expected: int | None,
         send_continue: Callable[[], None] | None,
     ) -> Response:
-        clock, admission = self.services.clock, None
-        began = clock.monotonic()
-        found: CallerLimits | None = limits
-        while found is not None and admission is None:
-            try:
-                admission = await enter(found, direction, expected, send_continue, clock.monotonic() - began)
-            except LimitsReplaced:
-                send_continue = None  # it was sent
-                agent = context.request.headers.get("user-agent", "")
-                found = self.callers.find(record.credential, agent) if self.callers is not None else None
-        record.admission = admission
-        if admission is not None:
-            body.pace(admission)
+        record.admission = await enter(limits, direction, expected, send_continue)
+        body.pace(record.admission)
         answer = perform(context)
         return answer if isinstance(answer, Response) else await answer
 

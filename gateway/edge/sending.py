@@ -42,16 +42,12 @@ async def enter(
     direction: Direction,
     expected: int | None,
     send_continue: Callable[[], None] | None,
-    waited_seconds: float = 0.0,
 ) -> Admission:
-    """Wait for room; S3Error SlowDown if there is none in time, LimitsReplaced.
-
-    `send_continue` is set if the client expects a 100; `waited_seconds` were waited under other limits.
-    """
+    """Wait for room; S3Error SlowDown if there is none in time. `send_continue` is set if the client expects a 100."""
     if send_continue is not None:
         send_continue()
     try:
-        return await limits.enter(direction, expected, max(0.0, limits.wait_seconds - waited_seconds))
+        return await limits.enter(direction, expected)
     except CallerRefused as refused:
         raise s3_error(
             "SlowDown",

@@ -118,7 +118,7 @@ def gateway(
         if before is not None:
             before(directory / "cache")
         with machine.on_cores(cores or machine.server_core()):
-            process = GatewayProcess(config, directory=directory / "cache")
+            process = GatewayProcess(config, directory=directory / "cache", is_prepared=False)
             process.__enter__()
         error: BaseException | None = None
         try:

@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from typer.testing import CliRunner, Result
 from gateway import cli
 from gateway.config.defaults import DiskUsage
 from gateway.config.loading import load_settings
+from tests.support.prepared_process import PreparedProcess
 
 DATA, CHECKPOINTS = "s3://train/data/", "s3://train/checkpoints/"
 
@@ -97,16 +97,14 @@ def test_json_says_what_was_written_and_asks_nothing(tmp_path: Path) -> None:
 def test_five_questions_at_a_terminal(tmp_path: Path) -> None:
     """It asks for what no option says; an empty answer leaves a setting out."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "gateway", "init", str(tmp_path / "forebay.toml")]
-    asking = subprocess.Popen(
-        [*command, "--origin", "http://127.0.0.1:9"], stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    command = ["gateway", "init", tmp_path / "forebay.toml", "--origin", "http://127.0.0.1:9"]
+    asking = PreparedProcess(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     os.close(theirs)
     os.write(ours, f"{tmp_path}/cache\n\n{DATA}\n{CHECKPOINTS}\n".encode())
     _, told = asking.communicate(timeout=120)
     os.close(ours)
     assert asking.returncode == 0, told
-    assert [word in told.decode() for word in ("Endpoint", "Directory", "Room", "only read", "checkpoints")] == [
+    assert [word in told for word in ("Endpoint", "Directory", "Room", "only read", "checkpoints")] == [
         False, True, True, True, True,
     ]  # fmt: skip
     settings = load_settings(tmp_path / "forebay.toml", {}).settings

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from gateway.api.documents import FlushProgress
 from gateway.cli import tables
 from tests.support.admin_documents import filled
 from tests.support.admin_double import AdminDouble, admin_double
+from tests.support.prepared_process import PreparedProcess
 
 OBJECT = {
     "bucket": "b",
@@ -54,11 +54,11 @@ def run(port: AdminDouble, *arguments: str) -> Result:
 NONE_OPEN = (200, filled(FlushProgress).document())
 
 
-def at_terminal(port: AdminDouble, typed: bytes, *arguments: str) -> tuple[int, bytes]:
+def at_terminal(port: AdminDouble, typed: bytes, *arguments: str) -> tuple[int, str]:
     """The exit code and the output of a command at whose terminal somebody types."""
     shell, terminal = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gateway", "writeback", *arguments, "--admin-url", port.url],
+    process = PreparedProcess(
+        ["gateway", "writeback", *arguments, "--admin-url", port.url],
         stdin=terminal,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -190,7 +190,7 @@ def test_somebody_at_a_terminal_has_to_say_it_in_words(typed: str, code: int) ->
     with admin_double(page([OBJECT | {"key": "kk"}, OBJECT | {"key": "k"}]), RESOLVED) as port:
         code_found, output = at_terminal(port, typed.encode(), "resolve", "s3://b/k", "discard")
         assert code_found == code, output
-        assert b"s3://b/k  bad" in output
+        assert "s3://b/k  bad" in output
         posted = [document for method, _, document in port.asked if method == "POST"]
         assert posted == ([{"object": "s3://b/k", "decision": "discard", "sequence": 9}] if code == 0 else [])
 
@@ -269,6 +269,6 @@ def test_uploads_are_shown_before_they_are_aborted(typed: bytes, code: int) -> N
     with admin_double(UPLOADS, ABORTED) as port:
         code_found, output = at_terminal(port, typed, "abort", "s3://b/u", "--prefix")
         assert code_found == code, output
-        assert b"s3://b/u2  other" in output
+        assert "s3://b/u2  other" in output
         posted = [document for method, _, document in port.asked if method == "POST"]
         assert posted == ([{"upload_ids": ["id", "other"]}] if code == 0 else [])

@@ -76,15 +76,14 @@ def test_the_example_waits_as_a_command(saved: Saving) -> None:
 def test_a_flush_waits_for_the_checkpoint_that_is_named(saved: Saving) -> None:
     """It ends soon after the last file has come from another node, while a checkpoint of a longer name waits still."""
     manifest, longer = save(saved, "step-3"), save(saved, "step-30")
-    command = [sys.executable, "-m", "gateway", "flush", f"s3://{BUCKET}/step-3", "--wait", "--json"]
-    command += ["--admin-url", saved.gateway.admin_url]
-    late = subprocess.run([*command, "--timeout", "1s"], cwd=ROOT, check=False, capture_output=True)
+    command = ("flush", f"s3://{BUCKET}/step-3", "--wait", "--json")
+    late = saved.gateway.command(*command, "--timeout", "1s")
     assert late.returncode == 1
     left = json.loads(late.stdout)
     assert (left["outcome"], left["is_name"], left["awaiting_files"]) == ("timeout", True, 1)
     later = threading.Timer(1.0, flush_other_node, (saved, "step-3"))
     later.start()
-    subprocess.run([*command, "--timeout", "60s"], cwd=ROOT, check=True, capture_output=True)
+    saved.gateway.command(*command, "--timeout", "60s").check_returncode()
     later.join()
     saved.direct.head_object(Bucket=BUCKET, Key=manifest)
     assert not is_durable(saved.through, BUCKET, longer)

@@ -9,41 +9,33 @@ from gateway.core.model import ObjectKey
 from gateway.jobs.worklist import Worklist
 
 
-def test_entries_come_in_order_as_they_are_written(tmp_path: Path) -> None:
+async def test_entries_come_in_order_as_they_are_written(tmp_path: Path) -> None:
     """A reader that has come to the end waits for more, until the list is complete."""
+    worklist = Worklist(tmp_path / "l")
+    seen: list[str] = []
 
-    async def scenario() -> None:
-        worklist = Worklist(tmp_path / "l")
-        seen: list[str] = []
+    async def apply_settings() -> None:
+        seen.extend([entry.key.key async for entry in worklist.entries(0)])
 
-        async def apply_settings() -> None:
-            seen.extend([entry.key.key async for entry in worklist.entries(0)])
-
-        following = asyncio.create_task(apply_settings())
-        for batch in (["a", "b"], [], ["c\n\"d'"], ["ü" * 200] * 2000):
-            worklist.add([("bucket", key, '"e"', 5) for key in batch])
-            worklist.grown()
-            await asyncio.sleep(0)
-        worklist.finish()
-        await asyncio.wait_for(following, 30)
-        assert seen == ["a", "b", "c\n\"d'", *["ü" * 200] * 2000]
-
-    asyncio.run(scenario())
+    following = asyncio.create_task(apply_settings())
+    for batch in (["a", "b"], [], ["c\n\"d'"], ["ü" * 200] * 2000):
+        worklist.add([("bucket", key, '"e"', 5) for key in batch])
+        worklist.grown()
+        await asyncio.sleep(0)
+    worklist.finish()
+    await asyncio.wait_for(following, 30)
+    assert seen == ["a", "b", "c\n\"d'", *["ü" * 200] * 2000]
 
 
-def test_reading_goes_on_from_a_place(tmp_path: Path) -> None:
+async def test_reading_goes_on_from_a_place(tmp_path: Path) -> None:
     """What lies before it is not read again."""
-
-    async def scenario() -> None:
-        worklist = Worklist(tmp_path / "l")
-        worklist.add([("bucket", key) for key in "abc"])
-        worklist.finish()
-        entries = [entry async for entry in worklist.entries(0)]
-        assert [(e.key, e.etag, e.size_bytes) for e in entries[:1]] == [(ObjectKey("bucket", "a"), None, 0)]
-        rest = [entry async for entry in worklist.entries(entries[0].next_offset)]
-        assert rest == entries[1:]
-
-    asyncio.run(scenario())
+    worklist = Worklist(tmp_path / "l")
+    worklist.add([("bucket", key) for key in "abc"])
+    worklist.finish()
+    entries = [entry async for entry in worklist.entries(0)]
+    assert [(e.key, e.etag, e.size_bytes) for e in entries[:1]] == [(ObjectKey("bucket", "a"), None, 0)]
+    rest = [entry async for entry in worklist.entries(entries[0].next_offset)]
+    assert rest == entries[1:]
 
 
 def test_a_torn_last_line_is_removed(tmp_path: Path) -> None:

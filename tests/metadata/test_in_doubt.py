@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -19,60 +18,48 @@ def ending(ended: list[int], number: int) -> Callable[[], Awaitable[None]]:
     return end
 
 
-def test_each_is_ended_when_its_time_is_over() -> None:
+async def test_each_is_ended_when_its_time_is_over() -> None:
     """Once, not before; and one that comes when all others are over, too."""
-
-    async def scenario() -> None:
-        clock, ended = ManualClock(), list[int]()
-        writes = InDoubtWrites(clock)
-        writes.add(ending(ended, 1))
-        await clock.advance(IN_DOUBT_SECONDS / 2)
-        writes.add(ending(ended, 2))
-        await clock.advance(IN_DOUBT_SECONDS / 2 - 0.5)
-        assert ended == []
-        await clock.advance(1.0)
-        assert ended == [1]
-        await clock.advance(IN_DOUBT_SECONDS)
-        writes.add(ending(ended, 3))
-        await clock.advance(IN_DOUBT_SECONDS + 1)
-        assert ended == [1, 2, 3]
-        await writes.close()
-
-    asyncio.run(scenario())
+    clock, ended = ManualClock(), list[int]()
+    writes = InDoubtWrites(clock)
+    writes.add(ending(ended, 1))
+    await clock.advance(IN_DOUBT_SECONDS / 2)
+    writes.add(ending(ended, 2))
+    await clock.advance(IN_DOUBT_SECONDS / 2 - 0.5)
+    assert ended == []
+    await clock.advance(1.0)
+    assert ended == [1]
+    await clock.advance(IN_DOUBT_SECONDS)
+    writes.add(ending(ended, 3))
+    await clock.advance(IN_DOUBT_SECONDS + 1)
+    assert ended == [1, 2, 3]
+    await writes.close()
 
 
-def test_one_that_cannot_be_ended_keeps_none_of_the_others() -> None:
+async def test_one_that_cannot_be_ended_keeps_none_of_the_others() -> None:
     """The disk may fail at any of them."""
+    clock, ended = ManualClock(), list[int]()
+    writes = InDoubtWrites(clock)
 
-    async def scenario() -> None:
-        clock, ended = ManualClock(), list[int]()
-        writes = InDoubtWrites(clock)
+    async def fail() -> None:
+        raise OSError("the disk is gone")
 
-        async def fail() -> None:
-            raise OSError("the disk is gone")
-
-        writes.add(fail)
-        writes.add(ending(ended, 1))
-        await clock.advance(IN_DOUBT_SECONDS + 1)
-        assert ended == [1]
-        await writes.close()
-
-    asyncio.run(scenario())
+    writes.add(fail)
+    writes.add(ending(ended, 1))
+    await clock.advance(IN_DOUBT_SECONDS + 1)
+    assert ended == [1]
+    await writes.close()
 
 
-def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """With more, the oldest is ended sooner; what is left is not ended when the gateway stops."""
     monkeypatch.setattr(epochs_module, "IN_DOUBT_MAX", 10)
-
-    async def scenario() -> None:
-        clock, ended = ManualClock(), list[int]()
-        writes = InDoubtWrites(clock)
-        for number in range(50):
-            writes.add(ending(ended, number))
-        await clock.advance(1.0)
-        assert ended == list(range(40))
-        await writes.close()
-        await clock.advance(IN_DOUBT_SECONDS + 1)
-        assert ended == list(range(40))
-
-    asyncio.run(scenario())
+    clock, ended = ManualClock(), list[int]()
+    writes = InDoubtWrites(clock)
+    for number in range(50):
+        writes.add(ending(ended, number))
+    await clock.advance(1.0)
+    assert ended == list(range(40))
+    await writes.close()
+    await clock.advance(IN_DOUBT_SECONDS + 1)
+    assert ended == list(range(40))

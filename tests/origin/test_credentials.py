@@ -56,149 +56,126 @@ def test_a_pair_shows_no_secret() -> None:
     assert repr(KeyPair("AK", "s3cret", "t0ken")) == "KeyPair(access_key_id='AK')"
 
 
-def test_the_environment_is_found_by_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_environment_is_found_by_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     """start() returns at once; what was found is known without waiting from then on."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-
-    async def scenario() -> None:
-        credentials = ChainCredentials(ManualClock())
-        await credentials.start()
-        assert credentials.known() == ()
-        assert await credentials.current() == KeyPair("AKENV", "secret")
-        assert credentials.known() == (KeyPair("AKENV", "secret"),)
-        await credentials.aclose()
-
-    asyncio.run(scenario())
+    credentials = ChainCredentials(ManualClock())
+    await credentials.start()
+    assert credentials.known() == ()
+    assert await credentials.current() == KeyPair("AKENV", "secret")
+    assert credentials.known() == (KeyPair("AKENV", "secret"),)
+    await credentials.aclose()
 
 
-def test_a_profile_is_found_by_its_name(bare: Path) -> None:
+async def test_a_profile_is_found_by_its_name(bare: Path) -> None:
     """The profile of the configuration is looked up in the shared files."""
     (bare / "credentials").write_text("[job]\naws_access_key_id = AKJOB\naws_secret_access_key = s\n")
-
-    async def scenario() -> None:
-        assert (await ChainCredentials(ManualClock(), profile="job").current()).access_key_id == "AKJOB"
-
-    asyncio.run(scenario())
+    assert (await ChainCredentials(ManualClock(), profile="job").current()).access_key_id == "AKJOB"
 
 
-def test_a_profile_without_a_key_is_not_signed_for_with_the_nodes(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_profile_without_a_key_is_not_signed_for_with_the_nodes(
+    bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the node may do is another key, which nobody has named."""
-
-    async def scenario() -> None:
-        served: list[int] = []
-        async with answering(lambda reader, writer: _serve_rotating_credentials(reader, writer, served)) as port:
-            monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{port}/")
-            (bare / "config").write_text("[profile lonely]\nregion = eu-west-1\n")
-            with pytest.raises(OriginUnreachable, match="the profile 'lonely' has no key"):
-                await ChainCredentials(ManualClock(), profile="lonely").current()
-            assert served == []
-            assert (await ChainCredentials(ManualClock()).current()).access_key_id.startswith("AK")
-
-    asyncio.run(scenario())
+    served: list[int] = []
+    async with answering(lambda reader, writer: _serve_rotating_credentials(reader, writer, served)) as port:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{port}/")
+        (bare / "config").write_text("[profile lonely]\nregion = eu-west-1\n")
+        with pytest.raises(OriginUnreachable, match="the profile 'lonely' has no key"):
+            await ChainCredentials(ManualClock(), profile="lonely").current()
+        assert served == []
+        assert (await ChainCredentials(ManualClock()).current()).access_key_id.startswith("AK")
 
 
-def test_keys_in_files_that_are_rotated_are_read_again(bare: Path) -> None:
+async def test_keys_in_files_that_are_rotated_are_read_again(bare: Path) -> None:
     """Where a home refuses the pair, or settings change: every 15 seconds at most. A file that says nothing any more
     takes no pair away."""
 
     def write(name: str) -> None:
         (bare / "credentials").write_text(f"[job]\naws_access_key_id = {name}\naws_secret_access_key = s\n")
 
-    async def scenario() -> None:
-        clock = JumpingClock()
-        credentials = ChainCredentials(clock, profile="job")
+    clock = JumpingClock()
+    credentials = ChainCredentials(clock, profile="job")
 
-        async def renewed() -> str:
-            for _ in range(5):
-                credentials.renew()
-            async with asyncio.timeout(20):
-                while credentials._lookup is not None:  # noqa: ASYNC110 - nobody else waits for it
-                    await asyncio.sleep(0.005)
-            return (await credentials.current()).access_key_id
+    async def renewed() -> str:
+        for _ in range(5):
+            credentials.renew()
+        async with asyncio.timeout(20):
+            while credentials._lookup is not None:  # noqa: ASYNC110 - nobody else waits for it
+                await asyncio.sleep(0.005)
+        return (await credentials.current()).access_key_id
 
-        write("AK1")
-        assert (await credentials.current()).access_key_id == "AK1"
-        write("AK2")
-        assert (await credentials.current()).access_key_id == "AK1"
-        assert await renewed() == "AK2"
-        assert [pair.access_key_id for pair in credentials.known()] == ["AK2", "AK1"]
-        write("AK3")
-        assert await renewed() == "AK2"
-        clock.jump(15)
-        assert await renewed() == "AK3"
-        (bare / "credentials").write_text("")
-        clock.jump(15)
-        assert await renewed() == "AK3"
-        await credentials.aclose()
-
-    asyncio.run(scenario())
+    write("AK1")
+    assert (await credentials.current()).access_key_id == "AK1"
+    write("AK2")
+    assert (await credentials.current()).access_key_id == "AK1"
+    assert await renewed() == "AK2"
+    assert [pair.access_key_id for pair in credentials.known()] == ["AK2", "AK1"]
+    write("AK3")
+    assert await renewed() == "AK2"
+    clock.jump(15)
+    assert await renewed() == "AK3"
+    (bare / "credentials").write_text("")
+    clock.jump(15)
+    assert await renewed() == "AK3"
+    await credentials.aclose()
 
 
-def test_a_source_of_keys_that_fails_is_named(bare: Path) -> None:
+async def test_a_source_of_keys_that_fails_is_named(bare: Path) -> None:
     """Before the first key, and after the last one: who reads it looks there, and is not told to set a key. What the
     source itself says is not repeated."""
     lent, document = bare / "lent", {"Version": 1, "AccessKeyId": "AKLENT", "SecretAccessKey": "s"}
     (bare / "config").write_text(f"[default]\ncredential_process = /bin/cat {lent}\n")
     told = r"custom-process failed \(CredentialRetrievalError\)$"
-
-    async def scenario() -> None:
-        clock = ManualClock()
-        credentials = ChainCredentials(clock)
-        with pytest.raises(CredentialsUnavailable, match=f"no credentials for the origin: {told}"):
-            await credentials.current()
-        until = datetime.now(UTC) + timedelta(minutes=5)
-        lent.write_text(json.dumps(document | {"Expiration": until.isoformat(timespec="seconds")}))
-        await clock.advance(60.0)
-        assert (await credentials.current()).access_key_id == "AKLENT"
-        lent.unlink()
-        with pytest.raises(CredentialsUnavailable, match=f"could not be refreshed: {told}"):
-            await credentials.current()
-
-    asyncio.run(scenario())
+    clock = ManualClock()
+    credentials = ChainCredentials(clock)
+    with pytest.raises(CredentialsUnavailable, match=f"no credentials for the origin: {told}"):
+        await credentials.current()
+    until = datetime.now(UTC) + timedelta(minutes=5)
+    lent.write_text(json.dumps(document | {"Expiration": until.isoformat(timespec="seconds")}))
+    await clock.advance(60.0)
+    assert (await credentials.current()).access_key_id == "AKLENT"
+    lent.unlink()
+    with pytest.raises(CredentialsUnavailable, match=f"could not be refreshed: {told}"):
+        await credentials.current()
 
 
-def test_without_credentials_only_the_origin_is_out_of_reach(bare: Path) -> None:
+async def test_without_credentials_only_the_origin_is_out_of_reach(bare: Path) -> None:
     """Start-up works; a request fails and says what to set; a pair that appears later is found after a pause."""
-
-    async def scenario() -> None:
-        clock = JumpingClock()
-        credentials = ChainCredentials(clock)
-        await credentials.start()
-        origin = S3Origin(OriginSettings(endpoint_url="http://127.0.0.1:9"), credentials, clock, instance_id="x")
-        with pytest.raises(OriginUnreachable, match="AWS_ACCESS_KEY_ID"):
-            await origin.send(OriginRequest("GET", "bucket", "key"))
-        assert credentials.known() == ()
-        (bare / "credentials").write_text("[default]\naws_access_key_id = AKLATE\naws_secret_access_key = s\n")
-        with pytest.raises(OriginUnreachable):
-            await credentials.current()
-        clock.jump(60)
-        assert (await credentials.current()).access_key_id == "AKLATE"
-        await origin.aclose()
-        await credentials.aclose()
-
-    asyncio.run(scenario())
+    clock = JumpingClock()
+    credentials = ChainCredentials(clock)
+    await credentials.start()
+    origin = S3Origin(OriginSettings(endpoint_url="http://127.0.0.1:9"), credentials, clock, instance_id="x")
+    with pytest.raises(OriginUnreachable, match="AWS_ACCESS_KEY_ID"):
+        await origin.send(OriginRequest("GET", "bucket", "key"))
+    assert credentials.known() == ()
+    (bare / "credentials").write_text("[default]\naws_access_key_id = AKLATE\naws_secret_access_key = s\n")
+    with pytest.raises(OriginUnreachable):
+        await credentials.current()
+    clock.jump(60)
+    assert (await credentials.current()).access_key_id == "AKLATE"
+    await origin.aclose()
+    await credentials.aclose()
 
 
-def test_a_look_up_that_is_ended_ends_nobody_who_waits_for_it(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_look_up_that_is_ended_ends_nobody_who_waits_for_it(
+    bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The settings name another source by then. Who waits is told that there is no pair here, and is not cancelled."""
+    is_looked_up = asyncio.Event()
 
-    async def scenario() -> None:
-        is_looked_up = asyncio.Event()
+    async def hang(_session: AwsSession) -> None:
+        is_looked_up.set()
+        await asyncio.Event().wait()
 
-        async def hang(_session: AwsSession) -> None:
-            is_looked_up.set()
-            await asyncio.Event().wait()
-
-        monkeypatch.setattr(AwsSession, "get_credentials", hang)
-        credentials = ChainCredentials(SystemClock())
-        waiting = asyncio.create_task(credentials.current())
-        await is_looked_up.wait()
-        await credentials.aclose()
-        with pytest.raises(CredentialsUnavailable):
-            await waiting
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(AwsSession, "get_credentials", hang)
+    credentials = ChainCredentials(SystemClock())
+    waiting = asyncio.create_task(credentials.current())
+    await is_looked_up.wait()
+    await credentials.aclose()
+    with pytest.raises(CredentialsUnavailable):
+        await waiting
 
 
 async def _serve_rotating_credentials(
@@ -225,18 +202,14 @@ def _soon() -> str:
     return (datetime.now(UTC) + timedelta(minutes=12)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def test_rotating_pairs_are_refreshed_and_the_previous_one_stays_known(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rotating_pairs_are_refreshed_and_the_previous_one_stays_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Callers who signed with the pair of a moment ago are still recognised; the one before that is forgotten."""
-
-    async def scenario() -> None:
-        served: list[int] = []
-        async with answering(lambda reader, writer: _serve_rotating_credentials(reader, writer, served)) as port:
-            monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{port}/")
-            credentials = ChainCredentials(ManualClock())
-            seen = [(await credentials.current()).access_key_id for _ in range(3)]
-            assert seen[-1] == "AK3"
-            assert [pair.access_key_id for pair in credentials.known()] == ["AK3", "AK2"]
-            assert (await credentials.current()).session_token == "t3"
-            await credentials.aclose()
-
-    asyncio.run(scenario())
+    served: list[int] = []
+    async with answering(lambda reader, writer: _serve_rotating_credentials(reader, writer, served)) as port:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{port}/")
+        credentials = ChainCredentials(ManualClock())
+        seen = [(await credentials.current()).access_key_id for _ in range(3)]
+        assert seen[-1] == "AK3"
+        assert [pair.access_key_id for pair in credentials.known()] == ["AK3", "AK2"]
+        assert (await credentials.current()).session_token == "t3"
+        await credentials.aclose()

@@ -382,36 +382,28 @@ def test_other_framings_are_read_as_ever(begin: bytes, chunked: bool) -> None:
     play(exchange, scenario)
 
 
-def test_a_body_that_has_all_arrived_and_one_without_bytes_land(strict: StrictOrigin) -> None:
+async def test_a_body_that_has_all_arrived_and_one_without_bytes_land(strict: StrictOrigin) -> None:
     """In one piece, or in none."""
     strict.model.put("bucket", "none", b"")
-
-    async def scenario() -> None:
-        origin = s3_origin(strict.endpoint_url)
-        for key, body in (("key", b"0123456789"), ("none", b"")):
-            async with await origin.send(OriginRequest("GET", "bucket", key)) as response:
-                assert (await receive(response, landing()))[0] == body
-        await origin.aclose()
-
-    asyncio.run(scenario())
+    origin = s3_origin(strict.endpoint_url)
+    for key, body in (("key", b"0123456789"), ("none", b"")):
+        async with await origin.send(OriginRequest("GET", "bucket", key)) as response:
+            assert (await receive(response, landing()))[0] == body
+    await origin.aclose()
 
 
-def test_the_pool_bounds_the_connections(strict: StrictOrigin) -> None:
+async def test_the_pool_bounds_the_connections(strict: StrictOrigin) -> None:
     """Twelve bodies at once go over at most three connections."""
     strict.model.put("bucket", "big", BODY)
+    origin = s3_origin(strict.endpoint_url, max_connections=3)
 
-    async def scenario() -> None:
-        origin = s3_origin(strict.endpoint_url, max_connections=3)
+    async def one() -> bytes:
+        async with await origin.send(OriginRequest("GET", "bucket", "big")) as response:
+            return (await receive(response, landing()))[0]
 
-        async def one() -> bytes:
-            async with await origin.send(OriginRequest("GET", "bucket", "big")) as response:
-                return (await receive(response, landing()))[0]
-
-        assert await asyncio.gather(*(one() for _ in range(12))) == [BODY] * 12
-        await origin.aclose()
-        assert len(strict.clients) <= 3
-
-    asyncio.run(scenario())
+    assert await asyncio.gather(*(one() for _ in range(12))) == [BODY] * 12
+    await origin.aclose()
+    assert len(strict.clients) <= 3
 
 
 @pytest.fixture(scope="module")
@@ -425,17 +417,13 @@ def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Strict
 
 
 @pytest.mark.usefixtures("never_gathered")
-def test_encrypted_bodies_land(encrypted: tuple[StrictOrigin, Path]) -> None:
+async def test_encrypted_bodies_land(encrypted: tuple[StrictOrigin, Path]) -> None:
     """Over TLS as over plain connections, one after another over the same one."""
     server, bundle = encrypted
     server.model.put("bucket", "big", BODY)
-
-    async def scenario() -> None:
-        origin = s3_origin(server.endpoint_url, ca_bundle=str(bundle))
-        for _ in range(3):
-            async with await origin.send(OriginRequest("GET", "bucket", "big")) as response:
-                assert (await receive(response, landing()))[0] == BODY
-        await origin.aclose()
-        assert len(server.clients) == 1
-
-    asyncio.run(scenario())
+    origin = s3_origin(server.endpoint_url, ca_bundle=str(bundle))
+    for _ in range(3):
+        async with await origin.send(OriginRequest("GET", "bucket", "big")) as response:
+            assert (await receive(response, landing()))[0] == BODY
+    await origin.aclose()
+    assert len(server.clients) == 1

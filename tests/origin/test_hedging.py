@@ -52,7 +52,7 @@ async def _read(told: ToldOrigin, request: OriginRequest, direct: bool) -> bytes
 @pytest.mark.parametrize("direct", [False, True], ids=["pieces", "buffer"])
 @pytest.mark.parametrize("wanted", [None, "bytes=1000-2999999"], ids=["whole", "range"])
 @pytest.mark.parametrize("stop", [0, 1, 100_000, 700_001, 2_990_000])
-def test_a_body_that_stops_goes_on_over_another_connection(stop: int, wanted: str | None, direct: bool) -> None:
+async def test_a_body_that_stops_goes_on_over_another_connection(stop: int, wanted: str | None, direct: bool) -> None:
     """From the byte that was reached, of the same version, for ever stuck or not."""
     body = content(3_000_000)
     expected = body if wanted is None else body[1000:]
@@ -63,21 +63,18 @@ def test_a_body_that_stops_goes_on_over_another_connection(stop: int, wanted: st
         if request.number == 1:
             await forever()
 
-    async def scenario() -> None:
-        async with told_origin(stuck) as told:
-            hurried(told, 0.1)
-            headers = {} if wanted is None else {"range": wanted}
-            assert await _read(told, OriginRequest("GET", "b", "k", headers=headers), direct) == expected
-            assert told.outcomes == [HedgeOutcome.WON]
-            first = (1000 if wanted else 0) + stop
-            assert told.requests[1].headers["range"] == f"bytes={first}-2999999"
-            assert told.requests[1].headers["if-match"] == ETAG
-
-    asyncio.run(scenario())
+    async with told_origin(stuck) as told:
+        hurried(told, 0.1)
+        headers = {} if wanted is None else {"range": wanted}
+        assert await _read(told, OriginRequest("GET", "b", "k", headers=headers), direct) == expected
+        assert told.outcomes == [HedgeOutcome.WON]
+        first = (1000 if wanted else 0) + stop
+        assert told.requests[1].headers["range"] == f"bytes={first}-2999999"
+        assert told.requests[1].headers["if-match"] == ETAG
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_an_answer_that_does_not_begin_is_asked_for_again(method: str) -> None:
+async def test_an_answer_that_does_not_begin_is_asked_for_again(method: str) -> None:
     """The whole request, on another connection."""
 
     async def stuck(request: Request, writer: asyncio.StreamWriter) -> None:
@@ -85,17 +82,14 @@ def test_an_answer_that_does_not_begin_is_asked_for_again(method: str) -> None:
             await forever()
         writer.write(head("Content-Length: 0", f"ETag: {ETAG}"))
 
-    async def scenario() -> None:
-        async with told_origin(stuck) as told:
-            hurried(told, 0.1)
-            async with await told.origin.send(OriginRequest(method, "b", "k")) as answer:
-                assert answer.headers["etag"] == ETAG
-            assert told.outcomes == [HedgeOutcome.WON]
-
-    asyncio.run(scenario())
+    async with told_origin(stuck) as told:
+        hurried(told, 0.1)
+        async with await told.origin.send(OriginRequest(method, "b", "k")) as answer:
+            assert answer.headers["etag"] == ETAG
+        assert told.outcomes == [HedgeOutcome.WON]
 
 
-def test_a_list_that_is_stuck_is_asked_for_again() -> None:
+async def test_a_list_that_is_stuck_is_asked_for_again() -> None:
     """Nothing comes of a second LIST; what is usual of LISTs is their own."""
 
     async def stuck(request: Request, writer: asyncio.StreamWriter) -> None:
@@ -103,18 +97,15 @@ def test_a_list_that_is_stuck_is_asked_for_again() -> None:
             await forever()
         writer.write(head("Content-Length: 4") + b"<a/>")
 
-    async def scenario() -> None:
-        async with told_origin(stuck) as told:
-            told.origin._hedging.lists.after_seconds = 0.1
-            async with await told.origin.send(LIST) as answer:
-                assert await answer.read(10) == b"<a/>"
-            assert told.outcomes == [HedgeOutcome.WON]
-
-    asyncio.run(scenario())
+    async with told_origin(stuck) as told:
+        told.origin._hedging.lists.after_seconds = 0.1
+        async with await told.origin.send(LIST) as answer:
+            assert await answer.read(10) == b"<a/>"
+        assert told.outcomes == [HedgeOutcome.WON]
 
 
 @pytest.mark.parametrize("size", [1000, 400_000], ids=["small", "large"])
-def test_a_list_that_stops_is_asked_for_again(size: int) -> None:
+async def test_a_list_that_stops_is_asked_for_again(size: int) -> None:
     """When its body has not come forward for as long as any other."""
 
     async def stuck(request: Request, writer: asyncio.StreamWriter) -> None:
@@ -123,35 +114,29 @@ def test_a_list_that_stops_is_asked_for_again(size: int) -> None:
             await forever()
         writer.write(b"x")
 
-    async def scenario() -> None:
-        async with told_origin(stuck, max_attempts=2, stall_timeout_seconds=0.5) as told:
-            async with await told.origin.send(LIST) as answer:
-                assert len(await answer.read(size)) == size
-            assert len(told.requests) == 2
-
-    asyncio.run(scenario())
+    async with told_origin(stuck, max_attempts=2, stall_timeout_seconds=0.5) as told:
+        async with await told.origin.send(LIST) as answer:
+            assert len(await answer.read(size)) == size
+        assert len(told.requests) == 2
 
 
 @pytest.mark.parametrize("request_", [LIST, OriginRequest("PUT", "b", "k", body=b"x"), GET], ids=["LIST", "PUT", "GET"])
-def test_an_error_document_that_stops_is_not_waited_for(request_: OriginRequest) -> None:
+async def test_an_error_document_that_stops_is_not_waited_for(request_: OriginRequest) -> None:
     """It is written at once, whatever was asked."""
 
     async def stuck(request: Request, writer: asyncio.StreamWriter) -> None:
         writer.write(head("Content-Length: 1000", status="400 Bad Request") + b"<Err")
         await forever()
 
-    async def scenario() -> None:
-        async with (
-            told_origin(stuck, read_timeout_seconds=60.0, stall_timeout_seconds=0.5) as told,
-            await told.origin.send(request_) as answer,
-        ):
-            with pytest.raises(OriginBodyError):
-                await answer.read(1000)
-
-    asyncio.run(scenario())
+    async with (
+        told_origin(stuck, read_timeout_seconds=60.0, stall_timeout_seconds=0.5) as told,
+        await told.origin.send(request_) as answer,
+    ):
+        with pytest.raises(OriginBodyError):
+            await answer.read(1000)
 
 
-def test_the_first_connection_may_win_after_all() -> None:
+async def test_the_first_connection_may_win_after_all() -> None:
     """Then the other one is closed, and no byte comes twice."""
     body = content(1_000_000)
     resume = asyncio.Event()
@@ -165,14 +150,11 @@ def test_the_first_connection_may_win_after_all() -> None:
         await resume.wait()
         writer.write(part[500_000:])
 
-    async def scenario() -> None:
-        async with told_origin(late) as told:
-            hurried(told, 0.1)
-            assert await _read(told, GET, direct=False) == body
-            await asyncio.sleep(0)
-            assert told.outcomes == [HedgeOutcome.LOST]
-
-    asyncio.run(scenario())
+    async with told_origin(late) as told:
+        hurried(told, 0.1)
+        assert await _read(told, GET, direct=False) == body
+        await asyncio.sleep(0)
+        assert told.outcomes == [HedgeOutcome.LOST]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +170,9 @@ def test_the_first_connection_may_win_after_all() -> None:
     ],
     ids=["another version", "no range", "refused", "another range"],
 )
-def test_what_does_not_go_on_just_there_is_not_taken(change: Callable[[Request, bytes], tuple[bytes, bytes]]) -> None:
+async def test_what_does_not_go_on_just_there_is_not_taken(
+    change: Callable[[Request, bytes], tuple[bytes, bytes]],
+) -> None:
     """No byte of another version or place: the body breaks off as if nobody had been asked."""
     body = content(300_000)
 
@@ -200,14 +184,11 @@ def test_what_does_not_go_on_just_there_is_not_taken(change: Callable[[Request, 
         writer.write(begin + part[:100_000])
         await forever()
 
-    async def scenario() -> None:
-        async with told_origin(stuck, stall_timeout_seconds=0.5) as told:
-            hurried(told, 0.1)
-            with pytest.raises(OriginBodyError):
-                await _read(told, GET, direct=True)
-            assert told.outcomes == [HedgeOutcome.FAILED]
-
-    asyncio.run(scenario())
+    async with told_origin(stuck, stall_timeout_seconds=0.5) as told:
+        hurried(told, 0.1)
+        with pytest.raises(OriginBodyError):
+            await _read(told, GET, direct=True)
+        assert told.outcomes == [HedgeOutcome.FAILED]
 
 
 @pytest.mark.parametrize(
@@ -220,24 +201,21 @@ def test_what_does_not_go_on_just_there_is_not_taken(change: Callable[[Request, 
     ],
     ids=["a part", "no bytes of the object", "no ETag", "a weak ETag"],
 )
-def test_what_cannot_be_asked_for_from_the_middle_is_not(request_: OriginRequest, lines: list[str]) -> None:
+async def test_what_cannot_be_asked_for_from_the_middle_is_not(request_: OriginRequest, lines: list[str]) -> None:
     """It breaks off, as ever."""
 
     async def stuck(request: Request, writer: asyncio.StreamWriter) -> None:
         writer.write(head("Content-Length: 300000", *lines) + b"x" * 1000)
         await forever()
 
-    async def scenario() -> None:
-        async with told_origin(stuck, stall_timeout_seconds=0.5) as told:
-            hurried(told, 0.1)
-            with pytest.raises(OriginBodyError):
-                await _read(told, request_, direct=False)
-            assert len(told.requests) == 1
-
-    asyncio.run(scenario())
+    async with told_origin(stuck, stall_timeout_seconds=0.5) as told:
+        hurried(told, 0.1)
+        with pytest.raises(OriginBodyError):
+            await _read(told, request_, direct=False)
+        assert len(told.requests) == 1
 
 
-def test_no_more_than_the_share_is_sent_again() -> None:
+async def test_no_more_than_the_share_is_sent_again() -> None:
     """However stuck everything is: 2% of all reads, and one."""
 
     async def stuck(request: Request, writer: asyncio.StreamWriter) -> None:
@@ -245,18 +223,15 @@ def test_no_more_than_the_share_is_sent_again() -> None:
             await asyncio.sleep(0.15)
         writer.write(head("Content-Length: 0", f"ETag: {ETAG}"))
 
-    async def scenario() -> None:
-        async with told_origin(stuck) as told:
-            reads = 0
-            for _ in range(8):
-                hurried(told, 0.05)
-                for answer in await asyncio.gather(*(told.origin.send(GET) for _ in range(25))):
-                    await answer.aclose()
-                    reads += 1
-            assert len(told.requests) - reads <= 1 + SHARE_MAX * len(told.requests)
-            assert len(told.requests) > reads
-
-    asyncio.run(scenario())
+    async with told_origin(stuck) as told:
+        reads = 0
+        for _ in range(8):
+            hurried(told, 0.05)
+            for answer in await asyncio.gather(*(told.origin.send(GET) for _ in range(25))):
+                await answer.aclose()
+                reads += 1
+        assert len(told.requests) - reads <= 1 + SHARE_MAX * len(told.requests)
+        assert len(told.requests) > reads
 
 
 def test_what_is_late_follows_from_what_is_usual() -> None:
@@ -273,25 +248,21 @@ def test_what_is_late_follows_from_what_is_usual() -> None:
     assert hedging.bodies.after_seconds == 1.0
 
 
-def test_who_leaves_leaves_nothing_behind() -> None:
+async def test_who_leaves_leaves_nothing_behind() -> None:
     """Cancelled while both are waited for: both connections end, and their shares come back."""
-
-    async def scenario() -> None:
-        async with told_origin(forever) as told:
-            hurried(told, 0.1)
-            sending = asyncio.create_task(told.origin.send(GET))
-            await until(lambda: len(told.requests) == 2)
-            sending.cancel()
-            await asyncio.wait([sending])
-            await until(lambda: not told.origin._client._pool._shares.granted)
-            with pytest.raises(asyncio.CancelledError):
-                sending.result()
-
-    asyncio.run(scenario())
+    async with told_origin(forever) as told:
+        hurried(told, 0.1)
+        sending = asyncio.create_task(told.origin.send(GET))
+        await until(lambda: len(told.requests) == 2)
+        sending.cancel()
+        await asyncio.wait([sending])
+        await until(lambda: not told.origin._client._pool._shares.granted)
+        with pytest.raises(asyncio.CancelledError):
+            sending.result()
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_stuck_bodies_at_random(seed: int) -> None:
+async def test_stuck_bodies_at_random(seed: int) -> None:
     """Many reads at once, of which some stop anywhere, hedges included: every body is right, or ends in an error."""
     body, rng = content(400_000), random.Random(seed)
 
@@ -308,20 +279,17 @@ def test_stuck_bodies_at_random(seed: int) -> None:
         await asyncio.sleep(0)
         writer.write(whole[cut:])
 
-    async def scenario() -> None:
-        async with told_origin(stuck, stall_timeout_seconds=4.0, first_byte_timeout_seconds=4.0) as told:
-            right = 0
-            for _ in range(10):
-                hurried(told, 0.1)
-                told.origin._hedging._saved = 10.0
-                reads = [_read(told, GET, direct=bool(number % 2)) for number in range(10)]
-                for result in await asyncio.gather(*reads, return_exceptions=True):
-                    if isinstance(result, BaseException):
-                        assert isinstance(result, OriginBodyError | OriginUnreachable)
-                    else:
-                        assert result == body
-                        right += 1
-            assert right >= 85
-            assert HedgeOutcome.WON in told.outcomes
-
-    asyncio.run(scenario())
+    async with told_origin(stuck, stall_timeout_seconds=4.0, first_byte_timeout_seconds=4.0) as told:
+        right = 0
+        for _ in range(10):
+            hurried(told, 0.1)
+            told.origin._hedging._saved = 10.0
+            reads = [_read(told, GET, direct=bool(number % 2)) for number in range(10)]
+            for result in await asyncio.gather(*reads, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    assert isinstance(result, OriginBodyError | OriginUnreachable)
+                else:
+                    assert result == body
+                    right += 1
+        assert right >= 85
+        assert HedgeOutcome.WON in told.outcomes

@@ -68,18 +68,16 @@ def test_other_refusals_arrive_as_they_are(status: int, code: str) -> None:
         ("InvalidAccessKeyId", KeyPair("CALLER", "secret"), False),
     ],
 )
-def test_who_has_the_key_is_told_that_it_is_not_known(code: str, signed_by: KeyPair | None, *, is_told: bool) -> None:
+async def test_who_has_the_key_is_told_that_it_is_not_known(
+    code: str, signed_by: KeyPair | None, *, is_told: bool
+) -> None:
     """Not of what is about a request, nor of callers' own keys."""
     refused: list[OriginRequest] = []
     request = replace(GET, signed_by=signed_by)
-
-    async def run() -> None:
-        origin = MemoryOrigin(ManualClock())
-        origin.inject(lambda call: True, Answer(403, code))
-        async with await OwnKeyOrigin(origin, refused.append).send(request) as response:
-            await response.read(2**20)
-
-    asyncio.run(run())
+    origin = MemoryOrigin(ManualClock())
+    origin.inject(lambda call: True, Answer(403, code))
+    async with await OwnKeyOrigin(origin, refused.append).send(request) as response:
+        await response.read(2**20)
     assert refused == ([request] if is_told else [])
 
 

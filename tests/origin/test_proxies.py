@@ -74,18 +74,14 @@ def test_https_goes_through_a_tunnel(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", b"", b"SSH-2.0\r\n\r\n"])
-def test_a_proxy_that_refuses_is_an_origin_out_of_reach(answer: bytes) -> None:
+async def test_a_proxy_that_refuses_is_an_origin_out_of_reach(answer: bytes) -> None:
     """And it is certain that nothing was sent."""
-
-    async def scenario() -> None:
-        async with _proxy([], answer) as proxy:
-            origin = s3_origin("https://127.0.0.1:1", proxy=proxy, max_attempts=1)
-            try:
-                with pytest.raises(OriginUnreachable, match="proxy") as caught:
-                    await ask(origin, "GET", "bucket", "key")
-                assert not caught.value.may_be_done
-                assert "p@ss" not in str(caught.value)
-            finally:
-                await origin.aclose()
-
-    asyncio.run(scenario())
+    async with _proxy([], answer) as proxy:
+        origin = s3_origin("https://127.0.0.1:1", proxy=proxy, max_attempts=1)
+        try:
+            with pytest.raises(OriginUnreachable, match="proxy") as caught:
+                await ask(origin, "GET", "bucket", "key")
+            assert not caught.value.may_be_done
+            assert "p@ss" not in str(caught.value)
+        finally:
+            await origin.aclose()

@@ -40,18 +40,14 @@ def test_the_bytes_are_the_same_in_pieces_worth_having(pieces: list[bytes], size
     assert all(len(view) >= min(enough, size) for view in views[:-1])
 
 
-def test_what_came_before_a_failure_is_given_first() -> None:
+async def test_what_came_before_a_failure_is_given_first() -> None:
     """Nothing that was paid for is lost."""
-
-    async def scenario() -> None:
-        views = gathered(
-            given_as([b"abc", b"de"], OriginBodyError("broke off")), ReceiveBuffer(memoryview(bytearray(9)), 9)
-        )
-        assert bytes(await anext(views)) == b"abcde"
-        with pytest.raises(OriginBodyError, match="broke off"):
-            await anext(views)
-
-    asyncio.run(scenario())
+    views = gathered(
+        given_as([b"abc", b"de"], OriginBodyError("broke off")), ReceiveBuffer(memoryview(bytearray(9)), 9)
+    )
+    assert bytes(await anext(views)) == b"abcde"
+    with pytest.raises(OriginBodyError, match="broke off"):
+        await anext(views)
 
 
 def test_slow_bytes_do_not_wait_for_a_whole_buffer() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -127,17 +126,13 @@ def test_a_refusal_of_a_conditional_put_is_its_answer(strict: StrictOrigin, stat
     play(strict, scenario)
 
 
-def test_a_conditional_put_that_was_never_sent_is_an_origin_that_is_away() -> None:
+async def test_a_conditional_put_that_was_never_sent_is_an_origin_that_is_away() -> None:
     """No connection: the client may well send it again."""
-
-    async def main() -> None:
-        with StrictOrigin() as gone:
-            client = Client(gone)
-        try:
-            with pytest.raises(OriginUnreachable) as caught:
-                await client.origin.send(OriginRequest("PUT", "bucket", "new", (), CREATE_ONLY, b"x"))
-            assert not isinstance(caught.value, OutcomeUnknown)
-        finally:
-            await client.origin.aclose()
-
-    asyncio.run(main())
+    with StrictOrigin() as gone:
+        client = Client(gone)
+    try:
+        with pytest.raises(OriginUnreachable) as caught:
+            await client.origin.send(OriginRequest("PUT", "bucket", "new", (), CREATE_ONLY, b"x"))
+        assert not isinstance(caught.value, OutcomeUnknown)
+    finally:
+        await client.origin.aclose()

@@ -143,19 +143,15 @@ def test_a_proxy_gets_the_whole_address(strict: StrictOrigin) -> None:
     assert (b"host", b"origin.invalid") in strict.request_headers[0]
 
 
-def test_a_wrong_secret_is_refused_by_the_origin(strict: StrictOrigin) -> None:
+async def test_a_wrong_secret_is_refused_by_the_origin(strict: StrictOrigin) -> None:
     """The strict origin believes no signature; its refusal is the answer."""
-
-    async def main() -> None:
-        settings = OriginSettings(endpoint_url=strict.endpoint_url)
-        pair = KeyPair(STRICT_PAIR.access_key_id, "wrong")
-        origin = S3Origin(settings, StaticCredentials(pair), JumpingClock(), instance_id="x")
-        try:
-            assert b"SignatureDoesNotMatch" in (await ask(origin, "GET", "bucket", "key")).body
-        finally:
-            await origin.aclose()
-
-    asyncio.run(main())
+    settings = OriginSettings(endpoint_url=strict.endpoint_url)
+    pair = KeyPair(STRICT_PAIR.access_key_id, "wrong")
+    origin = S3Origin(settings, StaticCredentials(pair), JumpingClock(), instance_id="x")
+    try:
+        assert b"SignatureDoesNotMatch" in (await ask(origin, "GET", "bucket", "key")).body
+    finally:
+        await origin.aclose()
 
 
 def test_secrets_stay_out_of_logs_and_errors(strict: StrictOrigin, caplog: pytest.LogCaptureFixture) -> None:

@@ -62,22 +62,18 @@ def test_an_unusable_bundle_is_a_configuration_error(server: StrictOrigin, tmp_p
         asyncio.run(fetch(server, str(bundle)))
 
 
-def test_uploads_pass_over_tls(server: StrictOrigin, authority: trustme.CA, tmp_path: Path) -> None:
+async def test_uploads_pass_over_tls(server: StrictOrigin, authority: trustme.CA, tmp_path: Path) -> None:
     """Of any size, in memory or streamed: no piece waits for ever to have left."""
     bundle = tmp_path / "ca.pem"
     authority.cert_pem.write_to_path(str(bundle))
-
-    async def scenario() -> None:
-        origin = s3_origin(server.endpoint_url, ca_bundle=str(bundle))
-        try:
-            async with asyncio.timeout(20):
-                for size in (1, 200_000, 3_000_000):
-                    data = bytes(size)
-                    assert (await ask(origin, "PUT", "bucket", "new", body=data)).status == 200
-                    body = StreamedBody(pieces(data[: size // 2], data[size // 2 :]), size)
-                    assert (await ask(origin, "PUT", "bucket", "streamed", body=body)).status == 200
-                    assert server.model.data("bucket", "new") == server.model.data("bucket", "streamed") == data
-        finally:
-            await origin.aclose()
-
-    asyncio.run(scenario())
+    origin = s3_origin(server.endpoint_url, ca_bundle=str(bundle))
+    try:
+        async with asyncio.timeout(20):
+            for size in (1, 200_000, 3_000_000):
+                data = bytes(size)
+                assert (await ask(origin, "PUT", "bucket", "new", body=data)).status == 200
+                body = StreamedBody(pieces(data[: size // 2], data[size // 2 :]), size)
+                assert (await ask(origin, "PUT", "bucket", "streamed", body=body)).status == 200
+                assert server.model.data("bucket", "new") == server.model.data("bucket", "streamed") == data
+    finally:
+        await origin.aclose()

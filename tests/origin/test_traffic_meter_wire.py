@@ -63,21 +63,17 @@ def held_origin(strict: StrictOrigin) -> MeteredOrigin:
 @pytest.mark.parametrize(
     "landing", [None, ReceiveBuffer(memoryview(bytearray(MEBIBYTE)), MEBIBYTE)], ids=["as it comes", "landing"]
 )
-def test_time_spent_waiting_to_read_is_no_silence_of_the_origin(
+async def test_time_spent_waiting_to_read_is_no_silence_of_the_origin(
     strict: StrictOrigin, size_bytes: int, landing: ReceiveBuffer | None
 ) -> None:
     """10.3 Whether the rest of the body already lies here or is still to be sent."""
     strict.model.put("bucket", "big", bytes(size_bytes))
-
-    async def run() -> None:
-        origin = held_origin(strict)
-        try:
-            async with await origin.send(OriginRequest("GET", "bucket", "big")) as response:
-                assert sum([len(piece) async for piece in response.stream(landing)]) == size_bytes
-        finally:
-            await origin.aclose()
-
-    asyncio.run(run())
+    origin = held_origin(strict)
+    try:
+        async with await origin.send(OriginRequest("GET", "bucket", "big")) as response:
+            assert sum([len(piece) async for piece in response.stream(landing)]) == size_bytes
+    finally:
+        await origin.aclose()
 
 
 async def chunks(count: int) -> AsyncIterator[bytes]:
@@ -86,21 +82,17 @@ async def chunks(count: int) -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("body", [bytes(1000), partial(StreamedBody, length_bytes=3000)], ids=["in memory", "streamed"])
-def test_time_spent_waiting_to_send_is_no_stall_of_the_origin(
+async def test_time_spent_waiting_to_send_is_no_stall_of_the_origin(
     strict: StrictOrigin, body: bytes | partial[StreamedBody]
 ) -> None:
     """10.3 Neither before a request nor in the midst of its body."""
-
-    async def run() -> None:
-        origin = held_origin(strict)
-        try:
-            sent = body if isinstance(body, bytes) else body(chunks(3))
-            async with await origin.send(OriginRequest("PUT", "bucket", "new", body=sent)) as response:
-                assert response.status == 200
-        finally:
-            await origin.aclose()
-
-    asyncio.run(run())
+    origin = held_origin(strict)
+    try:
+        sent = body if isinstance(body, bytes) else body(chunks(3))
+        async with await origin.send(OriginRequest("PUT", "bucket", "new", body=sent)) as response:
+            assert response.status == 200
+    finally:
+        await origin.aclose()
 
 
 def test_a_body_that_is_sent_again_is_told_to_the_meter(strict: StrictOrigin) -> None:

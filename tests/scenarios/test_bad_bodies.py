@@ -89,35 +89,29 @@ SITUATIONS: dict[str, tuple[Situation, Callable[[Call], bool]]] = {
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_1_3_no_answer_is_complete_and_nothing_is_kept(tmp_path: Path, situation: str) -> None:
+async def test_1_3_no_answer_is_complete_and_nothing_is_kept(tmp_path: Path, situation: str) -> None:
     """1.3 An error, or right bytes that break off; when the origin is right again, so is the answer."""
     ask, when = SITUATIONS[situation]
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path, clock=Hurried()) as gateway:
-            for number, (name, effect) in enumerate(EFFECTS.items()):
-                path, bucket = f"/bucket-{number}/k", f"bucket-{number}"  # what one has learned is of no other
-                gateway.origin.create_bucket(bucket)
-                gateway.origin.put(bucket, "k", CONTENT)
-                fault = gateway.origin.inject(when, effect, times=None)
-                for answer in await ask(gateway, path):
-                    if answer.status == 200:
-                        is_plain = (
-                            name in WITHHELD
-                            and answer.headers["x-forebay-cache"] == "bypass"
-                            and answer.body == CONTENT
-                        )
-                        assert not answer.complete or is_plain, name
-                        assert CONTENT.startswith(answer.body), name
-                    else:
-                        assert answer.status >= 500, name
-                fault.times = 0
-                for _ in range(2):
-                    answer = await call(gateway.app, "GET", path)
-                    assert (answer.status, answer.complete) == (200, True), name
-                    assert answer.body == CONTENT, name
-
-    asyncio.run(scenario())
+    async with gateway_app(tmp_path, clock=Hurried()) as gateway:
+        for number, (name, effect) in enumerate(EFFECTS.items()):
+            path, bucket = f"/bucket-{number}/k", f"bucket-{number}"  # what one has learned is of no other
+            gateway.origin.create_bucket(bucket)
+            gateway.origin.put(bucket, "k", CONTENT)
+            fault = gateway.origin.inject(when, effect, times=None)
+            for answer in await ask(gateway, path):
+                if answer.status == 200:
+                    is_plain = (
+                        name in WITHHELD and answer.headers["x-forebay-cache"] == "bypass" and answer.body == CONTENT
+                    )
+                    assert not answer.complete or is_plain, name
+                    assert CONTENT.startswith(answer.body), name
+                else:
+                    assert answer.status >= 500, name
+            fault.times = 0
+            for _ in range(2):
+                answer = await call(gateway.app, "GET", path)
+                assert (answer.status, answer.complete) == (200, True), name
+                assert answer.body == CONTENT, name
 
 
 CHECKSUMS = {
@@ -127,70 +121,58 @@ CHECKSUMS = {
 }
 
 
-def test_1_3_a_body_without_the_checksum_that_came_with_it(tmp_path: Path) -> None:
+async def test_1_3_a_body_without_the_checksum_that_came_with_it(tmp_path: Path) -> None:
     """1.3 What the origin itself says of a whole object must hold, or the last of it is withheld and nothing kept."""
     small = CONTENT[: BLOCK_SIZE_BYTES - 5]
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path, clock=Hurried()) as gateway:
-            for kept, (name, value) in enumerate(CHECKSUMS.items()):
-                path = f"/bucket/{name}"
-                gateway.origin.put("bucket", name, small)
-                fault = gateway.origin.inject(on(Operation.GET_OBJECT), AlterHeaders({name: value}), times=None)
-                answer = await call(gateway.app, "GET", path)
-                assert answer.status >= 500 or (not answer.complete and len(answer.body) < len(small))
-                await gateway.blocks.settle()
-                assert gateway.blocks.usage().blocks == kept
-                fault.effect = AlterHeaders({name: value + "-3"})
-                answer = await call(gateway.app, "GET", path)
-                assert (answer.status, answer.complete, answer.body) == (200, True, small)
-                await gateway.blocks.settle()
-                fault.times = 0
-
-    asyncio.run(scenario())
+    async with gateway_app(tmp_path, clock=Hurried()) as gateway:
+        for kept, (name, value) in enumerate(CHECKSUMS.items()):
+            path = f"/bucket/{name}"
+            gateway.origin.put("bucket", name, small)
+            fault = gateway.origin.inject(on(Operation.GET_OBJECT), AlterHeaders({name: value}), times=None)
+            answer = await call(gateway.app, "GET", path)
+            assert answer.status >= 500 or (not answer.complete and len(answer.body) < len(small))
+            await gateway.blocks.settle()
+            assert gateway.blocks.usage().blocks == kept
+            fault.effect = AlterHeaders({name: value + "-3"})
+            answer = await call(gateway.app, "GET", path)
+            assert (answer.status, answer.complete, answer.body) == (200, True, small)
+            await gateway.blocks.settle()
+            fault.times = 0
 
 
 @pytest.mark.parametrize("effect", EFFECTS)
-def test_1_3_without_any_cache_too(effect: str) -> None:
+async def test_1_3_without_any_cache_too(effect: str) -> None:
     """1.3 The way that reads take when the cache directory cannot be used checks as much."""
+    origin = MemoryOrigin(Hurried())
+    origin.create_bucket("bucket")
+    etag = origin.put("bucket", "k", CONTENT)
+    version = ObjectVersion(ObjectKey("bucket", "k"), etag, SIZE_BYTES)
+    cache = PassthroughCache.without_directory(origin, Hurried())
 
-    async def scenario() -> None:
-        origin = MemoryOrigin(Hurried())
-        origin.create_bucket("bucket")
-        etag = origin.put("bucket", "k", CONTENT)
-        version = ObjectVersion(ObjectKey("bucket", "k"), etag, SIZE_BYTES)
-        cache = PassthroughCache.without_directory(origin, Hurried())
+    async def read() -> bytes:
+        reader = await cache.open_range(version, ByteRange(0, SIZE_BYTES - 1))
+        return b"".join([bytes(piece) async for piece in reader.body() if isinstance(piece, bytes)])
 
-        async def read() -> bytes:
-            reader = await cache.open_range(version, ByteRange(0, SIZE_BYTES - 1))
-            return b"".join([bytes(piece) async for piece in reader.body() if isinstance(piece, bytes)])
-
-        fault = origin.inject(on(Operation.GET_OBJECT), EFFECTS[effect], times=None)
-        with pytest.raises(OriginError):
-            await read()
-        fault.times = 0
-        assert await read() == CONTENT
-
-    asyncio.run(scenario())
+    fault = origin.inject(on(Operation.GET_OBJECT), EFFECTS[effect], times=None)
+    with pytest.raises(OriginError):
+        await read()
+    fault.times = 0
+    assert await read() == CONTENT
 
 
-def test_1_3_what_is_fetched_ahead_of_readers_is_not_kept_either(tmp_path: Path) -> None:
+async def test_1_3_what_is_fetched_ahead_of_readers_is_not_kept_either(tmp_path: Path) -> None:
     """1.3 Warming meets the same origin."""
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path, clock=Hurried()) as gateway:
-            etag = gateway.origin.put("bucket", "k", CONTENT)
-            version = ObjectVersion(ObjectKey("bucket", "k"), etag, SIZE_BYTES)
-            for name, effect in EFFECTS.items():
-                fault = gateway.origin.inject(on(Operation.GET_OBJECT), effect, times=None)
-                for piece in list(gateway.blocks.pieces(version, "default"))[:2]:
-                    with pytest.raises(OriginError):
-                        await gateway.blocks.fetch(version, piece, slot="default", purpose=Purpose.WARM)
-                await gateway.blocks.settle()
-                assert gateway.blocks.usage().blocks == 0, name
-                fault.times = 0
-
-    asyncio.run(scenario())
+    async with gateway_app(tmp_path, clock=Hurried()) as gateway:
+        etag = gateway.origin.put("bucket", "k", CONTENT)
+        version = ObjectVersion(ObjectKey("bucket", "k"), etag, SIZE_BYTES)
+        for name, effect in EFFECTS.items():
+            fault = gateway.origin.inject(on(Operation.GET_OBJECT), effect, times=None)
+            for piece in list(gateway.blocks.pieces(version, "default"))[:2]:
+                with pytest.raises(OriginError):
+                    await gateway.blocks.fetch(version, piece, slot="default", purpose=Purpose.WARM)
+            await gateway.blocks.settle()
+            assert gateway.blocks.usage().blocks == 0, name
+            fault.times = 0
 
 
 @pytest.fixture
@@ -211,7 +193,9 @@ def two_workers() -> Iterator[tuple[GatewayProcess, StrictOrigin]]:
 
 
 @pytest.mark.slow
-def test_1_3_readers_in_all_processes_over_real_connections(two_workers: tuple[GatewayProcess, StrictOrigin]) -> None:
+async def test_1_3_readers_in_all_processes_over_real_connections(
+    two_workers: tuple[GatewayProcess, StrictOrigin],
+) -> None:
     """1.3 Leaders and followers in two workers, bodies cut and reset on the wire: no complete answer is a wrong one."""
     gateway, origin = two_workers
     origin.latency_seconds = 0.05
@@ -227,20 +211,17 @@ def test_1_3_readers_in_all_processes_over_real_connections(two_workers: tuple[G
         assert answer.content == CONTENT
         return "right"
 
-    async def scenario() -> None:
-        limits = httpx.Limits(max_keepalive_connections=0)
-        async with httpx.AsyncClient(trust_env=False, timeout=30, limits=limits) as client:
-            for number, (effect, faulty) in enumerate((e, f) for e in EFFECTS for f in (True, False)):
-                bucket, key = f"bucket-{number // 2}", f"bucket-{number // 2}/k"
-                if faulty:
-                    origin.model.create_bucket(bucket)
-                    origin.model.put(bucket, "k", CONTENT)
-                    fault = origin.model.inject(late, EFFECTS[effect], times=None)
-                found = await asyncio.gather(*(get(client, key) for _ in range(CROWD)))
-                fault.times = 0
-                if not faulty:
-                    assert set(found) == {"right"}, (effect, found)
-                elif effect not in WITHHELD:
-                    assert "right" not in found, (effect, found)
-
-    asyncio.run(scenario())
+    limits = httpx.Limits(max_keepalive_connections=0)
+    async with httpx.AsyncClient(trust_env=False, timeout=30, limits=limits) as client:
+        for number, (effect, faulty) in enumerate((e, f) for e in EFFECTS for f in (True, False)):
+            bucket, key = f"bucket-{number // 2}", f"bucket-{number // 2}/k"
+            if faulty:
+                origin.model.create_bucket(bucket)
+                origin.model.put(bucket, "k", CONTENT)
+                fault = origin.model.inject(late, EFFECTS[effect], times=None)
+            found = await asyncio.gather(*(get(client, key) for _ in range(CROWD)))
+            fault.times = 0
+            if not faulty:
+                assert set(found) == {"right"}, (effect, found)
+            elif effect not in WITHHELD:
+                assert "right" not in found, (effect, found)

@@ -140,7 +140,7 @@ REQUESTS: Mapping[str, Callable[[], Request]] = {
 
 
 @pytest.mark.parametrize("name", rest_is_slow(REQUESTS, *list(REQUESTS)[::4]))
-def test_no_body_holds_the_event_loop(tmp_path: Path, name: str) -> None:
+async def test_no_body_holds_the_event_loop(tmp_path: Path, name: str) -> None:
     """Every grammar of bodies, at the largest and the finest that it may be, and beyond."""
     request = REQUESTS[name]()
     headers = signed_headers(request.method, request.target, request.headers, request.body)
@@ -161,16 +161,13 @@ def test_no_body_holds_the_event_loop(tmp_path: Path, name: str) -> None:
         finally:
             connection.close()
 
-    async def scenario() -> None:
-        slots = [Slot("back", Prefix.parse("s3://bucket/back/"), write="back")]
-        async with gateway_app(tmp_path, writeback=True, slots=slots) as gateway, serving(gateway.app) as port:
-            first = await call(gateway.app, "PUT", "/bucket/back/first", {}, [b"x"])
-            assert first.status == 200  # and now it is known what the bucket's answers are like
-            with longest_step() as longest:
-                status, came_from = await asyncio.to_thread(ask, port.port)
-            if status == 200:
-                assert (came_from == "absorbed") == name.endswith("written back")
-            assert status == request.status
-            assert longest.lines <= LINES_MAX, str(longest)
-
-    asyncio.run(scenario())
+    slots = [Slot("back", Prefix.parse("s3://bucket/back/"), write="back")]
+    async with gateway_app(tmp_path, writeback=True, slots=slots) as gateway, serving(gateway.app) as port:
+        first = await call(gateway.app, "PUT", "/bucket/back/first", {}, [b"x"])
+        assert first.status == 200  # and now it is known what the bucket's answers are like
+        with longest_step() as longest:
+            status, came_from = await asyncio.to_thread(ask, port.port)
+        if status == 200:
+            assert (came_from == "absorbed") == name.endswith("written back")
+        assert status == request.status
+        assert longest.lines <= LINES_MAX, str(longest)

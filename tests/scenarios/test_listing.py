@@ -228,23 +228,19 @@ AS_CLIENTS_ASK = [
 ]
 
 
-def test_every_way_of_asking_is_answered_as_the_origin_does(tmp_path: Path) -> None:
+async def test_every_way_of_asking_is_answered_as_the_origin_does(tmp_path: Path) -> None:
     """What real clients and S3's own tests ask, with and without percent-encoding, of the origin and of the index."""
-
-    async def run() -> None:
-        async with gateway_app(tmp_path, slots=[SLOT], clock=ManualClock(), allow_unsigned=True) as gateway:
-            for key in listing._KEYS:
-                gateway.origin.put("bucket", unquote(key), b"1")
-            for query in AS_CLIENTS_ASK * 2:
-                pairs = parse_query(query.encode())
-                async with await gateway.origin.send(OriginRequest("GET", "bucket", None, pairs)) as response:
-                    expected = response.status, xml(await response.read(2**20))
-                answer = await call(gateway.app, "GET", f"/bucket?{query}", sign=False)
-                await gateway.catalog.settle()
-                assert answer.status == expected[0] == 200, query
-                assert sorted(described(xml(answer.body))) == sorted(described(expected[1])), query
-
-    asyncio.run(run())
+    async with gateway_app(tmp_path, slots=[SLOT], clock=ManualClock(), allow_unsigned=True) as gateway:
+        for key in listing._KEYS:
+            gateway.origin.put("bucket", unquote(key), b"1")
+        for query in AS_CLIENTS_ASK * 2:
+            pairs = parse_query(query.encode())
+            async with await gateway.origin.send(OriginRequest("GET", "bucket", None, pairs)) as response:
+                expected = response.status, xml(await response.read(2**20))
+            answer = await call(gateway.app, "GET", f"/bucket?{query}", sign=False)
+            await gateway.catalog.settle()
+            assert answer.status == expected[0] == 200, query
+            assert sorted(described(xml(answer.body))) == sorted(described(expected[1])), query
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,7 @@ def _sockets(pid: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS_MAX)
-def test_2_1_racing_requests_see_what_their_slot_promises(running: tuple[GatewayProcess, StrictOrigin]) -> None:
+async def test_2_1_racing_requests_see_what_their_slot_promises(running: tuple[GatewayProcess, StrictOrigin]) -> None:
     """1.1, 1.2, 2.1 to 2.3, 3.1 to 3.4, 3.9, 4.2 Every answer to every client is one that the model allows."""
     gateway, origin = running
     print(f"replay with FOREBAY_SEED={SEED} FOREBAY_STEPS={STEPS}")
@@ -99,15 +99,12 @@ def test_2_1_racing_requests_see_what_their_slot_promises(running: tuple[Gateway
             busy[:] = [seen + (there > before) for seen, there, before in zip(busy, now, idle, strict=True)]
         return taken < STEPS
 
-    async def run() -> None:
+    with gateway.explaining():
         changing = asyncio.create_task(vary_latency(origin, SEED))
         try:
             await race(play, gateway.s3_url, seed=SEED, clients=CLIENTS, goes_on=goes_on)
         finally:
             changing.cancel()
-
-    with gateway.explaining():
-        asyncio.run(run())
     print(f"{STEPS} steps: {dict(sorted(world.counts.items()))}")
     assert all(busy), f"not every worker had clients: {busy}"
     assert world.counts["judged"] > STEPS // 2

@@ -81,7 +81,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_uploads_arrive_as_boto3_sends_them(
+async def test_uploads_arrive_as_boto3_sends_them(
     scheme: str,
     settings: dict[str, Any],
     tmp_path: Path,
@@ -92,54 +92,42 @@ def test_uploads_arrive_as_boto3_sends_them(
     sinking = Sinking()
     monkeypatch.setattr("gateway.edge.asgi.perform", sinking.perform)
     tls, ca_file = certificates if scheme == "https" else (None, None)
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway, serving(gateway.app, tls=tls) as port:
-            s3 = client(port.port, ca_file, **settings)
-            before = 0.0
-            for key, content in (("large", CONTENT), ("small", b"small"), ("empty", b""), ("again", CONTENT)):
-                answer = await asyncio.to_thread(s3.put_object, Bucket="bucket", Key=key, Body=content)
-                assert answer["ETag"] == f'"{hashlib.md5(content).hexdigest()}"'
-                assert sinking.contents[key] == content
-                received_bytes = metrics.RECEIVED_BYTES.value("PutObject", "default")
-                assert len(content) <= received_bytes - before <= len(content) + 200
-                before = received_bytes
-            s3.close()
-
-    asyncio.run(scenario())
+    async with gateway_app(tmp_path) as gateway, serving(gateway.app, tls=tls) as port:
+        s3 = client(port.port, ca_file, **settings)
+        before = 0.0
+        for key, content in (("large", CONTENT), ("small", b"small"), ("empty", b""), ("again", CONTENT)):
+            answer = await asyncio.to_thread(s3.put_object, Bucket="bucket", Key=key, Body=content)
+            assert answer["ETag"] == f'"{hashlib.md5(content).hexdigest()}"'
+            assert sinking.contents[key] == content
+            received_bytes = metrics.RECEIVED_BYTES.value("PutObject", "default")
+            assert len(content) <= received_bytes - before <= len(content) + 200
+            before = received_bytes
+        s3.close()
 
 
-def test_a_sink_that_refuses_is_answered_as_s3_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sink_that_refuses_is_answered_as_s3_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of the body; the next upload finds the gateway as before."""
     sinking = Sinking(refuse_at=MIB)
     monkeypatch.setattr("gateway.edge.asgi.perform", sinking.perform)
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway, serving(gateway.app) as port:
-            s3 = client(port.port, None)
-            with pytest.raises(ClientError) as caught:
-                await asyncio.to_thread(s3.put_object, Bucket="bucket", Key="key", Body=CONTENT)
-            assert caught.value.response["Error"]["Code"] == "SlowDown"
-            assert sinking.contents == {}
-            sinking.refuse_at = None
+    async with gateway_app(tmp_path) as gateway, serving(gateway.app) as port:
+        s3 = client(port.port, None)
+        with pytest.raises(ClientError) as caught:
             await asyncio.to_thread(s3.put_object, Bucket="bucket", Key="key", Body=CONTENT)
-            assert sinking.contents == {"key": CONTENT}
-            s3.close()
+        assert caught.value.response["Error"]["Code"] == "SlowDown"
+        assert sinking.contents == {}
+        sinking.refuse_at = None
+        await asyncio.to_thread(s3.put_object, Bucket="bucket", Key="key", Body=CONTENT)
+        assert sinking.contents == {"key": CONTENT}
+        s3.close()
 
-    asyncio.run(scenario())
 
-
-def test_a_server_of_another_make_receives_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_of_another_make_receives_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without our server's offer in the scope, bodies are read as ASGI gives them."""
     sinking = Sinking()
     monkeypatch.setattr("gateway.edge.asgi.perform", sinking.perform)
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway:
-            pieces = [CONTENT[:MIB], CONTENT[MIB:]]
-            assert (await call(gateway.app, "PUT", "/bucket/key", {}, pieces)).status == 200
-            assert sinking.contents == {"key": CONTENT}
-            sinking.refuse_at = MIB
-            assert (await call(gateway.app, "PUT", "/bucket/key", {}, pieces)).status == 503
-
-    asyncio.run(scenario())
+    async with gateway_app(tmp_path) as gateway:
+        pieces = [CONTENT[:MIB], CONTENT[MIB:]]
+        assert (await call(gateway.app, "PUT", "/bucket/key", {}, pieces)).status == 200
+        assert sinking.contents == {"key": CONTENT}
+        sinking.refuse_at = MIB
+        assert (await call(gateway.app, "PUT", "/bucket/key", {}, pieces)).status == 503

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from multiprocessing.synchronize import Barrier
 from typing import Any
@@ -107,8 +105,7 @@ def test_all_ranks_restore_from_the_disk(consistency: str) -> None:
                 body = os.urandom(FILE_BYTES)
                 digests[number] = hashlib.sha256(body).hexdigest()
                 s3.put_object(Bucket="bucket", Key=key(number), Body=body)
-            command = [sys.executable, "-m", "gateway", "flush", "s3://bucket/ckpt/", "--wait"]
-            subprocess.run([*command, "--admin-url", gateway.admin_url], check=True, timeout=120)
+            gateway.command("flush", "s3://bucket/ckpt/", "--wait").check_returncode()
             asked = len(origin.model.calls)
             for own in (False, True):
                 ranks = storm(gateway.s3_url, own=own)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -36,11 +34,6 @@ def config(origin: StrictOrigin) -> dict[str, Any]:
     }
 
 
-def forebay(gateway: GatewayProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gateway", *arguments, "--admin-url", gateway.admin_url]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
 def gets(origin: StrictOrigin) -> list[str]:
     return [call.key or "" for call in origin.model.calls if call.method == "GET" and call.key]
 
@@ -69,7 +62,7 @@ def test_a_warm_data_set_is_read_without_the_bucket() -> None:
     with StrictOrigin() as origin:
         contents = put_data_set(origin)
         with GatewayProcess(config(origin)) as gateway:
-            done = forebay(gateway, "warm", "s3://bucket/data/", "--wait", "--json")
+            done = gateway.command("warm", "s3://bucket/data/", "--wait", "--json")
             assert done.returncode == 0, done.stderr
             job = orjson.loads(done.stdout)
             assert (job["state"], job["objects_done"], job["bytes_fetched"]) == ("done", OBJECTS, OBJECTS * SIZE_BYTES)
@@ -78,14 +71,14 @@ def test_a_warm_data_set_is_read_without_the_bucket() -> None:
             for key, content in contents.items():
                 assert s3.get_object(Bucket="bucket", Key=key)["Body"].read() == content
             assert origin.model.count() == asked
-            shown = forebay(gateway, "jobs")
+            shown = gateway.command("jobs")
             assert job["id"] in shown.stdout
-            evicted = forebay(gateway, "evict", "s3://bucket/data/", "--wait")
+            evicted = gateway.command("evict", "s3://bucket/data/", "--wait")
             assert evicted.returncode == 0
             assert gateway.status()["slots"][0]["name"] == "data"
-            assert forebay(gateway, "warm", "s3://nowhere/", "--wait").returncode == 1
-            assert forebay(gateway, "warm", "nowhere").returncode == 1
-            assert forebay(gateway, "jobs", "unheard-of").returncode == 1
+            assert gateway.command("warm", "s3://nowhere/", "--wait").returncode == 1
+            assert gateway.command("warm", "nowhere").returncode == 1
+            assert gateway.command("jobs", "unheard-of").returncode == 1
 
 
 @pytest.mark.slow
@@ -96,7 +89,7 @@ def test_a_job_survives_kills_of_the_process_that_does_it(tmp_path: Path) -> Non
         settings = config(origin)
         settings["slots"][0]["read_bandwidth"] = "4MiB/s"
         with GatewayProcess(settings) as gateway:
-            job = orjson.loads(forebay(gateway, "warm", "s3://bucket/data/", "--json").stdout)
+            job = orjson.loads(gateway.command("warm", "s3://bucket/data/", "--json").stdout)
             pause = threading.Event()
             for _ in range(3):
                 pause.wait(1.0)
@@ -105,7 +98,7 @@ def test_a_job_survives_kills_of_the_process_that_does_it(tmp_path: Path) -> Non
                 while _background(gateway, may_be_down=True) in (before, 0):
                     pause.wait(0.05)
             for _ in range(600):
-                document = orjson.loads(forebay(gateway, "jobs", job["id"], "--json").stdout or b"{}")
+                document = orjson.loads(gateway.command("jobs", job["id"], "--json").stdout or b"{}")
                 if document.get("state", "running") != "running":
                     break
                 pause.wait(0.2)
@@ -135,7 +128,7 @@ def test_5_5_a_pinned_prefix_stays_through_a_restart() -> None:
         settings = config(origin)
         settings["cache"] |= {"directory": directory, "capacity": "24MiB"}
         with GatewayProcess(settings) as gateway:
-            done = forebay(gateway, "pin", "s3://bucket/data/", "--wait")
+            done = gateway.command("pin", "s3://bucket/data/", "--wait")
             assert done.returncode == 0, done.stderr
         for number in range(60):
             origin.model.put("bucket", f"other/{number}", os.urandom(SIZE_BYTES))
@@ -147,7 +140,7 @@ def test_5_5_a_pinned_prefix_stays_through_a_restart() -> None:
             for key, content in contents.items():
                 assert s3.get_object(Bucket="bucket", Key=key)["Body"].read() == content
             assert len(gets(origin)) == asked
-            assert "pinned: s3://bucket/data/" in forebay(gateway, "status").stdout
-            assert forebay(gateway, "unpin", "s3://bucket/data/").returncode == 0
-            refused = forebay(gateway, "unpin", "s3://bucket/data/")
+            assert "pinned: s3://bucket/data/" in gateway.command("status").stdout
+            assert gateway.command("unpin", "s3://bucket/data/").returncode == 0
+            refused = gateway.command("unpin", "s3://bucket/data/")
             assert (refused.returncode, "is not pinned" in refused.stderr) == (1, True)

@@ -94,50 +94,46 @@ QUICK = {
         )
     ],
 )
-def test_5_4_a_scan_of_ten_times_a_slots_capacity_takes_no_block_of_another(
+async def test_5_4_a_scan_of_ten_times_a_slots_capacity_takes_no_block_of_another(
     tmp_path: Path, scanned: int, scan: Scan, eviction: Literal["epoch", "lru"]
 ) -> None:
     """5.4 The other holds small and large objects within its capacity. All of them are there afterwards, by the index,
     and reading them asks nothing of the origin. The one that scans has evicted its own: no more lies on disk than may.
     """
+    async with gateway_app(
+        tmp_path,
+        slots=[
+            Slot(
+                name,
+                Prefix.parse(f"s3://bucket/{name}/"),
+                "read-write",
+                "immutable",
+                capacity_bytes=capacity_bytes,
+                eviction=eviction,
+            )
+            for name, capacity_bytes in CAPACITY_BYTES.items()
+        ],
+        allow_unsigned=True,
+        capacity_bytes=ALL_BYTES,
+    ) as gateway:
+        kept = [key for size in SIZES.values() for key in keys_of("b", size, KEPT_BYTES // len(SIZES))]
+        scanned_keys = keys_of("a", scanned, SCANNED_BYTES)
+        versions = {key: put(gateway, key) for key in [*kept, *scanned_keys]}
+        await in_order(gateway, kept)
+        await gateway.blocks.settle()
+        before = gateway.blocks.usage().slots["b"]
+        assert before.blocks > len(kept)
 
-    async def play() -> None:
-        async with gateway_app(
-            tmp_path,
-            slots=[
-                Slot(
-                    name,
-                    Prefix.parse(f"s3://bucket/{name}/"),
-                    "read-write",
-                    "immutable",
-                    capacity_bytes=capacity_bytes,
-                    eviction=eviction,
-                )
-                for name, capacity_bytes in CAPACITY_BYTES.items()
-            ],
-            allow_unsigned=True,
-            capacity_bytes=ALL_BYTES,
-        ) as gateway:
-            kept = [key for size in SIZES.values() for key in keys_of("b", size, KEPT_BYTES // len(SIZES))]
-            scanned_keys = keys_of("a", scanned, SCANNED_BYTES)
-            versions = {key: put(gateway, key) for key in [*kept, *scanned_keys]}
-            await in_order(gateway, kept)
-            await gateway.blocks.settle()
-            before = gateway.blocks.usage().slots["b"]
-            assert before.blocks > len(kept)
+        await scan(gateway, scanned_keys)
+        await gateway.blocks.settle()
+        assert gateway.blocks.usage().slots["b"] == before
+        assert all(holds(gateway, versions[key], "b") for key in kept)
+        assert not all(holds(gateway, versions[key], "a") for key in scanned_keys)
+        assert sum(path.stat().st_size for path in block_files(tmp_path)) <= ALL_BYTES
 
-            await scan(gateway, scanned_keys)
-            await gateway.blocks.settle()
-            assert gateway.blocks.usage().slots["b"] == before
-            assert all(holds(gateway, versions[key], "b") for key in kept)
-            assert not all(holds(gateway, versions[key], "a") for key in scanned_keys)
-            assert sum(path.stat().st_size for path in block_files(tmp_path)) <= ALL_BYTES
-
-            asked = gateway.origin.count()
-            assert {await read(gateway, key) for key in kept} == {"hit"}
-            assert gateway.origin.count() == asked
-
-    asyncio.run(play())
+        asked = gateway.origin.count()
+        assert {await read(gateway, key) for key in kept} == {"hit"}
+        assert gateway.origin.count() == asked
 
 
 def put(gateway: GatewayApp, key: str) -> ObjectVersion:

@@ -208,22 +208,18 @@ def test_3_5_without_the_setting_an_old_answer_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("slot", [TTL, IMMUTABLE])
-def test_3_6_no_cache_asks_the_origin_and_refreshes(tmp_path: Path, slot: Slot) -> None:
+async def test_3_6_no_cache_asks_the_origin_and_refreshes(tmp_path: Path, slot: Slot) -> None:
     """3.6 `Cache-Control: no-cache` of a caller that signs sees the present; so does everybody afterwards."""
-
-    async def run() -> None:
-        async with gateway_app(tmp_path, slots=[slot]) as gateway:
-            gateway.origin.put("bucket", "k", OLD)
-            await call(gateway.app, "GET", "/bucket/k")
-            await gateway.catalog.settle()
-            etag = gateway.origin.put("bucket", "k", NEW)
-            assert (await call(gateway.app, "HEAD", "/bucket/k")).headers["etag"] != etag
-            fresh = await call(gateway.app, "GET", "/bucket/k", {"Cache-Control": "no-cache"})
-            assert fresh.body == NEW
-            await gateway.catalog.settle()
-            assert (await call(gateway.app, "GET", "/bucket/k")).body == NEW
-
-    asyncio.run(run())
+    async with gateway_app(tmp_path, slots=[slot]) as gateway:
+        gateway.origin.put("bucket", "k", OLD)
+        await call(gateway.app, "GET", "/bucket/k")
+        await gateway.catalog.settle()
+        etag = gateway.origin.put("bucket", "k", NEW)
+        assert (await call(gateway.app, "HEAD", "/bucket/k")).headers["etag"] != etag
+        fresh = await call(gateway.app, "GET", "/bucket/k", {"Cache-Control": "no-cache"})
+        assert fresh.body == NEW
+        await gateway.catalog.settle()
+        assert (await call(gateway.app, "GET", "/bucket/k")).body == NEW
 
 
 def test_3_6_no_cache_of_callers_that_do_not_sign_is_not_heard(tmp_path: Path) -> None:
@@ -514,56 +510,50 @@ def md5_of(body: bytes) -> str:
 
 
 @pytest.mark.parametrize("seed", rest_is_slow(range(30), *range(8)))
-def test_10_11_no_reader_goes_back_in_time_when_a_slot_was_strict(tmp_path: Path, seed: int) -> None:
+async def test_10_11_no_reader_goes_back_in_time_when_a_slot_was_strict(tmp_path: Path, seed: int) -> None:
     """10.11 Who has seen a change while the slot was strict, by GET or HEAD, sees nothing older afterwards,
     whatever becomes of the slot."""
     dice = random.Random(seed)
     remembering = (TTL, IMMUTABLE, NEGATIVE, PATIENT)
+    clock, directory = ManualClock(), tmp_path
+    origin = MemoryOrigin(clock)
+    origin.create_bucket("bucket")
+    async with gateway_app(directory, origin=origin, clock=clock, allow_unsigned=True) as gateway:
+        states: list[bytes | None] = [None]
+        seen = 0
 
-    async def scenario() -> None:
-        clock, directory = ManualClock(), tmp_path
-        origin = MemoryOrigin(clock)
-        origin.create_bucket("bucket")
-        async with gateway_app(directory, origin=origin, clock=clock, allow_unsigned=True) as gateway:
-            states: list[bytes | None] = [None]
-            seen = 0
+        def change() -> None:
+            if dice.random() < 0.3:
+                origin.buckets["bucket"].remove("k")
+                states.append(None)
+            else:
+                body = b"%06d" % len(states) * dice.choice([1, BLOCK_SIZE_BYTES])
+                states.append(body)
+                origin.put("bucket", "k", body)
 
-            def change() -> None:
-                if dice.random() < 0.3:
-                    origin.buckets["bucket"].remove("k")
-                    states.append(None)
-                else:
-                    body = b"%06d" % len(states) * dice.choice([1, BLOCK_SIZE_BYTES])
-                    states.append(body)
-                    origin.put("bucket", "k", body)
+        async def read() -> None:
+            nonlocal seen
+            method = dice.choice(["GET", "GET", "HEAD"])
+            headers = {"range": "bytes=0-5"} if method == "GET" and dice.random() < 0.3 else {}
+            answer = await ask(gateway, method, headers=headers)
+            if answer.status == 404:
+                found = max(number for number, state in enumerate(states) if state is None)
+            elif method == "HEAD":
+                etags = [hashlib.md5(state, usedforsecurity=False).hexdigest() if state else "" for state in states]
+                found = etags.index(answer.headers["etag"].strip('"'))
+            else:
+                found = int(answer.body[:6])
+            assert found >= seen, f"{method} shows state {found} after {seen}"
+            seen = found
 
-            async def read() -> None:
-                nonlocal seen
-                method = dice.choice(["GET", "GET", "HEAD"])
-                headers = {"range": "bytes=0-5"} if method == "GET" and dice.random() < 0.3 else {}
-                answer = await ask(gateway, method, headers=headers)
-                if answer.status == 404:
-                    found = max(number for number, state in enumerate(states) if state is None)
-                elif method == "HEAD":
-                    etags = [hashlib.md5(state, usedforsecurity=False).hexdigest() if state else "" for state in states]
-                    found = etags.index(answer.headers["etag"].strip('"'))
-                else:
-                    found = int(answer.body[:6])
-                assert found >= seen, f"{method} shows state {found} after {seen}"
-                seen = found
-
-            for _ in range(40):
-                step = dice.random()
-                if step < 0.15:
-                    change()
-                elif step < 0.35:
-                    slot = STRICT if dice.random() < 0.5 else dice.choice(remembering)
-                    gateway.app.services.slots.apply_settings(
-                        [slot] if slot is not STRICT or dice.random() < 0.5 else []
-                    )
-                elif step < 0.4:
-                    await clock.advance(dice.choice([1.0, 30.0, 100.0]))
-                else:
-                    await read()
-
-    asyncio.run(scenario())
+        for _ in range(40):
+            step = dice.random()
+            if step < 0.15:
+                change()
+            elif step < 0.35:
+                slot = STRICT if dice.random() < 0.5 else dice.choice(remembering)
+                gateway.app.services.slots.apply_settings([slot] if slot is not STRICT or dice.random() < 0.5 else [])
+            elif step < 0.4:
+                await clock.advance(dice.choice([1.0, 30.0, 100.0]))
+            else:
+                await read()

@@ -141,31 +141,27 @@ def test_3_17_what_others_changed_is_found_in_an_immutable_slot_too(tmp_path: Pa
     play(tmp_path, IMMUTABLE, 30.0, scenario)
 
 
-def test_3_14_a_crawl_around_a_frozen_slot_leaves_its_blocks_alone(tmp_path: Path) -> None:
+async def test_3_14_a_crawl_around_a_frozen_slot_leaves_its_blocks_alone(tmp_path: Path) -> None:
     """3.14 What a snapshot holds stays cached, though the index of the slot around it finds it changed."""
     frozen = Slot("f", Prefix.parse("s3://bucket/a/"), "read-only", "snapshot", snapshot="old")
-
-    async def scenario() -> None:
-        clock = ManualClock()
-        async with gateway_app(tmp_path, slots=[TTL, frozen], clock=clock, allow_unsigned=True) as gateway:
-            gateway.origin.put("bucket", "a/1", b"old")
-            gateway.origin.put("bucket", "b", b"old")
-            await freeze(gateway, "old", "s3://bucket/a/")
-            tools = JobDependencies(gateway.origin, gateway.catalog, gateway.blocks, Slots([TTL, frozen]), clock)
-            indexes = Indexes.open(tools, [IndexPlan(TTL.name, 30.0, 2)])
-            kept = Kept(gateway, indexes, clock)
-            try:
-                await kept.crawled(1)
-                for key in ("a/1", "b"):
-                    assert (await ask(gateway, f"/bucket/{key}")).body == b"old"
-                    gateway.origin.put("bucket", key, b"new")
-                await kept.pass_seconds(31)
-                await kept.crawled(2)
-                asked = gateway.origin.count(Operation.GET_OBJECT)
-                assert (await ask(gateway, "/bucket/a/1")).body == b"old"
-                assert gateway.origin.count(Operation.GET_OBJECT) == asked
-                assert (await ask(gateway, "/bucket/b")).body == b"new"
-            finally:
-                await indexes.close()
-
-    asyncio.run(scenario())
+    clock = ManualClock()
+    async with gateway_app(tmp_path, slots=[TTL, frozen], clock=clock, allow_unsigned=True) as gateway:
+        gateway.origin.put("bucket", "a/1", b"old")
+        gateway.origin.put("bucket", "b", b"old")
+        await freeze(gateway, "old", "s3://bucket/a/")
+        tools = JobDependencies(gateway.origin, gateway.catalog, gateway.blocks, Slots([TTL, frozen]), clock)
+        indexes = Indexes.open(tools, [IndexPlan(TTL.name, 30.0, 2)])
+        kept = Kept(gateway, indexes, clock)
+        try:
+            await kept.crawled(1)
+            for key in ("a/1", "b"):
+                assert (await ask(gateway, f"/bucket/{key}")).body == b"old"
+                gateway.origin.put("bucket", key, b"new")
+            await kept.pass_seconds(31)
+            await kept.crawled(2)
+            asked = gateway.origin.count(Operation.GET_OBJECT)
+            assert (await ask(gateway, "/bucket/a/1")).body == b"old"
+            assert gateway.origin.count(Operation.GET_OBJECT) == asked
+            assert (await ask(gateway, "/bucket/b")).body == b"new"
+        finally:
+            await indexes.close()

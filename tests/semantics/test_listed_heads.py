@@ -318,24 +318,20 @@ def test_3_11_strict_takes_no_listings_word(tmp_path: Path) -> None:
     play(tmp_path, STRICT, scenario)
 
 
-def test_3_11_another_slots_listing_counts_by_this_slots_bound(tmp_path: Path) -> None:
+async def test_3_11_another_slots_listing_counts_by_this_slots_bound(tmp_path: Path) -> None:
     """3.11 However a range came to be known, a key's own slot says how old that may be."""
-
-    async def run() -> None:
-        clock = ManualClock()
-        short = slot_with(TTL, name="short", prefix=Prefix.parse("s3://bucket/k"), metadata_ttl_seconds=5.0)
-        async with gateway_app(tmp_path, slots=[TTL, short], clock=clock, allow_unsigned=True) as gateway:
-            gateway.origin.put("bucket", "k", b"old")
-            gateway.origin.put("bucket", "a", b"old")
-            await clock.advance(LONG)
-            for key in "ak":
-                await ask(gateway, "HEAD", f"/bucket/{key}")
-            await clock.advance(LONG)
-            await list_bucket(gateway)
-            await clock.advance(4.9)
-            assert (await ask(gateway, "HEAD", "/bucket/k")).headers["x-forebay-cache"] == "hit"
-            await clock.advance(0.2)
-            assert (await ask(gateway, "HEAD", "/bucket/a")).headers["x-forebay-cache"] == "hit"
-            assert cache_label(await ask(gateway, "HEAD", "/bucket/k")) == "miss"
-
-    asyncio.run(run())
+    clock = ManualClock()
+    short = slot_with(TTL, name="short", prefix=Prefix.parse("s3://bucket/k"), metadata_ttl_seconds=5.0)
+    async with gateway_app(tmp_path, slots=[TTL, short], clock=clock, allow_unsigned=True) as gateway:
+        gateway.origin.put("bucket", "k", b"old")
+        gateway.origin.put("bucket", "a", b"old")
+        await clock.advance(LONG)
+        for key in "ak":
+            await ask(gateway, "HEAD", f"/bucket/{key}")
+        await clock.advance(LONG)
+        await list_bucket(gateway)
+        await clock.advance(4.9)
+        assert (await ask(gateway, "HEAD", "/bucket/k")).headers["x-forebay-cache"] == "hit"
+        await clock.advance(0.2)
+        assert (await ask(gateway, "HEAD", "/bucket/a")).headers["x-forebay-cache"] == "hit"
+        assert cache_label(await ask(gateway, "HEAD", "/bucket/k")) == "miss"

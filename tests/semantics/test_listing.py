@@ -168,20 +168,16 @@ def test_3_5_what_was_written_is_not_left_out_of_an_older_page(tmp_path: Path) -
     play(tmp_path, scenario, PATIENT)
 
 
-def test_3_6_no_cache_asks_the_origin_and_refreshes(tmp_path: Path) -> None:
+async def test_3_6_no_cache_asks_the_origin_and_refreshes(tmp_path: Path) -> None:
     """3.6 Signed, `Cache-Control: no-cache` sees the present, and so does everybody afterwards."""
-
-    async def run() -> None:
-        async with gateway_app(tmp_path, slots=[IMMUTABLE]) as gateway:
-            for key, no_cache, expected in (("a", False, ["a"]), ("b", False, ["a"]), ("c", True, ["a", "b", "c"])):
-                gateway.origin.put("bucket", key, b"")
-                headers = {"Cache-Control": "no-cache"} if no_cache else {}
-                assert names(await call(gateway.app, "GET", LIST, headers)) == expected
-                await gateway.catalog.settle()
-            after = await call(gateway.app, "GET", LIST)
-            assert (source(after), names(after)) == ("hit", ["a", "b", "c"])
-
-    asyncio.run(run())
+    async with gateway_app(tmp_path, slots=[IMMUTABLE]) as gateway:
+        for key, no_cache, expected in (("a", False, ["a"]), ("b", False, ["a"]), ("c", True, ["a", "b", "c"])):
+            gateway.origin.put("bucket", key, b"")
+            headers = {"Cache-Control": "no-cache"} if no_cache else {}
+            assert names(await call(gateway.app, "GET", LIST, headers)) == expected
+            await gateway.catalog.settle()
+        after = await call(gateway.app, "GET", LIST)
+        assert (source(after), names(after)) == ("hit", ["a", "b", "c"])
 
 
 def test_3_7_a_version_that_is_found_to_be_gone_leaves_the_listing(tmp_path: Path) -> None:
@@ -284,19 +280,15 @@ def test_7_2_an_error_is_told_to_all_who_wait_for_the_answer(tmp_path: Path) -> 
     play(tmp_path, scenario, IMMUTABLE)
 
 
-def test_3_9_what_becomes_strict_is_forgotten(tmp_path: Path) -> None:
+async def test_3_9_what_becomes_strict_is_forgotten(tmp_path: Path) -> None:
     """3.9 Own writes in strict slots leave no mark, so that nothing known of them may come back later."""
-
-    async def run() -> None:
-        clock = ManualClock()
-        async with gateway_app(tmp_path, slots=[IMMUTABLE], clock=clock, allow_unsigned=True) as gateway:
-            origin = gateway.origin
-            origin.put("bucket", "strict/a", b"")
-            await ask(gateway)
-        later = IMMUTABLE, STRICT_PART
-        async with gateway_app(tmp_path, origin=origin, slots=later, clock=clock, allow_unsigned=True) as gateway:
-            await write(gateway, "PUT", "/bucket/strict/b", b"")
-        async with gateway_app(tmp_path, origin=origin, slots=[IMMUTABLE], clock=clock, allow_unsigned=True) as gateway:
-            assert await keys(gateway) == ["strict/a", "strict/b"]
-
-    asyncio.run(run())
+    clock = ManualClock()
+    async with gateway_app(tmp_path, slots=[IMMUTABLE], clock=clock, allow_unsigned=True) as gateway:
+        origin = gateway.origin
+        origin.put("bucket", "strict/a", b"")
+        await ask(gateway)
+    later = IMMUTABLE, STRICT_PART
+    async with gateway_app(tmp_path, origin=origin, slots=later, clock=clock, allow_unsigned=True) as gateway:
+        await write(gateway, "PUT", "/bucket/strict/b", b"")
+    async with gateway_app(tmp_path, origin=origin, slots=[IMMUTABLE], clock=clock, allow_unsigned=True) as gateway:
+        assert await keys(gateway) == ["strict/a", "strict/b"]

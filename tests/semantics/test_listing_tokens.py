@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -37,7 +36,7 @@ def test_9_3_what_cannot_be_meant_is_refused(tmp_path: Path, query: str) -> None
     play(tmp_path, scenario, IMMUTABLE)
 
 
-def test_9_3_tokens_survive_a_restart_a_change_of_worker_and_a_change_of_source(tmp_path: Path) -> None:
+async def test_9_3_tokens_survive_a_restart_a_change_of_worker_and_a_change_of_source(tmp_path: Path) -> None:
     """9.3 Every page is asked of another gateway or worker; some answer from the index, some ask the origin."""
 
     async def pages(gateway: GatewayApp, clock: ManualClock, token: str | None, seen: list[str]) -> str | None:
@@ -51,21 +50,18 @@ def test_9_3_tokens_survive_a_restart_a_change_of_worker_and_a_change_of_source(
                 token = token_of(answer)
             return token
 
-    async def run() -> None:
-        clock, seen, token = ManualClock(), list[str](), None
-        async with gateway_app(tmp_path, slots=[TTL], clock=clock, allow_unsigned=True) as gateway:
-            origin = gateway.origin
-            for key in ("a/1", "a/2", "b", "c/1", "d/1", "e"):
-                origin.put("bucket", key, b"")
-            await ask(gateway, f"{LIST}&prefix=b")
-            token = await pages(gateway, clock, None, seen)
-        for _ in range(3):
-            async with gateway_app(tmp_path, origin=origin, slots=[TTL], clock=clock, allow_unsigned=True) as gateway:
-                if token is not None:
-                    token = await pages(gateway, clock, token, seen)
-        assert (token, seen) == (None, ["a/", "b", "c/", "d/", "e"])
-
-    asyncio.run(run())
+    clock, seen, token = ManualClock(), list[str](), None
+    async with gateway_app(tmp_path, slots=[TTL], clock=clock, allow_unsigned=True) as gateway:
+        origin = gateway.origin
+        for key in ("a/1", "a/2", "b", "c/1", "d/1", "e"):
+            origin.put("bucket", key, b"")
+        await ask(gateway, f"{LIST}&prefix=b")
+        token = await pages(gateway, clock, None, seen)
+    for _ in range(3):
+        async with gateway_app(tmp_path, origin=origin, slots=[TTL], clock=clock, allow_unsigned=True) as gateway:
+            if token is not None:
+                token = await pages(gateway, clock, token, seen)
+    assert (token, seen) == (None, ["a/", "b", "c/", "d/", "e"])
 
 
 @pytest.mark.parametrize("token", ["nonsense", "1AAAAA", "YS8x", "%00"])

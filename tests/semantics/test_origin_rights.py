@@ -192,72 +192,62 @@ DOORS: Sequence[tuple[str, str, Mapping[str, str], bytes]] = [
 
 @pytest.mark.parametrize("writeback", [False, True], ids=["", "with a buffer"])
 @pytest.mark.parametrize("consistency", CONSISTENCIES)
-def test_7_13_who_may_not_at_the_origin_may_not_here(tmp_path: Path, consistency: str, *, writeback: bool) -> None:
+async def test_7_13_who_may_not_at_the_origin_may_not_here(
+    tmp_path: Path, consistency: str, *, writeback: bool
+) -> None:
     """7.13 By no door: what is cached, indexed, frozen or forwarded; nothing of an object is told, and none changed."""
-
-    async def scenario() -> None:
-        async with tenants(tmp_path, slot(consistency), writeback=writeback) as both:
-            for _ in range(3):
-                for method in ("GET", "HEAD"):
-                    assert (await both.ask("READER", method)).status == 200
-                assert KEY.encode() in (await both.ask("READER", target="/bucket?list-type=2&prefix=own%2F")).body
-                await both.settled()
-            stored = both.gateway.origin.buckets["bucket"].objects
-            before = {key: stored[key].etag for key in stored}
-            for method, target, headers, body in DOORS:
-                door = method, target, headers
-                answer = await both.ask("NOBODY", method, target, headers, body)
-                is_unread = "arn:" in headers.get("x-amz-copy-source", "")
-                refusals = {400, 403, 501} if consistency == "snapshot" or is_unread else {403}
-                assert answer.status in refusals, (door, answer.status)
-                if answer.status == 403 and method != "HEAD":
-                    is_ours = consistency == "snapshot" and b"is read-only" in answer.body
-                    assert is_ours or b"the policy of the bucket says no" in answer.body, (door, answer.body)
-                said = answer.body + repr(sorted(answer.headers.items())).encode()
-                for secret in (SECRET[:8], b"a-secret-attribute", before[KEY].strip('"').encode()):
-                    assert secret not in said, (door, said)
-            assert {key: stored[key].etag for key in stored} == before
-
-    asyncio.run(scenario())
+    async with tenants(tmp_path, slot(consistency), writeback=writeback) as both:
+        for _ in range(3):
+            for method in ("GET", "HEAD"):
+                assert (await both.ask("READER", method)).status == 200
+            assert KEY.encode() in (await both.ask("READER", target="/bucket?list-type=2&prefix=own%2F")).body
+            await both.settled()
+        stored = both.gateway.origin.buckets["bucket"].objects
+        before = {key: stored[key].etag for key in stored}
+        for method, target, headers, body in DOORS:
+            door = method, target, headers
+            answer = await both.ask("NOBODY", method, target, headers, body)
+            is_unread = "arn:" in headers.get("x-amz-copy-source", "")
+            refusals = {400, 403, 501} if consistency == "snapshot" or is_unread else {403}
+            assert answer.status in refusals, (door, answer.status)
+            if answer.status == 403 and method != "HEAD":
+                is_ours = consistency == "snapshot" and b"is read-only" in answer.body
+                assert is_ours or b"the policy of the bucket says no" in answer.body, (door, answer.body)
+            said = answer.body + repr(sorted(answer.headers.items())).encode()
+            for secret in (SECRET[:8], b"a-secret-attribute", before[KEY].strip('"').encode()):
+                assert secret not in said, (door, said)
+        assert {key: stored[key].etag for key in stored} == before
 
 
 @pytest.mark.parametrize("version", [2, 4])
-def test_7_13_a_presigned_request_is_of_who_has_signed_it(tmp_path: Path, version: int) -> None:
+async def test_7_13_a_presigned_request_is_of_who_has_signed_it(tmp_path: Path, version: int) -> None:
     """7.13 Whoever sends it."""
-
-    async def scenario() -> None:
-        async with tenants(tmp_path, slot()) as both:
-            for who, expected in (("READER", 200), ("NOBODY", 403), ("READER", 200)):
-                target = presigned(who, "GET", PATH, version)
-                assert (await call(both.gateway.app, "GET", target, sign=False)).status == expected
-
-    asyncio.run(scenario())
+    async with tenants(tmp_path, slot()) as both:
+        for who, expected in (("READER", 200), ("NOBODY", 403), ("READER", 200)):
+            target = presigned(who, "GET", PATH, version)
+            assert (await call(both.gateway.app, "GET", target, sign=False)).status == expected
 
 
 @pytest.mark.parametrize("consistency", ["strict", "ttl", "immutable"])
-def test_7_13_deletions_are_judged_key_by_key(tmp_path: Path, consistency: str) -> None:
+async def test_7_13_deletions_are_judged_key_by_key(tmp_path: Path, consistency: str) -> None:
     """7.13 A DeleteObjects that names one such key goes in the caller's own name."""
+    async with tenants(tmp_path, slot(consistency)) as both:
 
-    async def scenario() -> None:
-        async with tenants(tmp_path, slot(consistency)) as both:
+        def of_nobody(request: OriginRequest) -> S3Error | None:
+            return s3_error("AccessDenied", "the policy of the bucket says no")
 
-            def of_nobody(request: OriginRequest) -> S3Error | None:
-                return s3_error("AccessDenied", "the policy of the bucket says no")
-
-            origin = both.gateway.origin
-            assert origin.policies is not None
-            origin.policies["NOBODY"] = of_nobody
-            answer = await both.ask("NOBODY", "POST", "/bucket?delete", md5_of(DELETE), DELETE)
-            assert (answer.status, origin.calls[-1].signed_by) == (403, "NOBODY")
-            assert origin.data("bucket", KEY) == SECRET
-            other = b"<Delete><Object><Key>open/readme</Key></Object></Delete>"
-            answer = await both.ask("NOBODY", "POST", "/bucket?delete", md5_of(other), other)
-            assert (answer.status, origin.calls[-1].signed_by) == (200, None)
-            answer = await both.ask("WRITER", "POST", "/bucket?delete", md5_of(DELETE), DELETE)
-            assert (answer.status, origin.calls[-1].signed_by) == (200, "WRITER")
-            assert KEY not in origin.buckets["bucket"].objects
-
-    asyncio.run(scenario())
+        origin = both.gateway.origin
+        assert origin.policies is not None
+        origin.policies["NOBODY"] = of_nobody
+        answer = await both.ask("NOBODY", "POST", "/bucket?delete", md5_of(DELETE), DELETE)
+        assert (answer.status, origin.calls[-1].signed_by) == (403, "NOBODY")
+        assert origin.data("bucket", KEY) == SECRET
+        other = b"<Delete><Object><Key>open/readme</Key></Object></Delete>"
+        answer = await both.ask("NOBODY", "POST", "/bucket?delete", md5_of(other), other)
+        assert (answer.status, origin.calls[-1].signed_by) == (200, None)
+        answer = await both.ask("WRITER", "POST", "/bucket?delete", md5_of(DELETE), DELETE)
+        assert (answer.status, origin.calls[-1].signed_by) == (200, "WRITER")
+        assert KEY not in origin.buckets["bucket"].objects
 
 
 @pytest.mark.parametrize("consistency", ["strict", "ttl", "immutable"])
@@ -284,279 +274,234 @@ def test_7_13_who_may_is_answered_as_ever(tmp_path: Path, consistency: str) -> N
         assert one == other, number
 
 
-def test_7_13_the_gateways_own_rules_hold_besides(tmp_path: Path) -> None:
+async def test_7_13_the_gateways_own_rules_hold_besides(tmp_path: Path) -> None:
     """7.13 Both must allow; who is refused here is asked about nowhere."""
-
-    async def scenario() -> None:
-        async with tenants(tmp_path, slot_with(slot(), mode="read-only")) as both:
-            before = both.calls
-            assert (await both.ask("WRITER", "PUT", PATH, body=b"x")).status == 403
-            assert both.calls == before
-
-    asyncio.run(scenario())
+    async with tenants(tmp_path, slot_with(slot(), mode="read-only")) as both:
+        before = both.calls
+        assert (await both.ask("WRITER", "PUT", PATH, body=b"x")).status == 403
+        assert both.calls == before
 
 
-def test_7_14_a_yes_counts_for_its_time_and_its_key_alone(tmp_path: Path) -> None:
+async def test_7_14_a_yes_counts_for_its_time_and_its_key_alone(tmp_path: Path) -> None:
     """7.14 One question for each object, caller and `authorization_ttl`; a sibling that is denied stays so."""
-
-    async def scenario() -> None:
-        async with tenants(tmp_path, slot()) as both:
-            both.policies["READER"].deny.add("own/other")
-            both.gateway.origin.put("bucket", "own/other", b"denied to one")
-            assert [(await both.ask("READER")).status for _ in range(5)] == [200] * 5
-            assert both.questions() == [("HEAD", KEY)]
-            assert (await both.ask("READER", target="/bucket/own/other")).status == 403
-            assert (await both.ask("WRITER", target="/bucket/own/other")).status == 200
-            since = both.calls
-            both.clock.ahead_seconds = TTL_SECONDS + 1
-            both.policies["READER"].deny.add(KEY)
-            assert [(await both.ask("READER")).status for _ in range(2)] == [403] * 2
-            assert both.questions(since)[0] == ("HEAD", KEY)
-            both.policies["READER"].deny.clear()
-            assert (await both.ask("READER")).status == 200  # at once
-
-    asyncio.run(scenario())
+    async with tenants(tmp_path, slot()) as both:
+        both.policies["READER"].deny.add("own/other")
+        both.gateway.origin.put("bucket", "own/other", b"denied to one")
+        assert [(await both.ask("READER")).status for _ in range(5)] == [200] * 5
+        assert both.questions() == [("HEAD", KEY)]
+        assert (await both.ask("READER", target="/bucket/own/other")).status == 403
+        assert (await both.ask("WRITER", target="/bucket/own/other")).status == 200
+        since = both.calls
+        both.clock.ahead_seconds = TTL_SECONDS + 1
+        both.policies["READER"].deny.add(KEY)
+        assert [(await both.ask("READER")).status for _ in range(2)] == [403] * 2
+        assert both.questions(since)[0] == ("HEAD", KEY)
+        both.policies["READER"].deny.clear()
+        assert (await both.ask("READER")).status == 200  # at once
 
 
 @pytest.mark.parametrize(("consistency", "calls"), [("strict", 1), ("immutable", 1)])
-def test_7_14_with_a_time_of_nothing_each_request_is_asked_about(tmp_path: Path, consistency: str, calls: int) -> None:
+async def test_7_14_with_a_time_of_nothing_each_request_is_asked_about(
+    tmp_path: Path, consistency: str, calls: int
+) -> None:
     """7.14 `authorization_ttl = "0s"`; of what is cached, one request to the origin is enough, in a strict slot too."""
-
-    async def scenario() -> None:
-        async with tenants(tmp_path, slot(consistency, ttl_seconds=0.0)) as both:
-            for _ in range(2):
-                assert (await both.ask("READER")).status == 200
-                await both.settled()
-            for _ in range(3):
-                before = both.calls
-                assert (await both.ask("READER")).body == SECRET
-                assert both.questions(before) == [("HEAD", KEY)] * calls
-                assert both.calls - before == calls
-            both.policies["READER"].deny.add(KEY)
-            assert (await both.ask("READER")).status == 403
-
-    asyncio.run(scenario())
-
-
-def test_7_14_a_listing_is_judged_by_its_own_words(tmp_path: Path) -> None:
-    """7.14 Prefix, delimiter and limit: policies may go by each. The index answers who may; a no lasts a second."""
-
-    async def scenario() -> None:
-        async with tenants(tmp_path, slot("immutable")) as both:
-            limited = "/bucket?list-type=2&prefix=own%2F&max-keys=2"
-            both.clock.stop()
-            both.policies["READER"].limit_max = 2
-            for _ in range(2):
-                assert (await both.ask("READER", target=limited)).status == 200
-            since = both.calls
-            assert (await both.ask("READER", target="/bucket?list-type=2&prefix=own%2F")).status == 403
-            assert (await both.ask("READER", target="/bucket?list-type=2&prefix=own%2F&max-keys=3")).status == 403
-            assert (await both.ask("READER", target="/bucket?list-type=2&prefix=own%2F&max-keys=3")).status == 403
-            assert len(both.questions(since)) == 2
-            both.policies["READER"].limit_max = None
-            both.clock.ahead_seconds = REFUSAL_SECONDS
-            assert (await both.ask("READER", target="/bucket?list-type=2&prefix=own%2F&max-keys=3")).status == 200
-            await both.gateway.catalog.settle()  # what was just listed is learned behind the answer
-            since = both.calls
-            assert (await both.ask("READER", target=limited)).headers["x-forebay-cache"] == "hit"
-            assert both.calls == since
-
-    asyncio.run(scenario())
-
-
-def test_7_14_without_an_answer_no_right_is_made_up(tmp_path: Path) -> None:
-    """7.14 A remembered yes counts to its end, then it is 503 until the origin answers; a 5xx is no answer."""
-
-    async def scenario() -> None:
-        async with tenants(tmp_path, slot("immutable")) as both:
+    async with tenants(tmp_path, slot(consistency, ttl_seconds=0.0)) as both:
+        for _ in range(2):
             assert (await both.ask("READER")).status == 200
             await both.settled()
-            of_readers = on(Operation.HEAD_OBJECT, key=KEY)
-            for effect in (Unreachable(), Failure(500), Failure(503, "SlowDown")):
-                fault = both.gateway.origin.inject(of_readers, effect, times=None)
-                assert (await both.ask("READER")).status == 200
-                both.clock.ahead_seconds += TTL_SECONDS + 1
-                answer = await both.ask("READER")
-                assert (answer.status, SECRET in answer.body) == (503, False)
-                assert (await both.ask("NOBODY")).status == 503
-                fault.times = 0
-                assert (await both.ask("READER")).status == 200
-
-    asyncio.run(scenario())
+        for _ in range(3):
+            before = both.calls
+            assert (await both.ask("READER")).body == SECRET
+            assert both.questions(before) == [("HEAD", KEY)] * calls
+            assert both.calls - before == calls
+        both.policies["READER"].deny.add(KEY)
+        assert (await both.ask("READER")).status == 403
 
 
-def test_7_14_what_is_not_there_is_not_remembered(tmp_path: Path) -> None:
+async def test_7_14_a_listing_is_judged_by_its_own_words(tmp_path: Path) -> None:
+    """7.14 Prefix, delimiter and limit: policies may go by each. The index answers who may; a no lasts a second."""
+    async with tenants(tmp_path, slot("immutable")) as both:
+        limited = "/bucket?list-type=2&prefix=own%2F&max-keys=2"
+        both.clock.stop()
+        both.policies["READER"].limit_max = 2
+        for _ in range(2):
+            assert (await both.ask("READER", target=limited)).status == 200
+        since = both.calls
+        assert (await both.ask("READER", target="/bucket?list-type=2&prefix=own%2F")).status == 403
+        assert (await both.ask("READER", target="/bucket?list-type=2&prefix=own%2F&max-keys=3")).status == 403
+        assert (await both.ask("READER", target="/bucket?list-type=2&prefix=own%2F&max-keys=3")).status == 403
+        assert len(both.questions(since)) == 2
+        both.policies["READER"].limit_max = None
+        both.clock.ahead_seconds = REFUSAL_SECONDS
+        assert (await both.ask("READER", target="/bucket?list-type=2&prefix=own%2F&max-keys=3")).status == 200
+        await both.gateway.catalog.settle()  # what was just listed is learned behind the answer
+        since = both.calls
+        assert (await both.ask("READER", target=limited)).headers["x-forebay-cache"] == "hit"
+        assert both.calls == since
+
+
+async def test_7_14_without_an_answer_no_right_is_made_up(tmp_path: Path) -> None:
+    """7.14 A remembered yes counts to its end, then it is 503 until the origin answers; a 5xx is no answer."""
+    async with tenants(tmp_path, slot("immutable")) as both:
+        assert (await both.ask("READER")).status == 200
+        await both.settled()
+        of_readers = on(Operation.HEAD_OBJECT, key=KEY)
+        for effect in (Unreachable(), Failure(500), Failure(503, "SlowDown")):
+            fault = both.gateway.origin.inject(of_readers, effect, times=None)
+            assert (await both.ask("READER")).status == 200
+            both.clock.ahead_seconds += TTL_SECONDS + 1
+            answer = await both.ask("READER")
+            assert (answer.status, SECRET in answer.body) == (503, False)
+            assert (await both.ask("NOBODY")).status == 503
+            fault.times = 0
+            assert (await both.ask("READER")).status == 200
+
+
+async def test_7_14_what_is_not_there_is_not_remembered(tmp_path: Path) -> None:
     """7.14 Who may not list is told "denied" of what is not there: as soon as it is there, it is served."""
-
-    async def scenario() -> None:
-        async with tenants(tmp_path, slot("strict")) as both:
-            for status in (404, 403):
-                effect = Failure(status, "NoSuchKey" if status == 404 else "AccessDenied")
-                fault = both.gateway.origin.inject(lambda one: one.key == "own/new", effect, times=None)
-                answer = await both.ask("READER", target="/bucket/own/new")
-                assert (answer.status, effect.code.encode() in answer.body) == (status, True)
-                fault.times = 0
-                both.gateway.origin.put("bucket", "own/new", b"new")
-                assert (await both.ask("READER", target="/bucket/own/new")).body == b"new"
-                both.gateway.app.services.rights.forget()
-
-    asyncio.run(scenario())
+    async with tenants(tmp_path, slot("strict")) as both:
+        for status in (404, 403):
+            effect = Failure(status, "NoSuchKey" if status == 404 else "AccessDenied")
+            fault = both.gateway.origin.inject(lambda one: one.key == "own/new", effect, times=None)
+            answer = await both.ask("READER", target="/bucket/own/new")
+            assert (answer.status, effect.code.encode() in answer.body) == (status, True)
+            fault.times = 0
+            both.gateway.origin.put("bucket", "own/new", b"new")
+            assert (await both.ask("READER", target="/bucket/own/new")).body == b"new"
+            both.gateway.app.services.rights.forget()
 
 
-def test_7_14_bytes_under_a_key_of_their_own_are_asked_for(tmp_path: Path) -> None:
+async def test_7_14_bytes_under_a_key_of_their_own_are_asked_for(tmp_path: Path) -> None:
     """7.14 HEAD needs no right to decrypt: of an object under a KMS key the first byte is asked for."""
+    async with tenants(tmp_path, slot("immutable")) as both:
+        origin, decrypts = both.gateway.origin, {"WRITER"}
+        origin.put("bucket", KEY, SECRET, {"x-amz-server-side-encryption": "aws:kms"})
+        assert origin.policies is not None
 
-    async def scenario() -> None:
-        async with tenants(tmp_path, slot("immutable")) as both:
-            origin, decrypts = both.gateway.origin, {"WRITER"}
-            origin.put("bucket", KEY, SECRET, {"x-amz-server-side-encryption": "aws:kms"})
-            assert origin.policies is not None
+        def of_reader(request: OriginRequest) -> S3Error | None:
+            is_plain_head = request.method == "HEAD" and "x-amz-checksum-mode" not in request.headers
+            return None if is_plain_head else s3_error("AccessDenied", "not authorized to perform: kms:Decrypt")
 
-            def of_reader(request: OriginRequest) -> S3Error | None:
-                is_plain_head = request.method == "HEAD" and "x-amz-checksum-mode" not in request.headers
-                return None if is_plain_head else s3_error("AccessDenied", "not authorized to perform: kms:Decrypt")
-
-            origin.policies["READER"] = of_reader
-            assert decrypts
-            for _ in range(2):
-                assert (await both.ask("WRITER")).body == SECRET
-                assert (await both.ask("READER", "HEAD")).status == 200
-                answer = await both.ask("READER")
-                assert (answer.status, b"kms:Decrypt" in answer.body) == (403, True)
-                assert (await both.ask("READER", "HEAD", headers={"x-amz-checksum-mode": "ENABLED"})).status == 403
-                await both.settled()
-
-    asyncio.run(scenario())
+        origin.policies["READER"] = of_reader
+        assert decrypts
+        for _ in range(2):
+            assert (await both.ask("WRITER")).body == SECRET
+            assert (await both.ask("READER", "HEAD")).status == 200
+            answer = await both.ask("READER")
+            assert (answer.status, b"kms:Decrypt" in answer.body) == (403, True)
+            assert (await both.ask("READER", "HEAD", headers={"x-amz-checksum-mode": "ENABLED"})).status == 403
+            await both.settled()
 
 
-def test_7_14_who_asks_at_once_asks_once(tmp_path: Path) -> None:
+async def test_7_14_who_asks_at_once_asks_once(tmp_path: Path) -> None:
     """7.14 A crowd of one caller shares a question; another caller's yes is not theirs."""
-
-    async def scenario() -> None:
-        async with tenants(tmp_path, slot("immutable")) as both:
-            hold = Hold(asyncio.Event(), asyncio.Event())
-            both.gateway.origin.inject(on(Operation.HEAD_OBJECT, key=KEY), hold)
-            crowd = [asyncio.create_task(both.ask("READER")) for _ in range(20)]
-            assert hold.reached is not None
-            await hold.reached.wait()
-            crowd += [asyncio.create_task(both.ask("READER")) for _ in range(20)]
-            crowd += [asyncio.create_task(both.ask("NOBODY"))]
-            await asyncio.sleep(0)
-            hold.until.set()
-            answers = await asyncio.gather(*crowd)
-            assert [one.status for one in answers] == [200] * 40 + [403]
-            heads = [one for one in both.gateway.origin.calls if one.method == "HEAD"]
-            assert len([one for one in heads if one.signed_by == "READER"]) <= 2
-
-    asyncio.run(scenario())
+    async with tenants(tmp_path, slot("immutable")) as both:
+        hold = Hold(asyncio.Event(), asyncio.Event())
+        both.gateway.origin.inject(on(Operation.HEAD_OBJECT, key=KEY), hold)
+        crowd = [asyncio.create_task(both.ask("READER")) for _ in range(20)]
+        assert hold.reached is not None
+        await hold.reached.wait()
+        crowd += [asyncio.create_task(both.ask("READER")) for _ in range(20)]
+        crowd += [asyncio.create_task(both.ask("NOBODY"))]
+        await asyncio.sleep(0)
+        hold.until.set()
+        answers = await asyncio.gather(*crowd)
+        assert [one.status for one in answers] == [200] * 40 + [403]
+        heads = [one for one in both.gateway.origin.calls if one.method == "HEAD"]
+        assert len([one for one in heads if one.signed_by == "READER"]) <= 2
 
 
-def test_7_15_unsigned_requests_are_refused(tmp_path: Path) -> None:
+async def test_7_15_unsigned_requests_are_refused(tmp_path: Path) -> None:
     """7.15 Where the gateway lets them in: nobody can be asked about. The gateway's own key pair asks nothing."""
 
     class OwnPair:
         def known(self) -> list[KeyPair]:
             return [KeyPair("GATEWAY", "GATEWAY-secret")]
 
-    async def scenario() -> None:
-        keyring = OriginKeyring(OwnPair())
-        async with gateway_app(tmp_path, slots=[slot()], keyring=keyring, allow_unsigned=True) as gateway:
-            gateway.origin.put("bucket", KEY, SECRET)
-            gateway.origin.put("bucket", "open/readme", b"x")
-            gateway.origin.policies = {}
-            for method, target, headers, body in [
-                ("GET", PATH, {}, b""),
-                ("GET", "/bucket?list-type=2", {}, b""),
-                ("PUT", "/bucket/open/copy", COPY, b""),
-                ("POST", "/bucket?delete", md5_of(DELETE), DELETE),
-            ]:
-                answer = await call(gateway.app, method, target, headers, body, sign=False)
-                assert (answer.status, SECRET in answer.body) == (403, False), target
-            assert (await call(gateway.app, "GET", "/bucket/open/readme", sign=False)).status == 200
-            answer = await call(gateway.app, "GET", PATH, access_key_id="GATEWAY", secret_access_key="GATEWAY-secret")
-            assert answer.body == SECRET
-            assert all(one.signed_by is None for one in gateway.origin.calls)
-
-    asyncio.run(scenario())
+    keyring = OriginKeyring(OwnPair())
+    async with gateway_app(tmp_path, slots=[slot()], keyring=keyring, allow_unsigned=True) as gateway:
+        gateway.origin.put("bucket", KEY, SECRET)
+        gateway.origin.put("bucket", "open/readme", b"x")
+        gateway.origin.policies = {}
+        for method, target, headers, body in [
+            ("GET", PATH, {}, b""),
+            ("GET", "/bucket?list-type=2", {}, b""),
+            ("PUT", "/bucket/open/copy", COPY, b""),
+            ("POST", "/bucket?delete", md5_of(DELETE), DELETE),
+        ]:
+            answer = await call(gateway.app, method, target, headers, body, sign=False)
+            assert (answer.status, SECRET in answer.body) == (403, False), target
+        assert (await call(gateway.app, "GET", "/bucket/open/readme", sign=False)).status == 200
+        answer = await call(gateway.app, "GET", PATH, access_key_id="GATEWAY", secret_access_key="GATEWAY-secret")
+        assert answer.body == SECRET
+        assert all(one.signed_by is None for one in gateway.origin.calls)
 
 
-def test_7_15_a_temporary_key_goes_with_its_token(tmp_path: Path) -> None:
+async def test_7_15_a_temporary_key_goes_with_its_token(tmp_path: Path) -> None:
     """7.15 Callers send it, and the origin gets it; another one, or none, is refused."""
+    keyring = ConfiguredKeyring([Key("ASIA", "secret", "token", EVERYTHING)])
+    async with gateway_app(tmp_path, slots=[slot()], keyring=keyring) as gateway:
+        gateway.origin.put("bucket", KEY, SECRET)
+        seen: list[KeyPair | None] = []
+        send = gateway.origin.send
 
-    async def scenario() -> None:
-        keyring = ConfiguredKeyring([Key("ASIA", "secret", "token", EVERYTHING)])
-        async with gateway_app(tmp_path, slots=[slot()], keyring=keyring) as gateway:
-            gateway.origin.put("bucket", KEY, SECRET)
-            seen: list[KeyPair | None] = []
-            send = gateway.origin.send
+        async def watched(request: OriginRequest) -> object:
+            seen.append(request.signed_by)
+            return await send(request)
 
-            async def watched(request: OriginRequest) -> object:
-                seen.append(request.signed_by)
-                return await send(request)
-
-            gateway.origin.send = watched  # type: ignore[method-assign, assignment]
-            for token, status in (("token", 200), ("another", 400), (None, 400)):
-                answer = await call(
-                    gateway.app, "GET", PATH, access_key_id="ASIA", secret_access_key="secret", session_token=token
-                )
-                assert answer.status == status
-            assert KeyPair("ASIA", "secret", "token") in seen
-            assert "token" not in repr(seen).replace("session_token", "")
-            assert "secret" not in repr(seen)
-
-    asyncio.run(scenario())
+        gateway.origin.send = watched  # type: ignore[method-assign, assignment]
+        for token, status in (("token", 200), ("another", 400), (None, 400)):
+            answer = await call(
+                gateway.app, "GET", PATH, access_key_id="ASIA", secret_access_key="secret", session_token=token
+            )
+            assert answer.status == status
+        assert KeyPair("ASIA", "secret", "token") in seen
+        assert "token" not in repr(seen).replace("session_token", "")
+        assert "secret" not in repr(seen)
 
 
-def test_7_15_what_is_asked_goes_by_who_asks(tmp_path: Path) -> None:
+async def test_7_15_what_is_asked_goes_by_who_asks(tmp_path: Path) -> None:
     """7.15 A key that the origin does not know is refused in the origin's words; the gateway's own is not meant."""
-
-    async def scenario() -> None:
-        async with tenants(tmp_path, slot()) as both:
-            assert both.gateway.origin.policies is not None
-            del both.gateway.origin.policies["NOBODY"]
-            answer = await both.ask("NOBODY")
-            assert (answer.status, b"<Code>InvalidAccessKeyId</Code>" in answer.body) == (403, True)
-
-    asyncio.run(scenario())
+    async with tenants(tmp_path, slot()) as both:
+        assert both.gateway.origin.policies is not None
+        del both.gateway.origin.policies["NOBODY"]
+        answer = await both.ask("NOBODY")
+        assert (answer.status, b"<Code>InvalidAccessKeyId</Code>" in answer.body) == (403, True)
 
 
-def test_7_16_what_is_pending_goes_to_the_origin_first(tmp_path: Path) -> None:
+async def test_7_16_what_is_pending_goes_to_the_origin_first(tmp_path: Path) -> None:
     """7.16 What was acknowledged when the slot wrote back: nobody has it, deletes it or goes on with it unasked."""
-
-    async def scenario() -> None:
-        back = Slot("own", Prefix.parse("s3://bucket/own/"), write="back")
-        async with tenants(tmp_path, back, writeback=True) as both:
-            app, buffer = both.gateway.app, both.gateway.buffer
-            assert buffer is not None
-            created = await both.ask("WRITER", "POST", "/bucket/own/pending?uploads")
-            upload_id = created.body.partition(b"<UploadId>")[2].partition(b"</UploadId>")[0].decode()
-            await both.ask("WRITER", "PUT", "/bucket/own/pending", body=SECRET)  # teaches what the bucket can
-            await both.ask("WRITER", "PUT", "/bucket/own/pending", body=SECRET)
-            pending = buffer.pending(ObjectKey("bucket", "own/pending"))
-            app.services.slots.apply_settings([slot("strict")])
-            answers = [
-                await both.ask("NOBODY", method, target, body=body)
-                for method, target, body in [
-                    ("PUT", f"/bucket/own/pending?partNumber=1&uploadId={upload_id}", b"x"),
-                    ("GET", f"/bucket/own/pending?uploadId={upload_id}", b""),
-                    ("DELETE", f"/bucket/own/pending?uploadId={upload_id}", b""),
-                ]
+    back = Slot("own", Prefix.parse("s3://bucket/own/"), write="back")
+    async with tenants(tmp_path, back, writeback=True) as both:
+        app, buffer = both.gateway.app, both.gateway.buffer
+        assert buffer is not None
+        created = await both.ask("WRITER", "POST", "/bucket/own/pending?uploads")
+        upload_id = created.body.partition(b"<UploadId>")[2].partition(b"</UploadId>")[0].decode()
+        await both.ask("WRITER", "PUT", "/bucket/own/pending", body=SECRET)  # teaches what the bucket can
+        await both.ask("WRITER", "PUT", "/bucket/own/pending", body=SECRET)
+        pending = buffer.pending(ObjectKey("bucket", "own/pending"))
+        app.services.slots.apply_settings([slot("strict")])
+        answers = [
+            await both.ask("NOBODY", method, target, body=body)
+            for method, target, body in [
+                ("PUT", f"/bucket/own/pending?partNumber=1&uploadId={upload_id}", b"x"),
+                ("GET", f"/bucket/own/pending?uploadId={upload_id}", b""),
+                ("DELETE", f"/bucket/own/pending?uploadId={upload_id}", b""),
             ]
-            assert [one.status for one in answers] == [403] * 3
-            if pending is None:
-                pytest.fail("nothing is pending")
-            waiting = [
-                asyncio.create_task(both.ask("WRITER", method, "/bucket/own/pending", headers))
-                for method, headers in (("GET", {}), ("HEAD", {}), ("DELETE", {}), ("GET", {"range": "bytes=0-1,3-4"}))
-            ]
-            await asyncio.sleep(0.05)
-            assert not any(one.done() for one in waiting)
-            for one in waiting:
-                one.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
-            assert buffer.pending(ObjectKey("bucket", "own/pending")) == pending
-
-    asyncio.run(scenario())
+        ]
+        assert [one.status for one in answers] == [403] * 3
+        if pending is None:
+            pytest.fail("nothing is pending")
+        waiting = [
+            asyncio.create_task(both.ask("WRITER", method, "/bucket/own/pending", headers))
+            for method, headers in (("GET", {}), ("HEAD", {}), ("DELETE", {}), ("GET", {"range": "bytes=0-1,3-4"}))
+        ]
+        await asyncio.sleep(0.05)
+        assert not any(one.done() for one in waiting)
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert buffer.pending(ObjectKey("bucket", "own/pending")) == pending
 
 
 DELETES = b"<Delete><Object><Key>%s</Key></Object><Object><Key>open/gone</Key></Object></Delete>"
@@ -581,7 +526,7 @@ def _target(target: str, key: str) -> str:
 
 
 @pytest.mark.parametrize("consistency", ["strict", "ttl", "immutable"])
-def test_7_16_who_may_not_is_not_told_what_is_pending(tmp_path: Path, consistency: str) -> None:
+async def test_7_16_who_may_not_is_not_told_what_is_pending(tmp_path: Path, consistency: str) -> None:
     """7.5, 7.16 Neither by an answer nor by a wait: it is as of any other key, there or not. Who may waits."""
 
     async def said(both: Tenants, key: str, who: str = "NOBODY") -> list[tuple[int, bytes]]:
@@ -595,106 +540,91 @@ def test_7_16_who_may_not_is_not_told_what_is_pending(tmp_path: Path, consistenc
             answers.append((answer.status, of_none))
         return answers
 
-    async def scenario() -> None:
-        back = Slot("own", Prefix.parse("s3://bucket/own/"), write="back")
-        async with tenants(tmp_path, back, writeback=True) as both:
-            buffer = both.gateway.buffer
-            assert buffer is not None
-            await both.ask("WRITER", "PUT", "/bucket/own/first", body=SECRET)  # teaches what the bucket can
-            await both.ask("WRITER", "PUT", PATH, body=b"another")
-            await both.ask("WRITER", "PUT", "/bucket/own/new", body=SECRET)
-            pending = [ObjectKey("bucket", key) for key in (KEY, "own/new")]
-            assert all(buffer.pending(key) is not None for key in pending)
-            both.gateway.origin.put("bucket", "own/flushed", SECRET)
-            both.gateway.app.services.slots.apply_settings([slot(consistency)])
-            of_others = await said(both, "own/flushed")
-            assert {status for status, _ in of_others} == {403}
-            for key in ("own/none", *(one.key for one in pending)):
-                assert await said(both, key) == of_others
-            body = DELETES % KEY.encode()
-            async with asyncio.timeout(2):
-                answer = await both.ask("NOBODY", "POST", "/bucket?delete", md5_of(body), body)
-            assert b"<Code>AccessDenied</Code>" in answer.body
-            assert b"pending" not in answer.body
-            for method, target, source, more in DOORS_TO_ONE:
-                headers = {**more, "x-amz-copy-source": source.format(KEY)} if source else dict(more)
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.05):
-                        await both.ask("WRITER", method, _target(target, KEY), headers)
-            assert all(buffer.pending(key) is not None for key in pending)
-
-    asyncio.run(scenario())
+    back = Slot("own", Prefix.parse("s3://bucket/own/"), write="back")
+    async with tenants(tmp_path, back, writeback=True) as both:
+        buffer = both.gateway.buffer
+        assert buffer is not None
+        await both.ask("WRITER", "PUT", "/bucket/own/first", body=SECRET)  # teaches what the bucket can
+        await both.ask("WRITER", "PUT", PATH, body=b"another")
+        await both.ask("WRITER", "PUT", "/bucket/own/new", body=SECRET)
+        pending = [ObjectKey("bucket", key) for key in (KEY, "own/new")]
+        assert all(buffer.pending(key) is not None for key in pending)
+        both.gateway.origin.put("bucket", "own/flushed", SECRET)
+        both.gateway.app.services.slots.apply_settings([slot(consistency)])
+        of_others = await said(both, "own/flushed")
+        assert {status for status, _ in of_others} == {403}
+        for key in ("own/none", *(one.key for one in pending)):
+            assert await said(both, key) == of_others
+        body = DELETES % KEY.encode()
+        async with asyncio.timeout(2):
+            answer = await both.ask("NOBODY", "POST", "/bucket?delete", md5_of(body), body)
+        assert b"<Code>AccessDenied</Code>" in answer.body
+        assert b"pending" not in answer.body
+        for method, target, source, more in DOORS_TO_ONE:
+            headers = {**more, "x-amz-copy-source": source.format(KEY)} if source else dict(more)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await both.ask("WRITER", method, _target(target, KEY), headers)
+        assert all(buffer.pending(key) is not None for key in pending)
 
 
-def test_7_16_who_may_not_list_a_bucket_is_not_told_what_is_in_its_way(
+async def test_7_16_who_may_not_list_a_bucket_is_not_told_what_is_in_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """7.16 Operations on all of it that cannot wait any longer: 403, and for who may, 503."""
     monkeypatch.setattr(past_the_buffer, "PATIENCE_SECONDS", 0.0)
-
-    async def scenario() -> None:
-        back = Slot("own", Prefix.parse("s3://bucket/own/"), write="back")
-        async with tenants(tmp_path, back, writeback=True) as both:
-            await both.ask("WRITER", "PUT", "/bucket/own/first", body=SECRET)  # teaches what the bucket can
-            await both.ask("WRITER", "PUT", "/bucket/own/new", body=SECRET)
-            both.gateway.app.services.slots.apply_settings([slot()])
-            form = {"content-type": "multipart/form-data; boundary=x"}
-            for method, target, headers in (
-                ("GET", "/bucket?versions", {}),
-                ("DELETE", "/bucket", {}),
-                ("POST", "/bucket", form),
-                ("PUT", "/bucket/open/x?renameObject", {"x-amz-rename-source": "/bucket/own/report"}),
-            ):
-                for who, status in (("NOBODY", 403), ("WRITER", 503)):
-                    answer = await both.ask(who, method, target, headers)
-                    assert (answer.status, b"own/new" in answer.body) == (status, status == 503), (who, method, target)
-
-    asyncio.run(scenario())
+    back = Slot("own", Prefix.parse("s3://bucket/own/"), write="back")
+    async with tenants(tmp_path, back, writeback=True) as both:
+        await both.ask("WRITER", "PUT", "/bucket/own/first", body=SECRET)  # teaches what the bucket can
+        await both.ask("WRITER", "PUT", "/bucket/own/new", body=SECRET)
+        both.gateway.app.services.slots.apply_settings([slot()])
+        form = {"content-type": "multipart/form-data; boundary=x"}
+        for method, target, headers in (
+            ("GET", "/bucket?versions", {}),
+            ("DELETE", "/bucket", {}),
+            ("POST", "/bucket", form),
+            ("PUT", "/bucket/open/x?renameObject", {"x-amz-rename-source": "/bucket/own/report"}),
+        ):
+            for who, status in (("NOBODY", 403), ("WRITER", 503)):
+                answer = await both.ask(who, method, target, headers)
+                assert (answer.status, b"own/new" in answer.body) == (status, status == 503), (who, method, target)
 
 
-def test_7_13_a_deletion_with_a_judged_key_buries_nothing_here(tmp_path: Path) -> None:
+async def test_7_13_a_deletion_with_a_judged_key_buries_nothing_here(tmp_path: Path) -> None:
     """7.13 What is pending under its other keys goes to the origin, which then judges all of them."""
-
-    async def scenario() -> None:
-        back = Slot("back", Prefix.parse("s3://bucket/back/"), write="back")
-        async with tenants(tmp_path, slot(), back, writeback=True) as both:
-            buffer, key = both.gateway.buffer, ObjectKey("bucket", "back/pending")
-            assert buffer is not None
-            for _ in range(2):
-                await both.ask("WRITER", "PUT", "/bucket/back/pending", body=SECRET)
-            pending = buffer.pending(key)
-            assert pending is not None
-            body = b"<Delete><Object><Key>own/report</Key></Object><Object><Key>back/pending</Key></Object></Delete>"
-            for who in ("NOBODY", "WRITER"):
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.1):
-                        await both.ask(who, "POST", "/bucket?delete", md5_of(body), body)
-                assert buffer.pending(key) == pending
-
-    asyncio.run(scenario())
+    back = Slot("back", Prefix.parse("s3://bucket/back/"), write="back")
+    async with tenants(tmp_path, slot(), back, writeback=True) as both:
+        buffer, key = both.gateway.buffer, ObjectKey("bucket", "back/pending")
+        assert buffer is not None
+        for _ in range(2):
+            await both.ask("WRITER", "PUT", "/bucket/back/pending", body=SECRET)
+        pending = buffer.pending(key)
+        assert pending is not None
+        body = b"<Delete><Object><Key>own/report</Key></Object><Object><Key>back/pending</Key></Object></Delete>"
+        for who in ("NOBODY", "WRITER"):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await both.ask(who, "POST", "/bucket?delete", md5_of(body), body)
+            assert buffer.pending(key) == pending
 
 
-def test_7_13_a_copy_out_of_such_a_slot_goes_in_the_callers_name(tmp_path: Path) -> None:
+async def test_7_13_a_copy_out_of_such_a_slot_goes_in_the_callers_name(tmp_path: Path) -> None:
     """7.13 Wherever its target is, of whatever headers: tags are copied, too, and have a right of their own."""
+    back = Slot("back", Prefix.parse("s3://bucket/back/"), write="back")
+    async with tenants(tmp_path, slot(), back, writeback=True) as both:
+        origin = both.gateway.origin
+        assert origin.policies is not None
 
-    async def scenario() -> None:
-        back = Slot("back", Prefix.parse("s3://bucket/back/"), write="back")
-        async with tenants(tmp_path, slot(), back, writeback=True) as both:
-            origin = both.gateway.origin
-            assert origin.policies is not None
+        def without_tags(request: OriginRequest) -> S3Error | None:
+            is_of_tags = request.method == "PUT" and request.headers.get("x-amz-tagging-directive") != "REPLACE"
+            return s3_error("AccessDenied", "no s3:GetObjectTagging") if is_of_tags else None
 
-            def without_tags(request: OriginRequest) -> S3Error | None:
-                is_of_tags = request.method == "PUT" and request.headers.get("x-amz-tagging-directive") != "REPLACE"
-                return s3_error("AccessDenied", "no s3:GetObjectTagging") if is_of_tags else None
-
-            for target in ("/bucket/open/copy", "/bucket/back/copy"):
-                origin.policies["READER"] = without_tags
-                answer = await both.ask("READER", "PUT", target, COPY)
-                assert (answer.status, b"no s3:GetObjectTagging" in answer.body) == (403, True)
-                answer = await both.ask("READER", "PUT", target, {**COPY, "x-amz-tagging-directive": "REPLACE"})
-                assert (answer.status, origin.calls[-1].signed_by) == (200, "READER")
-
-    asyncio.run(scenario())
+        for target in ("/bucket/open/copy", "/bucket/back/copy"):
+            origin.policies["READER"] = without_tags
+            answer = await both.ask("READER", "PUT", target, COPY)
+            assert (answer.status, b"no s3:GetObjectTagging" in answer.body) == (403, True)
+            answer = await both.ask("READER", "PUT", target, {**COPY, "x-amz-tagging-directive": "REPLACE"})
+            assert (answer.status, origin.calls[-1].signed_by) == (200, "READER")
 
 
 OF_SOURCE = {
@@ -706,45 +636,38 @@ OF_SOURCE = {
 
 @pytest.mark.parametrize("name", OF_SOURCE)
 @pytest.mark.parametrize("version", ["", "?versionId=null"])
-def test_7_13_what_a_copy_says_of_its_source_is_asked_with_it(tmp_path: Path, name: str, version: str) -> None:
+async def test_7_13_what_a_copy_says_of_its_source_is_asked_with_it(tmp_path: Path, name: str, version: str) -> None:
     """7.13 Who pays, whose bucket it must be, and the source's own key: what is granted with these is not without."""
+    async with tenants(tmp_path, slot()) as both:
+        origin = both.gateway.origin
+        assert origin.policies is not None
 
-    async def scenario() -> None:
-        async with tenants(tmp_path, slot()) as both:
-            origin = both.gateway.origin
-            assert origin.policies is not None
+        def only_with(request: OriginRequest) -> S3Error | None:
+            of_read = request.method == "PUT" or request.headers.get(OF_SOURCE[name]) == "said"
+            return None if of_read else s3_error("AccessDenied", "it must be said")
 
-            def only_with(request: OriginRequest) -> S3Error | None:
-                of_read = request.method == "PUT" or request.headers.get(OF_SOURCE[name]) == "said"
-                return None if of_read else s3_error("AccessDenied", "it must be said")
-
-            origin.policies["READER"] = only_with
-            source = {"x-amz-copy-source": f"{quote(PATH)}{version}"}
-            for target in ("/bucket/open/copy", "/bucket/open/copy?partNumber=1&uploadId=u"):
-                for _ in range(2):
-                    answer = await both.ask("READER", "PUT", target, {**source, name: "said"})
-                    assert (answer.status, b"it must be said" in answer.body) in ((200, False), (404, False))
-                    answer = await both.ask("READER", "PUT", target, source)
-                    assert (answer.status, b"it must be said" in answer.body) == (403, True)
-
-    asyncio.run(scenario())
+        origin.policies["READER"] = only_with
+        source = {"x-amz-copy-source": f"{quote(PATH)}{version}"}
+        for target in ("/bucket/open/copy", "/bucket/open/copy?partNumber=1&uploadId=u"):
+            for _ in range(2):
+                answer = await both.ask("READER", "PUT", target, {**source, name: "said"})
+                assert (answer.status, b"it must be said" in answer.body) in ((200, False), (404, False))
+                answer = await both.ask("READER", "PUT", target, source)
+                assert (answer.status, b"it must be said" in answer.body) == (403, True)
 
 
-def test_questions_are_counted_by_outcome(tmp_path: Path) -> None:
+async def test_questions_are_counted_by_outcome(tmp_path: Path) -> None:
     """Each question, and each answer from memory."""
-
-    async def scenario() -> None:
-        async with tenants(tmp_path, slot("immutable")) as both:
-            await both.ask("READER")
-            await both.ask("READER")
-            await both.ask("NOBODY")
-            await both.ask("READER", target="/bucket/own/none")
-            both.gateway.origin.inject(on(Operation.HEAD_OBJECT), Failure(500))
-            await both.ask("WRITER")
 
     outcomes = ("allowed", "remembered", "denied", "other", "failed")
     before = [AUTHORIZATIONS.value("own", one) for one in outcomes]
-    asyncio.run(scenario())
+    async with tenants(tmp_path, slot("immutable")) as both:
+        await both.ask("READER")
+        await both.ask("READER")
+        await both.ask("NOBODY")
+        await both.ask("READER", target="/bucket/own/none")
+        both.gateway.origin.inject(on(Operation.HEAD_OBJECT), Failure(500))
+        await both.ask("WRITER")
     after = [AUTHORIZATIONS.value("own", one) for one in outcomes]
     assert [now - then for now, then in zip(after, before, strict=True)] == [1, 1, 1, 1, 1]
 

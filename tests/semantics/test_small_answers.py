@@ -303,22 +303,18 @@ def test_3_10_elsewhere_what_has_run_out_is_gone(tmp_path: Path, slot: Slot, fai
     play(tmp_path, scenario, slot)
 
 
-def test_3_10_no_cache_asks_the_origin_and_refreshes(tmp_path: Path) -> None:
+async def test_3_10_no_cache_asks_the_origin_and_refreshes(tmp_path: Path) -> None:
     """3.6, 3.10 Of a caller that signs; and everybody is told what it was told."""
-
-    async def run() -> None:
-        async with gateway_app(tmp_path, allow_unsigned=True) as gateway:
-            await ask(gateway, "HEAD", "/bucket")
-            gateway.origin.region = "eu-west-1"
-            plain = await ask(gateway, "HEAD", "/bucket", {"Cache-Control": "no-cache"})
-            assert plain.headers["x-amz-bucket-region"] == "us-east-1"
-            signed = await call(gateway.app, "HEAD", "/bucket", {"Cache-Control": "no-cache"})
-            assert signed.headers["x-amz-bucket-region"] == "eu-west-1"
-            await gateway.answers.settle()
-            again = await ask(gateway, "HEAD", "/bucket")
-            assert (again.headers["x-amz-bucket-region"], again.headers["x-forebay-cache"]) == ("eu-west-1", "hit")
-
-    asyncio.run(run())
+    async with gateway_app(tmp_path, allow_unsigned=True) as gateway:
+        await ask(gateway, "HEAD", "/bucket")
+        gateway.origin.region = "eu-west-1"
+        plain = await ask(gateway, "HEAD", "/bucket", {"Cache-Control": "no-cache"})
+        assert plain.headers["x-amz-bucket-region"] == "us-east-1"
+        signed = await call(gateway.app, "HEAD", "/bucket", {"Cache-Control": "no-cache"})
+        assert signed.headers["x-amz-bucket-region"] == "eu-west-1"
+        await gateway.answers.settle()
+        again = await ask(gateway, "HEAD", "/bucket")
+        assert (again.headers["x-amz-bucket-region"], again.headers["x-forebay-cache"]) == ("eu-west-1", "hit")
 
 
 OWN_CHANGES = [
@@ -410,7 +406,7 @@ def test_2_3_a_question_during_an_own_change_is_not_believed_after_it(tmp_path: 
     play(tmp_path, scenario)
 
 
-def test_7_5_what_is_remembered_is_told_only_to_those_who_may_ask(tmp_path: Path) -> None:
+async def test_7_5_what_is_remembered_is_told_only_to_those_who_may_ask(tmp_path: Path) -> None:
     """7.4, 7.5 A credential that does not cover the whole bucket is refused, though another has just been told."""
     keyring = ConfiguredKeyring(
         [
@@ -419,20 +415,16 @@ def test_7_5_what_is_remembered_is_told_only_to_those_who_may_ask(tmp_path: Path
             Key("OTHER", "other-secret", None, Grant((Prefix.parse("s3://another/"),))),
         ]
     )
-
-    async def run() -> None:
-        async with gateway_app(tmp_path, keyring=keyring) as gateway:
-            for method, target, status in QUESTIONS:
-                for outcome in ("miss", "hit"):
-                    answer = await call(gateway.app, method, target)
-                    assert (answer.status, cache_label(answer)) == (status, outcome)
-                    await gateway.answers.settle()
-                for key, secret in (("JOB", "job-secret"), ("OTHER", "other-secret"), (ACCESS_KEY_ID, "wrong")):
-                    refused = await call(gateway.app, method, target, access_key_id=key, secret_access_key=secret)
-                    assert refused.status == 403
-                assert (await call(gateway.app, method, target, sign=False)).status == 403
-
-    asyncio.run(run())
+    async with gateway_app(tmp_path, keyring=keyring) as gateway:
+        for method, target, status in QUESTIONS:
+            for outcome in ("miss", "hit"):
+                answer = await call(gateway.app, method, target)
+                assert (answer.status, cache_label(answer)) == (status, outcome)
+                await gateway.answers.settle()
+            for key, secret in (("JOB", "job-secret"), ("OTHER", "other-secret"), (ACCESS_KEY_ID, "wrong")):
+                refused = await call(gateway.app, method, target, access_key_id=key, secret_access_key=secret)
+                assert refused.status == 403
+            assert (await call(gateway.app, method, target, sign=False)).status == 403
 
 
 def test_8_2_without_the_disk_the_origin_answers(tmp_path: Path) -> None:

@@ -752,20 +752,16 @@ def test_8_4_writes_go_on_with_the_origin_away(tmp_path: Path) -> None:
     with_client(tmp_path, scenario)
 
 
-def test_8_5_nothing_is_deleted_while_the_buffer_cannot_be_used(tmp_path: Path) -> None:
+async def test_8_5_nothing_is_deleted_while_the_buffer_cannot_be_used(tmp_path: Path) -> None:
     """8.5 503 in slots with write-back; other slots, and other requests, go on."""
     many = b"<Delete><Object><Key>back/k</Key></Object></Delete>"
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path, slots=SLOTS, buffer_closed=True) as gateway:
-            for key in ("back/k", "through"):
-                assert (await call(gateway.app, "PUT", f"/bucket/{key}", body=b"x")).status == 200
-            assert (await call(gateway.app, "DELETE", "/bucket/back/k")).status == 503
-            assert (await call(gateway.app, "POST", "/bucket?delete", {}, many)).status == 503
-            assert (await call(gateway.app, "DELETE", "/bucket/through")).status == 204
-            assert gateway.origin.data("bucket", "back/k") == b"x"
-
-    asyncio.run(scenario())
+    async with gateway_app(tmp_path, slots=SLOTS, buffer_closed=True) as gateway:
+        for key in ("back/k", "through"):
+            assert (await call(gateway.app, "PUT", f"/bucket/{key}", body=b"x")).status == 200
+        assert (await call(gateway.app, "DELETE", "/bucket/back/k")).status == 503
+        assert (await call(gateway.app, "POST", "/bucket?delete", {}, many)).status == 503
+        assert (await call(gateway.app, "DELETE", "/bucket/through")).status == 204
+        assert gateway.origin.data("bucket", "back/k") == b"x"
 
 
 def test_9_1_a_write_that_goes_through_says_why(tmp_path: Path) -> None:

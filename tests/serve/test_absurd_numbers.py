@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -130,11 +128,6 @@ def said(line: dict[str, str]) -> str:
     return "{" + ",".join(f'"{name}": {value}' for name, value in line.items()) + "}\n"
 
 
-def run(gateway: GatewayProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gateway", *arguments, "--admin-url", gateway.admin_url]
-    return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS_MAX)
-
-
 @pytest.mark.slow
 def test_numbers_of_snapshots_have_a_range(gateway: GatewayProcess) -> None:
     """What is taken can be listed, exported, and brought in again."""
@@ -167,7 +160,7 @@ def test_numbers_of_snapshots_have_a_range(gateway: GatewayProcess) -> None:
             again = client.put(f"{url}/again-{name}", content=client.get(f"{url}/{name}/objects").content)
             assert again.status_code == 201, (name, again.text)
         for arguments in (["snapshot", "list"], ["snapshot", "list", "--json"]):
-            listed = run(gateway, *arguments)
+            listed = gateway.command(*arguments)
             assert listed.returncode == 0, listed.stderr
 
 
@@ -216,4 +209,4 @@ def test_numbers_over_the_s3_port_have_a_range(gateway: GatewayProcess, origin: 
             content = COMPLETE.format(value).encode()
             answer = client.post(f"/bucket/back/key?uploadId={upload}", content=content)
             assert 400 <= answer.status_code < 500, (value[:30], answer.text)
-    assert run(gateway, "flush", "s3://bucket/", "--wait").returncode == 0
+    assert gateway.command("flush", "s3://bucket/", "--wait").returncode == 0

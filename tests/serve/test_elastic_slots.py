@@ -8,8 +8,6 @@ import re
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -171,10 +169,7 @@ def test_a_reload_says_what_was_taken_and_what_needs_a_restart(tmp_path: Path) -
             *options: str, environment: Mapping[str, str] = MappingProxyType({}), **config: Any
         ) -> tuple[int, str, str]:
             gateway.config_file.write_text(to_toml(laid_over(text, config)))
-            command = [sys.executable, "-m", "gateway", "reload", "--admin-url", gateway.admin_url, *options]
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
-            )
+            done = gateway.command("reload", *options, **environment)
             return done.returncode, done.stdout, done.stderr
 
         config = "--config", str(gateway.config_file)

@@ -20,9 +20,8 @@ import gateway.serve.worker
 from gateway.core.errors import StartupError
 from gateway.edge.response import next_request_id
 from gateway.serve import fork_server
-from gateway.serve.child_process import ChildProcess, ChildSpec
-from gateway.serve.children import Children
-from gateway.serve.fork_server import ForkServer, ForkServerEnded
+from gateway.serve.child_monitor import ChildProcess, ChildSpec
+from gateway.serve.fork_server import Children, ForkServer, ForkServerEnded
 from tests.support.gateway_process import GatewayProcess
 from tests.support.processes import children_of, is_over
 from tests.support.serving import until

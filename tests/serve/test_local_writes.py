@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,10 +62,7 @@ def test_scratch_survives_a_kill_and_never_reaches_the_bucket(origin: StrictOrig
         assert client.ask("GET", "back/large").content == b"".join(parts)
         [one] = checkpoints(gateway).values()
         assert (one["state"], one["bytes_local"], one["exposed_seconds"]) == ("local", one["bytes"], None)
-        command = [sys.executable, "-m", "gateway", "flush", "s3://bucket/back/run/step-1", "--wait"]
-        flushed = subprocess.run(
-            [*command, "--admin-url", gateway.admin_url], capture_output=True, text=True, timeout=60
-        )
+        flushed = gateway.command("flush", "s3://bucket/back/run/step-1", "--wait")
         assert (flushed.returncode, "not durable" in flushed.stderr) == (1, True)
         assert client.ask("DELETE", "back/large").status_code == 204
         assert client.ask("GET", "back/large").status_code == 404
@@ -170,8 +165,7 @@ def test_what_a_scratch_slot_leaves_is_told_as_what_it_is(origin: StrictOrigin, 
         assert '"slot":"back","objects":1' in told
         assert "the origin does not have yet" not in gateway.log
         assert "flushes what it acknowledged" not in gateway.log
-        command = [sys.executable, "-m", "gateway", "status", "--admin-url", gateway.admin_url]
-        status = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        status = gateway.command("status")
         assert "not at the origin yet" not in status.stdout
         assert "back: nothing to send; not to be sent: 1 object, 1000 B" in status.stdout
         for name, value in (("local_bytes", 1000), ("local_objects", 1), ("pending_objects", 0)):

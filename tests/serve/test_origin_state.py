@@ -4,8 +4,6 @@ its name where there is no key to ask with."""
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -83,8 +81,7 @@ def test_a_slot_whose_key_cannot_be_had_is_told_as_that(tmp_path: Path) -> None:
             assert found[f'forebay_origin_state{{{labels},state="no-credentials",used_by="slot:keyless"}}'] == 1.0
             assert found[f'forebay_origin_state{{{labels},state="unreachable",used_by="slot:keyless"}}'] == 0.0
             assert found[f'forebay_origin_state{{{labels},state="well",used_by="default"}}'] == 1.0
-            command = [sys.executable, "-m", "gateway", "status", "--admin-url", gateway.admin_url]
-            shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            shown = gateway.command("status")
             assert "not asked, for want of a key" in shown.stdout, shown
             assert "no credentials" in gateway.log
             refused = httpx.get(f"{gateway.s3_url}/bucket/keyless/k", timeout=30)

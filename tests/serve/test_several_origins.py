@@ -142,12 +142,7 @@ def test_7_10_a_wrong_key_is_told_and_no_other_is_tried(main: StrictOrigin, far:
         assert ready.status_code == 200
         assert "s3://far/" in ready.json()["origin_problem"]
         assert "SignatureDoesNotMatch" in ready.json()["origin_problem"]
-        shown = subprocess.run(
-            [sys.executable, "-m", "gateway", "status", "--admin-url", gateway.admin_url],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        ).stdout
+        shown = gateway.command("status").stdout
         assert f"s3://far/ at {far.endpoint_url}, signed by far (key {FAR[0]}): reachable: " in shown
         assert f"signed by far (key {FAR[0]})" in gateway.log
         for secret in ("wrong-secret-777", MAIN[1], INNER[1]):

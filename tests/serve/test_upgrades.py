@@ -114,14 +114,6 @@ def test_a_newer_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
             origin.is_out_of_reach = False
             gateway.start()
             assert read(client(gateway.s3_url)) == CHECKPOINT
-            command = [sys.executable, "-m", "gateway", "flush", "s3://", "--wait", "--timeout", "60s"]
-            flushed = subprocess.run(
-                [*command, "--admin-url", gateway.admin_url],
-                capture_output=True,
-                text=True,
-                timeout=90,
-                cwd=REPOSITORY,
-                check=False,
-            )
+            flushed = gateway.command("flush", "s3://", "--wait", "--timeout", "60s")
             assert flushed.returncode == 0, flushed.stdout + flushed.stderr
             assert read(client(origin.endpoint_url)) == CHECKPOINT

@@ -17,7 +17,7 @@ from unittest import mock
 from uuid import UUID
 
 from gateway.edge import receiving
-from gateway.operations.writeback import complete_upload, uploads
+from gateway.operations.writeback import uploads
 from gateway.policy.slots import Prefix
 from gateway.writeback import bounds, pending_key_filter
 from gateway.writeback.journal import writes
@@ -446,7 +446,7 @@ def play(setting: Setting) -> World:
         world.node.install(loop)
         with ExitStack() as stack:
             stack.enter_context(simulated(Random(setting.seed), world.node.disk))
-            stack.enter_context(mock.patch.object(complete_upload, "PART_SIZE_BYTES_MIN", PART_BYTES))
+            stack.enter_context(mock.patch.object(uploads, "PART_SIZE_BYTES_MIN", PART_BYTES))
             stack.enter_context(mock.patch.object(multipart, "PART_SIZE_BYTES_MIN", PART_BYTES))
             stack.enter_context(mock.patch.object(writes, "SMALL_BYTES_MAX", LARGE_BYTES))  # in proportion to the line
             ids = Random(setting.seed)

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,13 +20,15 @@ from typing import Any, Self
 import httpx
 
 from gateway.config.defaults import own_directory
-from tests.support.processes import is_over, kill_if_there
+from tests.support.prepared_process import PreparedProcess
+from tests.support.processes import MARK_VARIABLE, is_over, kill_if_there, marked
 
 _READY = re.compile(r"forebay: S3 on (\S+), admin on (\S+)\n")
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _START_SECONDS = 60.0
 _STOP_SECONDS = 60.0
 _GONE_SECONDS = 60.0
+_COMMAND_SECONDS = 110.0
 _POLL_SECONDS = 0.02
 _LOG_SHOWN_CHARACTERS = 50_000
 
@@ -74,7 +75,8 @@ class GatewayProcess:
 
     `config` is laid over ports 0, a small cache in `directory` (a temporary one unless given, which leaving removes)
     and ORIGIN_KEYS; None takes a setting away. `before_exec` runs in the supervisor's process before it is one; `code`
-    is where the package lies. Leaving stops the gateway and asserts that no process of it is left; when the block
+    is where the package lies. Where one of these or `environment` is given, or `is_prepared` is False, the processes
+    load their code as users' do. Leaving stops the gateway and asserts that no process of it is left; when the block
     raised, the gateway's log goes to standard error, which pytest shows.
     """
 
@@ -85,10 +87,12 @@ class GatewayProcess:
         directory: Path | None = None,
         environment: Mapping[str, str] | None = None,
         before_exec: Callable[[], None] | None = None,
-        code: Path = _REPOSITORY,
+        code: Path | None = None,
+        is_prepared: bool = True,
     ) -> None:
         self._before_exec = before_exec
-        self._code = code
+        self._code = code or _REPOSITORY
+        self._is_prepared = is_prepared and not (environment or before_exec or code)
         self._temporary = tempfile.TemporaryDirectory(prefix="forebay-test-")
         base = Path(self._temporary.name)
         given = directory or base / "cache"
@@ -98,8 +102,9 @@ class GatewayProcess:
         self.config_file.write_text(to_toml(_with_defaults(config, given)), encoding="utf-8")
         self._log_file = base / "stderr.log"
         # Every process of this gateway inherits the mark, by which those left behind are found.
-        self._mark = f"GATEWAY_PROCESS_TEST={uuid.uuid4().hex}"
-        self._environment = _clean_environment() | dict(environment or {}) | dict([self._mark.split("=")])
+        self._mark = base / "mark"
+        self._mark.touch()
+        self._environment = _clean_environment() | dict(environment or {}) | {MARK_VARIABLE: str(self._mark)}
         self._process: subprocess.Popen[str] | None = None
         self._orphans: set[int] = set()
         """Of a supervisor that is killed: nobody waits for them. One that ends lets go of its environment, by which it
@@ -124,17 +129,22 @@ class GatewayProcess:
 
     def start(self) -> None:
         """Start and wait for the readiness line; once more after `terminate` or `kill` on the same directory."""
+        arguments = ["serve", "--config", str(self.config_file)]
         with self._log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "gateway", "serve", "--config", str(self.config_file)],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                text=True,
-                cwd=self._code,
-                env=self._environment,
-                preexec_fn=self._before_exec,
-            )
+            streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": log}
+            if self._is_prepared:
+                self._process = PreparedProcess(
+                    ["tests.support.prepared_gateway", *arguments], env=self._environment, **streams
+                )
+            else:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "gateway", *arguments],
+                    text=True,
+                    cwd=self._code,
+                    env=self._environment,
+                    preexec_fn=self._before_exec,
+                    **streams,
+                )
         line = self._first_line(self._process)
         match = _READY.fullmatch(line)
         assert match, f"no readiness line but {line!r}\n{self.log}"
@@ -185,6 +195,19 @@ class GatewayProcess:
         document: dict[str, Any] = answer.json()
         return document
 
+    def command(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Let `forebay` of a prepared process ask this gateway; the environment is added to that of now."""
+        process = PreparedProcess(
+            ["gateway", *arguments, "--admin-url", self.admin_url],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | environment,
+        )
+        with process:
+            stdout, stderr = process.communicate(timeout=_COMMAND_SECONDS)
+        return subprocess.CompletedProcess(["forebay", *arguments], process.returncode, stdout, stderr)
+
     def worker_pids(self) -> list[int | None]:
         """Process ids by worker; None for one that is down right now."""
         processes = self.status()["gateway"]["processes"]
@@ -217,7 +240,7 @@ class GatewayProcess:
         """Send a signal to the supervisor, and do not wait."""
         assert self._process is not None, "not started"
         if number == signal.SIGKILL:
-            self._orphans |= set(_marked(self._mark))
+            self._orphans |= set(marked(self._mark))
         self._process.send_signal(number)
 
     def wait(self, timeout_seconds: float = _STOP_SECONDS) -> int:
@@ -236,7 +259,7 @@ class GatewayProcess:
 
     def _assert_nothing_left(self) -> None:
         deadline = time.monotonic() + _GONE_SECONDS
-        while left := [pid for pid in {*self._orphans, *_marked(self._mark)} if not is_over(pid)]:
+        while left := [pid for pid in {*self._orphans, *marked(self._mark)} if not is_over(pid)]:
             if time.monotonic() > deadline:
                 for pid in left:
                     kill_if_there(pid)
@@ -256,18 +279,6 @@ class GatewayProcess:
             raise
         finally:
             self._temporary.cleanup()
-
-
-def _marked(mark: str) -> list[int]:
-    """Living processes that have `mark` in their environment."""
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _has_mark(entry, mark)]
-
-
-def _has_mark(process: Path, mark: str) -> bool:
-    try:
-        return mark.encode() in (process / "environ").read_bytes().split(b"\0")
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return False  # gone by now, or of another user
 
 
 def _with_defaults(

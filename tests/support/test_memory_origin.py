@@ -37,16 +37,12 @@ def get(origin: MemoryOrigin, key: str = "key", **headers: str) -> Whole:
     return asyncio.run(ask(origin, "GET", "bucket", key, headers=headers))
 
 
-def test_calls_are_recorded() -> None:
+async def test_calls_are_recorded() -> None:
     """Tests count what reached the origin, by operation and key, and see why it was asked."""
     origin = origin_with()
-
-    async def scenario() -> None:
-        await ask(origin, "GET", "bucket", "key")
-        async with await origin.send(OriginRequest("HEAD", "bucket", "none", purpose=Purpose.REFRESH)):
-            pass
-
-    asyncio.run(scenario())
+    await ask(origin, "GET", "bucket", "key")
+    async with await origin.send(OriginRequest("HEAD", "bucket", "none", purpose=Purpose.REFRESH)):
+        pass
     assert (origin.count(), origin.count(GET), origin.count(key="none")) == (2, 1, 1)
     assert [(call.number, call.status, call.purpose) for call in origin.calls] == [
         (1, 200, Purpose.LIVE),
@@ -70,55 +66,43 @@ def test_a_late_fault_loses_the_answer_only() -> None:
     assert origin.data("bucket", "new") == b"x"
 
 
-def test_a_delay_takes_the_clocks_time() -> None:
+async def test_a_delay_takes_the_clocks_time() -> None:
     """No answer before the clock has moved."""
     clock = ManualClock()
     origin = MemoryOrigin(clock)
     origin.put("bucket", "key", b"x")
     origin.inject(on(GET), Delay(5))
-
-    async def scenario() -> None:
-        task = asyncio.create_task(ask(origin, "GET", "bucket", "key"))
-        await clock.advance(0)  # the request has arrived
-        await clock.advance(4.5)
-        assert not task.done()
-        await clock.advance(0.5)
-        assert (await task).status == 200
-
-    asyncio.run(scenario())
+    task = asyncio.create_task(ask(origin, "GET", "bucket", "key"))
+    await clock.advance(0)  # the request has arrived
+    await clock.advance(4.5)
+    assert not task.done()
+    await clock.advance(0.5)
+    assert (await task).status == 200
 
 
-def test_a_held_request_waits_for_its_event() -> None:
+async def test_a_held_request_waits_for_its_event() -> None:
     """Races are scripted: the request is inside, and stays there until the test lets it go."""
     origin = origin_with()
-
-    async def scenario() -> None:
-        hold = Hold(asyncio.Event(), asyncio.Event())
-        origin.inject(on(GET), hold)
-        task = asyncio.create_task(ask(origin, "GET", "bucket", "key"))
-        assert hold.reached is not None
-        await hold.reached.wait()
-        origin.put("bucket", "key", b"newer")
-        hold.until.set()
-        assert (await task).body == b"newer"
-
-    asyncio.run(scenario())
+    hold = Hold(asyncio.Event(), asyncio.Event())
+    origin.inject(on(GET), hold)
+    task = asyncio.create_task(ask(origin, "GET", "bucket", "key"))
+    assert hold.reached is not None
+    await hold.reached.wait()
+    origin.put("bucket", "key", b"newer")
+    hold.until.set()
+    assert (await task).body == b"newer"
 
 
-def test_a_cut_body_is_short() -> None:
+async def test_a_cut_body_is_short() -> None:
     """The head is right; the bytes end early."""
     origin = origin_with()
     origin.inject(on(GET), CutBody(4))
-
-    async def scenario() -> None:
-        async with await origin.send(OriginRequest("GET", "bucket", "key")) as response:
-            assert response.headers["content-length"] == "10"
-            stream = response.stream()
-            assert await anext(stream) == b"0123"
-            with pytest.raises(OriginBodyError):
-                await anext(stream)
-
-    asyncio.run(scenario())
+    async with await origin.send(OriginRequest("GET", "bucket", "key")) as response:
+        assert response.headers["content-length"] == "10"
+        stream = response.stream()
+        assert await anext(stream) == b"0123"
+        with pytest.raises(OriginBodyError):
+            await anext(stream)
 
 
 def test_lies_in_headers_and_bodies() -> None:

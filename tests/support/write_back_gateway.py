@@ -26,7 +26,7 @@ from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.journal.turns import Due
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
-from tests.support.gateway_app import GatewayApp, gateway_app
+from tests.support.gateway_app import AsyncTest, GatewayApp, gateway_app, given
 from tests.support.slots import Slot
 from tests.support.writeback import key
 
@@ -244,6 +244,14 @@ def _are_due(tx: JournalTransaction, until: float = 2.0**40) -> bool:
     )
 
 
+@asynccontextmanager
+async def a_client(path: Path, slots: Sequence[Slot] = tuple(SLOTS), **options: Any) -> AsyncIterator[Client]:
+    async with gateway_app(path, slots=slots, writeback=True, **options) as gateway:
+        client = Client(gateway)
+        async with client.running():
+            yield client
+
+
 def with_client(
     path: Path,
     scenario: Callable[[Client], Coroutine[Any, Any, None]],
@@ -251,12 +259,15 @@ def with_client(
     **options: Any,
 ) -> None:
     async def run() -> None:
-        async with gateway_app(path, slots=slots, writeback=True, **options) as gateway:
-            client = Client(gateway)
-            async with client.running():
-                await scenario(client)
+        async with a_client(path, slots, **options) as client:
+            await scenario(client)
 
     asyncio.run(run())
+
+
+def with_a_client(slots: Sequence[Slot] = tuple(SLOTS), **options: Any) -> Callable[[AsyncTest], Any]:
+    """Make a test of an async function that begins with a client; the arguments are those of `with_client`."""
+    return given(a_client, slots=slots, **options)
 
 
 async def eventually(reached: Callable[[], bool]) -> None:

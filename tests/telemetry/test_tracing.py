@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import socket
@@ -197,21 +196,17 @@ def test_which_requests_are_traced() -> None:
         assert not some._drawn
 
 
-def test_a_request_has_a_span_with_what_became_of_it(tmp_path: Path) -> None:
+async def test_a_request_has_a_span_with_what_became_of_it(tmp_path: Path) -> None:
     """Below its client's, and with what is known of it. It fails where the gateway or the origin is to blame."""
     spans = Spans(1.0)
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway:
-            gateway.origin.put("bucket", "key", b"x" * 1000)
-            app: S3App = gateway.app
-            app.tracer = spans.tracer
-            for target, headers in (("/bucket/key", {"traceparent": SAMPLED}), ("/bucket/none", {})):
-                await call(app, "GET", target, headers)
-            gateway.origin.inject(on(Operation.GET_OBJECT), Answer(500), times=None)
-            await call(app, "GET", "/bucket/other")
-
-    asyncio.run(scenario())
+    async with gateway_app(tmp_path) as gateway:
+        gateway.origin.put("bucket", "key", b"x" * 1000)
+        app: S3App = gateway.app
+        app.tracer = spans.tracer
+        for target, headers in (("/bucket/key", {"traceparent": SAMPLED}), ("/bucket/none", {})):
+            await call(app, "GET", target, headers)
+        gateway.origin.inject(on(Operation.GET_OBJECT), Answer(500), times=None)
+        await call(app, "GET", "/bucket/other")
     one, absent, failed = spans.all()
     assert (one.name, one.kind.name) == ("GetObject", "SERVER")
     assert f"{one.context.trace_id:032x}" == TRACE_ID
@@ -255,24 +250,20 @@ def test_the_origin_is_told_of_the_span_that_asks_it() -> None:
     assert answered.attributes["http.request.resend_count"] == 1
 
 
-def test_an_origin_that_does_not_answer_is_told() -> None:
+async def test_an_origin_that_does_not_answer_is_told() -> None:
     """And a request that is over for long has no part in what is asked later."""
     spans = Spans()
-
-    async def scenario() -> None:
-        settings = OriginSettings("http://127.0.0.1:1", max_attempts=1)
-        origin = S3Origin(settings, StaticCredentials(STRICT_PAIR), JumpingClock(), instance_id="a")
-        span = spans.tracer.begin([(b"traceparent", SAMPLED.encode())])
-        assert span is not None
-        with pytest.raises(OriginUnreachable):
-            await origin.send(OriginRequest("GET", "bucket", "key"))
-        span.end(finished(status="503"))
-        span._ended_at = time.monotonic() - tracing.AFTER_SECONDS - 1
-        with pytest.raises(OriginUnreachable):
-            await origin.send(OriginRequest("GET", "bucket", "key"))
-        await origin.aclose()
-
-    asyncio.run(scenario())
+    settings = OriginSettings("http://127.0.0.1:1", max_attempts=1)
+    origin = S3Origin(settings, StaticCredentials(STRICT_PAIR), JumpingClock(), instance_id="a")
+    span = spans.tracer.begin([(b"traceparent", SAMPLED.encode())])
+    assert span is not None
+    with pytest.raises(OriginUnreachable):
+        await origin.send(OriginRequest("GET", "bucket", "key"))
+    span.end(finished(status="503"))
+    span._ended_at = time.monotonic() - tracing.AFTER_SECONDS - 1
+    with pytest.raises(OriginUnreachable):
+        await origin.send(OriginRequest("GET", "bucket", "key"))
+    await origin.aclose()
     failed, _ = spans.all()
     assert (failed.status.status_code.name, failed.attributes["error.type"]) == ("ERROR", "OriginUnreachable")
 

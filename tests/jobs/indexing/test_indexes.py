@@ -272,43 +272,35 @@ def test_a_refusal_is_not_repeated_at_once(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_pages_without_keys_are_followed(tmp_path: Path) -> None:
+async def test_pages_without_keys_are_followed(tmp_path: Path) -> None:
     """Origins that skip deleted versions give nothing but a token."""
     nothing = b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>AA==</NextContinuationToken>"
-
-    async def scenario() -> None:
-        origin = make_origin()
-        fill(origin, {f"k{number:03}" for number in range(30)})
-        origin.inject(LIST, AlterBody(lambda _: nothing + b"</ListBucketResult>"), times=3)
-        async with index_bench(tmp_path, origin, through=SmallPages(origin, 5), plans=[EVERY_50_SECONDS]) as kept:
-            await kept.crawled()
-            assert kept.listed() == there(origin)
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    fill(origin, {f"k{number:03}" for number in range(30)})
+    origin.inject(LIST, AlterBody(lambda _: nothing + b"</ListBucketResult>"), times=3)
+    async with index_bench(tmp_path, origin, through=SmallPages(origin, 5), plans=[EVERY_50_SECONDS]) as kept:
+        await kept.crawled()
+        assert kept.listed() == there(origin)
 
 
-def test_what_a_killed_crawl_had_listed_is_not_listed_again(tmp_path: Path) -> None:
+async def test_what_a_killed_crawl_had_listed_is_not_listed_again(tmp_path: Path) -> None:
     """The next process asks for what is missing: no page of the other half."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        fill(origin, {f"k{number:03}" for number in range(100)})
-        through, plans = SmallPages(origin, 5), [IndexPlan("data", 50.0, listers=1)]
-        async with index_bench(tmp_path, origin, through=through, plans=plans) as kept:
-            stuck = asyncio.Event()
-            await kept.until(lambda: lists(origin) >= 10)
-            origin.inject(LIST, Hold(asyncio.Event(), stuck), times=None)
-            await kept.until(stuck.is_set)
-            clock = kept.clock
-        first = lists(origin)
-        origin.faults.clear()
-        async with index_bench(tmp_path, origin, through=through, plans=plans, clock=clock) as kept:
-            await kept.crawled()
-            assert kept.listed(FRESH) == there(origin)
-        assert first >= 10
-        assert lists(origin) - first <= 20 - (first - 1) + 1
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    fill(origin, {f"k{number:03}" for number in range(100)})
+    through, plans = SmallPages(origin, 5), [IndexPlan("data", 50.0, listers=1)]
+    async with index_bench(tmp_path, origin, through=through, plans=plans) as kept:
+        stuck = asyncio.Event()
+        await kept.until(lambda: lists(origin) >= 10)
+        origin.inject(LIST, Hold(asyncio.Event(), stuck), times=None)
+        await kept.until(stuck.is_set)
+        clock = kept.clock
+    first = lists(origin)
+    origin.faults.clear()
+    async with index_bench(tmp_path, origin, through=through, plans=plans, clock=clock) as kept:
+        await kept.crawled()
+        assert kept.listed(FRESH) == there(origin)
+    assert first >= 10
+    assert lists(origin) - first <= 20 - (first - 1) + 1
 
 
 def shown(kept: IndexBench) -> dict[str, object]:
@@ -320,59 +312,51 @@ def shown(kept: IndexBench) -> dict[str, object]:
 ALL_SHOWN = {"complete": True, "state": "waiting", "keys": 100, "keys_before": 100}
 
 
-def test_a_crawl_that_goes_on_where_another_broke_off_tells_of_all_keys(tmp_path: Path) -> None:
+async def test_a_crawl_that_goes_on_where_another_broke_off_tells_of_all_keys(tmp_path: Path) -> None:
     """In the next process, and where the origin was away: what was listed before is part of what there is."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        fill(origin, {f"k{number:03}" for number in range(100)})
-        through, plans = SmallPages(origin, 5), [IndexPlan("data", 50.0, listers=1)]
-        async with index_bench(tmp_path, origin, through=through, plans=plans) as kept:
-            await kept.until(lambda: lists(origin) >= 7)
-            origin.inject(LIST, Answer(403), times=1)
-            await kept.until(lambda: kept.indexes.documents()[0].state == "failing")
-            stuck = asyncio.Event()
-            await kept.until(lambda: lists(origin) >= 14)
-            origin.inject(LIST, Hold(asyncio.Event(), stuck), times=None)
-            await kept.until(stuck.is_set)
-            clock, landed = kept.clock, shown(kept)
-        origin.faults.clear()
-        assert landed["keys"] == 5 * (lists(origin) - 2)
-        crawled_before = counted(metrics.INDEX_CRAWLED_KEYS)
-        async with index_bench(tmp_path, origin, through=through, plans=plans, clock=clock) as kept:
-            await kept.crawled()
-            assert shown(kept) == ALL_SHOWN
-            assert counted(metrics.INDEX_CRAWLED_KEYS) - crawled_before < 50
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    fill(origin, {f"k{number:03}" for number in range(100)})
+    through, plans = SmallPages(origin, 5), [IndexPlan("data", 50.0, listers=1)]
+    async with index_bench(tmp_path, origin, through=through, plans=plans) as kept:
+        await kept.until(lambda: lists(origin) >= 7)
+        origin.inject(LIST, Answer(403), times=1)
+        await kept.until(lambda: kept.indexes.documents()[0].state == "failing")
+        stuck = asyncio.Event()
+        await kept.until(lambda: lists(origin) >= 14)
+        origin.inject(LIST, Hold(asyncio.Event(), stuck), times=None)
+        await kept.until(stuck.is_set)
+        clock, landed = kept.clock, shown(kept)
+    origin.faults.clear()
+    assert landed["keys"] == 5 * (lists(origin) - 2)
+    crawled_before = counted(metrics.INDEX_CRAWLED_KEYS)
+    async with index_bench(tmp_path, origin, through=through, plans=plans, clock=clock) as kept:
+        await kept.crawled()
+        assert shown(kept) == ALL_SHOWN
+        assert counted(metrics.INDEX_CRAWLED_KEYS) - crawled_before < 50
 
 
-def test_slots_that_change_elsewhere_do_not_break_off_a_crawl(tmp_path: Path) -> None:
+async def test_slots_that_change_elsewhere_do_not_break_off_a_crawl(tmp_path: Path) -> None:
     """Nothing of what the index keeps, or how, is another. One that is to be kept otherwise begins anew, and goes on
     with what is missing."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        fill(origin, {f"k{number:03}" for number in range(100)})
-        through, plan = SmallPages(origin, 5), IndexPlan("data", 50.0, listers=1)
-        async with index_bench(tmp_path, origin, through=through, plans=[plan]) as kept:
-            stuck, resume = asyncio.Event(), asyncio.Event()
-            await kept.until(lambda: lists(origin) >= 10)
-            origin.inject(LIST, Hold(resume, stuck), times=1)
-            await kept.until(stuck.is_set)
-            asked, before = lists(origin), shown(kept)
-            kept.slots.apply_settings([TTL, Slot("other", Prefix.parse("s3://other/"), "read-only", "strict")])
-            await kept.indexes.apply_settings([plan])
-            assert shown(kept) == before
-            assert lists(origin) == asked
-            await kept.indexes.apply_settings([IndexPlan("data", 60.0, listers=1)])
-            await kept.crawled()
-            assert shown(kept) == ALL_SHOWN
-            assert lists(origin) - asked <= 11
-            await kept.indexes.apply_settings([])
-            assert kept.indexes.documents() == []
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    fill(origin, {f"k{number:03}" for number in range(100)})
+    through, plan = SmallPages(origin, 5), IndexPlan("data", 50.0, listers=1)
+    async with index_bench(tmp_path, origin, through=through, plans=[plan]) as kept:
+        stuck, resume = asyncio.Event(), asyncio.Event()
+        await kept.until(lambda: lists(origin) >= 10)
+        origin.inject(LIST, Hold(resume, stuck), times=1)
+        await kept.until(stuck.is_set)
+        asked, before = lists(origin), shown(kept)
+        kept.slots.apply_settings([TTL, Slot("other", Prefix.parse("s3://other/"), "read-only", "strict")])
+        await kept.indexes.apply_settings([plan])
+        assert shown(kept) == before
+        assert lists(origin) == asked
+        await kept.indexes.apply_settings([IndexPlan("data", 60.0, listers=1)])
+        await kept.crawled()
+        assert shown(kept) == ALL_SHOWN
+        assert lists(origin) - asked <= 11
+        await kept.indexes.apply_settings([])
+        assert kept.indexes.documents() == []
 
 
 def test_strict_slots_within_are_not_crawled(tmp_path: Path) -> None:
@@ -472,22 +456,19 @@ def test_no_crawl_takes_back_an_own_write(keys: set[str], steps: list[tuple[str,
         asyncio.run(scenario(Path(directory)))
 
 
-def test_a_crawl_makes_way_for_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_crawl_makes_way_for_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While workers fill blocks for those who wait for them, few ask for pages at once."""
 
-    async def scenario() -> None:
-        origin = make_origin()
-        fill(origin, {f"k{number:03}" for number in range(200)})
-        late = Late(origin)
-        plans = [IndexPlan("data", 50.0, listers=16)]
-        async with index_bench(tmp_path, origin, through=late, plans=plans) as kept:
-            most = 0
-            while not kept.indexes.documents()[0].crawls:
-                most = max(most, len(late.held))
-                late.let_go(1)
-                await asyncio.sleep(0.001)
-                kept.clock.advance(0.05)
-            assert 0 < most <= LISTERS_WHILE_BUSY
-
     monkeypatch.setattr(BlockCache, "others_fill", lambda _: True)
-    asyncio.run(scenario())
+    origin = make_origin()
+    fill(origin, {f"k{number:03}" for number in range(200)})
+    late = Late(origin)
+    plans = [IndexPlan("data", 50.0, listers=16)]
+    async with index_bench(tmp_path, origin, through=late, plans=plans) as kept:
+        most = 0
+        while not kept.indexes.documents()[0].crawls:
+            most = max(most, len(late.held))
+            late.let_go(1)
+            await asyncio.sleep(0.001)
+            kept.clock.advance(0.05)
+        assert 0 < most <= LISTERS_WHILE_BUSY

@@ -318,52 +318,44 @@ def test_elsewhere_it_answers_nothing(tmp_path: Path, slot: Slot, refresh: float
     play(tmp_path, slot, origin, check, refresh=refresh)
 
 
-def test_keys_of_a_prefix_only(tmp_path: Path) -> None:
+async def test_keys_of_a_prefix_only(tmp_path: Path) -> None:
     """The inventory may be of the whole bucket."""
     origin = make_origin()
     origin.create_bucket(BUCKET)
     fill(origin, ["a/1", "b/1", "b/2"])
     put_inventory(origin, {"f": csv_file(row(origin, key) for key in ("b/2", "a/1", "b/1"))})
-
-    async def scenario() -> None:
-        slot = Slot("data", Prefix.parse(f"s3://{BUCKET}/b/"), "read-only", "immutable")
-        plans = [IndexPlan("data", None, 4, MANIFEST, tmp_path / "scratch")]
-        held = asyncio.Event()
-        origin.inject(on(Operation.LIST_OBJECTS_V2), Hold(held), times=None)
-        async with index_bench(tmp_path, origin, [slot], plans=plans) as kept:
-            await kept.until(lambda: kept.indexes.documents()[0].state == "crawling")
-            assert kept.listed(prefix="b/") == ["b/1", "b/2"]
-            assert kept.listed(prefix="a/") is None
-
-    asyncio.run(scenario())
+    slot = Slot("data", Prefix.parse(f"s3://{BUCKET}/b/"), "read-only", "immutable")
+    plans = [IndexPlan("data", None, 4, MANIFEST, tmp_path / "scratch")]
+    held = asyncio.Event()
+    origin.inject(on(Operation.LIST_OBJECTS_V2), Hold(held), times=None)
+    async with index_bench(tmp_path, origin, [slot], plans=plans) as kept:
+        await kept.until(lambda: kept.indexes.documents()[0].state == "crawling")
+        assert kept.listed(prefix="b/") == ["b/1", "b/2"]
+        assert kept.listed(prefix="a/") is None
 
 
-def test_no_own_write_is_taken_back(tmp_path: Path) -> None:
+async def test_no_own_write_is_taken_back(tmp_path: Path) -> None:
     """A key that was written while the inventory was read stays marked: the origin is asked about it."""
     origin = origin_with_inventory("k1", "k2")
     body = asyncio.Event()
     origin.inject(on(Operation.GET_OBJECT, key="daily/data/0.csv.gz"), Hold(body))
-
-    async def scenario() -> None:
-        plans = [IndexPlan("data", None, 4, MANIFEST, tmp_path / "scratch")]
-        held = asyncio.Event()
-        origin.inject(on(Operation.LIST_OBJECTS_V2), Hold(held), times=None)
-        async with index_bench(tmp_path, origin, [READ_ONLY], plans=plans) as kept:
-            await kept.until(lambda: kept.indexes.documents()[0].state == "inventory")
-            own = await kept.listing.begin_write(BUCKET, ["k1"])
-            origin.buckets[BUCKET].remove("k1")
-            await kept.listing.end_write(own)
-            body.set()
-            await kept.until(lambda: kept.indexes.documents()[0].state == "crawling")
-            assert kept.listed() is None
-            held.set()
-            await kept.crawled()
-            assert kept.listed() == ["k2"]
-
-    asyncio.run(scenario())
+    plans = [IndexPlan("data", None, 4, MANIFEST, tmp_path / "scratch")]
+    held = asyncio.Event()
+    origin.inject(on(Operation.LIST_OBJECTS_V2), Hold(held), times=None)
+    async with index_bench(tmp_path, origin, [READ_ONLY], plans=plans) as kept:
+        await kept.until(lambda: kept.indexes.documents()[0].state == "inventory")
+        own = await kept.listing.begin_write(BUCKET, ["k1"])
+        origin.buckets[BUCKET].remove("k1")
+        await kept.listing.end_write(own)
+        body.set()
+        await kept.until(lambda: kept.indexes.documents()[0].state == "crawling")
+        assert kept.listed() is None
+        held.set()
+        await kept.crawled()
+        assert kept.listed() == ["k2"]
 
 
-def test_the_crawl_behind_it_drops_nothing(tmp_path: Path) -> None:
+async def test_the_crawl_behind_it_drops_nothing(tmp_path: Path) -> None:
     """It knows less of an object than LIST does: that is no change of the object."""
     origin = origin_with_inventory(*KEYS_LISTED)
 
@@ -372,15 +364,12 @@ def test_the_crawl_behind_it_drops_nothing(tmp_path: Path) -> None:
         await kept.bench.catalog.current(version, READ_ONLY, headers={})
         await kept.bench.catalog.settle()
 
-    async def scenario() -> None:
-        plans = [IndexPlan("data", None, 4, MANIFEST, tmp_path / "scratch")]
-        async with index_bench(tmp_path, origin, [READ_ONLY], plans=plans) as kept:
-            await check(kept)
-            await kept.crawled()
-            assert counted(metrics.INDEX_CHANGED_KEYS) == 0
-            assert kept.bench.catalog.remembered(ObjectKey(BUCKET, "k001"), READ_ONLY, headers={}) is not None
-
-    asyncio.run(scenario())
+    plans = [IndexPlan("data", None, 4, MANIFEST, tmp_path / "scratch")]
+    async with index_bench(tmp_path, origin, [READ_ONLY], plans=plans) as kept:
+        await check(kept)
+        await kept.crawled()
+        assert counted(metrics.INDEX_CHANGED_KEYS) == 0
+        assert kept.bench.catalog.remembered(ObjectKey(BUCKET, "k001"), READ_ONLY, headers={}) is not None
 
 
 @pytest.mark.parametrize(
@@ -413,7 +402,9 @@ def test_one_that_cannot_be_used_is_said_and_done_without(tmp_path: Path, harm: 
 
 
 @pytest.mark.parametrize("step", ["sorting", "landing"])
-def test_a_gateway_that_ends_leaves_no_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+async def test_a_gateway_that_ends_leaves_no_scratch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     """Whether it is in the midst of sorting or of landing: nothing reads what is closed, nothing stays."""
     origin = origin_with_inventory(*KEYS_LISTED)
     method = "add_missing" if step == "sorting" else "read"
@@ -425,24 +416,16 @@ def test_a_gateway_that_ends_leaves_no_scratch(tmp_path: Path, monkeypatch: pyte
         return original(objects, *arguments)
 
     monkeypatch.setattr(ObjectTable, method, slow)
-
-    async def scenario() -> None:
-        plans = [IndexPlan("data", None, 4, MANIFEST, tmp_path / "scratch")]
-        async with index_bench(tmp_path, origin, [READ_ONLY], plans=plans) as kept:
-            await kept.until(reached.is_set)
-        assert not list((tmp_path / "scratch").glob("*"))
-
-    asyncio.run(scenario())
+    plans = [IndexPlan("data", None, 4, MANIFEST, tmp_path / "scratch")]
+    async with index_bench(tmp_path, origin, [READ_ONLY], plans=plans) as kept:
+        await kept.until(reached.is_set)
+    assert not list((tmp_path / "scratch").glob("*"))
 
 
-def test_what_a_killed_gateway_left_of_an_inventory_goes_at_the_next_start(tmp_path: Path) -> None:
+async def test_what_a_killed_gateway_left_of_an_inventory_goes_at_the_next_start(tmp_path: Path) -> None:
     """Though the slot has no inventory any more, or another name."""
     left = JobStore(tmp_path / "jobs").scratch / "former"
     left.mkdir(parents=True)
     (left / "file").write_bytes(bytes(1000))
-
-    async def scenario() -> None:
-        async with job_bench(tmp_path, make_origin()):
-            assert not left.exists()
-
-    asyncio.run(scenario())
+    async with job_bench(tmp_path, make_origin()):
+        assert not left.exists()
