@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import Progress, TaskID
 
 from gateway.admin.formatting import size_text
 from gateway.api import MANIFEST_TYPE
@@ -154,7 +153,15 @@ def follow(client: AdminClient, job: to.JobDocument, *, quiet: bool) -> to.JobDo
         with bar as progress:
             task = progress.add_task(job.kind, total=None)
             while True:
-                _advance(progress, task, job)
+                more = "" if job.found_all else "+"
+                progress.update(
+                    task,
+                    description=f"{job.kind} {job.objects_done}/{job.objects_found}{more} objects",
+                    completed=job.bytes_done,
+                    total=job.bytes_found if job.found_all and job.bytes_found else None,
+                    bytes_per_second=job.bytes_per_second,
+                    seconds_left=job.seconds_left,
+                )
                 if job.state != "running":
                     return job
                 time.sleep(_LOOK_SECONDS)
@@ -164,25 +171,13 @@ def follow(client: AdminClient, job: to.JobDocument, *, quiet: bool) -> to.JobDo
         raise
 
 
-def _advance(progress: Progress, task: TaskID, job: to.JobDocument) -> None:
-    of = job.objects_found if job.found_all else f"{job.objects_found}+"
-    progress.update(
-        task,
-        description=f"{job.kind} {job.objects_done}/{of} objects",
-        completed=job.bytes_done,
-        total=job.bytes_found if job.found_all and job.bytes_found else None,
-        bytes_per_second=job.bytes_per_second,
-        seconds_left=job.seconds_left,
-    )
-
-
-def job_text(job: to.JobDocument) -> str:
-    return printable(" ".join(filter(None, (job.kind, job.name, job.prefix or "manifest"))))
-
-
-_TABLE: Columns[to.JobDocument] = (
+JOBS: Columns[to.JobDocument] = (
     Column("job", lambda one: one.id),
-    Column("what", job_text, shortened=True),
+    Column(
+        "what",
+        lambda one: printable(" ".join(filter(None, (one.kind, one.name, one.prefix or "manifest")))),
+        shortened=True,
+    ),
     Column("state", lambda one: one.state + (" (cache is full)" if one.full else "")),
     Column(
         "objects", lambda one: f"{one.objects_done} of {one.objects_found}{'' if one.found_all else '+'}", right=True
@@ -196,7 +191,7 @@ _TABLE: Columns[to.JobDocument] = (
 
 
 def _show(found: list[to.JobDocument]) -> None:
-    print_table(_TABLE, found, lambda one: {"failed": "red", "running": "bold"}.get(one.state, ""))
+    print_table(JOBS, found, lambda one: {"failed": "red", "running": "bold"}.get(one.state, ""))
     for job in found:
         for error in job.errors:
             typer.echo(f"{job.id}: {printable(error)}")
