@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.admin.formatting import (
+    DISK_STATES,
     age_text,
     bucket_text,
     counted,
@@ -20,7 +21,6 @@ from gateway.admin.formatting import (
     waiting_text,
     wrong_with,
 )
-from gateway.admin.troubles import DISK_STATES
 from gateway.cli.common import JsonOption, asks, print_json, printable
 from gateway.cli.tables import NOTHING, Column, Columns, print_table, print_text, rate_text, some_bytes_text
 

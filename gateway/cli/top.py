@@ -19,8 +19,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from gateway.admin.formatting import counted, origin_text, size_text, waiting_text, wrong_with
-from gateway.admin.troubles import DISK_STATES
+from gateway.admin.formatting import DISK_STATES, counted, origin_text, size_text, waiting_text, wrong_with
 from gateway.cli.checkpoints import share_text
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_address, printable
 from gateway.cli.jobs import JOBS

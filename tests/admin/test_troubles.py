@@ -6,8 +6,9 @@ from typing import Any, get_args
 
 import pytest
 
+from gateway.admin.formatting import DISK_STATES
 from gateway.admin.origin_check import OriginState
-from gateway.admin.troubles import _DO_ABOUT_ORIGIN, DISK_STATES, troubles
+from gateway.admin.troubles import _DO_ABOUT_ORIGIN, troubles
 from gateway.api.documents import Status, TroubleDocument
 from gateway.telemetry import metrics
 from tests.support import admin_documents
