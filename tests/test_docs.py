@@ -114,9 +114,9 @@ def test_the_tests_that_security_names_exist() -> None:
     assert len(named) > 20
     for file, test in named:
         tree = ast.parse((REPOSITORY / file).read_text(encoding="utf-8"))
-        assert not test or test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, (
-            f"{file}::{test}"
-        )
+        assert not test or test in {
+            node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }, f"{file}::{test}"
     for section in text.split("\n## ")[1:]:
         assert "`tests/" in section, section.partition("\n")[0]
 

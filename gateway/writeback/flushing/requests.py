@@ -20,15 +20,6 @@ from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.s3.headers import parse_http_date, quote, unquote
 from gateway.s3.upload_list import UPLOADS_SIZE_BYTES_MAX, UploadsPage, parse_uploads_page
 from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, error_code_of, etag_of_result, text_of
-from gateway.writeback.flushing.answers import (
-    ANSWER_SIZE_BYTES_MAX,
-    answered,
-    failure_of,
-    found_in,
-    head_of,
-    refusal_of,
-    untold,
-)
 from gateway.writeback.flushing.state import (
     Aborted,
     Compared,
@@ -43,6 +34,15 @@ from gateway.writeback.flushing.state import (
     PartSent,
     SendPart,
     WriteRefused,
+)
+from gateway.writeback.flushing.verdicts import (
+    ANSWER_SIZE_BYTES_MAX,
+    answered,
+    failure_of,
+    found_in,
+    head_of,
+    refusal_of,
+    untold,
 )
 from gateway.writeback.journal.records import Part, State, Write
 from gateway.writeback.pending_reader import staged_body
