@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -29,17 +28,14 @@ LIST = "/bucket?list-type=2"
 Scenario = Callable[[GatewayApp, ManualClock], Awaitable[None]]
 
 
-def play(directory: Path, scenario: Scenario, *slots: Slot) -> None:
+@asynccontextmanager
+async def playing(directory: Path, *slots: Slot) -> AsyncIterator[tuple[GatewayApp, ManualClock]]:
     """Run a scenario with a few keys at the origin. Requests are unsigned, for their clock is not the test's."""
-
-    async def run() -> None:
-        clock = ManualClock()
-        async with gateway_app(directory, slots=slots, clock=clock, allow_unsigned=True) as gateway:
-            for key in ("a/1", "a/2", "b", "c/1"):
-                gateway.origin.put("bucket", key, b"old")
-            await scenario(gateway, clock)
-
-    asyncio.run(run())
+    clock = ManualClock()
+    async with gateway_app(directory, slots=slots, clock=clock, allow_unsigned=True) as gateway:
+        for key in ("a/1", "a/2", "b", "c/1"):
+            gateway.origin.put("bucket", key, b"old")
+        yield gateway, clock
 
 
 async def ask(

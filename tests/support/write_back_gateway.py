@@ -256,6 +256,14 @@ def with_client(
     asyncio.run(run())
 
 
+@asynccontextmanager
+async def a_client(path: Path, slots: Sequence[Slot] = tuple(SLOTS), **options: Any) -> AsyncIterator[Client]:
+    async with gateway_app(path, slots=slots, writeback=True, **options) as gateway:
+        client = Client(gateway)
+        async with client.running():
+            yield client
+
+
 async def eventually(reached: Callable[[], bool]) -> None:
     """Other tasks and threads come to it, within seconds."""
     for _ in range(2000):
