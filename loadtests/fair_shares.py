@@ -25,8 +25,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from gateway.core.clock import SystemClock
-from gateway.policy.bandwidth import Bandwidth, BandwidthShare, Ceiling, cells_for
-from gateway.policy.token_bucket import SharedCells, make_shared_memory
+from gateway.policy.bandwidth import Bandwidth, BandwidthShare, Ceiling, numbering_of, rows_for
+from gateway.shared.arena import SharedCells, make_shared_memory
 from loadtests.harness import command, machine
 from loadtests.harness.command import Options, progress
 from loadtests.harness.comparison import in_turns
@@ -164,7 +164,7 @@ def _one_of_five(link: float, slot_ceiling: float | None) -> Iterator[Bandwidth]
     """The link as one of five processes has it, with the slots."""
     ceilings = [Ceiling("read", None, link)] + [Ceiling("read", "a", one) for one in [slot_ceiling] if one is not None]
     shares = [BandwidthShare("read", name, weight, 1e6) for name, weight in _WEIGHTS.items()]
-    clock, rows = SystemClock(), cells_for(ceilings, shares)
+    clock, rows = SystemClock(), rows_for(numbering_of(ceilings, shares).most)
     descriptor = make_shared_memory(rows, 5, clock.monotonic())
     try:
         yield Bandwidth(ceilings, clock, SharedCells.attach(descriptor, rows, 5, 0), shares)

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from gateway.core.clock import SystemClock
 from gateway.origin.client import OriginRequest
-from gateway.policy.request_rates import RequestRates, cells_for
-from gateway.policy.token_bucket import SharedCells, make_shared_memory
+from gateway.policy.request_rates import RequestRates, rows_for
+from gateway.shared.arena import SharedCells, make_shared_memory
 from loadtests.harness import command, machine
 from loadtests.harness.command import Options, progress
 from loadtests.harness.content import BUCKET, Family, load_object
@@ -151,8 +151,8 @@ def _measured(contender: str, seconds: float) -> _Window:
 
 def _asking_nanoseconds() -> list[float]:
     """What a request takes where nothing was refused, in one of five processes."""
-    weights, clock = list(_WEIGHTS.items()), SystemClock()
-    rows = cells_for(len(weights), 5)
+    weights, clock = _WEIGHTS, SystemClock()
+    rows = rows_for(len(weights), 5)
     descriptor = make_shared_memory(rows, 5, clock.monotonic())
     try:
         cells = SharedCells.attach(descriptor, rows, 5, 0)

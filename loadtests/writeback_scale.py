@@ -35,12 +35,11 @@ import httpx
 from gateway.core.clock import Moment
 from gateway.core.model import ObjectKey
 from gateway.core.steps import in_steps
-from gateway.operations.writeback.complete_upload import complete
+from gateway.operations.writeback.uploads import complete
 from gateway.s3.xml import CompletedPart
 from gateway.writeback import DIRECTORY
-from gateway.writeback.journal.codec import parts_digest
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.records import ExpectedVersion, Part, State, Write, WriteSpec
+from gateway.writeback.journal.records import ExpectedVersion, Part, State, Write, WriteSpec, parts_digest
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.staged_file import StagedFile, Staging
 from loadtests.harness import command, machine
@@ -230,7 +229,7 @@ async def _timed_look_ups(journal: Journal, count: int) -> dict[str, float]:
         await journal.parts(upload.id)
 
     async def made() -> None:
-        await in_steps(complete("upload", {}, {}, stored, listed))
+        await in_steps(complete(upload, {}, stored, listed))
         await in_steps(parts_digest(listed))
 
     async def upload_now() -> None:

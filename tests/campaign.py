@@ -83,13 +83,13 @@ PARTS = (
         "prepared",
         "requests, mutated requests and changes between them: the prepared answer equals that of all steps",
         {"FOREBAY_PREPARED_STEPS": "1000000", "FOREBAY_PREPARED_SEED": "{seed}"},
-        ["-s", "--timeout=36000", "tests/edge/server/test_prepared.py", "-k", "both_ways"],
+        ["-s", "--timeout=36000", "tests/edge/test_prepared.py", "-k", "both_ways"],
     ),
     Part(
         "mutated-heads",
         "changed heads: the prepared path accepts none that the full path refuses, and takes none for another",
         {"FOREBAY_HEAD_MUTATIONS": "10000000", "FOREBAY_HEAD_SEED": "{seed}", "FOREBAY_HEAD_RECORD": "{record}"},
-        ["-s", "--timeout=36000", "tests/edge/server/test_mutated_heads.py"],
+        ["-s", "--timeout=36000", "tests/edge/test_mutated_heads.py"],
     ),
     Part(
         "large-objects",

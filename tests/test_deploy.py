@@ -78,7 +78,7 @@ def settings(manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     path.write_text(_toml(manifest).replace("/etc/forebay/keys", str(tmp_path)), encoding="utf-8")
     set_by_pod = {name: value.replace("/etc/forebay/keys", str(tmp_path)) for name, value in _environment(manifest)}
     environment = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"} | set_by_pod
-    monkeypatch.setattr("gateway.config.buffers.disk_usage", lambda _: DiskUsage(2**50, 0, 2**50))
+    monkeypatch.setattr("gateway.config.slot_checks.disk_usage", lambda _: DiskUsage(2**50, 0, 2**50))
     loaded = load_settings(path, environment)
     assert loaded.warnings == ()
     return loaded.settings

@@ -82,7 +82,7 @@ def test_every_path_of_the_admin_port_is_documented() -> None:
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.name)
 def test_example_configurations_load_without_a_warning(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They can be used as they are, on a disk that is large enough."""
-    monkeypatch.setattr("gateway.config.buffers.disk_usage", lambda _: DiskUsage(2**50, 0, 2**50))
+    monkeypatch.setattr("gateway.config.slot_checks.disk_usage", lambda _: DiskUsage(2**50, 0, 2**50))
     assert load_settings(path, {}).warnings == ()
 
 
@@ -114,9 +114,9 @@ def test_the_tests_that_security_names_exist() -> None:
     assert len(named) > 20
     for file, test in named:
         tree = ast.parse((REPOSITORY / file).read_text(encoding="utf-8"))
-        assert not test or test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, (
-            f"{file}::{test}"
-        )
+        assert not test or test in {
+            node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }, f"{file}::{test}"
     for section in text.split("\n## ")[1:]:
         assert "`tests/" in section, section.partition("\n")[0]
 

@@ -51,7 +51,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", FRAGMENTS)
 def test_a_fragment_of_configuration_loads(name: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By itself, or below a cache that outlives the job, on a disk that is large enough."""
-    monkeypatch.setattr("gateway.config.buffers.disk_usage", lambda _: DiskUsage(2**50, 0, 2**50))
+    monkeypatch.setattr("gateway.config.slot_checks.disk_usage", lambda _: DiskUsage(2**50, 0, 2**50))
     fragment = FRAGMENTS[name]
     if not re.search(r"^(\[cache\]|cache = )", fragment, re.MULTILINE):
         fragment = '[cache]\ndirectory = "/mnt/nvme/forebay"\npersistent = true\n' + fragment

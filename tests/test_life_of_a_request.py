@@ -18,8 +18,10 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from gateway.app.node import s3_application
+from gateway.app.node import background_services, s3_application
+from gateway.config import Settings
 from gateway.config.live import LiveSettings
+from gateway.policy.slots import Prefix
 from gateway.shared.recent_requests import MINUTE_SECONDS, RecentRequests
 from tests.support.prepared_process import PreparedProcess
 from tests.support.serving import serving
@@ -32,6 +34,7 @@ DOCUMENT = REPOSITORY / "docs" / "life-of-a-request.md"
 KEY = ("caller", "a-secret-of-the-caller")
 BUCKET = "bucket"
 OBJECT_BYTES = 3_000_000
+WALK = DOCUMENT.read_text(encoding="utf-8")
 
 CONFIGURATION = """
 [origin]
@@ -63,6 +66,7 @@ class World:
     """A gateway in this process, its origin in another."""
 
     watch: Watch
+    live: LiveSettings
     client: Any
     origin: Any
     recent: RecentRequests
@@ -109,25 +113,53 @@ def client_of(url: str, key: tuple[str, str]) -> Any:
     )
 
 
-@asynccontextmanager
-async def a_world(tmp_path: Path) -> AsyncIterator[World]:
+@contextmanager
+def settings_before_an_origin(tmp_path: Path) -> Iterator[tuple[Settings, str]]:
     with an_origin() as url:
         filled = CONFIGURATION.format(
             origin=url, access_key_id=ACCESS_KEY_ID, secret=SECRET_ACCESS_KEY, directory=tmp_path
         )
-        watch = Watch()
-        try:
-            settings = load(tmp_path, filled).settings
-            async with (
-                s3_application(LiveSettings(settings), worker=0, instance_id="0123456789abcdef") as app,
-                serving(app) as running,
-            ):
-                gateway = f"http://127.0.0.1:{running.port}"
-                yield World(
-                    watch, client_of(gateway, KEY), client_of(url, (ACCESS_KEY_ID, SECRET_ACCESS_KEY)), app.recent
-                )
-        finally:
-            watch.close()
+        yield load(tmp_path, filled).settings, url
+
+
+@contextmanager
+def a_watch() -> Iterator[Watch]:
+    watch = Watch()
+    try:
+        yield watch
+    finally:
+        watch.close()
+
+
+@asynccontextmanager
+async def a_world(settings: Settings, origin_url: str, watch: Watch) -> AsyncIterator[World]:
+    live = LiveSettings(settings)
+    async with (
+        s3_application(live, worker=0, instance_id="0123456789abcdef") as app,
+        serving(app) as running,
+    ):
+        client = client_of(f"http://127.0.0.1:{running.port}", KEY)
+        yield World(watch, live, client, client_of(origin_url, (ACCESS_KEY_ID, SECRET_ACCESS_KEY)), app.recent)
+
+
+async def flush_visits(settings: Settings, watch: Watch) -> Visits:
+    """What the background process runs until nothing is pending, and a second longer."""
+    async with background_services(LiveSettings(settings), instance_id="0123456789abcdef") as services:
+        assert services.flushing is not None
+        with watch.visits() as found:
+            flushing = asyncio.create_task(services.flushing.run())
+            try:
+                for _ in range(600):
+                    if (await services.writeback.progress(Prefix(BUCKET), 2**40)).objects == 0:
+                        break
+                    await asyncio.sleep(0.1)
+                else:
+                    raise AssertionError("not flushed in a minute")
+                await asyncio.sleep(1.2)
+            finally:
+                flushing.cancel()
+                await asyncio.gather(flushing, return_exceptions=True)
+    return found
 
 
 def in_all(visits: Sequence[Visits]) -> int:
@@ -139,41 +171,68 @@ def in_all(visits: Sequence[Visits]) -> int:
 def test_the_way_of_a_request_does_not_grow(tmp_path: Path) -> None:
     """In files below `gateway/`, with write-back configured; periodic work left aside."""
 
-    async def scenario() -> dict[str, int]:
-        async with a_world(tmp_path) as world:
+    async def scenario(settings: Settings, url: str, watch: Watch) -> dict[str, int]:
+        async with a_world(settings, url, watch) as world:
             for number in range(5):
                 content = bytes(OBJECT_BYTES)
                 await asyncio.to_thread(world.origin.put_object, Bucket=BUCKET, Key=f"data/{number}", Body=content)
             for _ in range(3):
                 assert len(await world.read("data/0")) == OBJECT_BYTES
+                await world.call("list_objects_v2", Prefix="data/")
             await world.read("data/1", Range="bytes=10-1000000")  # what is imported at the first time
             warms = [await world.visits(lambda: world.read("data/0")) for _ in range(6)]
             colds = [
                 await world.visits(partial(world.read, f"data/{n}", Range="bytes=1000000-2000000")) for n in (2, 3, 4)
             ]
+            lists = [await world.visits(lambda: world.call("list_objects_v2", Prefix="data/")) for _ in range(3)]
             await world.call("put_object", Key="back/first", Body=b"1")
-            upload = (await world.call("create_multipart_upload", Key="back/large"))["UploadId"]
+            uploads = [(await world.call("create_multipart_upload", Key=f"back/{n}"))["UploadId"] for n in range(2)]
 
-            async def part(number: int) -> None:
-                await world.call(
-                    "upload_part", Key="back/large", UploadId=upload, PartNumber=number, Body=bytes(6_000_000)
-                )
+            async def part(number: int, upload: int = 0) -> str:
+                body = bytes(6_000_000)
+                named = {"Key": f"back/{upload}", "UploadId": uploads[upload]}
+                return str((await world.call("upload_part", PartNumber=number, Body=body, **named))["ETag"])
 
-            await part(1)
-            return {
+            async def complete(upload: int, etag: str) -> None:
+                parts = {"Parts": [{"PartNumber": 1, "ETag": etag}]}
+                named = {"Key": f"back/{upload}", "UploadId": uploads[upload]}
+                await world.call("complete_multipart_upload", MultipartUpload=parts, **named)
+
+            etags = [await part(1), await part(1, 1)]
+            part_upload = await world.visits(lambda: part(2))
+            await complete(1, etags[1])
+            changes = [
+                await world.visits(partial(world.live.change, with_weight(settings, weight))) for weight in (2, 3, 4)
+            ]
+            seen = {
                 "warm GET": in_all(warms),  # what is done every few seconds falls into one,
                 "cold GET": in_all(colds),  # what waits for a slow disk goes further,
-                "part upload": len((await world.visits(lambda: part(2))).files),
+                "LIST": in_all(lists),
+                "slot change": in_all(changes),  # in a worker, whose parts follow
+                "part upload": len(part_upload.files),
+                "Complete": len((await world.visits(lambda: complete(0, etags[0]))).files),
             }
+        pending = await flush_visits(settings, watch)
+        idle = await flush_visits(settings, watch)
+        pending.functions -= idle.functions
+        return seen | {"flush": len(pending.files)}
 
-    visited = asyncio.run(scenario())
-    assert visited["warm GET"] <= 28
-    assert visited["cold GET"] <= 55
-    assert visited["part upload"] <= 43
+    with settings_before_an_origin(tmp_path) as (settings, url), a_watch() as watch:
+        visited = asyncio.run(scenario(settings, url, watch))
+    budgets = {name: int(count) for name, count in re.findall(r"^\| ([A-Za-z ]+) \| (\d+) \|$", WALK, re.MULTILINE)}
+    assert visited.keys() == budgets.keys()
+    print(visited)
+    assert {name: count for name, count in visited.items() if count > budgets[name]} == {}
+
+
+def with_weight(settings: Settings, weight: int) -> Settings:
+    """The same, but for the first slot's weight."""
+    slots = [settings.slots[0].model_copy(update={"weight": weight}), *settings.slots[1:]]
+    return settings.model_copy(update={"slots": slots})
 
 
 def test_the_walk_names_files_that_are_there() -> None:
     """Every `path.py` in the document, below `gateway/`."""
-    named = re.findall(r"`([a-z_0-9/]+\.py)`", DOCUMENT.read_text(encoding="utf-8"))
+    named = re.findall(r"`([a-z_0-9/]+\.py)`", WALK)
     assert len(named) > 25
     assert [name for name in named if not (REPOSITORY / "gateway" / name).exists()] == []

@@ -1,11 +1,19 @@
-"""The admin port: health, metrics, status. Small answers for people and machines; jobs begin and end here."""
+"""The Starlette app of the admin port: its routes, the dashboard, the documentation as text, and /metrics.
+
+A browser asks once for the files of the dashboard; all figures come from `/api/v1/overview`. The files tell nothing
+about the gateway, so they need no token; the page asks for it. Nothing is loaded from elsewhere.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
 import platform
-from collections.abc import AsyncIterator, Iterable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,23 +23,24 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway import __version__
-from gateway.admin.backends import Backends
-from gateway.admin.callers import CallersApi, known_credentials, known_limits
-from gateway.admin.events import EventsApi
+from gateway.admin.backends import Backends, SlotChanges, StateHolder
 from gateway.admin.guard import Guard
-from gateway.admin.history import CountsHistory
-from gateway.admin.jobs import JobsApi
-from gateway.admin.openapi import document_of
-from gateway.admin.operations import JSON_TYPE, TEXT, TOKEN, Endpoint, answering, operation, operations_of
+from gateway.admin.jobs import EventsApi, JobsApi, SnapshotsApi
+from gateway.admin.operations import (
+    JSON_TYPE,
+    TEXT,
+    TOKEN,
+    Endpoint,
+    Operation,
+    answering,
+    document_of,
+    json_answer,
+    operation,
+    operations_of,
+)
 from gateway.admin.origin_check import OriginChecks, OriginState
-from gateway.admin.overview import OverviewApi
-from gateway.admin.page import PAGE, page_routes
-from gateway.admin.process_metrics import set_process_metrics
-from gateway.admin.responses import json_answer
-from gateway.admin.slot_changes import SlotChanges
-from gateway.admin.slots import SlotsApi
-from gateway.admin.snapshots import SnapshotsApi
-from gateway.admin.state import StateHolder
+from gateway.admin.overview import CountsHistory, OverviewApi
+from gateway.admin.slots import SlotsApi, known_credentials, known_limits
 from gateway.admin.status import StatusApi
 from gateway.admin.writeback import WritebackApi
 from gateway.config.live import LiveSettings
@@ -39,6 +48,104 @@ from gateway.origin.signing import origin_name
 from gateway.telemetry import metric_reading, metrics
 from gateway.telemetry.access_log import AuditLog
 from gateway.telemetry.metric_kinds import Known
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def set_process_metrics(processes: Mapping[str, int | None]) -> None:
+    """Set metrics of processes, by name and id: 0 for one that is down. Reads files: call it in a thread."""
+    if not _shows_own_namespace():
+        processes = dict.fromkeys(processes)  # the ids are those of other processes there
+    booted_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    for name, process_id in processes.items():
+        started = cpu = memory = descriptors = 0.0
+        if process_id is not None:
+            directory = Path(f"/proc/{process_id}")
+            try:
+                # Behind the name in brackets, which may hold anything: fields 3 and on.
+                fields = (directory / "stat").read_bytes().rpartition(b")")[2].split()
+                started = booted_at + int(fields[19]) / _TICKS
+                cpu = (int(fields[11]) + int(fields[12])) / _TICKS
+                memory = float(int(fields[21]) * _PAGE_BYTES)
+                descriptors = float(len(os.listdir(directory / "fd")))
+            except (OSError, IndexError):
+                started = cpu = memory = descriptors = 0.0  # it has just ended
+        metrics.PROCESS_START.set(round(started, 2), name)
+        metrics.PROCESS_CPU.set(cpu, name)
+        metrics.PROCESS_MEMORY.set(memory, name)
+        metrics.PROCESS_DESCRIPTORS.set(descriptors, name)
+
+
+def _shows_own_namespace() -> bool:
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
+
+
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+_HEADERS = {
+    "cache-control": "no-cache",
+    "content-security-policy": _POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+_FILES = {
+    "/": ("index.html", "text/html"),
+    "/dashboard.css": ("dashboard.css", "text/css"),
+    "/dashboard.js": ("dashboard.js", "text/javascript"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+
+
+_CONTENTS = {name: files("gateway.admin").joinpath("dashboard", name).read_bytes() for name, _ in _FILES.values()}
+"""Read while the code is loaded: a process that is forked later needs no file of the package, which may be gone."""
+
+
+PAGE = Operation("GET /", "The dashboard.", {"text/html": TEXT}, {503: "Not ready."}, is_open=True)
+_DOCS = [files("gateway").joinpath("docs"), Path(__file__).parents[2] / "docs"]  # in a wheel, and in a clone
+
+
+def page_routes() -> list[Route]:
+    routes = [Route(path, _served(name, media_type)) for path, (name, media_type) in _FILES.items()]
+    return [*routes, Route("/docs/{name}", _documentation)]
+
+
+async def _documentation(request: Request) -> Response:
+    """One page of it, read when it is asked for."""
+    name = request.path_params["name"]
+    pages = [folder.joinpath(f"{name}.md") for folder in _DOCS if name.replace("-", "").isalnum()]
+    page = next((one for one in pages if one.is_file()), None)
+    if page is None:
+        return Response("there is no such page", 404, headers=_HEADERS, media_type="text/plain")
+    return Response(await asyncio.to_thread(page.read_bytes), headers=_HEADERS, media_type="text/plain")
+
+
+def _served(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
+    content = _CONTENTS[name]
+    headers = _HEADERS | {"etag": f'"{hashlib.sha256(content).hexdigest()[:32]}"'}
+
+    async def serve(request: Request) -> Response:
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers, media_type=media_type)
+
+    return serve
+
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ANY_HOST = ("/metrics", "/api/openapi.json")
@@ -59,14 +166,12 @@ def control_app(
     lent, history = lent or Backends(), history or CountsHistory(metrics_directory)
     status = StatusApi(live, holder, metrics_directory, lent, check)
     slots = SlotsApi(live, metrics_directory, lent, changes)
-    callers = CallersApi(live, metrics_directory)
     of_kinds = (
         MetricsApi(live, holder, metrics_directory, status),
         status,
-        OverviewApi(status, slots, lent, metrics_directory, callers, history),
+        OverviewApi(status, slots, lent, metrics_directory, history),
         JobsApi(lent),
         EventsApi(lent),
-        callers,
         slots,
         SnapshotsApi(lent),
         WritebackApi(lent),
@@ -81,7 +186,7 @@ def control_app(
     return Starlette(routes=[*page_routes(), *(_by_method(path, found) for path, found in by_path.items())])
 
 
-_KINDS = (StatusApi, OverviewApi, JobsApi, EventsApi, CallersApi, SlotsApi, SnapshotsApi, WritebackApi)
+_KINDS = (StatusApi, OverviewApi, JobsApi, EventsApi, SlotsApi, SnapshotsApi, WritebackApi)
 
 
 @cache

@@ -1,12 +1,17 @@
-"""The parts of the cache directory that the background process lends to the admin port."""
+"""What the admin port shows and changes: parts of the cache directory, the gateway's state, and its settings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from gateway.admin.responses import Refused
+import orjson
+
+from gateway.admin.operations import Refused
 from gateway.api import documents as to
 from gateway.core.errors import BufferUnavailable
 from gateway.core.model import ObjectKey
@@ -16,6 +21,7 @@ if TYPE_CHECKING:
     from gateway.jobs.runner import Jobs
     from gateway.jobs.snapshot_service import SnapshotService
     from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
+
 
 T = TypeVar("T")
 
@@ -76,3 +82,113 @@ def opened(part: T | None) -> T:
     if part is None:
         raise Refused(503, "the cache directory is not open yet")
     return part
+
+
+class GatewayState(to.GatewayStatus):
+    """The gateway, and `answers` to the last changes over the admin port: id, reason of refusal, changed keys."""
+
+    answers: tuple[tuple[str, str | None, tuple[str, ...]], ...] = ()
+
+    @property
+    def is_followed(self) -> bool:
+        return all(one.ready and one.generation == self.generation for one in self.processes)
+
+    def status(self) -> to.GatewayStatus:
+        return to.GatewayStatus.model_validate(self.model_dump(exclude={"answers"}))
+
+    def changed(self, **fields: Any) -> GatewayState:
+        """Return the state with other fields. It is ready while every process serves, and none is being stopped."""
+        state = self.model_copy(update=fields)
+        ready = not state.draining and all(one.ready for one in state.processes)
+        return state.model_copy(update={"ready": ready})
+
+    def to_line(self) -> bytes:
+        return self.model_dump_json().encode() + b"\n"
+
+
+class StateHolder:
+    """The latest state; written by one thread, read by the event loop."""
+
+    def __init__(self) -> None:
+        self._state: GatewayState | None = None
+
+    def take(self, line: bytes) -> None:
+        """Replace the state by the one in a line from the supervisor."""
+        self._state = GatewayState.model_validate_json(line)
+
+    @property
+    def state(self) -> GatewayState | None:
+        """None until the supervisor has spoken."""
+        return self._state
+
+
+CURRENT = StateHolder()
+"""This process's."""
+
+
+ANSWER_SECONDS = 30.0
+"""Seconds that the supervisor may take to read, check and write."""
+
+FOLLOW_SECONDS = 10.0
+"""Seconds to wait until all processes follow a change. A stopped process follows when it goes on."""
+
+_LOOK_SECONDS = 0.01
+_ASKED_MAX = 16
+_LINE_BYTES_MAX = 32 * 1024
+
+
+class Made(NamedTuple):
+    """A change that was taken: whether all processes keep to it by now, what changed, and which file was read."""
+
+    is_followed: bool
+    changed: Sequence[str]
+    config_file: str | None
+
+
+class SlotChanges:
+    """Asks over `tell`, and hears of it by the state of the gateway."""
+
+    def __init__(self, tell: Callable[[str], bool], holder: StateHolder) -> None:
+        self._tell = tell
+        self._holder = holder
+        self._asked = 0
+
+    async def make(self, name: str | None, slot: Mapping[str, Any] | None, remote: str | None = None) -> Made:
+        """Set a slot (None: remove it) for the client at `remote`; without a name, reload settings. Raises Refused."""
+        if self._asked >= _ASKED_MAX:
+            raise Refused(503, "too many changes are under way: try again")
+        asked = secrets.token_hex(8)
+        line = orjson.dumps({"asked": asked, "name": name, "slot": slot, "remote": remote})
+        if len(line) > _LINE_BYTES_MAX:
+            raise Refused(400, "the description of the slot is too long")
+        self._asked += 1
+        try:
+            if not self._tell(f"asks {line.decode()}"):
+                raise Refused(503, "the supervisor takes no changes now: try again")
+            state = await self._until(lambda state: any(one[0] == asked for one in state.answers), ANSWER_SECONDS)
+            if state is None:
+                raise Refused(
+                    503, "the supervisor has not answered: look with forebay slots whether the change is in force"
+                )
+            _, problem, changed = next(one for one in state.answers if one[0] == asked)
+            if problem is not None:
+                raise Refused(409, problem)
+            wanted = state.generation
+            followed = await self._until(lambda state: _all_follow(state, wanted), FOLLOW_SECONDS)
+            return Made(followed is not None, changed, state.config_file)
+        finally:
+            self._asked -= 1
+
+    async def _until(self, holds: Callable[[GatewayState], bool], seconds: float) -> GatewayState | None:
+        end = monotonic() + seconds
+        while True:
+            state = self._holder.state
+            if state is not None and holds(state):
+                return state
+            if monotonic() > end:
+                return None
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _all_follow(state: GatewayState, generation: int) -> bool:
+    return all(one.ready and one.generation >= generation for one in state.processes)

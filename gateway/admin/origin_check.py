@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gateway.config.live import LiveSettings
-from gateway.config.signers import Signer, signers
+from gateway.config.settings import Signer, signers
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.errors import CredentialsUnavailable, OriginBodyError, OriginUnreachable
 from gateway.origin.client import Origin, OriginRequest, OriginResponse

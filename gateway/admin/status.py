@@ -11,15 +11,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.backends import Backends, opened
-from gateway.admin.operations import CLOSED, OF_OBJECT, TOKEN, number, operation, query
+from gateway.admin.backends import Backends, StateHolder, opened
+from gateway.admin.operations import CLOSED, OF_OBJECT, TOKEN, Refused, json_answer, number, number_of, operation, query
 from gateway.admin.origin_check import OriginChecks, OriginFinding
-from gateway.admin.responses import Refused, json_answer, number_of
-from gateway.admin.state import StateHolder
 from gateway.api import documents as to
 from gateway.config import Settings, public_settings
 from gateway.config.live import LiveSettings
-from gateway.config.signers import Signer
+from gateway.config.settings import Signer
 from gateway.core.errors import S3Error, StoreUnavailable
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix

@@ -7,8 +7,21 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 
 from gateway.admin.backends import Backends, opened
-from gateway.admin.operations import GUARDED, KIND, OBJECT, OF_OBJECT, TEXT, body, flag_of, number, operation, query
-from gateway.admin.responses import flag, number_of, posted_json
+from gateway.admin.operations import (
+    GUARDED,
+    KIND,
+    OBJECT,
+    OF_OBJECT,
+    TEXT,
+    body,
+    flag,
+    flag_of,
+    number,
+    number_of,
+    operation,
+    posted_json,
+    query,
+)
 from gateway.api import documents as to
 from gateway.api.documents import CHECKPOINT_STATES, PREFIX
 from gateway.core.model import ObjectKey

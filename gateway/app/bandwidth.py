@@ -1,143 +1,118 @@
-"""Makes the limits of bandwidth, request rates and callers from the settings, in memory that processes share."""
+"""The limits of bandwidth, request rates and callers, as the settings say, in the memory that all processes share."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections.abc import Iterator, Sequence
-from os import PathLike
+from pathlib import Path
 
 from gateway.config import CallerLimitSettings, OriginSettings, Settings, SlotSettings
-from gateway.config.signers import signers
+from gateway.config.live import LiveSettings, Numbers
+from gateway.config.settings import signers
 from gateway.core.clock import Clock
 from gateway.core.errors import StartupError
 from gateway.origin.client import Direction
 from gateway.origin.traffic_meter import LinkEnd, in_all
-from gateway.policy.bandwidth import Bandwidth, BandwidthShare, Ceiling, cells_for
+from gateway.policy import bandwidth, callers, request_rates
+from gateway.policy.bandwidth import Bandwidth, BandwidthShare, Ceiling
 from gateway.policy.callers import OWN, UNSIGNED, CallerClass, Callers, CallersPlan, Limits
 from gateway.policy.capacity_controller import TICK_SECONDS
 from gateway.policy.request_rates import RequestRates
-from gateway.policy.request_rates import cells_for as cells_for_rates
 from gateway.policy.slots import DEFAULT_SLOT
-from gateway.policy.token_bucket import SharedCells, make_shared_memory
+from gateway.shared.arena import SharedCells, make_shared_memory
 from gateway.telemetry import metric_kinds, metrics
 from gateway.telemetry.metrics import USED_BY_ALL
 
-
-def make_shared_bandwidth(settings: Settings, clock: Clock) -> int | None:
-    """Return a descriptor of the memory for the ceilings of all processes; None without ceilings. OSError."""
-    ceilings = ceilings_of(settings)
-    if not ceilings:
-        return None
-    return make_shared_memory(cells_for(ceilings, shares_of(settings)), _processes(settings), clock.monotonic())
+_BANDWIDTH, _REQUEST_RATES, _CALLERS = range(3)
 
 
-BandwidthPlan = tuple[Sequence[Ceiling], Sequence[BandwidthShare]]
-
-
-def bandwidth_plan(settings: Settings) -> BandwidthPlan:
-    return ceilings_of(settings), shares_of(settings)
-
-
-def begin_bandwidth_as(before: BandwidthPlan, descriptor: int, settings: Settings, made: int, clock: Clock) -> None:
-    """Start the ceilings in new memory with the levels of those in force: a change of settings resets none."""
-
-    def opened(plan: BandwidthPlan, memory: int) -> Bandwidth:
-        return Bandwidth(plan[0], clock, SharedCells.attach(memory, cells_for(*plan), _processes(settings), 0), plan[1])
-
-    opened(bandwidth_plan(settings), made).begin_as(opened(before, descriptor))
-
-
-def bandwidth_of(
-    settings: Settings, clock: Clock, *, process: int = 0, shared: PathLike[str] | None = None
-) -> Bandwidth | None:
-    """Return the ceilings and shares as process number `process` keeps them; None if there are none.
-
-    `shared` is a path to open the memory of `make_shared_bandwidth`; without, this process is the only one.
-    StartupError if it is of another version or configuration.
-    """
-    ceilings = ceilings_of(settings)
-    if not ceilings:
-        return None
-    shares, cells = shares_of(settings), None
-    if shared is not None:
-        processes = _processes(settings)
-        try:
-            cells = _attached(shared, cells_for(ceilings, shares), processes, min(process, processes - 1))
-        except (OSError, ValueError) as error:
-            raise StartupError(f"{error}: start the gateway again") from None
-    return Bandwidth(ceilings, clock, cells, shares)
-
-
-def make_shared_request_rates(settings: Settings, clock: Clock) -> int:
-    """Return a descriptor of the memory for the request rates of all processes. OSError."""
+def make_memory(settings: Settings, numbers: Numbers, now: float) -> int:
+    """Return a descriptor of the memory of all processes of a gateway, for as long as it runs. OSError."""
     processes = _processes(settings)
-    return make_shared_memory(cells_for_rates(len(weights_of(settings)), processes), processes, clock.monotonic())
+    return make_shared_memory(sum(_rows_of_parts(numbers, processes)), processes, now)
 
 
-def request_rates_of(
-    settings: Settings, clock: Clock, *, process: int = 0, shared: PathLike[str] | None = None
-) -> RequestRates:
-    """Return the request rates, as process number `process` keeps them, for an origin that refuses too many requests.
+def _rows_of_parts(numbers: Numbers, processes: int) -> tuple[int, int, int]:
+    return (
+        bandwidth.rows_for(numbers.slots.most),
+        request_rates.rows_for(numbers.slots.most, processes),
+        callers.rows_for(numbers.credentials.most, numbers.classes.most),
+    )
 
-    `shared` and StartupError as in `bandwidth_of`, for the memory of `make_shared_request_rates`.
+
+def _processes(settings: Settings) -> int:
+    """Count the workers and the background process, which has the greatest number."""
+    return settings.server.workers + 1
+
+
+class SharedLimits:
+    """Bandwidth and request rates, as process number `process` keeps them with all others; they follow the settings.
+
+    Without a memory, this process is the only one. Event loop only.
     """
-    weights, cells = weights_of(settings), None
-    if shared is not None:
-        processes = _processes(settings)
+
+    def __init__(self, live: LiveSettings, clock: Clock, process: int) -> None:
+        """StartupError if the memory is of another version or configuration."""
+        self._live = live
+        self._clock = clock
+        settings, numbers, processes = live.now, live.numbers, _processes(live.now)
+        self._rows = rows = _rows_of_parts(numbers, processes)
+        own = min(process, processes - 1)
         try:
-            cells = _attached(shared, cells_for_rates(len(weights), processes), processes, min(process, processes - 1))
+            self._cells = _attached(live.memory, sum(rows), processes, own, clock)
         except (OSError, ValueError) as error:
             raise StartupError(f"{error}: start the gateway again") from None
-    return RequestRates(
-        weights,
-        clock,
-        cells,
-        wait_seconds_max=settings.origin.connection_wait_seconds,
-        buckets_told=buckets_told(settings),
-    )
+        self.bandwidth = Bandwidth(
+            ceilings_of(settings), clock, self._part(_BANDWIDTH), shares_of(settings), numbers.slots, live.generation
+        )
+        self.request_rates = RequestRates(
+            weights_of(settings),
+            clock,
+            self._part(_REQUEST_RATES),
+            wait_seconds_max=settings.origin.connection_wait_seconds,
+            buckets_told=buckets_told(settings),
+            slots=numbers.slots,
+        )
+        self._callers: Callers | None = None
+        self._cells.follow(live.generation)
+
+    def callers(self) -> Callers:
+        """Return the limits of callers, for a worker; call it once."""
+        numbers, cells = self._live.numbers, self._part(_CALLERS)
+        of = numbers.credentials, numbers.classes, self._live.generation
+        self._callers = Callers(callers_plan(self._live.now), self._clock, cells, *of)
+        return self._callers
+
+    def apply_settings(self) -> None:
+        settings, numbers, generation = self._live.now, self._live.numbers, self._live.generation
+        self.bandwidth.apply_settings(ceilings_of(settings), shares_of(settings), numbers.slots, generation)
+        self.request_rates.apply_settings(weights_of(settings), numbers.slots, buckets_told(settings))
+        if self._callers is not None:
+            of = numbers.credentials, numbers.classes, generation
+            self._callers.apply_settings(callers_plan(settings), *of)
+        self._cells.follow(generation)
+
+    def _part(self, which: int) -> SharedCells:
+        return self._cells.part(sum(self._rows[:which]), self._rows[which])
+
+
+def _attached(memory: Path | None, rows: int, processes: int, own: int, clock: Clock) -> SharedCells:
+    if memory is None:
+        return SharedCells.of_one_process(rows, clock.monotonic())
+    descriptor = os.open(memory, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return SharedCells.attach(descriptor, rows, processes, own)
+    finally:
+        os.close(descriptor)
 
 
 def buckets_told(settings: Settings) -> set[str]:
     return {slot.prefix.bucket for slot in settings.slots} - {""}
 
 
-def _attached(shared: PathLike[str], rows: int, processes: int, process: int) -> SharedCells:
-    descriptor = os.open(shared, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        return SharedCells.attach(descriptor, rows, processes, process)
-    finally:
-        os.close(descriptor)
-
-
-def make_shared_callers(settings: Settings, clock: Clock) -> int | None:
-    """Return a descriptor of the memory for the limits of callers; None: there are none. OSError."""
-    rows = callers_plan(settings).rows
-    return make_shared_memory(rows, settings.server.workers, clock.monotonic()) if rows else None
-
-
-def callers_of(
-    settings: Settings, clock: Clock, *, worker: int = 0, shared: PathLike[str] | None = None
-) -> Callers | None:
-    """Return the limits of callers, as worker number `worker` keeps them; None: there are none.
-
-    `shared` is a path to open the memory of `make_shared_callers`; without, this process is the only one. StartupError
-    as `bandwidth_of`.
-    """
-    plan = callers_plan(settings)
-    if not plan.rows:
-        return None
-    cells = None
-    if shared is not None:
-        try:
-            cells = _attached(shared, plan.rows, settings.server.workers, worker)
-        except (OSError, ValueError) as error:
-            raise StartupError(f"{error}: start the gateway again") from None
-    return Callers(plan, clock, cells)
-
-
 def callers_plan(settings: Settings) -> CallersPlan:
-    """Return the limits of callers, in the same order in all workers of one gateway."""
+    """Return the limits of callers."""
     return CallersPlan(
         [(one.access_key_id, _limits_of(one)) for one in settings.credentials],
         [CallerClass(one.name, _limits_of(one), one.app, one.product) for one in settings.caller_classes],
@@ -170,20 +145,17 @@ def _limits_of(one: CallerLimitSettings) -> Limits:
 class CapacityFinder:
     """This process's part in finding the capacity of the link, if the settings say so. Event loop only."""
 
-    def __init__(self, origins: Sequence[LinkEnd], clock: Clock, *, tells: bool) -> None:
+    def __init__(self, bandwidth: Bandwidth, origins: Sequence[LinkEnd], clock: Clock, *, tells: bool) -> None:
         """`origins` are all that this process talks to, over one link; more may come. One process `tells` metrics."""
+        self._bandwidth = bandwidth
         self._origins = origins
         self._clock = clock
         self._tells = tells
-        self._bandwidth: Bandwidth | None = None
         self._finding: asyncio.Task[None] | None = None
+        self.apply_settings()
 
-    def apply_settings(self, bandwidth: Bandwidth | None) -> None:
-        """Put these ceilings in force. The capacity found before holds for them."""
-        if bandwidth is not None and self._bandwidth is not None:
-            bandwidth.continue_from(self._bandwidth)
-        self._bandwidth = bandwidth
-        if self._finding is None and bandwidth is not None and bandwidth.found:
+    def apply_settings(self) -> None:
+        if self._finding is None and self._bandwidth.found:
             self._finding = asyncio.create_task(self._find(), name="capacity of the link")
 
     async def close(self) -> None:
@@ -194,7 +166,7 @@ class CapacityFinder:
 
     async def _find(self) -> None:
         told = set[Direction]()
-        while self._bandwidth is not None and self._bandwidth.found:
+        while self._bandwidth.found:
             due = self._clock.monotonic() + TICK_SECONDS
             await self._clock.sleep(TICK_SECONDS)
             bandwidth, now = self._bandwidth, self._clock.monotonic()
@@ -225,28 +197,23 @@ def _tell_link(direction: Direction, capacity: float | None = None, delay_second
 
 
 def ceilings_of(settings: Settings) -> list[Ceiling]:
-    """Return every ceiling, in the same order in all processes of one gateway."""
+    """Return every ceiling."""
     groups = [_ceilings(None, settings.origin), *(_ceilings(slot.name, slot) for slot in settings.slots)]
     return [ceiling for group in groups for ceiling in group]
 
 
 def shares_of(settings: Settings) -> list[BandwidthShare]:
-    """Return each slot's share of the link, in the same order in all processes of one gateway."""
-    shares = [BandwidthShare("read", DEFAULT_SLOT.name), BandwidthShare("write", DEFAULT_SLOT.name)]
+    """Return each slot's share of the link."""
+    shares = list[BandwidthShare]()
     for slot in settings.slots:
         shares.append(BandwidthShare("read", slot.name, slot.weight, slot.read_guarantee_bytes_per_second))
         shares.append(BandwidthShare("write", slot.name, slot.weight, slot.write_guarantee_bytes_per_second))
     return shares
 
 
-def weights_of(settings: Settings) -> list[tuple[str, int]]:
-    """Return each slot's weight for request rates, in the same order in all processes of one gateway."""
-    return [(DEFAULT_SLOT.name, 1), *((slot.name, slot.weight) for slot in settings.slots)]
-
-
-def _processes(settings: Settings) -> int:
-    """Count the workers and the background process, which has the greatest number."""
-    return settings.server.workers + 1
+def weights_of(settings: Settings) -> dict[str, int]:
+    """Return each slot's weight for request rates."""
+    return {slot.name: slot.weight for slot in settings.slots}
 
 
 def _ceilings(slot: str | None, settings: OriginSettings | SlotSettings) -> Iterator[Ceiling]:

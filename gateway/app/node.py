@@ -10,15 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from gateway.app.bandwidth import (
-    CapacityFinder,
-    bandwidth_of,
-    buckets_told,
-    callers_of,
-    ceilings_of,
-    request_rates_of,
-    shares_of,
-)
+from gateway.app.bandwidth import CapacityFinder, SharedLimits
 from gateway.app.origins import OriginKeys, routed_origin
 from gateway.app.write_back import (
     Flushing,
@@ -52,7 +44,6 @@ from gateway.origin.client import Origin, OriginCredentials, OriginSettings
 from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import OwnKeyOrigin, S3Origin
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
-from gateway.policy.request_rates import RequestRates
 from gateway.policy.slots import Grant, Slots
 from gateway.shared.heartbeats import BACKGROUND_PROCESS
 from gateway.shared.recent_requests import RecentRequests
@@ -86,6 +77,7 @@ class _Node:
     credentials: OriginCredentials
     origin: MeteredOrigin
     slots: Slots
+    limits: SharedLimits
     recent: RecentRequests
 
 
@@ -100,10 +92,9 @@ async def _node(
         keys = OriginKeys(settings, clock)
         stack.push_async_callback(keys.aclose)
         await keys.start()
-        rates = _RatesInForce(live, clock, process)
-        stack.push_async_callback(rates.aclose)
-        bandwidth = bandwidth_of(settings, clock, process=process, shared=live.bandwidth)
-        meter = OriginMeter(bandwidth, rates.now, recent)
+        limits = SharedLimits(live, clock, process)
+        stack.push_async_callback(limits.request_rates.aclose)
+        meter = OriginMeter(limits.bandwidth, limits.request_rates, recent)
         silence = silence_board(shared_directory)
 
         connected: list[S3Origin] = []
@@ -125,22 +116,17 @@ async def _node(
 
         origin = MeteredOrigin(OwnKeyOrigin(routed_origin(settings, connect), keys.refused), meter)
         stack.push_async_callback(origin.aclose)
-        finder = CapacityFinder(connected, clock, tells=process == BACKGROUND_PROCESS)
+        finder = CapacityFinder(limits.bandwidth, connected, clock, tells=process == BACKGROUND_PROCESS)
         stack.push_async_callback(finder.close)
-        finder.apply_settings(bandwidth)
-        node = _Node(process, clock, keys.own, origin, Slots(settings.slots), recent)
+        node = _Node(process, clock, keys.own, origin, Slots(settings.slots), limits, recent)
 
         async def apply_settings() -> None:
             metrics.CACHE_CAPACITY_BYTES.set(live.now.cache.capacity_bytes)
             node.slots.apply_settings(live.now.slots)
             await keys.apply_settings(live.now)
-            if ceilings.differ(live):
-                bandwidth = bandwidth_of(live.now, clock, process=process, shared=live.bandwidth)
-                finder.apply_settings(bandwidth)
-                meter.ceilings = bandwidth
-            meter.requests = await rates.apply_settings()
+            limits.apply_settings()
+            finder.apply_settings()
 
-        ceilings = _CeilingsBefore(live)
         stack.enter_context(live.following(apply_settings))
         yield node
 
@@ -285,7 +271,7 @@ async def s3_application(
             authenticator,
             tuple(settings.server.base_domains),
             instance_id,
-            limits=lambda: callers_of(live.now, node.clock, worker=worker, shared=live.callers),
+            callers=node.limits.callers(),
             recent=node.recent,
         )
 
@@ -367,45 +353,6 @@ async def background_services(
             await indexes.close()
             await jobs.close()
             snapshots.close()
-
-
-class _RatesInForce:
-    """The present request rates; a change of weights keeps the rates found."""
-
-    def __init__(self, live: LiveSettings, clock: Clock, process: int) -> None:
-        self._live, self._clock, self._process = live, clock, process
-        self._of = live.request_rates
-        self.now = self._made()
-
-    async def apply_settings(self) -> RequestRates:
-        if self._of != self._live.request_rates:
-            self._of, before = self._live.request_rates, self.now
-            self.now = self._made()
-            self.now.inherit(before)
-            await before.aclose()
-        self.now.buckets_told = buckets_told(self._live.now)
-        return self.now
-
-    async def aclose(self) -> None:
-        await self.now.aclose()
-
-    def _made(self) -> RequestRates:
-        live = self._live
-        return request_rates_of(live.now, self._clock, process=self._process, shared=live.request_rates)
-
-
-class _CeilingsBefore:
-    """Tells whether ceilings have changed since the last question."""
-
-    def __init__(self, live: LiveSettings) -> None:
-        self._known = self._of(live)
-
-    def differ(self, live: LiveSettings) -> bool:
-        before, self._known = self._known, self._of(live)
-        return before != self._known
-
-    def _of(self, live: LiveSettings) -> object:
-        return live.bandwidth, ceilings_of(live.now), shares_of(live.now)
 
 
 @contextmanager

@@ -25,7 +25,8 @@ from gateway.writeback.admin.writeback_admin import WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.checkpoints.reads import reads_by_checkpoint
 from gateway.writeback.flushing.flush_logger import FlushLogger
-from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, SlotOrder, order_of
+from gateway.writeback.flushing.flush_task import FlushDependencies, SlotOrder, order_of
+from gateway.writeback.flushing.reconciler import Reconciler
 from gateway.writeback.flushing.requests import Requests
 
 RESERVE_SECONDS = 10.0

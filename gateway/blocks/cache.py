@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from functools import partial
 from types import MappingProxyType
 from typing import Self
 
@@ -42,14 +41,12 @@ _DONE = object()
 _LATE_LOOKS, _LATE_SECONDS = 60, 0.5
 """Number of looks, and seconds between them, for files begun on the account of a slot that has changed since."""
 
+UNLINKS_RETRIED_SECONDS = 60.0
+
 GIVEN_BYTES_MAX = 128 * 1024
 """Limit of bytes that are copied if the client's socket does not take them, for every slow client."""
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
-
-
-def _ignored(_come_bytes: int) -> None:
-    """Ignore the progress."""
 
 
 class PassthroughCache:
@@ -88,12 +85,12 @@ class PassthroughCache:
         await reader.start()
         return reader
 
-    def warm_span(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> WarmSpan | None:
-        """Return the bytes of a range if that needs no wait; None: call `open_range`."""
-        dependencies, first = self._dependencies, byte_range.first
+    def warm_span(self, version: ObjectVersion, first: int, count: int, *, slot: str) -> WarmSpan | None:
+        """Return bytes of a version, at least one, if that needs no wait; None: call `open_range`."""
+        dependencies = self._dependencies
         size_bytes = dependencies.settings.block_size_of(slot)
         number = first // size_bytes
-        if byte_range.last // size_bytes != number or not dependencies.isolation.readable:
+        if (first + count - 1) // size_bytes != number or not dependencies.isolation.readable:
             return None
         block_id = layout.block_id(version, number, size_bytes)
         if block_id in dependencies.ahead_marks:
@@ -104,7 +101,7 @@ class PassthroughCache:
             return None
         if extent is None:
             return None
-        return span_of(dependencies, extent, first - number * size_bytes, byte_range.length, slot, cached=True)
+        return span_of(dependencies, extent, first - number * size_bytes, count, slot, cached=True)
 
     def inline_response(
         self,
@@ -161,7 +158,7 @@ class PassthroughCache:
         return self._dependencies.isolation
 
     def begin_unpinned_get(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
-        """Return the right to ask the origin for version and bytes at once, to be entered (filling/origin_gets.py).
+        """Return the right to ask the origin for version and bytes at once, to be entered (origin_gets.py).
 
         None if another caller has it, if blocks of the object are cached, or if there is no directory.
         """
@@ -192,10 +189,12 @@ class BlockCache(PassthroughCache):
 
     def __init__(self, dependencies: CacheDependencies) -> None:
         super().__init__(dependencies)
-        opened = dependencies.opened
+        self._directory, self._threads, opened = dependencies.directory, dependencies.threads, dependencies.opened
         self._rebuilding = asyncio.Lock()
-        self._maintenance = Maintenance(dependencies)
-        self._keeping_up = asyncio.create_task(self._maintenance.resume(), name="block cache maintenance")
+        self._unlinks_tried_at = dependencies.clock.monotonic()
+        self._rights_of_others: Callable[[], int] | None = None
+        self._changes_seen = -1
+        self._keeping_up = asyncio.create_task(self._keep_up(), name="block cache maintenance")
         self._beating = asyncio.create_task(opened.heartbeats.beat_on(opened.worker), name="heartbeat")
 
     @classmethod
@@ -233,7 +232,7 @@ class BlockCache(PassthroughCache):
     def has_blocks_of(self, key: ObjectKey) -> bool:
         """Return True if blocks of any version of an object are cached, or if the index cannot be read."""
         try:
-            return self._dependencies.directory.index.has_object(layout.object_id(key))
+            return self._directory.index.has_object(layout.object_id(key))
         except StoreUnavailable:
             return True
 
@@ -251,7 +250,7 @@ class BlockCache(PassthroughCache):
         *,
         slot: str,
         purpose: Purpose,
-        come: Callable[[int], None] = _ignored,
+        come: Callable[[int], None] = lambda _: None,
     ) -> tuple[int, bool]:
         """Bring one of the `pieces` to disk. Return the number of fetched bytes, and whether the piece is on disk.
 
@@ -288,10 +287,8 @@ class BlockCache(PassthroughCache):
 
     def readers_wait(self) -> bool:
         """Return True if this process fills blocks for readers, or if other processes fill any."""
-        dependencies = self._dependencies
-        return (
-            dependencies.unpinned_gets.any_pending or dependencies.fetches.fetches_for_readers() or self.others_fill()
-        )
+        own = self._dependencies
+        return own.unpinned_gets.any_pending or own.fetches.fetches_for_readers() or self.others_fill()
 
     def obtainable_bytes(self, slot: str) -> int:
         """Return the most that a slot can have beside its pins when others need all of their guarantees."""
@@ -302,44 +299,44 @@ class BlockCache(PassthroughCache):
 
     def pins(self) -> list[str]:
         """Return the prefixes whose blocks stay, of objects in any slot."""
-        return list(self._dependencies.directory.pins.all())
+        return list(self._directory.pins.all())
 
     async def pin(self, prefix: str) -> int:
         """Keep what is filled under a prefix from now on, and what `hold` names; return the pin's number.
 
         Raises PinRefused when another pin overlaps it.
         """
-        return await self._dependencies.threads.index(self._dependencies.directory.pins.add, prefix)
+        return await self._threads.index(self._directory.pins.add, prefix)
 
     async def hold(self, version: ObjectVersion, piece: ByteRange, number: int, *, slot: str) -> None:
         """Keep the cached blocks of a piece. Raises PinRefused when they exceed what may be pinned."""
-        directory, size = self._dependencies.directory, self._dependencies.settings.block_size_of(slot)
+        directory, size = self._directory, self._dependencies.settings.block_size_of(slot)
         ids = [block.id for block in layout.blocks_of(version, piece, size)]
-        await self._dependencies.threads.index(directory.pins.hold, ids, number, directory.capacity)
+        await self._threads.index(directory.pins.hold, ids, number, directory.capacity)
 
     async def unpin(self, prefix: str) -> bool:
         """Let go of what lies under a prefix; False when it is not pinned."""
-        if not await self._dependencies.threads.index(self._dependencies.directory.pins.remove, prefix):
+        if not await self._threads.index(self._directory.pins.remove, prefix):
             return False
-        await self._in_steps(self._dependencies.directory.pins.let_go())
+        await self._in_steps(self._directory.pins.let_go())
         return True
 
     async def keep_only(self, prefixes: Sequence[str]) -> tuple[Mapping[str, int], Mapping[str, str]]:
         """Pin these prefixes for `keep_last`, unpin earlier ones. Return each one's pin number, or why it has none."""
-        pins = self._dependencies.directory.pins
-        numbers, refused, is_any_gone = await self._dependencies.threads.index(pins.apply_settings, prefixes)
+        pins = self._directory.pins
+        numbers, refused, is_any_gone = await self._threads.index(pins.apply_settings, prefixes)
         if is_any_gone:
             await self._in_steps(pins.let_go())
         return numbers, refused
 
     async def hold_object(self, key: ObjectKey, number: int) -> int:
         """Keep an object's cached blocks; return their bytes. Raises PinRefused if they exceed what may be pinned."""
-        directory, object_id = self._dependencies.directory, layout.object_id(key)
-        return await self._dependencies.threads.index(directory.pins.hold_object, object_id, number, directory.capacity)
+        directory = self._directory
+        return await self._threads.index(directory.pins.hold_object, layout.object_id(key), number, directory.capacity)
 
     def pinnable_bytes(self, slot: str) -> int:
         """Return the most that a slot may pin: its obtainable room without other slots' guarantees and pins."""
-        usage, capacity = self.usage().slots, self._dependencies.directory.capacity
+        usage, capacity = self.usage().slots, self._directory.capacity
         others = {name: used.pinned_bytes for name, used in usage.items() if name != slot}
         kept = (max(count, capacity.share(name).guaranteed_bytes) for name, count in others.items())
         room_bytes = capacity.total_bytes - sum(kept)
@@ -352,17 +349,18 @@ class BlockCache(PassthroughCache):
         The file's own name can be removed when this has returned. StoreUnavailable when there is no room for it, and
         when it is not on the same file system; nothing is lost by that.
         """
-        dependencies = self._dependencies
-        ingest = await dependencies.threads.disk(describe, ingested, slot, dependencies.settings.block_size_of(slot))
+        size_bytes = self._dependencies.settings.block_size_of(slot)
+        ingest = await self._threads.disk(describe, ingested, slot, size_bytes)
         if ingest is None:
             return 0
-        blocks, evicted = await dependencies.threads.index(dependencies.directory.ingest, ingest)
+        blocks, evicted = await self._threads.index(self._directory.ingest, ingest)
         evicted.tell()
         return blocks
 
     def keep_free(self, rights_of_others: Callable[[], int]) -> None:
         """Make fills leave this many bytes of the disk free; the event loop renews the number from time to time."""
-        self._maintenance.keep_free(rights_of_others)
+        self._rights_of_others = rights_of_others
+        self._look_at_rights()
 
     async def evict(self, key: ObjectKey) -> int:
         """Evict an object on a user's request; return the bytes dropped. Raises StoreUnavailable."""
@@ -372,52 +370,50 @@ class BlockCache(PassthroughCache):
         return max(0, before.size_bytes - after.size_bytes)
 
     def usage(self) -> Usage:
-        return self._dependencies.directory.index.usage()
+        return self._directory.index.usage()
 
     async def rebuild_index(self) -> None:
         """Find the blocks that the index does not know, where there may be any; one process does it for all."""
         await self._account()
-        await self._in_steps(self._dependencies.directory.pins.let_go())  # an unpinning may have been broken off
+        await self._in_steps(self._directory.pins.let_go())  # an unpinning may have been broken off
 
     async def apply_settings(self, capacity_bytes: int) -> None:
-        dependencies, settings = self._dependencies, self._dependencies.settings
+        settings = self._dependencies.settings
         settings.follow_slots()
         capacity = capacity_of(capacity_bytes, settings.slots, settings.daily_writes_bytes)
-        dependencies.directory.configured_capacity = capacity
+        self._directory.configured_capacity = capacity
         try:
-            await dependencies.threads.index_later(dependencies.directory.index.apply_settings, capacity)
+            await self._threads.index_later(self._directory.index.apply_settings, capacity)
         except StoreUnavailable as error:
-            dependencies.isolation.note(error)
+            self.isolation.note(error)
 
     async def move_between_slots(self) -> None:
         """Move blocks to their slots' accounts, and evict a little at a time beyond limits."""
         # One process does it for all, once all have the current slots.
-        dependencies = self._dependencies
         await self._account()
-        await self._in_steps(dependencies.directory.shrinking())
-        (await dependencies.threads.index_later(dependencies.directory.shrink)).tell()
+        await self._in_steps(self._directory.shrinking())
+        (await self._threads.index_later(self._directory.shrink)).tell()
 
     async def _in_steps(self, steps: Iterator[None]) -> None:
-        while await self._dependencies.threads.index_later(next, steps, _DONE) is not _DONE:
+        while await self._threads.index_later(next, steps, _DONE) is not _DONE:
             pass
 
     async def _account(self) -> None:
         """Enter every file into the index, on the account of its key's current slot."""
-        dependencies = self._dependencies
+        directory, threads = self._directory, self._threads
         async with self._rebuilding:
-            slots = Slots(dependencies.settings.slots)  # the present ones to the end, though they change meanwhile
-            begun = await dependencies.threads.index_later(move_between_slots, dependencies.directory, slots)
-            await self._in_steps(rebuild(dependencies.directory, slots))
+            slots = Slots(self._dependencies.settings.slots)  # these to the end, though they change meanwhile
+            begun = await threads.index_later(move_between_slots, directory, slots)
+            await self._in_steps(rebuild(directory, slots))
             for _ in range(_LATE_LOOKS):
-                begun = await dependencies.threads.index_later(account_late, dependencies.directory, slots, begun)
+                begun = await threads.index_later(account_late, directory, slots, begun)
                 if not begun:
                     break
-                await dependencies.clock.sleep(_LATE_SECONDS)
+                await self._dependencies.clock.sleep(_LATE_SECONDS)
 
     def scrubber(self, settings: ScrubSettings) -> Scrubber:
         """Return a scrubber for blocks that are not read; one process runs it for all, and ends it before `close`."""
-        own = self._dependencies
-        return Scrubber(settings, own.directory, own.threads, own.isolation, own.clock)
+        return Scrubber(settings, self._directory, self._threads, self.isolation, self._dependencies.clock)
 
     async def settle(self) -> None:
         """Wait until the fills now in progress have ended, well or badly."""
@@ -425,56 +421,34 @@ class BlockCache(PassthroughCache):
 
     async def close(self) -> None:
         """Break off the fills, write down what was used, and leave the directory in order. Readers must be gone."""
+        dependencies = self._dependencies
         self._keeping_up.cancel()
         await asyncio.gather(self._keeping_up, return_exceptions=True)
-        await self._dependencies.isolation.close()
-        await self._dependencies.fetches.close()
-        await self._dependencies.writer.drain()
-        self._dependencies.open_files.close()
-        self._dependencies.watcher.close()
+        await dependencies.isolation.close()
+        await dependencies.fetches.close()
+        await dependencies.writer.drain()
+        dependencies.open_files.close()
+        dependencies.watcher.close()
         await self.flush_accesses()
         self._beating.cancel()
         await asyncio.gather(self._beating, return_exceptions=True)
-        await asyncio.to_thread(self._close_directory)
-
-    async def flush_accesses(self) -> None:
-        """Tell the index which files were used, a short transaction at a time."""
-        await self._maintenance.flush_accesses()
-
-    def _close_directory(self) -> None:
-        self._dependencies.threads.shut_down()
+        await asyncio.to_thread(self._threads.shut_down)
         try:
-            self._dependencies.opened.close()
+            await asyncio.to_thread(self._dependencies.opened.close)
         except (BlockError, OSError, lmdb.Error) as error:
             _log.warning(
                 "the cache directory could not be closed properly; the next start repairs it", error=str(error)
             )
             self._dependencies.opened.let_go()
 
+    # Regular work.
 
-UNLINKS_RETRIED_SECONDS = 60.0
-
-
-class Maintenance:
-    """Regular work of one process's cache."""
-
-    def __init__(self, dependencies: CacheDependencies) -> None:
-        self._dependencies = dependencies
-        self._unlinks_tried_at = dependencies.clock.monotonic()
-        self._rights_of_others: Callable[[], int] | None = None
-        self._changes_seen = -1
-
-    def keep_free(self, rights_of_others: Callable[[], int]) -> None:
-        """Make fills leave room to which others have a right; the right is read again from time to time."""
-        self._rights_of_others = rights_of_others
-        self._look_at_rights()
-
-    async def resume(self) -> None:
+    async def _keep_up(self) -> None:
         while True:
             self._report_usage()
             self._look_at_rights()
             await self._dependencies.clock.sleep(self._dependencies.settings.access_flush_seconds)
-            self._dependencies.unpinned_gets.locks.release_late()
+            self._dependencies.locks.release_late()
             await self._drop_evicted()
             await self.flush_accesses()
             await self._retry_unlinks()
@@ -482,60 +456,50 @@ class Maintenance:
 
     async def _drop_evicted(self) -> None:
         """Close evicted files, as open ones take room; without changes in the index, none were evicted."""
-        dependencies = self._dependencies
-        try:
-            changes = dependencies.directory.index.changes()
-        except StoreUnavailable:
-            return
-        if changes != self._changes_seen:
-            self._changes_seen = changes
-            with suppress(StoreUnavailable):  # told to the isolation already
-                await dependencies.open_files.drop_unlinked(dependencies.threads.disk)
+        with suppress(StoreUnavailable):  # told to the isolation already
+            if (changes := self._directory.index.changes()) != self._changes_seen:
+                self._changes_seen = changes
+                await self._dependencies.open_files.drop_unlinked(self._threads.disk)
 
     async def flush_accesses(self) -> None:
-        """Tell the index which files were used until now, a short transaction at a time.
-
-        What is used meanwhile has its turn the next time: under load, this would never end.
-        """
-        dependencies = self._dependencies
-        index = dependencies.directory.index
+        """Tell the index which files were used until now, a short transaction at a time."""
+        index = self._directory.index
+        # What is used meanwhile has its turn the next time: under load, this would never end.
         for _ in range(-(-len(index.accesses) // TOUCHES_PER_TRANSACTION)):
-            if not dependencies.isolation.writable:
+            if not self.isolation.writable:
                 return
             try:
-                await dependencies.threads.index(index.touch)
+                await self._threads.index(index.touch)
             except StoreUnavailable:
                 metrics.CACHE_STORE_UNAVAILABLE.add(1)
                 return
 
     async def _retry_unlinks(self) -> None:
-        dependencies, now = self._dependencies, self._dependencies.clock.monotonic()
-        if not dependencies.isolation.writable or now - self._unlinks_tried_at < UNLINKS_RETRIED_SECONDS:
+        now = self._dependencies.clock.monotonic()
+        if not self.isolation.writable or now - self._unlinks_tried_at < UNLINKS_RETRIED_SECONDS:
             return
         self._unlinks_tried_at = now
         with suppress(StoreUnavailable):  # told to the isolation already
-            await dependencies.threads.index(dependencies.directory.retry_unlinks)
+            await self._threads.index(self._directory.retry_unlinks)
 
     async def _grow_again(self) -> None:
-        dependencies = self._dependencies
-        directory = dependencies.directory
+        directory, step_bytes_min = self._directory, self._dependencies.settings.block_size_bytes
         with suppress(StoreUnavailable, OSError):  # told to the isolation already, or at the next write
-            if dependencies.isolation.writable and directory.capacity is not directory.configured_capacity:
-                await dependencies.threads.index(partial(directory.grow_again, dependencies.settings.block_size_bytes))
+            if self.isolation.writable and directory.capacity is not directory.configured_capacity:
+                await self._threads.index(directory.grow_again, step_bytes_min)
 
     def _look_at_rights(self) -> None:
         if self._rights_of_others is not None:
             with suppress(ForebayError):  # the writer reports it; the last known values stay
-                self._dependencies.directory.reserve_of_others.size_bytes = self._rights_of_others()
+                self._directory.reserve_of_others.size_bytes = self._rights_of_others()
 
     def _report_usage(self) -> None:
-        dependencies = self._dependencies
-        if not dependencies.isolation.readable:
+        if not self.isolation.readable:
             return
         try:
-            usage, written_bytes = dependencies.directory.index.usage(), dependencies.directory.written_today_bytes()
+            usage, written_bytes = self._directory.index.usage(), self._directory.written_today_bytes()
         except StoreUnavailable as error:
-            dependencies.isolation.note(error)
+            self.isolation.note(error)
         else:
             for slot, of_slot in usage.slots.items():
                 metrics.CACHE_USAGE_BYTES.set(of_slot.used_bytes, slot)

@@ -14,13 +14,13 @@ from gateway.blocks.directory import DiskThreads
 from gateway.blocks.disk_health import CircuitBreaker, DirectoryProbe
 from gateway.blocks.fetch_locks import FileWatcher
 from gateway.blocks.index import AccessLog
-from gateway.blocks.inflight_fetch import FetchDependencies
+from gateway.blocks.large_block_fetch import LargeBlockFetcher
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.opening import OpenDirectory
 from gateway.blocks.origin_gets import UnpinnedGets
 from gateway.blocks.page_cache import Residency
-from gateway.blocks.single_flight import SingleFlight
-from gateway.blocks.small_block_fetch import GroupCommitWriter
+from gateway.blocks.single_flight import FetchDependencies, SingleFlight
+from gateway.blocks.small_block_fetch import GroupCommitWriter, SmallBlockFetcher
 from gateway.core.clock import Clock
 from gateway.origin.client import Origin
 
@@ -70,7 +70,7 @@ class CacheDependencies(FetchDependencies):
         shared = settings, blocks, locks, origin, threads, watcher, open_files, isolation, clock
         of_fetches = FetchDependencies(*shared)
         writer = GroupCommitWriter(of_fetches)
-        fetches = SingleFlight(of_fetches, writer)
+        fetches = SingleFlight(of_fetches, SmallBlockFetcher(of_fetches, writer), LargeBlockFetcher(of_fetches))
         unpinned_gets = UnpinnedGets(locks, watcher, asyncio.Semaphore(settings.fills_max))
         return cls(*shared, opened, blocks.index.accesses, fetches, unpinned_gets, writer)
 

@@ -2,7 +2,7 @@
 
     a fetch      partial file → reserve (index) → rename → commit (index)
     an ingest  reserve → link → commit
-    an addition  reserve → append → extend (filling/small_block_fetch.py)
+    an addition  reserve → append → extend (small_block_fetch.py)
     a removal    take out of the index, the unlink pending → unlink → no longer pending
 
 So a file without a block, or longer than it is counted, is named by a reservation or a pending unlink, or lies in the
@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 import lmdb
 
@@ -30,9 +30,8 @@ from gateway.blocks import layout
 from gateway.blocks.block_file import BlockLease
 from gateway.blocks.eviction import Capacity, Step
 from gateway.blocks.index import BlockIndex, IndexFull
-from gateway.blocks.layout import Block, Extent
+from gateway.blocks.layout import Block, BlockRecord, Extent, Reservation, WorkerFile
 from gateway.blocks.pins import Pins
-from gateway.blocks.rows import BlockRecord, Reservation, WorkerFile
 from gateway.blocks.store import BlockStore, Ingest
 from gateway.core.errors import BlockError, NotKept, StoreUnavailable
 from gateway.disk.file_lease import close_opened, with_lease
@@ -45,10 +44,6 @@ _SHEDDINGS_MAX = 8
 """Limit of evictions for one step while the index's map is full."""
 
 T = TypeVar("T")
-
-
-def _nobody_has_it_open(_file: str) -> None:
-    """Do nothing: this process has no files open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +64,6 @@ class Evicted:
     size_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def tell(self) -> None:
-        """Count it."""
         for slot, count in self.blocks.items():
             metrics.CACHE_EVICTED_BLOCKS.add(count, slot)
             metrics.CACHE_EVICTED_BYTES.add(self.size_bytes[slot], slot)
@@ -133,7 +127,7 @@ class BlockDirectory:
         self.index = index
         self.configured_capacity = capacity
         self.pins = pins
-        self.on_unlink: Callable[[str], None] = _nobody_has_it_open
+        self.on_unlink: Callable[[str], None] = lambda _: None
         """Told of each file that is gone, on the thread that removed it: as long as it is open, it keeps its room."""
         self.reserve_of_others = Reserve(store.free_bytes, lambda: index.totals().reserved_bytes)
         self._lowered = capacity, capacity
@@ -163,12 +157,12 @@ class BlockDirectory:
         or not for this.
         """
         file = layout.file_name(block.id, secrets.token_hex(8))
-        pin = self.pins.of(block.version.key)
+        pin = self.index.pins_of([block.version.key])[0]
         reservation = Reservation(file, slot, layout.file_bytes(block), wanted=wanted, pin=pin)
         opened = self.store.create_partial(file)
         try:
             self.store.write(opened, layout.beginning(block), layout.MAGIC_BYTES)
-            evicted = self._reserve(reservation, block.id)
+            evicted = self.reserve(reservation, block.id)
         except BaseException:
             opened.close()
             self.discard(reservation)
@@ -214,7 +208,7 @@ class BlockDirectory:
 
         StoreUnavailable when there is no room, or when the file cannot be linked; nothing has changed then.
         """
-        pin = self.pins.of(ingest.key) if ingest.key is not None else 0
+        [pin] = self.index.pins_of([ingest.key]) if ingest.key is not None else [0]
         reservation = replace(ingest.reservation, pin=pin)
         evicted = self.reserve(reservation)
         try:
@@ -223,12 +217,6 @@ class BlockDirectory:
         except BaseException:
             self.discard(reservation)
             raise
-
-    def reserve(self, reservation: Reservation) -> Evicted:
-        """Set room aside for what is no fill, others giving way; StoreUnavailable when there is none."""
-        evicted = self._reserve(reservation, None)
-        assert evicted is not None  # noqa: S101 - only a fill can come too late
-        return evicted
 
     def commit(self, reservation: Reservation, blocks: Sequence[BlockRecord]) -> int:
         """Enter the blocks of a reservation's file, which is in place; how many were new. The file goes if none was."""
@@ -247,9 +235,8 @@ class BlockDirectory:
 
     def drop_object(self, object_id: bytes) -> None:
         """Remove every block of every version of an object."""
-        done = False
-        while not done:
-            done = self._unlink_evicted(self.index.drop_object(object_id))
+        while not self._unlink_evicted(self.index.drop_object(object_id)):
+            pass
 
     def shrink(self) -> Evicted:
         """Evict down to the capacity and each slot's limit."""
@@ -321,7 +308,12 @@ class BlockDirectory:
     def _day(self) -> int:
         return int(self._now()) // _SECONDS_OF_A_DAY
 
-    def _reserve(self, reservation: Reservation, block_id: bytes | None) -> Evicted | None:
+    @overload
+    def reserve(self, reservation: Reservation) -> Evicted: ...
+    @overload
+    def reserve(self, reservation: Reservation, block_id: bytes) -> Evicted | None: ...
+    def reserve(self, reservation: Reservation, block_id: bytes | None = None) -> Evicted | None:
+        """Set room aside, others giving way; None if the block is there. StoreUnavailable when there is no room."""
         reserve = partial(self.index.reserve, reservation, self._capacity_for(reservation), block_id=block_id)
         while True:
             step = self._with_room_in_index(partial(reserve, day=self._day()))
@@ -408,7 +400,7 @@ class DiskThreads:
     """
 
     def __init__(self, disk_threads: int) -> None:
-        self.on_error: Callable[[BlockError], None] = _nobody
+        self.on_error: Callable[[BlockError], None] = lambda _: None
         self.stalled: Callable[[], bool] = lambda: False
         self._index = ThreadPoolExecutor(1, thread_name_prefix="block-index")
         self._idle = ThreadPoolExecutor(1, thread_name_prefix="block-scrub", initializer=only_idle_disk)
@@ -433,7 +425,7 @@ class DiskThreads:
 
     async def probe(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
         """Run a test of the directory: its failures are its answer."""
-        return await self._outcome(self._index.submit(function, *arguments, **keywords), _nobody)
+        return await self._outcome(self._index.submit(function, *arguments, **keywords), lambda _: None)
 
     async def disk(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
         """Run what reads or writes block files."""
@@ -478,6 +470,12 @@ class DiskThreads:
     async def _unless_stalled(self, submit: Callable[[], Future[R]], undo: Callable[[R], None] | None) -> R:
         if self.stalled():
             raise kept_from_writing()
+
+        def undo_result(future: Future[R]) -> None:
+            if undo is not None and not future.cancelled() and future.exception() is None:
+                with suppress(RuntimeError):  # the threads are being shut down: the next process of the slot clears up
+                    self._index.submit(undo, future.result())
+
         future = submit()
         outcome = asyncio.ensure_future(self._outcome(future))
         try:
@@ -486,23 +484,22 @@ class DiskThreads:
                     raise kept_from_writing()
         except BaseException:
             outcome.cancel()
-            if not future.cancel() and undo is not None:
-                future.add_done_callback(partial(self._undo, undo))
+            if not future.cancel():
+                future.add_done_callback(undo_result)
             raise
         return outcome.result()
-
-    def _undo(self, undo: Callable[[R], None], future: Future[R]) -> None:
-        if not future.cancelled() and future.exception() is None:
-            with suppress(RuntimeError):  # the threads are being shut down: the next process of the slot clears up
-                self._index.submit(undo, future.result())
 
     async def _outcome(self, future: Future[R], on_error: Callable[[BlockError], None] | None = None) -> R:
         try:
             return await asyncio.wrap_future(future)
-        except (BlockError, OSError, lmdb.Error) as error:
-            failure = as_block_error(error)
+        except BlockError as error:
+            (on_error or self.on_error)(error)
+            raise
+        except (OSError, lmdb.Error) as error:
+            failure = StoreUnavailable(f"the cache directory cannot be used: {error}")
+            failure.__cause__ = error
             (on_error or self.on_error)(failure)
-            raise failure from failure.__cause__
+            raise failure from error
 
     def shut_down(self) -> None:
         """Wait for what runs; blocks."""
@@ -511,18 +508,5 @@ class DiskThreads:
         self._index.shutdown(wait=True)
 
 
-def as_block_error(error: Exception) -> BlockError:
-    """Return an error of a disk thread as a BlockError."""
-    if isinstance(error, BlockError):
-        return error
-    failure = StoreUnavailable(f"the cache directory cannot be used: {error}")
-    failure.__cause__ = error
-    return failure
-
-
 def kept_from_writing() -> StoreUnavailable:
     return StoreUnavailable("the block index cannot be written: another process holds its lock")
-
-
-def _nobody(_error: BlockError) -> None:
-    """Ignore the error."""

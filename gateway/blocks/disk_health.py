@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -57,34 +57,17 @@ _OF_THE_PROCESS = frozenset(
 
 def trouble_of(error: BaseException) -> Trouble | None:
     """Return the disk trouble behind an error; None for others: no room in a slot, no descriptors, other bytes."""
-    for cause in _causes(error):
-        if isinstance(cause, lmdb.Error):
-            return _of_index(cause)
-        if isinstance(cause, OSError):
-            gone = isinstance(cause, FileNotFoundError) and isinstance(error, BlockDamaged)
-            return None if gone else _of_number(cause.errno)
-    return None
-
-
-def _of_index(error: lmdb.Error) -> Trouble | None:
-    if isinstance(error, lmdb.MapFullError):
-        return Trouble.FULL
-    return _of_number(getattr(error, "code", None))
-
-
-def _of_number(number: int | None) -> Trouble | None:
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, lmdb.Error | OSError):
+        cause = cause.__cause__
+    if cause is None or (isinstance(cause, FileNotFoundError) and isinstance(error, BlockDamaged)):
+        return None
+    number = cause.errno if isinstance(cause, OSError) else getattr(cause, "code", None)
     if number in _OF_THE_PROCESS:
         return None
-    if number in _FULL:
+    if number in _FULL or isinstance(cause, lmdb.MapFullError):
         return Trouble.FULL
     return Trouble.READ_ONLY if number == errno.EROFS else Trouble.FAILING
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__
 
 
 FAILURES_MAX = 3
@@ -170,7 +153,8 @@ class CircuitBreaker:
         return len(self._failures) == FAILURES_MAX and now - self._failures[0] <= FAILURES_SECONDS
 
     def _isolate(self, trouble: Trouble, error: BaseException) -> None:
-        if self._trouble is not None and not _worse(trouble, self._trouble):
+        order = list(Trouble)
+        if self._trouble is not None and order.index(trouble) <= order.index(self._trouble):
             return
         if self._trouble is None and self._clock.monotonic() - self._well_since >= STEADY_SECONDS:
             self._pause_seconds = PAUSE_SECONDS
@@ -209,11 +193,6 @@ class CircuitBreaker:
         self._well_since = self._clock.monotonic()
         tell = _log.info if trouble is None else _log.warning
         tell("the cache directory was probed", directory=str(self._directory), state=self.state)
-
-
-def _worse(one: Trouble, other: Trouble) -> bool:
-    order = list(Trouble)
-    return order.index(one) > order.index(other)
 
 
 BLOCKS_YIELDED_MIN = 4

@@ -22,8 +22,8 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from gateway.blocks.layout import FileRecord, Reservation
 from gateway.blocks.policies import POLICIES, Eviction, Queue, SlotAccount
-from gateway.blocks.rows import FileRecord, Reservation
 from gateway.blocks.transaction import SWEPT_MAX, IndexTransaction
 from gateway.policy.slots import DEFAULT_SLOT, Slots
 

@@ -3,7 +3,7 @@
 LMDB without sync: a killed process loses nothing, an unclean boot may lose anything, so then the index is dropped and
 built anew from the files (opening.py). Lookups are read transactions of microseconds and may run on the event
 loop. Everything that writes waits for a lock that other processes take, and must run on the index thread. Every write
-transaction is short. `rows.py` describes the tables.
+transaction is short. `layout.py` describes the tables.
 
 Usage plus reservations never exceed the capacity given to `reserve`. Related values change in one transaction:
 a process killed between two of them leaves accounts that add up, and files that reservations and pending unlinks name.
@@ -15,25 +15,27 @@ import os
 import secrets
 import threading
 import time
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import lmdb
 
-from gateway.blocks import rows
+from gateway.blocks import layout
 from gateway.blocks.eviction import Capacity, Holdings, SlotUsage, Step, make_room, shed_blocks, shrink
-from gateway.blocks.layout import OBJECT_ID_BYTES, Extent
+from gateway.blocks.layout import OBJECT_ID_BYTES, BlockRecord, Extent, FileRecord, Reservation, WorkerFile
 from gateway.blocks.policies import Queue
-from gateway.blocks.rows import TABLES_MAX, BlockRecord, FileRecord, Reservation, Tables, WorkerFile
-from gateway.blocks.transaction import SWEPT_MAX, IndexTransaction, Totals
+from gateway.blocks.transaction import SWEPT_MAX, TABLES_MAX, IndexTransaction, Tables, Totals, get_row, rows_from
 from gateway.core.errors import NotKept, StoreUnavailable
+from gateway.core.model import ObjectKey
 from gateway.disk.atomic_write import LMDB_READERS_MAX
 from gateway.disk.lmdb_environment import LastCommit
+from gateway.policy.slots import Prefix
 
 MAP_BYTES = 64 * 1024**3
 """Address space, not disk."""
@@ -178,6 +180,35 @@ class _Opened:
             os.close(self._descriptor)
 
 
+class PinnedPrefixes:
+    """Finds the pin that a key is under, in a time that hardly depends on how many there are.
+
+    No prefix in it begins with another, so that only the last that is not behind a key can be a prefix of it.
+    """
+
+    def __init__(self, numbers: Mapping[str, int]) -> None:
+        self._prefixes: list[str] = []
+        self._numbers: list[int] = []
+        for prefix, number in sorted((_whole(text), number) for text, number in numbers.items()):
+            if not (self._prefixes and prefix.startswith(self._prefixes[-1])):
+                self._prefixes.append(prefix)
+                self._numbers.append(number)
+
+    def __bool__(self) -> bool:
+        return bool(self._prefixes)
+
+    def number_of(self, key: ObjectKey) -> int:
+        """Return the number of the pin that an object is under, or 0."""
+        whole = f"{key.bucket}/{key.key}"
+        position = bisect_right(self._prefixes, whole) - 1
+        return self._numbers[position] if position >= 0 and whole.startswith(self._prefixes[position]) else 0
+
+
+def _whole(text: str) -> str:
+    prefix = Prefix.parse(text)
+    return f"{prefix.bucket}/{prefix.key_prefix}"
+
+
 class BlockIndex:
     """One process's view of the shared index. `worker` names its reservations and pending unlinks.
 
@@ -212,6 +243,7 @@ class BlockIndex:
         self._holdings_until = 0.0
         self._thread_bytes = WrittenBytes()
         self._uncounted_bytes = 0
+        self._pinned: tuple[bytes | None, PinnedPrefixes] = (None, PinnedPrefixes({}))
 
     def close(self, *, sync: bool = False) -> None:
         if sync:
@@ -229,7 +261,7 @@ class BlockIndex:
 
     def lookup(self, block_id: bytes) -> Extent | None:
         found = self.rows(block_id)
-        return rows.unpack_extent(*found) if found is not None else None
+        return layout.unpack_extent(*found) if found is not None else None
 
     def rows(self, block_id: bytes) -> tuple[bytes, bytes] | None:
         """Return a block's row and its file's, where `lookup` finds it."""
@@ -239,13 +271,12 @@ class BlockIndex:
                 row: bytes | None = transaction.get(key, db=self._tables.blocks)
                 if row is None:
                     return None
-                file: bytes | None = transaction.get(row[: rows.FILE_KEY_BYTES], db=self._tables.files)
+                file: bytes | None = transaction.get(row[: layout.FILE_KEY_BYTES], db=self._tables.files)
         except lmdb.Error as error:
             raise _unreadable(error) from error
-        return None if file is None or file[rows.QUEUE_OFFSET] == Queue.EVICTED else (row, file)
+        return None if file is None or file[layout.QUEUE_OFFSET] == Queue.EVICTED else (row, file)
 
     def present(self, block_ids: Iterable[bytes]) -> list[bool]:
-        """For each block, whether the index has it."""
         with self.reading() as transaction:
             return [transaction.has_block(block_id) for block_id in block_ids]
 
@@ -258,38 +289,28 @@ class BlockIndex:
             raise _unreadable(error) from error
 
     def _state(self, transaction: lmdb.Transaction, block_id: bytes) -> BlockState:
-        row = rows.get(transaction, self._tables.blocks, rows.block_key(block_id))
+        row = get_row(transaction, self._tables.blocks, layout.block_key(block_id))
         if row is None:
             return "unknown"
         return "here" if self._file_of(transaction, row) is not None else "evicted"
 
     def _file_of(self, transaction: lmdb.Transaction, row: bytes) -> bytes | None:
         """Return the row of the file that a block's row names; None: the block has left."""
-        file = rows.get(transaction, self._tables.files, row[: rows.FILE_KEY_BYTES])
-        return None if file is None or file[rows.QUEUE_OFFSET] == Queue.EVICTED else file
+        file = get_row(transaction, self._tables.files, row[: layout.FILE_KEY_BYTES])
+        return None if file is None or file[layout.QUEUE_OFFSET] == Queue.EVICTED else file
 
     def held_of(self, object_id: bytes, rows_max: int) -> tuple[int, int]:
         """Return number and bytes of the blocks of all versions of an object, from `rows_max` rows at most."""
-        blocks = size_bytes = 0
-        try:
-            with self._environment.begin() as transaction:
-                for _, row in islice(rows.items(transaction, self._tables.blocks, object_id), rows_max):
-                    if (file := self._file_of(transaction, row)) is not None:
-                        blocks += 1
-                        size_bytes += rows.unpack_extent(row, file).length
-        except lmdb.Error as error:
-            raise _unreadable(error) from error
-        return blocks, size_bytes
+        with self.reading() as transaction:
+            found = [transaction.block(block_id) for block_id in transaction.blocks_of_object(object_id, rows_max)]
+        lengths = [one[0].extent.length for one in found if one is not None]
+        return len(lengths), sum(lengths)
 
     def has_others(self, object_id: bytes, block_ids: Collection[bytes]) -> bool:
         """Return True if the index has or had further blocks of an object, among `ROWS_LOOKED_AT_MAX` rows."""
-        try:
-            with self._environment.begin() as transaction:
-                found = islice(rows.items(transaction, self._tables.blocks, object_id), ROWS_LOOKED_AT_MAX)
-                known = [key for key, _ in found]
-        except lmdb.Error as error:
-            raise _unreadable(error) from error
-        return bool(known) and not {rows.block_key(block_id) for block_id in block_ids}.issuperset(known)
+        with self.reading() as transaction:
+            known = transaction.blocks_of_object(object_id, ROWS_LOOKED_AT_MAX)
+        return not set(block_ids).issuperset(known)
 
     def has_object(self, object_id: bytes) -> bool:
         """Return True if there is a block of any version of an object.
@@ -298,7 +319,7 @@ class BlockIndex:
         """
         try:  # as in `lookup`: this is called for every unknown object
             with self._environment.begin() as transaction:
-                found = rows.items(transaction, self._tables.blocks, object_id)
+                found = rows_from(transaction, self._tables.blocks, object_id)
                 for _, row in islice(found, ROWS_LOOKED_AT_MAX):
                     if self._file_of(transaction, row) is not None:
                         return True
@@ -330,7 +351,7 @@ class BlockIndex:
     def slot_names(self) -> dict[int, str]:
         """Return the slots behind the numbers of `FileRecord.slot`."""
         with self.reading() as transaction:
-            return {number: name for name, number in transaction.slots().items()}
+            return transaction.slot_names()
 
     def changes(self) -> int:
         """Return a number that grows with every change that any process makes."""
@@ -339,9 +360,18 @@ class BlockIndex:
         except lmdb.Error as error:
             raise _unreadable(error) from error
 
-    def knows_file(self, file: str) -> bool:
+    def pins_of(self, keys: Iterable[ObjectKey]) -> list[int]:
+        """Return the number of the pin that each object is under, or 0."""
         with self.reading() as transaction:
-            return transaction.file(file) is not None
+            prefixes = self.pinned_prefixes(transaction)
+        return [prefixes.number_of(key) for key in keys]
+
+    def pinned_prefixes(self, transaction: IndexTransaction) -> PinnedPrefixes:
+        """Return all that is pinned, read again where it has changed."""
+        version = transaction.pins_version()
+        if version != self._pinned[0]:
+            self._pinned = version, PinnedPrefixes(transaction.pins())
+        return self._pinned[1]
 
     def blocks(self) -> Iterator[BlockRecord]:
         """Every block, for checks and tests."""
@@ -349,15 +379,11 @@ class BlockIndex:
             for block, _ in transaction.blocks_from(b""):
                 yield block
 
-    def contents(self, file: str) -> list[bytes]:
-        """Return the blocks that lie in a file, for checks and tests: all blocks are looked at."""
-        return [block.block_id for block in self.blocks() if block.extent.file == file]
-
     def blocks_after(self, block_id: bytes, count_max: int) -> list[tuple[BlockRecord, str]]:
         """Return the next blocks in the order of their keys, each with the name of its slot; none at the end."""
-        start = rows.block_key(block_id) + b"\0" if block_id else b""
+        start = layout.block_key(block_id) + b"\0" if block_id else b""
         with self.reading() as transaction:
-            names = {number: name for name, number in transaction.slots().items()}
+            names = transaction.slot_names()
             return [(block, names[file.slot]) for block, file in islice(transaction.blocks_from(start), count_max)]
 
     def files(self) -> Iterator[FileRecord]:
@@ -381,19 +407,24 @@ class BlockIndex:
         unlinked), or, when none was found, everything left is being filled. NotKept when enough was written on this
         `day` (counted from 1970).
         """
-        self._refresh_holdings(capacity)
+        holdings = self._holdings
+        if holdings is None or holdings.capacity is not capacity or self._monotonic() >= self._holdings_until:
+            with self.reading() as transaction:  # without the lock that others wait for
+                self._read_holdings(transaction, capacity)
         with self.writing() as transaction:
             if block_id is not None and transaction.has_block(block_id):
                 return None
             written_bytes = self._written_bytes(transaction, day) + self._uncounted_bytes
             if reservation.to_write:
                 written_bytes += reservation.disk_bytes
-                _check_writes(written_bytes, capacity)
+                bytes_max = capacity.daily_writes_bytes
+                if bytes_max is not None and written_bytes > bytes_max:
+                    raise NotKept("write-budget", f"cache.daily_writes, {bytes_max} bytes, is used up for today")
             transaction.touch(self.accesses.take(TOUCHES_PER_TRANSACTION))
             step = self._make_room(transaction, reservation, capacity)
             if step.done:
                 transaction.reserve(reservation)
-                transaction.set_counter(_WRITTEN, rows.pack_numbers(day, written_bytes))
+                transaction.set_numbers(_WRITTEN, day, written_bytes)
                 self._uncounted_bytes = 0
             return step
 
@@ -452,7 +483,7 @@ class BlockIndex:
             transaction.release_file(WorkerFile(worker, file))
             known = transaction.file(file)
             if known is not None and disk_bytes is not None:
-                transaction.resize(known, disk_bytes)
+                transaction.change(replace(known, disk_bytes=disk_bytes))
 
     def release(self, reservation: Reservation, left_bytes: int = 0) -> None:
         """Give back a reservation whose file does not exist, or could not be unlinked and takes `left_bytes`."""
@@ -474,10 +505,8 @@ class BlockIndex:
         """Take blocks of every version of an object out, a bounded number at a time: call again until done."""
         with self.writing() as transaction:
             found = list(islice(transaction.blocks_from(object_id, object_id), DROPPED_PER_TRANSACTION))
-            emptied = []
-            for block, _ in found:
-                there = transaction.block(block.block_id)
-                emptied.append(transaction.remove_block(*there) if there is not None else None)
+            there = (transaction.block(block.block_id) for block, _ in found)  # its file as the last one has left it
+            emptied = [transaction.remove_block(*one) for one in there if one is not None]
             return Step(len(found) < DROPPED_PER_TRANSACTION, [file for file in emptied if file is not None])
 
     def touch(self) -> None:
@@ -501,7 +530,7 @@ class BlockIndex:
     def ceiling_bytes(self, now: float) -> int | None:
         """Return the directory's lowered limit while other programs fill the disk; None: the configured one."""
         with self.reading() as transaction:
-            ceiling_bytes, _, lowered_at = rows.unpack_numbers(transaction.counter(_CEILING), 3)
+            ceiling_bytes, _, lowered_at = transaction.numbers(_CEILING, 3)
         return ceiling_bytes if 0 <= now - lowered_at < GROW_SECONDS else None
 
     def lower_ceiling(self, now: float, step_bytes_min: int) -> bool:
@@ -510,42 +539,37 @@ class BlockIndex:
         Never below half of the first size: a disk that other programs fill again and again is then left as it is.
         """
         with self.writing() as transaction:
-            ceiling_bytes, floor_bytes, lowered_at = rows.unpack_numbers(transaction.counter(_CEILING), 3)
+            ceiling_bytes, floor_bytes, lowered_at = transaction.numbers(_CEILING, 3)
             if 0 <= now - lowered_at < LOWERED_SECONDS:
                 return False
-            held_bytes = transaction.totals.used_bytes + transaction.totals.reserved_bytes
-            [kept_seconds] = rows.unpack_numbers(transaction.counter(_CEILING_KEPT), 1)
+            [kept_seconds] = transaction.numbers(_CEILING_KEPT, 1)
             kept_seconds = min(max(2 * kept_seconds, int(LOWERED_SECONDS)), int(GROW_SECONDS))
+            held_bytes = transaction.totals.held_bytes
             if not 0 <= now - lowered_at < GROW_SECONDS:
                 ceiling_bytes, floor_bytes, kept_seconds = held_bytes, held_bytes // 2, int(LOWERED_SECONDS)
-            transaction.set_counter(_CEILING_KEPT, rows.pack_numbers(kept_seconds))
+            transaction.set_numbers(_CEILING_KEPT, kept_seconds)
             held_bytes = min(held_bytes, ceiling_bytes)
             lowered_bytes = held_bytes - max(held_bytes // LOWERED_PART, step_bytes_min)
-            packed = rows.pack_numbers(max(lowered_bytes, floor_bytes), floor_bytes, int(now))
-            transaction.set_counter(_CEILING, packed)
+            transaction.set_numbers(_CEILING, max(lowered_bytes, floor_bytes), floor_bytes, int(now))
             return True
 
     def raise_ceiling(self, now: float, free_bytes: Callable[[], int], step_bytes_min: int) -> None:
         """Raise the directory's limit as far as the file system has room."""
+
+        def raised(transaction: IndexTransaction) -> tuple[int, int, int] | None:
+            ceiling_bytes, floor_bytes, lowered_at = transaction.numbers(_CEILING, 3)
+            [kept_seconds] = transaction.numbers(_CEILING_KEPT, 1)
+            raised_bytes = transaction.totals.held_bytes + free_bytes() // GROWN_PART
+            if not kept_seconds <= now - lowered_at < GROW_SECONDS or raised_bytes < ceiling_bytes + step_bytes_min:
+                return None
+            return raised_bytes, floor_bytes, lowered_at
+
         with self.reading() as transaction:  # without room, no writer is delayed
-            if self._raised_ceiling(transaction, now, free_bytes(), step_bytes_min) is None:
+            if raised(transaction) is None:
                 return
         with self.writing() as transaction:
-            raised = self._raised_ceiling(transaction, now, free_bytes(), step_bytes_min)
-            if raised is not None:
-                transaction.set_counter(_CEILING, raised)
-
-    @staticmethod
-    def _raised_ceiling(
-        transaction: IndexTransaction, now: float, free_bytes: int, step_bytes_min: int
-    ) -> bytes | None:
-        ceiling_bytes, floor_bytes, lowered_at = rows.unpack_numbers(transaction.counter(_CEILING), 3)
-        [kept_seconds] = rows.unpack_numbers(transaction.counter(_CEILING_KEPT), 1)
-        held_bytes = transaction.totals.used_bytes + transaction.totals.reserved_bytes
-        raised_bytes = held_bytes + free_bytes // GROWN_PART
-        if not kept_seconds <= now - lowered_at < GROW_SECONDS or raised_bytes < ceiling_bytes + step_bytes_min:
-            return None
-        return rows.pack_numbers(raised_bytes, floor_bytes, lowered_at)
+            if (numbers := raised(transaction)) is not None:
+                transaction.set_numbers(_CEILING, *numbers)
 
     def try_writing(self) -> None:
         """Write as much to the index as a batch of blocks needs, and delete it."""
@@ -578,7 +602,9 @@ class BlockIndex:
                 transaction = IndexTransaction(lmdb_transaction, self._tables, self.worker)
                 yield transaction
                 transaction.close()
-            self._follow_changes(transaction)
+            if self._holdings is not None:
+                for slot, account in transaction.looked_at.items():
+                    self._holdings.update(slot, account)
         except lmdb.MapFullError as error:
             self._holdings = None
             raise IndexFull(f"the block index is full: {error}") from error
@@ -592,11 +618,6 @@ class BlockIndex:
             self._waits_since = None
             self._uncounted_bytes += self._thread_bytes.since(mark)
 
-    def _follow_changes(self, transaction: IndexTransaction) -> None:
-        if self._holdings is not None:
-            for slot, account in transaction.changed_slots():
-                self._holdings.update(slot, account)
-
     # Parts.
 
     def _make_room(self, transaction: IndexTransaction, reservation: Reservation, capacity: Capacity) -> Step:
@@ -606,13 +627,6 @@ class BlockIndex:
             holdings = self._read_holdings(transaction, capacity)
             step = make_room(transaction, holdings, reservation, self._size_bytes_max)
         return step
-
-    def _refresh_holdings(self, capacity: Capacity) -> None:
-        """Look at all slots now and then, without the lock that others wait for."""
-        holdings = self._holdings
-        if holdings is None or holdings.capacity is not capacity or self._monotonic() >= self._holdings_until:
-            with self.reading() as transaction:
-                self._read_holdings(transaction, capacity)
 
     def _read_holdings(self, transaction: IndexTransaction, capacity: Capacity) -> Holdings:
         self._holdings = Holdings.read(transaction, capacity)
@@ -627,15 +641,9 @@ class BlockIndex:
         return holdings.pins_fit(slot, size_bytes)
 
     def _written_bytes(self, transaction: IndexTransaction, day: int) -> int:
-        on, count = rows.unpack_numbers(transaction.counter(_WRITTEN), 2)
+        on, count = transaction.numbers(_WRITTEN, 2)
         return count if on == day else 0
 
 
 def _unreadable(error: lmdb.Error) -> StoreUnavailable:
     return StoreUnavailable(f"the block index cannot be read: {error}")
-
-
-def _check_writes(written_bytes: int, capacity: Capacity) -> None:
-    bytes_max = capacity.daily_writes_bytes
-    if bytes_max is not None and written_bytes > bytes_max:
-        raise NotKept("write-budget", f"cache.daily_writes, {bytes_max} bytes, is used up for today")

@@ -16,10 +16,10 @@ from gateway.blocks import layout
 from gateway.blocks.block_file import BlockLease, ChunkChecksums, read_verified
 from gateway.blocks.directory import BlockDirectory, Evicted, FillFile
 from gateway.blocks.fetch_locks import AWAITED_LOOK_SECONDS, HOLDER_SECONDS_MAX, LockKey
-from gateway.blocks.inflight_fetch import BlockPublished, FetchDependencies, InflightFetch
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
 from gateway.blocks.origin_gets import PinnedGet
 from gateway.blocks.page_cache import PAGE_BYTES, Residency
+from gateway.blocks.single_flight import BlockPublished, FetchDependencies, InflightFetch
 from gateway.core.errors import BlockDamaged, ForebayError, StoreUnavailable
 from gateway.core.model import ByteRange
 from gateway.origin.client import Purpose
@@ -116,8 +116,13 @@ class LargeBlockFetcher:
     dependencies: FetchDependencies
     buffers: Buffers = field(default_factory=Buffers)
 
+    def fetch_inline(self, fetch: InflightFetch) -> bool:
+        return False  # no response has brought all of it
+
+    def move(self, fetch: InflightFetch) -> None:
+        """Do nothing: its readers read its file from the beginning."""
+
     async def fetch(self, fetch: InflightFetch, lock: LockKey) -> None:
-        """Fetch, and begin publication (`persisted`). Raises failures, BlockPublished (another was first), NotKept."""
         started, directory = self.dependencies.clock.monotonic(), self.dependencies.directory
         wanted = fetch.purpose is Purpose.WARM
         begun = await self.dependencies.threads.index_or_undo(

@@ -2,7 +2,7 @@
 
     FORMAT   "forebay blocks 1": any other content is refused, never misread
     HOME     the main origin's endpoint when the directory was begun: blocks of it bear no home's name (layout.py)
-    PINS     the prefixes whose blocks stay (index/pins.py)
+    PINS     the prefixes whose blocks stay (pins.py)
     BOOT     the kernel's boot id when the index was last opened or begun anew
     CLEAN    there while no process has the directory open and the index is synced to disk
 
@@ -30,11 +30,10 @@ import structlog
 from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.eviction import capacity_of, fingerprint_of
 from gateway.blocks.fetch_locks import FetchLocks
-from gateway.blocks.index import BlockIndex
-from gateway.blocks.layout import BlockSettings, set_home_tags
-from gateway.blocks.pins import PinnedPrefixes, Pins
+from gateway.blocks.index import BlockIndex, PinnedPrefixes
+from gateway.blocks.layout import BlockRecord, BlockSettings, FileRecord, WorkerFile, set_home_tags
+from gateway.blocks.pins import Pins
 from gateway.blocks.policies import Queue
-from gateway.blocks.rows import BlockRecord, FileRecord, WorkerFile
 from gateway.blocks.store import DIRECTORIES, DIRECTORY_MODE, FILE_MODE, BlockStore, ScannedFile
 from gateway.blocks.transaction import IndexTransaction
 from gateway.core.errors import BlockError, StartupError, StoreUnavailable, opening_failure
@@ -71,7 +70,11 @@ class WorkerLocks:
         descriptor = self._open("opening.lock")
         try:
             self._wait_for(descriptor, stamp)
-            self._leave_number(descriptor)
+            try:
+                os.pwrite(descriptor, b"%-8d" % self._worker, 0)
+            except OSError:  # a full disk: then its owner is unknown
+                with suppress(OSError):
+                    os.ftruncate(descriptor, 0)
             yield
         finally:
             os.close(descriptor)
@@ -80,22 +83,16 @@ class WorkerLocks:
         looks = 0
         seen: tuple[int | None, int] = None, 0
         while not lock_within(descriptor, OPENING_LOOK_SECONDS):
-            holder = _number_in(descriptor)
+            text = os.pread(descriptor, 8, 0).strip()
+            holder = int(text) if text.isdigit() else None
             before, seen = seen, (holder, stamp(holder) if holder is not None else 0)
             looks = looks + 1 if seen == before and holder is not None else 0
             if looks >= OPENING_LOOKS_MAX:
                 raise BlockingIOError(errno.EAGAIN, f"worker {holder} hangs while it opens or closes it")
 
-    def _leave_number(self, descriptor: int) -> None:
-        try:
-            os.pwrite(descriptor, b"%-8d" % self._worker, 0)
-        except OSError:  # a full disk: then its owner is unknown
-            with suppress(OSError):
-                os.ftruncate(descriptor, 0)
-
     def take_own(self) -> None:
         """Take this worker's slot; StartupError when a living process has it."""
-        descriptor = self._open(_file_name(self._worker))
+        descriptor = self._open(f"w{self._worker}.lock")
         if not try_lock(descriptor):
             os.close(descriptor)
             raise StartupError(
@@ -111,18 +108,18 @@ class WorkerLocks:
 
     def dead_slots(self) -> list[int]:
         """Every slot ever used that no process holds now, the own one excepted. Call while `opening`."""
-        return [worker for worker in self._known() if worker != self._worker and self._is_free(worker)]
+        return [worker for worker in self._others() if self._is_free(worker)]
 
     def alone(self) -> bool:
         """Return True if no other process has the directory open. Call while `opening`."""
-        return len(self.dead_slots()) == len([worker for worker in self._known() if worker != self._worker])
+        return all(self._is_free(worker) for worker in self._others())
 
-    def _known(self) -> list[int]:
-        names = (path.stem for path in self._directory.glob("w*.lock"))
-        return sorted(int(name[1:]) for name in names if name[1:].isdecimal())
+    def _others(self) -> list[int]:
+        names = (path.stem[1:] for path in self._directory.glob("w*.lock"))
+        return sorted({int(name) for name in names if name.isdecimal()} - {self._worker})
 
     def _is_free(self, worker: int) -> bool:
-        descriptor = self._open(_file_name(worker))
+        descriptor = self._open(f"w{worker}.lock")
         try:
             return try_lock(descriptor)
         finally:
@@ -130,15 +127,6 @@ class WorkerLocks:
 
     def _open(self, name: str) -> int:
         return os.open(self._directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-
-
-def _file_name(worker: int) -> str:
-    return f"w{worker}.lock"
-
-
-def _number_in(descriptor: int) -> int | None:
-    text = os.pread(descriptor, 8, 0).strip()
-    return int(text) if text.isdigit() else None
 
 
 def clear_up(directory: BlockDirectory, worker: int) -> None:
@@ -152,7 +140,8 @@ def clear_up(directory: BlockDirectory, worker: int) -> None:
         reserved = [holder for holder in transaction.reserved() if holder.worker == worker]
         appended = [holder for holder in reserved if transaction.file(holder.file) is not None]
     begun = {holder: 0 for holder in reserved if holder not in appended}
-    left = {holder: size or _size(directory, holder) for holder, size in {**unlinked, **begun}.items()}
+    sizes = {**unlinked, **begun}
+    left = {holder: size or store.disk_bytes(holder.file) or 0 for holder, size in sizes.items()}
     try:
         directory.unlink_pending(left)
         store.clean_slot(worker)
@@ -165,55 +154,42 @@ def clear_up(directory: BlockDirectory, worker: int) -> None:
             transaction.release_file(holder)
 
 
-def _size(directory: BlockDirectory, holder: WorkerFile) -> int:
-    return directory.store.disk_bytes(holder.file) or 0
-
-
 FORMAT = b"forebay blocks 1\n"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _BEFORE_FORMAT = {"FORMAT.new", "slots", "shared"}
 
 
+@dataclass(frozen=True, slots=True)
 class OpenDirectory:
     """A cache directory that this process has open as worker slot `worker`."""
 
-    def __init__(
-        self,
-        blocks: BlockDirectory,
-        heartbeats: Heartbeats,
-        locks: FetchLocks,
-        slots: WorkerLocks,
-        path: Path,
-        evicted: Evicted,
-        worker: int,
-    ) -> None:
-        self.blocks = blocks
-        self.heartbeats = heartbeats
-        self.locks = locks
-        self.evicted_at_open = evicted
-        self._locks_of_workers = slots
-        self._path = path
-        self.worker = worker
+    path: Path
+    worker: int
+    blocks: BlockDirectory
+    heartbeats: Heartbeats
+    locks: FetchLocks
+    worker_locks: WorkerLocks
+    evicted_at_open: Evicted
 
     def close(self) -> None:
         """Leave nothing of this slot behind; the last process to close makes the index durable and says so."""
-        with self._locks_of_workers.opening(self.heartbeats.stamp):
+        with self.worker_locks.opening(self.heartbeats.stamp):
             clear_up(self.blocks, self.worker)
             self.locks.forget(self.worker)
             self.locks.close()
             self.heartbeats.close()
-            alone = self._locks_of_workers.alone()
+            alone = self.worker_locks.alone()
             self.blocks.index.close(sync=alone)
             if alone:
-                write_durably(self._path / "CLEAN", b"")
-            self._locks_of_workers.give_back_own()
+                write_durably(self.path / "CLEAN", b"")
+            self.worker_locks.give_back_own()
 
     def let_go(self) -> None:
         """Close what is open, and leave the directory as it is: for a disk that takes nothing any more."""
         self.locks.close()
         self.heartbeats.close()
         self.blocks.index.close()
-        self._locks_of_workers.give_back_own()
+        self.worker_locks.give_back_own()
 
 
 def open_directory(settings: BlockSettings, worker: int, now: Callable[[], float] = time.time) -> OpenDirectory:
@@ -232,53 +208,37 @@ def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> Ope
     path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     _refuse_other_formats(path)
     slots = WorkerLocks(path, worker)
-    shared = _shared_directory(settings)
-    with ExitStack() as stack:
+    shared = settings.shared_directory or path / "shared"  # where the files lie that all processes have in memory
+    shared.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+    with ExitStack() as undo:
         heartbeats = Heartbeats(shared / "heartbeats")
-        stack.callback(heartbeats.close)
-        stack.enter_context(slots.opening(heartbeats.stamp))
-        _write_format(path)
-        slots.take_own()
-        try:
+        undo.callback(heartbeats.close)
+        with slots.opening(heartbeats.stamp):
+            _refuse_other_formats(path)
+            if not (path / "FORMAT").exists():
+                write_durably(path / "FORMAT", FORMAT)
+            slots.take_own()
+            undo.callback(slots.give_back_own)
             set_home_tags(settings.homes, _first_home(path, settings.homes.main))
             store = BlockStore(path, worker)
             store.prepare()
             with suppress(StoreUnavailable):  # the disk is full already: cached blocks can be read all the same
                 store.keep_ballast()
             index = _open_index(settings, store, slots, worker)
+            undo.callback(index.close)
             capacity = capacity_of(settings.capacity_bytes, settings.slots, settings.daily_writes_bytes)
             blocks = BlockDirectory(store, index, capacity, Pins(index, path / "PINS"), now)
-            return _clear_up(blocks, slots, settings, worker)
-        except BaseException:
-            slots.give_back_own()
-            raise
-
-
-def _clear_up(blocks: BlockDirectory, slots: WorkerLocks, settings: BlockSettings, worker: int) -> OpenDirectory:
-    """Undo what dead processes had begun, then evict down to the capacity: it may have been lowered."""
-    with ExitStack() as undo:
-        undo.callback(blocks.index.close)
-        blocks.index.apply_settings(blocks.capacity)
-        blocks.pins.recover()
-        shared = _shared_directory(settings)
-        heartbeats = Heartbeats(shared / "heartbeats")
-        undo.callback(heartbeats.close)
-        heartbeats.beat(worker)
-        locks = FetchLocks(shared, worker, heartbeats)
-        undo.callback(locks.close)
-        for slot in (worker, *slots.dead_slots()):
-            clear_up(blocks, slot)
-            locks.forget(slot)
-        opened = OpenDirectory(blocks, heartbeats, locks, slots, settings.directory, blocks.shrink(), worker)
+            index.apply_settings(capacity)
+            blocks.pins.recover()
+            heartbeats.beat(worker)
+            locks = FetchLocks(shared, worker, heartbeats)
+            undo.callback(locks.close)
+            for slot in (worker, *slots.dead_slots()):  # what dead processes had begun
+                clear_up(blocks, slot)
+                locks.forget(slot)
+            evicted = blocks.shrink()  # the capacity may have been lowered
         undo.pop_all()
-        return opened
-
-
-def _shared_directory(settings: BlockSettings) -> Path:
-    """Return where the files lie that all processes have in memory."""
-    shared = settings.shared_directory or settings.directory / "shared"
-    shared.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-    return shared
+        return OpenDirectory(path, worker, blocks, heartbeats, locks, slots, evicted)
 
 
 def _refuse_other_formats(path: Path) -> None:
@@ -298,12 +258,6 @@ def _refuse_other_formats(path: Path) -> None:
             f"{path} has the block format {found[:40]!r}, this version reads {FORMAT!r}: "
             "run the version that wrote it, or empty the directory (Forebay fetches the blocks again)"
         )
-
-
-def _write_format(path: Path) -> None:
-    _refuse_other_formats(path)
-    if not (path / "FORMAT").exists():
-        write_durably(path / "FORMAT", FORMAT)
 
 
 def _first_home(path: Path, main: str) -> str:
@@ -356,12 +310,9 @@ def _begin_anew(settings: BlockSettings, store: BlockStore, fingerprint: bytes, 
     unknown_bytes = {number: store.bytes_on_disk(number) for number in range(DIRECTORIES)}
     index = BlockIndex(path / "index", worker, settings.index_bytes_max)
     # The sequence begins after every file's time, by which the rebuild orders what it finds.
-    begin_rebuild(index, fingerprint, _not_empty(unknown_bytes), first_sequence=time.time_ns())
+    unknown_bytes = {number: count for number, count in unknown_bytes.items() if count}
+    begin_rebuild(index, fingerprint, unknown_bytes, first_sequence=time.time_ns())
     return index
-
-
-def _not_empty(unknown_bytes: Mapping[int, int]) -> dict[int, int]:
-    return {number: count for number, count in unknown_bytes.items() if count}
 
 
 def _read(path: Path) -> bytes | None:
@@ -472,9 +423,9 @@ class _Step:
     def take_in(self, found: Sequence[ScannedFile]) -> dict[str, int]:
         """Enter new and intact files; return the others and their sizes, for unlinking."""
         index, superfluous = self.directory.index, {}
-        described = {file.name: self._records(file) for file in found}
+        described = {one.name: [BlockRecord(block.id, extent) for block, extent in one.blocks] for one in found}
         with index.writing() as transaction:
-            prefixes = self.directory.pins.prefixes(transaction)
+            prefixes = index.pinned_prefixes(transaction)
             in_transit = {holder.file for holder in (*transaction.reserved(), *transaction.pending_unlinks())}
             entered: list[BlockRecord] = []
             known_ids: set[bytes] = set()
@@ -499,9 +450,6 @@ class _Step:
             unindexed_bytes = transaction.unindexed().get(self.number, 0)
             transaction.set_unindexed(self.number, max(0, unindexed_bytes - taken_bytes))
         return superfluous
-
-    def _records(self, file: ScannedFile) -> list[BlockRecord]:
-        return [BlockRecord(block.id, extent) for block, extent in file.blocks]
 
     def put_right(self, transaction: IndexTransaction, known: FileRecord, file: ScannedFile) -> None:
         """Move a file in the index to the account of its keys' slot."""

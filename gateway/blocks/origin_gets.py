@@ -175,14 +175,10 @@ class UnpinnedGets:
         over = self._own.pop(lock)
         get.is_over()
         over.set()
-        if get.known_empty:
-            self._note_known_empty(lock)
-
-    def _note_known_empty(self, lock: LockKey) -> None:
-        """Empty objects have no blocks by which they would be known."""
-        self._known_empty[lock] = None
-        if len(self._known_empty) > KNOWN_EMPTY_MAX:
-            self._known_empty.popitem(last=False)
+        if get.known_empty:  # it has no blocks by which it would be known
+            self._known_empty[lock] = None
+            if len(self._known_empty) > KNOWN_EMPTY_MAX:
+                self._known_empty.popitem(last=False)
 
 
 ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
@@ -265,7 +261,8 @@ class PinnedGet:
                 return
             except OriginError as error:
                 await self.aclose()
-                if retries_left == 0 or not _worth_another_try(error):
+                is_refused = isinstance(error, OriginAnswered) and error.status not in _RETRYABLE
+                if retries_left == 0 or is_refused or isinstance(error, WrongAnswer):
                     raise
                 await self.clock.sleep(RETRY_PAUSE_SECONDS * 2 ** (self.retries - retries_left))
                 retries_left -= 1
@@ -292,12 +289,6 @@ class PinnedGet:
 
     def _check_of(self, response: OriginResponse, asked: ByteRange) -> BodyCheck | None:
         return BodyCheck.of(response.headers) if asked.length == self.version.size_bytes else None
-
-
-def _worth_another_try(error: OriginError) -> bool:
-    if isinstance(error, OriginAnswered):
-        return error.status in _RETRYABLE
-    return not isinstance(error, WrongAnswer)
 
 
 class BodyCheck:

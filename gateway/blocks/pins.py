@@ -7,8 +7,7 @@ used twice, so the files of a removed pin are known and released in steps.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,9 +18,7 @@ from gateway.blocks.index import BlockIndex
 from gateway.blocks.policies import Queue
 from gateway.blocks.transaction import IndexTransaction
 from gateway.core.errors import PinRefused, StoreUnavailable
-from gateway.core.model import ObjectKey
 from gateway.disk.atomic_write import write_durably
-from gateway.policy.slots import Prefix
 
 PINS_MAX = 1000
 """Limit of pins that users ask for."""
@@ -70,55 +67,10 @@ class PinList:
             raise StoreUnavailable(f"the file of pins is not valid: {error}") from error
 
 
-class PinnedPrefixes:
-    """Finds the pin that a key is under, in a time that hardly depends on how many there are.
-
-    No prefix in it begins with another, so that only the last that is not behind a key can be a prefix of it.
-    """
-
-    def __init__(self, numbers: Mapping[str, int]) -> None:
-        self._prefixes: list[str] = []
-        self._numbers: list[int] = []
-        for prefix, number in sorted((_whole(Prefix.parse(text)), number) for text, number in numbers.items()):
-            if not (self._prefixes and prefix.startswith(self._prefixes[-1])):
-                self._prefixes.append(prefix)
-                self._numbers.append(number)
-
-    def __bool__(self) -> bool:
-        return bool(self._prefixes)
-
-    def number_of(self, key: ObjectKey) -> int:
-        """Return the number of the pin that an object is under, or 0."""
-        whole = f"{key.bucket}/{key.key}"
-        position = bisect_right(self._prefixes, whole) - 1
-        return self._numbers[position] if position >= 0 and whole.startswith(self._prefixes[position]) else 0
-
-
-def _whole(prefix: Prefix) -> str:
-    return f"{prefix.bucket}/{prefix.key_prefix}"
-
-
 class Pins:
     def __init__(self, index: BlockIndex, path: Path) -> None:
         self._index = index
         self._path = path
-        self._known: tuple[bytes | None, PinnedPrefixes] = (None, PinnedPrefixes({}))
-
-    def of(self, key: ObjectKey) -> int:
-        """Return the number of the pin that an object is under, or 0."""
-        return self.of_each([key])[0]
-
-    def of_each(self, keys: Iterable[ObjectKey]) -> list[int]:
-        with self._index.reading() as transaction:
-            prefixes = self.prefixes(transaction)
-        return [prefixes.number_of(key) for key in keys]
-
-    def prefixes(self, transaction: IndexTransaction) -> PinnedPrefixes:
-        """All that is pinned: read from the index where that has changed."""
-        version, known = transaction.pins_version(), self._known
-        if version != known[0]:
-            known = self._known = version, PinnedPrefixes(transaction.pins())
-        return known[1]
 
     def all(self) -> dict[str, int]:
         kept = self._read().kept
@@ -144,7 +96,13 @@ class Pins:
             around = next((one for one in known.kept if prefix.startswith(one)), None)
             if around is not None:
                 raise PinRefused(f"{prefix} lies within {around}, which is kept: it stays already")
-            _check_new(known, prefix)
+            if len(known.numbers) - len(known.kept) >= PINS_MAX:
+                raise PinRefused(f"{PINS_MAX} prefixes are pinned: unpin one first")
+            for other in known.numbers:
+                if prefix.startswith(other):
+                    raise PinRefused(f"{prefix} lies within {other}, which is pinned")
+                if other.startswith(prefix):
+                    raise PinRefused(f"{other} lies within {prefix} and is pinned: unpin it first")
             number = known.next_number
             self._replace(transaction, PinList(known.numbers | {prefix: number}, number + 1, known.kept))
             return number
@@ -247,13 +205,3 @@ class Pins:
         except OSError as error:
             raise StoreUnavailable(f"the file of pins cannot be written: {error}") from error
         transaction.set_pins(pins.numbers)
-
-
-def _check_new(known: PinList, prefix: str) -> None:
-    if len(known.numbers) - len(known.kept) >= PINS_MAX:
-        raise PinRefused(f"{PINS_MAX} prefixes are pinned: unpin one first")
-    for other in known.numbers:
-        if prefix.startswith(other):
-            raise PinRefused(f"{prefix} lies within {other}, which is pinned")
-        if other.startswith(prefix):
-            raise PinRefused(f"{other} lies within {prefix} and is pinned: unpin it first")

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import ClassVar, Protocol, Self
 
-from gateway.blocks.rows import FileRecord
+from gateway.blocks.layout import FileRecord
 
 RETURNS_MIN = 16
 """With fewer returns the oldest says too little: until then all is kept."""
@@ -80,7 +80,7 @@ class ReuseDistance:
         """Note that a block is read at `position`, and was read at `used_at` the last time before that."""
         if used_at > self.last_at:  # nothing came back while this was away: what did before is read no more
             self.previous, self.current = Window(), Window()
-        elif self._current_is_done(position):
+        elif (self.current.count >= RETURNS_MIN and self.current.is_old(position)) or not self.current.tells(position):
             self.previous, self.current = self.current, Window()
         self.current.add(position, used_at)
         self.last_at = position
@@ -96,10 +96,6 @@ class ReuseDistance:
             return 0
         oldest = min(window.oldest for window in windows)
         return max(0, oldest - (position - oldest) // count)  # there may be older ones that have not come back yet
-
-    def _current_is_done(self, position: int) -> bool:
-        enough = self.current.count >= RETURNS_MIN and self.current.is_old(position)
-        return enough or not self.current.tells(position)
 
     def _telling(self, position: int) -> list[Window]:
         return [window for window in (self.current, self.previous) if window.tells(position)]
@@ -248,7 +244,11 @@ class Epoch(Lru):
     remembers: ClassVar = True
 
     def entering(self, view: PolicyView, file: FileRecord, blocks: Sequence[bytes], size_bytes: int) -> FileRecord:
-        self._settle_one(view, file.slot)
+        account = view.account(file.slot)
+        if PASSING_PART * account.queue_bytes[Queue.SMALL] > account.evictable_bytes:
+            settled = view.head(file.slot, Queue.SMALL)
+            if settled is not None:
+                view.change(replace(settled, queue=Queue.MAIN))
         return replace(self.growing(view, file, blocks, size_bytes), queue=_unless_pinned(file, Queue.SMALL))
 
     def growing(self, view: PolicyView, file: FileRecord, blocks: Sequence[bytes], size_bytes: int) -> FileRecord:
@@ -279,13 +279,6 @@ class Epoch(Lru):
         """Count a return, except a very early one: the next piece of one read, or a block of the small queue."""
         if used_at is not None and PASSING_PART // 2 * (account.position - used_at) >= account.evictable_bytes:
             account.reuse.add(account.position, used_at)
-
-    def _settle_one(self, view: PolicyView, slot: int) -> None:
-        account = view.account(slot)
-        if PASSING_PART * account.queue_bytes[Queue.SMALL] > account.evictable_bytes:
-            settled = view.head(slot, Queue.SMALL)
-            if settled is not None:
-                view.change(replace(settled, queue=Queue.MAIN))
 
     def _passing(self, view: PolicyView, slot: int) -> FileRecord | None:
         """Return the first of the small queue that was not used since it stood there first."""

@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import Protocol
 
 from gateway.blocks.dependencies import CacheDependencies
-from gateway.blocks.inflight_fetch import BlockPublished, InflightFetch, MovedToFile
 from gateway.blocks.layout import Block, Extent
 from gateway.blocks.origin_gets import PinnedGet
 from gateway.blocks.plan import Outcome, ReadPlan, why_block_missing
+from gateway.blocks.single_flight import BlockPublished, InflightFetch, MovedToFile
 from gateway.blocks.spans import READ_BYTES, RESTORED_BYTES, BlocksAhead, BlockSource, WarmSpan, read_leased
 from gateway.core.errors import BlockDamaged, NotKept, OriginBusy, StoreUnavailable
 from gateway.core.model import (

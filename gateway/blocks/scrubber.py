@@ -18,9 +18,8 @@ import orjson
 from gateway.blocks.block_file import read_verified
 from gateway.blocks.directory import BlockDirectory, DiskThreads
 from gateway.blocks.disk_health import CircuitBreaker
-from gateway.blocks.layout import CHUNK_BYTES
+from gateway.blocks.layout import CHUNK_BYTES, BlockRecord
 from gateway.blocks.page_cache import Residency
-from gateway.blocks.rows import BlockRecord
 from gateway.core.clock import Clock
 from gateway.core.errors import BlockDamaged, StoreUnavailable
 from gateway.disk.atomic_write import write_durably
@@ -126,7 +125,8 @@ class Scrubber:
         while batch := await self._next_blocks(bytes.fromhex(self.progress.after)):
             for block, slot in batch:
                 await self._look_at(block, slot)
-                await self._save_now_and_then()
+                if self.clock.monotonic() - self._saved_at >= SAVE_SECONDS:
+                    await self._save()
         self.progress = replace(self.progress, ended_at=self.clock.now())
         metrics.SCRUB_PASSES.add(1)
         await self._save()
@@ -197,10 +197,6 @@ class Scrubber:
         self._ahead_until = max(self._ahead_until, now) + count / self.settings.bytes_per_second
         if self._ahead_until - now > LEAD_SECONDS:
             await self.clock.sleep(self._ahead_until - now)
-
-    async def _save_now_and_then(self) -> None:
-        if self.clock.monotonic() - self._saved_at >= SAVE_SECONDS:
-            await self._save()
 
     async def _save(self) -> None:
         self._saved_at = self.clock.monotonic()

@@ -22,14 +22,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import NamedTuple
 
 from gateway.blocks import layout, store
 from gateway.blocks.directory import BlockDirectory, Evicted
 from gateway.blocks.fetch_locks import LockKey
-from gateway.blocks.inflight_fetch import FetchDependencies, InflightFetch
-from gateway.blocks.layout import Block
+from gateway.blocks.layout import Block, Reservation
 from gateway.blocks.origin_gets import BodyCheck, PinnedGet
-from gateway.blocks.rows import Reservation
+from gateway.blocks.single_flight import FetchDependencies, InflightFetch
 from gateway.blocks.store import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
 from gateway.core.errors import BlockDamaged, NotKept, StoreUnavailable
 from gateway.core.model import ByteRange, immutable
@@ -43,9 +43,8 @@ _ROUNDS_MAX = 100
 """Each is lost to a process that evicts the segment under our hands: so many in a row never happen."""
 
 
-@immutable
-class _Alike:
-    """Common properties of a segment's blocks: slot, `wanted` and pin, as of records.Reservation."""
+class _Alike(NamedTuple):
+    """Common properties of a segment's blocks: slot, `wanted` and pin, as of layout.Reservation."""
 
     slot: str
     wanted: bool
@@ -95,7 +94,7 @@ class SegmentAppender:
 
         StoreUnavailable when there is no room for them on the slot's account, or the disk takes nothing.
         """
-        numbers = self.directory.pins.of_each(small.block.version.key for small in blocks)
+        numbers = self.directory.index.pins_of(small.block.version.key for small in blocks)
         alike = _Alike(slot, wanted, numbers[0])
         blocks = blocks[: sum(1 for _ in takewhile(lambda number: number == alike.pin, numbers))]
         for _ in range(_ROUNDS_MAX):
@@ -125,8 +124,11 @@ class SegmentAppender:
         evicted = self.directory.reserve(reservation)
         try:
             kept = self._write(alike, segment, placed, reservation)
-        except BaseException:
-            self._give_up(segment, reservation)
+        except BaseException:  # what has come of it is counted
+            if segment.new:
+                self.directory.discard(reservation)
+            else:
+                self.directory.count_appended(segment.file)
             raise
         return Appended(len(blocks), evicted) if kept else None
 
@@ -143,13 +145,6 @@ class SegmentAppender:
         segment.records += len(placed.blocks)
         self._open[alike] = segment
         return True
-
-    def _give_up(self, segment: _Segment, reservation: Reservation) -> None:
-        """After a failed write: what has come of it is counted."""
-        if segment.new:
-            self.directory.discard(reservation)
-        else:
-            self.directory.count_appended(segment.file)
 
 
 GATHERING_SECONDS = 0.01
@@ -169,7 +164,7 @@ HELD_BYTES_MAX = 32 * 1024 * 1024
 class Waiting:
     """A small block to be kept on a slot's account; `persisted` says in the end whether it is.
 
-    `wanted` is of records.Reservation.
+    `wanted` is of layout.Reservation.
     """
 
     small: SmallBlock
@@ -185,14 +180,13 @@ class GroupCommitWriter:
     def __init__(self, dependencies: FetchDependencies) -> None:
         self._dependencies = dependencies
         self._appender = SegmentAppender(dependencies.directory)
-        self._held_bytes_max = HELD_BYTES_MAX
         self._waiting: deque[Waiting] = deque()
         self._eased = asyncio.Event()
         self._pumping: asyncio.Task[None] | None = None
         self.held_bytes = 0
 
     def has_room(self, count: int) -> bool:
-        return not self.held_bytes or self.held_bytes + count <= self._held_bytes_max
+        return not self.held_bytes or self.held_bytes + count <= HELD_BYTES_MAX
 
     async def take_room(self, count: int) -> None:
         """Wait for room in memory for a block of so many bytes, and take it; `put` or `give_back` must follow.
@@ -231,23 +225,19 @@ class GroupCommitWriter:
             await asyncio.shield(self._pumping)
 
     async def _pump(self) -> None:
+        batches = deque[list[Waiting]]()
         try:
             while self._waiting:
-                await asyncio.sleep(
-                    GATHERING_SECONDS
-                )  # not of the clock: no promise hangs on it, tests need not wind it
-                await self._write_all(self._take_batches())
-        finally:
-            self._pumping = None
-
-    async def _write_all(self, batches: deque[list[Waiting]]) -> None:
-        try:
-            while batches:
-                await self._write(batches.popleft())
+                await asyncio.sleep(GATHERING_SECONDS)  # not of the clock, as no promise hangs on it
+                batches = self._take_batches()
+                while batches:
+                    await self._write(batches.popleft())
         except BaseException:
             for batch in (*batches, *self._take_batches()):
                 self._not_kept(batch)
             raise
+        finally:
+            self._pumping = None
 
     def _take_batches(self) -> deque[list[Waiting]]:
         """All that waits now, in batches that are kept alike."""
@@ -305,6 +295,8 @@ GATHERED_BYTES = 256 * 1024
 GATHERING_SECONDS_MAX = 0.1
 """Readers learn of this many bytes, or of all that came in this time: mostly once, when the block is complete."""
 
+_MEMORY_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
 MAPPED_BYTES_MIN = 256 * 1024
 """From this size on a buffer is a mapping of its own: freed, it is the kernel's again. malloc keeps what it has
 once got, and with it holes: 45 MiB of them with a thousand readers of blocks of a MiB."""
@@ -335,8 +327,7 @@ class SmallBlockFetcher:
         self._put(fetch, content, self.dependencies.clock.monotonic())
         return True
 
-    async def fetch(self, fetch: InflightFetch, _lock: LockKey) -> None:
-        """Fetch all bytes and write them soon (`persisted`). Raises failures."""
+    async def fetch(self, fetch: InflightFetch, lock: LockKey) -> None:
         started, block = self.dependencies.clock.monotonic(), fetch.block
         whole = ByteRange(block.offset, block.range.last)
         get = self.dependencies.pinned_get(block.version, whole, fetch.headers, fetch.purpose, fetch.slot)
@@ -347,6 +338,12 @@ class SmallBlockFetcher:
         finally:
             await get.aclose()
 
+    async def follow(self, fetch: InflightFetch, lock: LockKey, holder: int) -> bool:
+        own = self.dependencies
+        return await own.locks.released(
+            lock, holder, own.watcher, lambda: fetch.is_abandoned or not own.is_writable, lambda: fetch.is_awaited
+        )
+
     def _put(self, fetch: InflightFetch, content: memoryview, started: float) -> None:
         small, wanted = SmallBlock(fetch.block, content), fetch.purpose is Purpose.WARM
         fetch.persisted = self.writer.put(small, fetch.slot, started, wanted=wanted)
@@ -355,7 +352,9 @@ class SmallBlockFetcher:
         """Return the block's bytes. Takes room for them only now, as an origin may take long to answer."""
         await self.writer.take_room(fetch.block.length)
         try:
-            content = _memory(fetch.block.length)
+            length = fetch.block.length
+            mapped = length >= MAPPED_BYTES_MIN
+            content = memoryview(mmap.mmap(-1, length, _MEMORY_FLAGS) if mapped else bytearray(length))
             await self._receive_into(fetch, get, content)
         except BaseException:
             self.writer.give_back(fetch.block.length)
@@ -394,9 +393,3 @@ def _is_promised(content: memoryview, headers: Mapping[str, str], block: Block) 
         return True
     check.update(content)
     return check.holds()
-
-
-def _memory(count: int) -> memoryview:
-    if count < MAPPED_BYTES_MIN:
-        return memoryview(bytearray(count))
-    return memoryview(mmap.mmap(-1, count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

@@ -23,9 +23,8 @@ from gateway.blocks import layout
 from gateway.blocks.block_file import BlockLease, read_verified
 from gateway.blocks.dependencies import CacheDependencies
 from gateway.blocks.directory import DiskThreads
-from gateway.blocks.layout import Block, Extent
+from gateway.blocks.layout import Block, Extent, unpack_extent
 from gateway.blocks.plan import ReadPlan
-from gateway.blocks.rows import unpack_extent
 from gateway.core.errors import BlockError, StoreUnavailable
 from gateway.core.model import BodyPiece, FileSpan, ObjectVersion, PinnedFileSpan
 from gateway.telemetry import metrics
@@ -171,7 +170,7 @@ class UnreadSpan:
 
 
 UNREAD_BYTES_MAX = 1024 * 1024
-"""Bytes read at once before the first of them is sent. More are read piece by piece."""
+"""Bytes read at once before the first of them is sent. More are read piece by piece (reader.py)."""
 
 
 def _held_extent(dependencies: CacheDependencies, block_id: bytes) -> Extent | None:

@@ -33,8 +33,7 @@ from awscrt import checksums as crt
 
 from gateway.blocks import layout, page_cache
 from gateway.blocks.block_file import BlockLease, lease_of
-from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
-from gateway.blocks.rows import BlockRecord, Reservation
+from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, BlockRecord, Extent, Reservation
 from gateway.core.errors import BlockDamaged, StoreUnavailable
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion, immutable
 from gateway.disk.atomic_write import set_aside

@@ -11,18 +11,18 @@ block that is entered. Until then they give policies the last use of returning b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import islice
+from typing import Any, TypeAlias, cast
 
 import lmdb
 
-from gateway.blocks import rows
-from gateway.blocks.layout import Extent
+from gateway.blocks import layout
+from gateway.blocks.layout import FILE_KEY_BYTES, BlockRecord, FileRecord, Reservation, WorkerFile
 from gateway.blocks.policies import FIRST_TO_LEAVE, POLICIES, Queue, SlotAccount
-from gateway.blocks.rows import FILE_KEY_BYTES, BlockRecord, FileRecord, Reservation, Tables, WorkerFile
 
 REMEMBERED_BLOCKS_MAX = 1 << 18
-"""Limit of a slot's remembered evicted blocks; some 25 MB of rows."""
+"""Limit of a slot's remembered evicted blocks; some 25 MB of layout."""
 
 REMEMBERED_TIMES = 16
 """Remembered blocks, or a sample of them, as a multiple of a slot's blocks."""
@@ -39,7 +39,68 @@ STALE_PART = 8
 """Void rows are left alone while fewer than one row in this many is void."""
 
 _TOTALS, _SEQUENCE, _SWEPT, _PINS_VERSION = b"totals", b"sequence", b"swept", b"pins"
-_SLOTS = b"slot numbers"
+_SLOT_NUMBERS = b"slot numbers"
+
+
+Table: TypeAlias = Any
+"""An LMDB named database: an opaque handle."""
+
+_SLOTS, _ACCOUNTS, _RESERVED = b"s", b"a", b"r"
+_PENDING_UNLINKS, _PINS, _REBUILD, _COUNTERS = b"u", b"p", b"b", b"c"
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """A handle of each table."""
+
+    blocks: Table
+    files: Table
+    queues: Table
+    state: Table
+
+    @classmethod
+    def open(cls, environment: lmdb.Environment) -> Tables:
+        """Open all of them, made where they do not exist."""
+        return cls(*(environment.open_db(table.name.encode()) for table in fields(cls)))
+
+
+TABLES_MAX = len(fields(Tables))
+
+
+def get_row(transaction: lmdb.Transaction, table: Table, key: bytes) -> bytes | None:
+    return cast("bytes | None", transaction.get(key, db=table))
+
+
+def rows_from(
+    transaction: lmdb.Transaction, table: Table, prefix: bytes = b"", start: bytes = b""
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the keys that begin with `prefix` and their values, in order, from the key `start` on."""
+    cursor = transaction.cursor(db=table)
+    start = max(prefix, start)
+    if start and not cursor.set_range(start):
+        return
+    for key, value in cast("Iterator[tuple[bytes, bytes]]", cursor.iternext()):
+        if not key.startswith(prefix):
+            return
+        yield key, value
+
+
+def first_key(transaction: lmdb.Transaction, table: Table, prefix: bytes) -> bytes | None:
+    cursor = transaction.cursor(db=table)
+    if not cursor.set_range(prefix):
+        return None
+    key = cast(bytes, cursor.key())
+    return key if key.startswith(prefix) else None
+
+
+def size_of_tables(transaction: lmdb.Transaction, of: Tables) -> int:
+    """Return the bytes of all tables' pages, without those free for reuse or kept for readers."""
+    pages, page_bytes = 0, 0
+    for table in fields(of):
+        facts = transaction.stat(getattr(of, table.name))
+        pages += facts["branch_pages"] + facts["leaf_pages"] + facts["overflow_pages"]
+        page_bytes = facts["psize"]
+    return pages * page_bytes
 
 
 @dataclass(slots=True)
@@ -53,23 +114,17 @@ class Totals:
     pending_bytes: int = 0
     unindexed_bytes: int = 0
 
-    def pack(self) -> bytes:
-        return rows.pack_numbers(
-            self.blocks,
-            self.used_bytes,
-            self.reserved_bytes,
-            self.remembered_blocks,
-            self.pending_bytes,
-            self.unindexed_bytes,
-        )
-
     @property
     def unowned_bytes(self) -> int:
         return self.pending_bytes + self.unindexed_bytes
 
     @property
+    def held_bytes(self) -> int:
+        return self.used_bytes + self.reserved_bytes
+
+    @property
     def taken_bytes(self) -> int:
-        return self.used_bytes + self.reserved_bytes + self.unowned_bytes
+        return self.held_bytes + self.unowned_bytes
 
 
 class IndexTransaction:
@@ -79,77 +134,77 @@ class IndexTransaction:
         self.worker = worker
         self._transaction = transaction
         self._tables = of
-        self._accounts: dict[int, SlotAccount] = {}
+        self.looked_at: dict[int, SlotAccount] = {}
+        """The accounts that this transaction has looked at, and may have changed."""
         self._saved: dict[int, bytes | None] = {}
         self._next_sequence: int | None = None
         self._totals: Totals | None = None
 
     def close(self) -> None:
         """Write down what was changed in memory."""
-        for slot, account in self._accounts.items():
+        for slot, account in self.looked_at.items():
             packed = account.pack()
             if packed != self._saved[slot]:
-                self._put(rows.ACCOUNTS + rows.pack_slot(slot), packed)
+                self._put(_ACCOUNTS + layout.pack_slot(slot), packed)
         if self._totals is not None:
-            self.set_counter(_TOTALS, self._totals.pack())
+            self.set_numbers(_TOTALS, *astuple(self._totals))
         if self._next_sequence is not None:
-            self.set_counter(_SEQUENCE, rows.pack_numbers(self._next_sequence))
+            self.set_numbers(_SEQUENCE, self._next_sequence)
 
     @property
     def totals(self) -> Totals:
         if self._totals is None:
-            self._totals = Totals(*rows.unpack_numbers(self.counter(_TOTALS), 6))
+            self._totals = Totals(*self.numbers(_TOTALS, 6))
         return self._totals
 
     # Slots.
 
     def slots(self) -> dict[str, int]:
         """Return the number of every slot ever seen, by name."""
-        found = rows.items(self._transaction, self._tables.state, rows.SLOTS)
-        return {name[1:].decode("utf-8", "surrogatepass"): rows.unpack_slot(packed) for name, packed in found}
+        found = rows_from(self._transaction, self._tables.state, _SLOTS)
+        return {name[1:].decode("utf-8", "surrogatepass"): layout.unpack_slot(packed) for name, packed in found}
+
+    def slot_names(self) -> dict[int, str]:
+        return {number: name for name, number in self.slots().items()}
 
     def slot(self, name: str) -> int:
         """Return a slot's number, given now if it has none."""
-        key = rows.SLOTS + name.encode("utf-8", "surrogatepass")
+        key = _SLOTS + name.encode("utf-8", "surrogatepass")
         packed = self._get(key)
         if packed is not None:
-            return rows.unpack_slot(packed)
-        number = rows.unpack_numbers(self.counter(_SLOTS), 1)[0]
-        self.set_counter(_SLOTS, rows.pack_numbers(number + 1))
-        self._put(key, rows.pack_slot(number))
+            return layout.unpack_slot(packed)
+        number = self.numbers(_SLOT_NUMBERS, 1)[0]
+        self.set_numbers(_SLOT_NUMBERS, number + 1)
+        self._put(key, layout.pack_slot(number))
         return number
 
     def account(self, slot: int) -> SlotAccount:
-        account = self._accounts.get(slot)
+        account = self.looked_at.get(slot)
         if account is None:
-            packed = self._saved[slot] = self._get(rows.ACCOUNTS + rows.pack_slot(slot))
-            account = self._accounts[slot] = SlotAccount.unpack(packed) if packed is not None else SlotAccount()
+            packed = self._saved[slot] = self._get(_ACCOUNTS + layout.pack_slot(slot))
+            account = self.looked_at[slot] = SlotAccount.unpack(packed) if packed is not None else SlotAccount()
         return account
 
     def accounts(self) -> Iterator[tuple[int, SlotAccount]]:
         """Yield every slot's account without the policies' knowledge."""
-        for key, packed in rows.items(self._transaction, self._tables.state, rows.ACCOUNTS):
-            slot = rows.unpack_slot(key[1:])
-            yield slot, self._accounts.get(slot) or SlotAccount.unpack(packed, learned=False)
-        yield from ((slot, account) for slot, account in self._accounts.items() if self._saved[slot] is None)
-
-    def changed_slots(self) -> Iterable[tuple[int, SlotAccount]]:
-        """Return the slots that this transaction has looked at, and may have changed."""
-        return self._accounts.items()
+        for key, packed in rows_from(self._transaction, self._tables.state, _ACCOUNTS):
+            slot = layout.unpack_slot(key[1:])
+            yield slot, self.looked_at.get(slot) or SlotAccount.unpack(packed, learned=False)
+        yield from ((slot, account) for slot, account in self.looked_at.items() if self._saved[slot] is None)
 
     def unindexed(self) -> dict[int, int]:
         """Return the directories of files that the index does not know yet, and the unknown bytes in each."""
-        found = rows.items(self._transaction, self._tables.state, rows.REBUILD)
-        return {key[1]: rows.unpack_numbers(packed, 1)[0] for key, packed in found}
+        found = rows_from(self._transaction, self._tables.state, _REBUILD)
+        return {key[1]: layout.unpack_numbers(packed, 1)[0] for key, packed in found}
 
     def set_unindexed(self, directory: int, size_bytes: int | None) -> None:
         """Set the bytes in a directory that the index does not know; None: the directory is done."""
-        key = rows.REBUILD + bytes([directory])
-        self.totals.unindexed_bytes += (size_bytes or 0) - rows.unpack_numbers(self._get(key), 1)[0]
+        key = _REBUILD + bytes([directory])
+        self.totals.unindexed_bytes += (size_bytes or 0) - layout.unpack_numbers(self._get(key), 1)[0]
         if size_bytes is None:
             self._delete(key)
         else:
-            self._put(key, rows.pack_numbers(size_bytes))
+            self._put(key, layout.pack_numbers(size_bytes))
 
     # Blocks and files.
 
@@ -158,38 +213,34 @@ class IndexTransaction:
         row = self._block_row(block_id)
         return self._described(block_id, row) if row is not None else None
 
-    def blocks_of_object(self, object_id: bytes) -> list[bytes]:
-        found = rows.items(self._transaction, self._tables.blocks, object_id)
-        return [key[len(object_id) :] + key[: len(object_id)] for key, _ in found]
+    def blocks_of_object(self, object_id: bytes, count_max: int | None = None) -> list[bytes]:
+        """Return the ids of an object's blocks, those that have left included."""
+        found = islice(rows_from(self._transaction, self._tables.blocks, object_id), count_max)
+        return [layout.block_id_of(key) for key, _ in found]
 
     def has_block(self, block_id: bytes) -> bool:
         row = self._block_row(block_id)
-        return row is not None and self._is_live(row[:FILE_KEY_BYTES])
+        return row is not None and self._live_file(row) is not None
 
     def unknown(self, blocks: Iterable[BlockRecord]) -> list[BlockRecord]:
         return [block for block_id, block in {b.block_id: b for b in blocks}.items() if not self.has_block(block_id)]
 
     def file(self, file: str) -> FileRecord | None:
-        found = self._file_at(rows.file_key(file))
+        found = self._file_at(layout.file_key(file))
         return found if found is not None and found.file == file and found.queue != Queue.EVICTED else None
 
     def blocks_from(self, key: bytes, prefix: bytes = b"") -> Iterator[tuple[BlockRecord, FileRecord]]:
         """Yield the blocks in the order of their keys, from a key on."""
-        for found, row in rows.items(self._transaction, self._tables.blocks, prefix, key):
-            described = self._described(rows.block_id_of(found), row)
+        for found, row in rows_from(self._transaction, self._tables.blocks, prefix, key):
+            described = self._described(layout.block_id_of(found), row)
             if described is not None:
                 yield described
 
     def files(self) -> Iterator[FileRecord]:
-        for _, packed in rows.items(self._transaction, self._tables.files):
-            file = rows.unpack_file(packed)
+        for _, packed in rows_from(self._transaction, self._tables.files):
+            file = layout.unpack_file(packed)
             if file.queue != Queue.EVICTED:
                 yield file
-
-    def insert(self, file: FileRecord, blocks: Sequence[BlockRecord]) -> None:
-        """Enter a file with all its blocks, which the index has nowhere else."""
-        self.put(file)
-        self._enter_blocks(blocks)
 
     def admit(self, reservation: Reservation, blocks: Sequence[BlockRecord], pin: int) -> None:
         """Enter the file of a reservation, which was asked for and not there, under a pin where that is not 0."""
@@ -200,7 +251,8 @@ class IndexTransaction:
         entered = policy.entering(self, file, [block.block_id for block in blocks], size_bytes)
         if reservation.wanted and entered.queue == Queue.SMALL:
             entered = replace(entered, queue=Queue.MAIN)
-        self.insert(entered, blocks)
+        self.put(entered)
+        self._enter_blocks(blocks)
 
     def extend(self, file: FileRecord, blocks: Sequence[BlockRecord], disk_bytes: int) -> None:
         """Enter what was appended to a file: `disk_bytes` more, and blocks that the index has nowhere else."""
@@ -214,7 +266,7 @@ class IndexTransaction:
         account = self.account(file.slot)
         self.remove(file)
         one_in = max(1, REMEMBERED_TIMES * account.blocks // REMEMBERED_BLOCKS_MAX)
-        if POLICIES[account.eviction].remembers and not int.from_bytes(rows.file_key(file.file)) % one_in:
+        if POLICIES[account.eviction].remembers and not int.from_bytes(layout.file_key(file.file)) % one_in:
             self.put(replace(file, queue=Queue.EVICTED, disk_bytes=0, sequence=self.next_sequence(), pin=0))
         self.forget(file.slot, min(REMEMBERED_BLOCKS_MAX, REMEMBERED_TIMES * (account.blocks + SWEPT_MIN)))
 
@@ -245,10 +297,6 @@ class IndexTransaction:
         self.take(file)
         self.put(replace(file, slot=slot, used_at=self.account(slot).position))
 
-    def resize(self, file: FileRecord, disk_bytes: int) -> None:
-        """Count what a file takes by what it was found to take."""
-        self.change(replace(file, disk_bytes=disk_bytes))
-
     def touch(self, uses: Iterable[tuple[str, int]]) -> None:
         """Note that blocks in these files were used, so many times, in this order."""
         for name, times in uses:
@@ -258,7 +306,7 @@ class IndexTransaction:
                 POLICIES[self.account(file.slot).eviction].used(self, file, size_bytes)
 
     def size_bytes(self) -> int:
-        return rows.size_bytes(self._transaction, self._tables)
+        return size_of_tables(self._transaction, self._tables)
 
     def stale_rows(self) -> int:
         """Rows of blocks that count for nothing, about."""
@@ -268,12 +316,12 @@ class IndexTransaction:
     def sweep(self, count: int) -> int:
         """Go on through the rows of blocks, so many; how many were removed because they count for nothing."""
         position = self.counter(_SWEPT) or b""
-        found = list(islice(rows.items(self._transaction, self._tables.blocks, start=position), count))
+        found = list(islice(rows_from(self._transaction, self._tables.blocks, start=position), count))
         known: dict[bytes, bool] = {}
         for _, row in found:
             file = row[:FILE_KEY_BYTES]
             if file not in known:
-                known[file] = rows.get(self._transaction, self._tables.files, file) is not None
+                known[file] = get_row(self._transaction, self._tables.files, file) is not None
         stale = [key for key, row in found if not known[row[:FILE_KEY_BYTES]]]
         for key in stale:
             self._transaction.delete(key, db=self._tables.blocks)
@@ -282,12 +330,12 @@ class IndexTransaction:
 
     def put_rows(self, blocks: Iterable[BlockRecord]) -> None:
         """Write down where blocks lie; in the order of their keys, which is what LMDB does fastest."""
-        for key, extent in sorted((rows.block_key(block.block_id), block.extent) for block in blocks):
-            self._transaction.put(key, rows.pack_block(extent), db=self._tables.blocks)
+        for key, extent in sorted((layout.block_key(block.block_id), block.extent) for block in blocks):
+            self._transaction.put(key, layout.pack_block(extent), db=self._tables.blocks)
 
     def delete_rows(self, blocks: Iterable[BlockRecord]) -> None:
         for block in blocks:
-            self._transaction.delete(rows.block_key(block.block_id), db=self._tables.blocks)
+            self._transaction.delete(layout.block_key(block.block_id), db=self._tables.blocks)
 
     def _enter_blocks(self, blocks: Sequence[BlockRecord]) -> None:
         self.put_rows(blocks)
@@ -295,52 +343,51 @@ class IndexTransaction:
             self.sweep(min(SWEPT_MAX, SWEPT_MIN + SWEPT_PER_BLOCK * len(blocks)))
 
     def _block_row(self, block_id: bytes) -> bytes | None:
-        return rows.get(self._transaction, self._tables.blocks, rows.block_key(block_id))
+        return get_row(self._transaction, self._tables.blocks, layout.block_key(block_id))
 
     def _file_at(self, key: bytes) -> FileRecord | None:
-        packed = rows.get(self._transaction, self._tables.files, key)
-        return rows.unpack_file(packed) if packed is not None else None
+        packed = get_row(self._transaction, self._tables.files, key)
+        return layout.unpack_file(packed) if packed is not None else None
 
-    def _is_live(self, key: bytes) -> bool:
-        packed = rows.get(self._transaction, self._tables.files, key)
-        return packed is not None and packed[rows.QUEUE_OFFSET] != Queue.EVICTED
+    def _live_file(self, row: bytes) -> bytes | None:
+        """Return the row of the file that a block's row names; None: the block has left."""
+        packed = get_row(self._transaction, self._tables.files, row[:FILE_KEY_BYTES])
+        return None if packed is None or packed[layout.QUEUE_OFFSET] == Queue.EVICTED else packed
 
     def _described(self, block_id: bytes, row: bytes) -> tuple[BlockRecord, FileRecord] | None:
-        packed = rows.get(self._transaction, self._tables.files, row[:FILE_KEY_BYTES])
-        if packed is None or packed[rows.QUEUE_OFFSET] == Queue.EVICTED:
+        packed = self._live_file(row)
+        if packed is None:
             return None
-        extent: Extent = rows.unpack_extent(row, packed)
-        return BlockRecord(block_id, extent), rows.unpack_file(packed)
+        return BlockRecord(block_id, layout.unpack_extent(row, packed)), layout.unpack_file(packed)
 
     # The queues: what policies see and change.
 
     def put(self, file: FileRecord) -> None:
-        """Enter a file that is not there."""
-        self._transaction.put(rows.file_key(file.file), rows.pack_file(file), db=self._tables.files)
-        self._transaction.put(rows.queue_key(file), b"", db=self._tables.queues)
+        self._transaction.put(layout.file_key(file.file), layout.pack_file(file), db=self._tables.files)
+        self._transaction.put(layout.queue_key(file), b"", db=self._tables.queues)
         self._count(file, 1)
 
     def take(self, file: FileRecord) -> None:
-        """Take out a file that is there as it says."""
-        self._transaction.delete(rows.file_key(file.file), db=self._tables.files)
-        self._transaction.delete(rows.queue_key(file), db=self._tables.queues)
+        """Take out a file whose row says this."""
+        self._transaction.delete(layout.file_key(file.file), db=self._tables.files)
+        self._transaction.delete(layout.queue_key(file), db=self._tables.queues)
         self._count(file, -1)
 
     def change(self, file: FileRecord) -> None:
-        known = self._file_at(rows.file_key(file.file))
+        known = self._file_at(layout.file_key(file.file))
         if known is None:
             raise lmdb.CorruptedError(f"the index has no row for {file.file}, which is to change")
-        if rows.queue_key(known) != rows.queue_key(file):
+        if layout.queue_key(known) != layout.queue_key(file):
             self.take(known)
             self.put(file)
             return
-        self._transaction.put(rows.file_key(file.file), rows.pack_file(file), db=self._tables.files)
+        self._transaction.put(layout.file_key(file.file), layout.pack_file(file), db=self._tables.files)
         self._count(known, -1)
         self._count(file, 1)
 
     def head(self, slot: int, queue: Queue) -> FileRecord | None:
         """Return the first file of a slot's queue."""
-        key = rows.first_key(self._transaction, self._tables.queues, rows.queue_prefix(slot, queue))
+        key = first_key(self._transaction, self._tables.queues, layout.queue_prefix(slot, queue))
         if key is None:
             return None
         file = self._file_at(key[-FILE_KEY_BYTES:])
@@ -351,8 +398,8 @@ class IndexTransaction:
     def queued(self, slot: int, queue: Queue, after: bytes, count_max: int) -> list[tuple[bytes, FileRecord]]:
         """Return at most `count_max` files of a queue behind the place `after`, with their places."""
         start = after + b"\0" if after else b""
-        prefix = rows.queue_prefix(slot, queue)
-        found = islice(rows.items(self._transaction, self._tables.queues, prefix, start), count_max)
+        prefix = layout.queue_prefix(slot, queue)
+        found = islice(rows_from(self._transaction, self._tables.queues, prefix, start), count_max)
         files = [(key, self._file_at(key[-FILE_KEY_BYTES:])) for key, _ in found]
         return [(key, file) for key, file in files if file is not None]
 
@@ -363,18 +410,14 @@ class IndexTransaction:
         return file.used_at if file is not None and (file.queue, file.slot) == (Queue.EVICTED, slot) else None
 
     def next_sequence(self) -> int:
-        if self._next_sequence is None:
-            self._next_sequence = self.sequence()
-        self._next_sequence += 1
-        return self._next_sequence - 1
+        number = self.sequence()
+        self._next_sequence = number + 1
+        return number
 
     def sequence(self) -> int:
-        if self._next_sequence is not None:
-            return self._next_sequence
-        return rows.unpack_numbers(self.counter(_SEQUENCE), 1)[0]
+        return self.numbers(_SEQUENCE, 1)[0] if self._next_sequence is None else self._next_sequence
 
     def begin_sequence_at(self, number: int) -> None:
-        """All numbers from now on are at least this."""
         self._next_sequence = max(number, self.sequence())
 
     def _count(self, file: FileRecord, sign: int) -> None:
@@ -392,23 +435,23 @@ class IndexTransaction:
 
     def pins(self) -> dict[str, int]:
         """Return the number of every pin, by the prefix that it holds."""
-        found = rows.items(self._transaction, self._tables.state, rows.PINS)
-        return {prefix.decode("utf-8", "surrogatepass"): rows.unpack_pin(key[1:]) for key, prefix in found}
+        found = rows_from(self._transaction, self._tables.state, _PINS)
+        return {prefix.decode("utf-8", "surrogatepass"): layout.unpack_pin(key[1:]) for key, prefix in found}
 
     def pins_version(self) -> bytes | None:
         """Another whenever the pins were changed."""
         return self.counter(_PINS_VERSION)
 
     def has_pin(self, number: int) -> bool:
-        return self._get(rows.PINS + rows.pack_pin(number)) is not None
+        return self._get(_PINS + layout.pack_pin(number)) is not None
 
     def set_pins(self, numbers: dict[str, int]) -> None:
-        for key, _ in list(rows.items(self._transaction, self._tables.state, rows.PINS)):
+        for key, _ in list(rows_from(self._transaction, self._tables.state, _PINS)):
             self._delete(key)
         for prefix, number in numbers.items():
-            self._put(rows.PINS + rows.pack_pin(number), prefix.encode("utf-8", "surrogatepass"))
-        version = rows.unpack_numbers(self.pins_version(), 1)[0] + 1
-        self.set_counter(_PINS_VERSION, rows.pack_numbers(version))
+            self._put(_PINS + layout.pack_pin(number), prefix.encode("utf-8", "surrogatepass"))
+        version = layout.unpack_numbers(self.pins_version(), 1)[0] + 1
+        self.set_numbers(_PINS_VERSION, version)
 
     def hold(self, file: FileRecord, pin: int) -> None:
         """Put a file under a pin; 0 lets go of it, and it stands as if it was just used."""
@@ -423,51 +466,46 @@ class IndexTransaction:
     # Files on their way in and out.
 
     def reserve(self, reservation: Reservation) -> None:
-        """Set room aside."""
         own, slot = WorkerFile(self.worker, reservation.file), self.slot(reservation.slot)
         self.release_file(own)
-        packed = rows.pack_reservation(reservation.disk_bytes, slot)
-        self._put(rows.RESERVED + rows.pack_worker_file(own), packed)
+        packed = layout.pack_reservation(reservation.disk_bytes, slot)
+        self._put(_RESERVED + layout.pack_worker_file(own), packed)
         self._count_reserved(slot, reservation.disk_bytes)
 
     def release(self, reservation: Reservation) -> None:
-        """Give the room back."""
         self.release_file(WorkerFile(self.worker, reservation.file))
 
     def release_file(self, holder: WorkerFile) -> None:
         """Give back the room that a worker has set aside for a file, if it has."""
-        key = rows.RESERVED + rows.pack_worker_file(holder)
+        key = _RESERVED + layout.pack_worker_file(holder)
         packed = self._get(key)
         if packed is not None:
-            disk_bytes, slot = rows.unpack_reservation(packed)
+            disk_bytes, slot = layout.unpack_reservation(packed)
             self._count_reserved(slot, -disk_bytes)
             self._delete(key)
 
     def reserved(self) -> Iterator[WorkerFile]:
         """Return the files that any process is writing."""
-        return self._holders(rows.RESERVED)
+        found = rows_from(self._transaction, self._tables.state, _RESERVED)
+        return (layout.unpack_worker_file(key[1:]) for key, _ in found)
 
     def pending_unlinks(self) -> dict[WorkerFile, int]:
         """Return the pending unlinks, with their workers and counted bytes."""
-        found = rows.items(self._transaction, self._tables.state, rows.PENDING_UNLINKS)
-        return {rows.unpack_worker_file(key[1:]): rows.unpack_numbers(packed, 1)[0] for key, packed in found}
+        found = rows_from(self._transaction, self._tables.state, _PENDING_UNLINKS)
+        return {layout.unpack_worker_file(key[1:]): layout.unpack_numbers(packed, 1)[0] for key, packed in found}
 
     def set_pending_unlink(self, holder: WorkerFile, counted_bytes: int = 0) -> None:
         """Note that this worker must unlink the file; `counted_bytes` become free then."""
         self.end_pending_unlink(holder)
-        self._put(rows.PENDING_UNLINKS + rows.pack_worker_file(holder), rows.pack_numbers(counted_bytes))
+        self._put(_PENDING_UNLINKS + layout.pack_worker_file(holder), layout.pack_numbers(counted_bytes))
         self.totals.pending_bytes += counted_bytes
 
     def end_pending_unlink(self, holder: WorkerFile) -> None:
-        key = rows.PENDING_UNLINKS + rows.pack_worker_file(holder)
+        key = _PENDING_UNLINKS + layout.pack_worker_file(holder)
         packed = self._get(key)
         if packed is not None:
-            self.totals.pending_bytes -= rows.unpack_numbers(packed, 1)[0]
+            self.totals.pending_bytes -= layout.unpack_numbers(packed, 1)[0]
             self._delete(key)
-
-    def _holders(self, table: bytes) -> Iterator[WorkerFile]:
-        found = rows.items(self._transaction, self._tables.state, table)
-        return (rows.unpack_worker_file(key[1:]) for key, _ in found)
 
     def _count_reserved(self, slot: int, disk_bytes: int) -> None:
         self.account(slot).reserved_bytes += disk_bytes
@@ -476,14 +514,21 @@ class IndexTransaction:
     # Rows of `state`.
 
     def counter(self, name: bytes) -> bytes | None:
-        return self._get(rows.COUNTERS + name)
+        return self._get(_COUNTERS + name)
 
     def set_counter(self, name: bytes, packed: bytes) -> None:
         if self.counter(name) != packed:
-            self._put(rows.COUNTERS + name, packed)
+            self._put(_COUNTERS + name, packed)
+
+    def numbers(self, name: bytes, count: int) -> tuple[int, ...]:
+        """Return the numbers of a counter; zeros if it was never set."""
+        return layout.unpack_numbers(self.counter(name), count)
+
+    def set_numbers(self, name: bytes, *numbers: int) -> None:
+        self.set_counter(name, layout.pack_numbers(*numbers))
 
     def _get(self, key: bytes) -> bytes | None:
-        return rows.get(self._transaction, self._tables.state, key)
+        return get_row(self._transaction, self._tables.state, key)
 
     def _put(self, key: bytes, value: bytes) -> None:
         self._transaction.put(key, value, db=self._tables.state)

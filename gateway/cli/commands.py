@@ -34,12 +34,10 @@ from gateway.cli.common import (
 from gateway.cli.doctor import doctor
 from gateway.cli.flush import flush
 from gateway.cli.init import init
-from gateway.cli.looks import callers, explain, requests, slots
-from gateway.cli.status import show_status
+from gateway.cli.looks import callers, explain, requests, show_status, slots
 from gateway.cli.top import top
 from gateway.config import Settings, public_settings
-from gateway.config.environment import CommandEnvironment
-from gateway.config.loading import load_settings
+from gateway.config.loading import CommandEnvironment, load_settings
 from gateway.config.overlay import load_with_overlay
 from gateway.config.problems import SettingsError
 from gateway.core.errors import ConfigError, StartupError
@@ -106,8 +104,8 @@ def serve(
     from gateway.serve import supervisor
     from gateway.serve.banner import tell_what_is_served
     from gateway.serve.own_credentials import find_own_key
-    from gateway.serve.process_title import set_process_title
     from gateway.serve.reloading import Reloader
+    from gateway.serve.system import set_process_title
 
     environment = CommandEnvironment(
         os.environ,

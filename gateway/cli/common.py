@@ -15,8 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from gateway.config import Settings
 from gateway.config.defaults import usual_directory
-from gateway.config.environment import CONFIG_VARIABLE
-from gateway.config.loading import LoadedSettings, load_settings
+from gateway.config.loading import CONFIG_VARIABLE, LoadedSettings, load_settings
 from gateway.config.problems import SettingsError
 from gateway.core.errors import AdminPortError
 from gateway.serve.listeners import url

@@ -24,12 +24,11 @@ from gateway.cli.common import (
     printable,
 )
 from gateway.cli.tables import print_text, wrapped
-from gateway.config.environment import CommandEnvironment
-from gateway.config.loading import LoadedSettings, load_settings
+from gateway.config.loading import CommandEnvironment, LoadedSettings, load_settings
 from gateway.config.problems import SettingsError
 
 if TYPE_CHECKING:
-    from gateway.doctor.findings import Finding
+    from gateway.doctor import Finding
     from gateway.policy.slots import Prefix
 
 _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
@@ -114,9 +113,8 @@ async def _collected(findings: AsyncGenerator[Finding, None], console: Console |
 async def _findings(
     config: Path | None, environment: Mapping[str, str], admin_url: str | None, tested: Prefix | None
 ) -> AsyncGenerator[Finding, None]:
-    from gateway.doctor.clients import clients
-    from gateway.doctor.configuration import configuration, unusable
-    from gateway.doctor.findings import note
+    from gateway.doctor import note
+    from gateway.doctor.configuration import clients, configuration, unusable
     from gateway.doctor.machine import disk, limits
     from gateway.doctor.origin import origin
 
@@ -155,7 +153,7 @@ def _loaded(config: Path | None, environment: Mapping[str, str]) -> LoadedSettin
 
 def _running(config: Path | None, admin_url: str | None, loaded: LoadedSettings | None) -> Iterator[Finding]:
     from gateway.admin.client import AdminClient
-    from gateway.doctor.findings import note
+    from gateway.doctor import note
     from gateway.doctor.running import AREA, running
 
     if loaded is None and admin_url is None:

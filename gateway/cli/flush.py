@@ -11,8 +11,7 @@ import typer
 
 from gateway.admin.formatting import age_text, are, counted, journal_problem_text, no_objects_yet_text, size_text
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, print_json, printable
-from gateway.cli.progress import bytes_progress
-from gateway.cli.tables import NOTHING, Column, Columns, print_table
+from gateway.cli.tables import NOTHING, Column, Columns, bytes_progress, print_table
 from gateway.config.units import parse_duration_seconds
 
 if TYPE_CHECKING:

@@ -23,8 +23,17 @@ from gateway.cli.common import (
     print_json,
     printable,
 )
-from gateway.cli.progress import bytes_progress, listing_progress
-from gateway.cli.tables import NOTHING, Column, Columns, duration_text, print_table, rate_text, some_bytes_text
+from gateway.cli.tables import (
+    NOTHING,
+    Column,
+    Columns,
+    bytes_progress,
+    duration_text,
+    listing_progress,
+    print_table,
+    rate_text,
+    some_bytes_text,
+)
 
 if TYPE_CHECKING:
     from gateway.admin.client import AdminClient

@@ -1,7 +1,8 @@
-"""Tables as commands print them: a line an entry, that fits a terminal, and whole where no terminal is.
+"""Tables as commands print them, and bars of long work, on standard error and on a terminal alone.
 
-On a terminal that is too narrow, names and keys are shortened in the middle, and columns that are needed least leave
-the line: what they say follows on lines of its own, up to LINES_MAX for an entry in all. In a pipe nothing is cut.
+A table has a line an entry. On a terminal that is too narrow, names and keys are shortened in the middle, and columns
+that are needed least leave the line: what they say follows on lines of its own, up to LINES_MAX for an entry in all. In
+a pipe nothing is cut.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from gateway.admin.formatting import size_text
+from gateway.core.progress_rate import ProgressRate
 
 LINES_MAX = 5
 """For one entry."""
@@ -227,3 +230,50 @@ def fitted(text: str, *, stderr: bool = False) -> str:
     """Return a name that stands on a line of its own: shortened on a terminal, whole elsewhere."""
     width = terminal_width(stderr=stderr)
     return text if width is None else shortened(text, width)
+
+
+_WINDOW_SECONDS = 60.0
+
+
+class RateColumn(ProgressColumn):
+    """Bytes per second, in the units of all else here: the task's field `bytes_per_second`, if it has one."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.fields.get("bytes_per_second", task.speed)
+        return Text("" if speed is None else f"{size_text(speed)}/s", style="progress.data.speed")
+
+
+class LeftColumn(ProgressColumn):
+    """Seconds until the end, once known: the task's field `seconds_left`, if it has one. For one task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rate = ProgressRate(_WINDOW_SECONDS)
+
+    def render(self, task: Task) -> Text:
+        if task.finished:
+            return Text("")
+        self._rate.note(task.get_time(), int(task.completed))
+        left_seconds = None
+        if "seconds_left" in task.fields:
+            left_seconds = task.fields["seconds_left"]
+        elif task.total is not None:
+            left_seconds = self._rate.seconds_left(max(0, int(task.total - task.completed)))
+        left = "-:--:--" if left_seconds is None else str(timedelta(seconds=round(left_seconds)))
+        return Text(left, style="progress.remaining")
+
+
+def bytes_progress(*, quiet: bool) -> Progress:
+    """Return a progress bar of work whose bytes are known."""
+    moved = DownloadColumn(binary_units=True)
+    return _progress(TextColumn("{task.description}"), BarColumn(), moved, RateColumn(), LeftColumn(), quiet=quiet)
+
+
+def listing_progress(*, quiet: bool) -> Progress:
+    """Return a progress bar of a listing: its size is known at the end, and no bytes are moved."""
+    return _progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), quiet=quiet)
+
+
+def _progress(*columns: ProgressColumn, quiet: bool) -> Progress:
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, disable=quiet or not console.is_terminal)

@@ -14,26 +14,27 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gateway.config.buffers import buffer_problems
 from gateway.config.defaults import aws_endpoint_url, aws_endpoint_variable
 from gateway.config.entries import BucketSettings, OriginCredentialSettings, SlotSettings
 from gateway.config.fields import valid_endpoint_url
 from gateway.config.problems import Hidden, shown
 from gateway.config.settings import Settings
-from gateway.config.units import format_duration, format_size
+from gateway.config.slot_checks import (
+    BLOCKS_MIN,
+    buffer_problems,
+    enough_blocks,
+    guarantee_problems,
+    index_problems,
+    not_fitting,
+    not_lasting,
+    slot_problems,
+)
+from gateway.config.units import format_size
 from gateway.core.errors import ConfigError
-from gateway.core.prefixes import Prefix
 from gateway.disk.pem import PemFile
-
-BLOCKS_MIN = 8
-"""With room for fewer, a reader's own readahead would push out what it is about to read."""
-
 
 RESERVED_CALLERS = ("none", "anonymous", "gateway", "admin", "signal", "(gone)")
 """Names in metrics and the audit log that stand for no credential."""
-
-RESERVED_SLOTS = ("default", "none")
-"""Names in metrics and the access log for requests in no configured slot, and in none at all."""
 
 
 def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigError]:
@@ -53,9 +54,9 @@ def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigErro
         _capacity,
         _credentials,
         _caller_classes,
-        _slots,
-        _guarantees,
-        _indexes,
+        slot_problems,
+        guarantee_problems,
+        index_problems,
         buffer_problems,
     )
     problems = [problem for rule in rules for problem in rule(settings)]
@@ -89,9 +90,7 @@ def _listening(settings: Settings) -> Iterator[ConfigError]:
         )
     if not is_loopback(server.host) and _unchecked(settings) and not server.insecure:
         yield ConfigError(
-            "server.host",
-            server.host,
-            "a loopback address; any other needs [[credentials]], or server.insecure = true",
+            "server.host", server.host, "a loopback address; any other needs [[credentials]], or server.insecure = true"
         )
     if not is_loopback(admin.host) and admin.token is None and not admin.insecure:
         yield ConfigError(
@@ -284,18 +283,13 @@ def _capacity(settings: Settings) -> Iterator[ConfigError]:
     cache = settings.cache
     largest = max(cache.block_size_bytes, *(slot.block_size_bytes or 0 for slot in settings.slots), 0)
     if cache.capacity_bytes < BLOCKS_MIN * largest:
-        yield ConfigError("cache.capacity", format_size(cache.capacity_bytes), _enough_blocks(largest))
+        yield ConfigError("cache.capacity", format_size(cache.capacity_bytes), enough_blocks(largest))
     if cache.daily_writes_bytes is not None and cache.daily_writes_bytes < BLOCKS_MIN * largest:
-        yield ConfigError("cache.daily_writes", format_size(cache.daily_writes_bytes), _enough_blocks(largest))
+        yield ConfigError("cache.daily_writes", format_size(cache.daily_writes_bytes), enough_blocks(largest))
     promised = sum(slot.capacity_bytes or 0 for slot in settings.slots)
     if promised > cache.capacity_bytes:
         allowed = f"all slots together may have at most cache.capacity, {format_size(cache.capacity_bytes)}"
         yield ConfigError("slots[].capacity", format_size(promised), allowed)
-
-
-def _enough_blocks(block_size_bytes: int) -> str:
-    size = format_size(block_size_bytes)
-    return f"at least {format_size(BLOCKS_MIN * block_size_bytes)}: room for {BLOCKS_MIN} blocks of {size}"
 
 
 def _credentials(settings: Settings) -> Iterator[ConfigError]:
@@ -327,128 +321,10 @@ def _caller_classes(settings: Settings) -> Iterator[ConfigError]:
         matched.add((one.app, one.product))
 
 
-def _slots(settings: Settings) -> Iterator[ConfigError]:
-    names: set[str] = set()
-    prefixes: set[Prefix] = set()
-    for i, slot in enumerate(settings.slots):
-        if slot.name in RESERVED_SLOTS:
-            allowed = f"reserved, like {' and '.join(RESERVED_SLOTS)}: these mean other requests in metrics and logs"
-            yield ConfigError(f"slots[{i}].name", slot.name, allowed)
-        elif slot.name in names:
-            yield ConfigError(f"slots[{i}].name", slot.name, "another slot has this name")
-        if slot.prefix in prefixes:
-            yield ConfigError(f"slots[{i}].prefix", str(slot.prefix), "another slot has this prefix")
-        names.add(slot.name)
-        prefixes.add(slot.prefix)
-        limit, block_size_bytes = slot.capacity_limit_bytes, slot.block_size_bytes or settings.cache.block_size_bytes
-        if limit is not None and not (slot.capacity_bytes or 0) <= limit <= settings.cache.capacity_bytes:
-            allowed = (
-                f"at least the slot's capacity, {format_size(slot.capacity_bytes or 0)}, and at most cache.capacity, "
-                f"{format_size(settings.cache.capacity_bytes)}"
-            )
-            yield ConfigError(f"slots[{i}].capacity_limit", format_size(limit), allowed)
-        elif limit is not None and limit < BLOCKS_MIN * block_size_bytes:
-            yield ConfigError(f"slots[{i}].capacity_limit", format_size(limit), _enough_blocks(block_size_bytes))
-        yield from _authorized(f"slots[{i}]", slot)
-        yield from _frozen(f"slots[{i}]", slot)
-        yield from _written_back(f"slots[{i}]", slot, persistent=settings.cache.persistent)
-
-
-def _authorized(key: str, slot: SlotSettings) -> Iterator[ConfigError]:
-    if slot.authorization != "origin":
-        if "authorization_ttl_seconds" in slot.model_fields_set:
-            ttl = format_duration(slot.authorization_ttl_seconds)
-            yield ConfigError(f"{key}.authorization_ttl", ttl, 'needs authorization = "origin"')
-    elif slot.is_buffered:
-        allowed = (
-            'needs write = "through": the origin is to judge each write, and what this node acknowledges '
-            f'(write = "{slot.write}") is flushed with the gateway\'s own rights'
-        )
-        yield ConfigError(f"{key}.authorization", slot.authorization, allowed)
-
-
-def _frozen(key: str, slot: SlotSettings) -> Iterator[ConfigError]:
-    if slot.consistency != "snapshot":
-        if slot.snapshot is not None:
-            yield ConfigError(f"{key}.snapshot", slot.snapshot, 'needs consistency = "snapshot"')
-        return
-    if slot.snapshot is None:
-        allowed = 'consistency = "snapshot" needs the name of one: make it with forebay snapshot create'
-        yield ConfigError(f"{key}.snapshot", None, allowed)
-    if slot.mode != "read-only":
-        yield ConfigError(f"{key}.mode", slot.mode, 'must be read-only with consistency = "snapshot"')
-    if not slot.prefix.bucket:
-        yield ConfigError(
-            f"{key}.prefix", str(slot.prefix), 'must name a bucket with consistency = "snapshot": s3://bucket/prefix'
-        )
-
-
-def _written_back(key: str, slot: SlotSettings, *, persistent: bool) -> Iterator[ConfigError]:
-    if not slot.is_buffered:
-        return
-    if slot.flush != "all" and slot.order == "strict":
-        yield ConfigError(f"{key}.flush", slot.flush, "must be all with order = strict, which leaves out nothing")
-    if not persistent:
-        allowed = (
-            "needs cache.persistent = true: you state that cache.directory outlives the pod and a restart of the "
-            "machine, because it holds the only copy of acknowledged writes that are not flushed"
-        )
-        yield ConfigError(f"{key}.write", slot.write, allowed)
-    if slot.mode == "read-only":
-        yield ConfigError(f"{key}.write", slot.write, "must be through in a read-only slot, which takes no writes")
-
-
-def _guarantees(settings: Settings) -> Iterator[ConfigError]:
-    for direction in ("read", "write"):
-        link, total = getattr(settings.origin, f"{direction}_bandwidth_bytes_per_second"), 0
-        for i, slot in enumerate(settings.slots):
-            guarantee = getattr(slot, f"{direction}_guarantee_bytes_per_second")
-            ceiling = getattr(slot, f"{direction}_bandwidth_bytes_per_second")
-            if guarantee is None:
-                continue
-            total += guarantee
-            key = f"slots[{i}].{direction}_guarantee"
-            if link is None:
-                allowed = f"needs origin.{direction}_bandwidth: what the link bears"
-                yield ConfigError(key, _rate(guarantee), allowed)
-            elif ceiling is not None and guarantee > ceiling:
-                allowed = f"at most the slot's {direction}_bandwidth, {_rate(ceiling)}"
-                yield ConfigError(key, _rate(guarantee), allowed)
-        if link is not None and link != "auto" and total > link:
-            allowed = f"all slots together may have at most origin.{direction}_bandwidth, {_rate(link)}"
-            yield ConfigError(f"slots[].{direction}_guarantee", _rate(total), allowed)
-
-
-def _rate(bytes_per_second: int) -> str:
-    return f"{format_size(bytes_per_second)}/s"
-
-
-_INDEX_KEYS = ("index_refresh_seconds", "index_concurrency", "index_inventory")
-
-
-def _indexes(settings: Settings) -> Iterator[ConfigError]:
-    for i, slot in enumerate(settings.slots):
-        if not slot.index:
-            for name in _INDEX_KEYS:
-                if name in slot.model_fields_set:
-                    key = type(slot).model_fields[name].alias or name
-                    yield ConfigError(f"slots[{i}].{key}", getattr(slot, name), "needs index = true")
-            continue
-        consistency = slot.consistency
-        if consistency not in ("ttl", "immutable"):
-            allowed = f"needs consistency = ttl or immutable: with {consistency} no crawl may answer a LIST"
-            yield ConfigError(f"slots[{i}].index", True, allowed)
-        if not slot.prefix.bucket:
-            yield ConfigError(f"slots[{i}].index", True, "needs a prefix that names a bucket")
-        refresh = slot.index_refresh_seconds
-        if consistency == "ttl" and slot.metadata_ttl_seconds < 2:
-            yield ConfigError(
-                f"slots[{i}].metadata_ttl", format_duration(slot.metadata_ttl_seconds), "at least 2s with index = true"
-            )
-        elif consistency == "ttl" and refresh is not None and refresh > slot.metadata_ttl_seconds:
-            ttl = format_duration(slot.metadata_ttl_seconds)
-            allowed = f"at most metadata_ttl, {ttl}: LIST never answers anything older"
-            yield ConfigError(f"slots[{i}].index_refresh", format_duration(refresh), allowed)
+def warnings_of(settings: Settings) -> Iterator[str]:
+    """Yield what the operator must be told although the settings can be used."""
+    for found in (not_in_force, not_protected, not_private, not_fitting, not_lasting):
+        yield from found(settings)
 
 
 def not_in_force(settings: Settings) -> list[str]:

@@ -1,19 +1,69 @@
-"""Values that depend on the machine and on the usual AWS variables: filled in where the settings omit them."""
+"""Values that depend on the machine and on the usual AWS variables, filled in where the settings omit them."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from gateway.config.entries import BUFFER_BYTES_MIN, BucketSettings, OriginCredentialSettings, SlotSettings
-from gateway.config.own_directory import own_directory
 from gateway.config.problems import SettingsError
 from gateway.config.settings import CacheSettings, OriginSettings, Settings
 from gateway.core.errors import ConfigError
+
+OWN_NAME = "forebay"
+"""The name of the directory that Forebay makes inside one that others use."""
+
+LOCK_NAME = "lock"
+LOCK_MARK = b"forebay "
+"""The first bytes of the lock, which Forebay writes before it works in a directory."""
+
+_MARKS = ((LOCK_NAME, LOCK_MARK), ("blocks/FORMAT", b"forebay blocks "), ("writeback/FORMAT", b"forebay writeback "))
+
+
+def own_directory(given: Path) -> Path:
+    """Return `given` if Forebay makes it, has worked in it, or finds it empty and closed to others; else one below it.
+
+    So Forebay neither closes a directory that it did not make nor works among files of others.
+    """
+    try:
+        status = given.stat()
+        is_closed = not status.st_mode & 0o077
+        if status.st_uid not in (0, os.geteuid()) or is_own(given) or (is_closed and not others_files(given)):
+            return given  # that of another user is refused when it is prepared
+    except OSError:  # it is not there; or the start says why it cannot be used
+        return given
+    return given / OWN_NAME
+
+
+def are_same(one: Path, other: Path) -> bool:
+    """Return whether both may name one cache directory: a user without access cannot tell which of the two it is."""
+    return one == other or one == other / OWN_NAME or other == one / OWN_NAME
+
+
+def is_own(directory: Path) -> bool:
+    """Return whether Forebay has worked in a directory. False if the directory cannot be read."""
+    return any(_begins_with(directory / name, mark) for name, mark in _MARKS)
+
+
+def others_files(directory: Path) -> list[str]:
+    """Return the names in a directory in which Forebay has not worked yet. Raise OSError."""
+    return [] if is_own(directory) else sorted(set(os.listdir(directory)) - {"lost+found"})
+
+
+def _begins_with(path: Path, mark: bytes) -> bool:
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):  # a link says nothing, and a pipe would be waited for
+            return False
+        with path.open("rb") as file:
+            return file.read(len(mark)) == mark
+    except OSError:
+        return False
+
 
 CAPACITY_SHARE = 0.5
 """The share of the file system's free and cached bytes for the cache, if `cache.capacity` is omitted."""
@@ -161,3 +211,25 @@ def held_bytes(directory: Path) -> int:
             except FileNotFoundError:
                 continue  # evicted while we look
     return held
+
+
+def file_system_kind(directory: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """Return the type of the file system that a directory is on, or will be; empty if the system does not say."""
+    try:
+        path = os.path.realpath(directory)
+        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return ""
+    best, kind = "", ""
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = _unescaped(before.split(" ")[4])
+        if len(point) >= len(best) and (point == "/" or path == point or path.startswith(f"{point}/")):
+            best, kind = point, after.split(" ")[0]
+    return kind
+
+
+def _unescaped(text: str) -> str:
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, character)
+    return text

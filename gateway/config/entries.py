@@ -42,26 +42,20 @@ class CallerLimitSettings(Section):
     """The limits of callers on this node, over all its workers."""
 
     max_concurrent_requests: int | None = setting(
-        None,
-        "Requests at the same time, over all workers. Omitted: no limit.",
-        allowed="1 to 100000",
-        ge=1,
-        le=100_000,
+        None, "Requests at the same time, over all workers. Omitted: no limit.", allowed="1 to 100000"
     )
     requests_per_second: float | None = setting(
-        None, "Requests per second, over all workers. Omitted: no limit.", allowed="0.1 to 1000000", ge=0.1, le=1e6
+        None, "Requests per second, over all workers. Omitted: no limit.", allowed="0.1 to 1000000"
     )
     read_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
         None,
         "Bytes of bodies to the client, over all workers. Omitted: no limit.",
         allowed='at least 64KiB/s, such as "1GiB/s"',
-        toml="read_bandwidth",
     )
     write_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
         None,
         "Bytes of bodies from the client, over all workers. Omitted: no limit.",
         allowed='at least 64KiB/s, such as "500MiB/s"',
-        toml="write_bandwidth",
     )
 
 
@@ -189,9 +183,6 @@ class OriginCredentialSettings(Section):
         None,
         "How long a key pair of STS is good. Omitted: as long as STS says, an hour.",
         allowed="15m to 12h; needs role_arn",
-        toml="role_duration",
-        ge=900,
-        le=43_200,
     )
     web_identity_token_file: Path | None = setting(
         None,
@@ -282,8 +273,6 @@ class SlotSettings(Section):
         "60s",
         "How long the origin's yes to a caller counts, for one object or one listing. `0s`: Forebay asks each time.",
         allowed="0s to 1h; needs authorization = origin",
-        toml="authorization_ttl",
-        le=3600,
     )
     stated_consistency: Literal["strict", "ttl", "immutable", "snapshot"] | None = setting(
         None,
@@ -300,25 +289,17 @@ class SlotSettings(Section):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
     )
     metadata_ttl_seconds: DurationSeconds = setting(
-        "60s",
-        "How long Forebay remembers answers about objects with consistency = ttl.",
-        allowed="0s to 365d",
-        toml="metadata_ttl",
-        le=365 * 86400,
+        "60s", "How long Forebay remembers answers about objects with consistency = ttl.", allowed="0s to 365d"
     )
     negative_ttl_seconds: DurationSeconds = setting(
         "0s",
         "How long Forebay remembers that an object does not exist, unless consistency = strict.",
         allowed="0s to 365d",
-        toml="negative_ttl",
-        le=365 * 86400,
     )
     stale_if_unreachable_seconds: DurationSeconds = setting(
         "0s",
         "How much longer than metadata_ttl an answer counts while the origin does not answer (consistency = ttl).",
         allowed="0s to 365d",
-        toml="stale_if_unreachable",
-        le=365 * 86400,
     )
     index: bool = setting(
         False,
@@ -331,16 +312,9 @@ class SlotSettings(Section):
         "How often Forebay crawls the index anew. Omitted: every half of metadata_ttl with consistency = ttl; only "
         "once with immutable.",
         allowed="1s to 365d; at most metadata_ttl with consistency = ttl; needs index = true",
-        toml="index_refresh",
-        ge=1,
-        le=365 * 86400,
     )
     index_concurrency: int = setting(
-        32,
-        "LIST requests to the origin at the same time during a crawl.",
-        allowed="1 to 256; needs index = true",
-        ge=1,
-        le=256,
+        32, "LIST requests to the origin at the same time during a crawl.", allowed="1 to 256; needs index = true"
     )
     index_inventory: S3ObjectUrl | None = setting(
         None,
@@ -349,17 +323,12 @@ class SlotSettings(Section):
         allowed="s3://bucket/path/manifest.json; needs index = true",
     )
     capacity_bytes: SizeBytes | None = setting(
-        None,
-        "Cache space that no other slot can take.",
-        allowed="at most cache.capacity for all slots together",
-        toml="capacity",
-        gt=0,
+        None, "Cache space that no other slot can take.", allowed="at most cache.capacity for all slots together", gt=0
     )
     capacity_limit_bytes: SizeBytes | None = setting(
         None,
         "The slot may borrow idle room of others up to this size.",
         allowed="at least capacity, at most cache.capacity",
-        toml="capacity_limit",
         gt=0,
     )
     block_size_bytes: Annotated[SizeBytes, AfterValidator(power_of_two)] | None = setting(
@@ -367,9 +336,6 @@ class SlotSettings(Section):
         "Forebay caches objects of the slot in blocks of this size. Omitted: cache.block_size. After a change it does "
         "not find blocks of another size any more, and evicts them in time.",
         allowed="a power of two, 64KiB to 64MiB",
-        toml="block_size",
-        ge=64 * 2**10,
-        le=64 * 2**20,
     )
     eviction: Literal["epoch", "lru"] = setting(
         "epoch",
@@ -385,36 +351,26 @@ class SlotSettings(Section):
         gt=0,
     )
     read_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
-        None,
-        "Ceiling on reads from the origin, over all workers.",
-        allowed='at least 64KiB/s, such as "4GiB/s"',
-        toml="read_bandwidth",
+        None, "Ceiling on reads from the origin, over all workers.", allowed='at least 64KiB/s, such as "4GiB/s"'
     )
     write_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
-        None,
-        "Ceiling on writes to the origin, over all workers.",
-        allowed='at least 64KiB/s, such as "500MiB/s"',
-        toml="write_bandwidth",
+        None, "Ceiling on writes to the origin, over all workers.", allowed='at least 64KiB/s, such as "500MiB/s"'
     )
     read_guarantee_bytes_per_second: BandwidthBytesPerSecond | None = setting(
         None,
         "Bandwidth of the link that the slot's reads get at least, whenever they want it, whatever other slots want.",
         allowed="at least 64KiB/s; at most read_bandwidth; needs origin.read_bandwidth; all together at most that",
-        toml="read_guarantee",
     )
     write_guarantee_bytes_per_second: BandwidthBytesPerSecond | None = setting(
         None,
         "The same for writes to the origin.",
         allowed="at least 64KiB/s; at most write_bandwidth; needs origin.write_bandwidth; all together at most that",
-        toml="write_guarantee",
     )
     weight: int = setting(
         1,
         "The slot's part of a full link in each direction, in proportion to the weights of the other slots that want "
         "more of it. The slot `default` has 1.",
         allowed="1 to 1000; has an effect only with origin.read_bandwidth or origin.write_bandwidth",
-        ge=1,
-        le=1000,
     )
     write: Literal["through", "back", "scratch"] = setting(
         "through",
@@ -429,7 +385,6 @@ class SlotSettings(Section):
         "Omitted: a quarter of cache.capacity, divided by the number of slots with a buffer; at least 64MiB; less if "
         "the disk has no room for it.",
         allowed='at least 8MiB, such as "500GiB"; needs write = back or scratch',
-        toml="buffer",
         ge=BUFFER_BYTES_MIN,
     )
     when_buffer_full: Literal["through", "slow-down"] = setting(
@@ -452,8 +407,6 @@ class SlotSettings(Section):
         "Omitted: no limit.",
         allowed="1s to 365d; needs write = back",
         toml="max_unflushed_age",
-        ge=1,
-        le=365 * 86400,
     )
     order: Literal["markers", "strict"] = setting(
         "markers",
@@ -492,9 +445,6 @@ class SlotSettings(Section):
         "1d",
         "Forebay ends a multipart upload of which no part has come for this long, here and at the origin.",
         allowed="10m to 365d; needs write = back or scratch",
-        toml="upload_expiry",
-        ge=600,
-        le=365 * 86400,
     )
     flush: Annotated[str, AfterValidator(_flush_rule)] = setting(
         "all",
@@ -507,17 +457,12 @@ class SlotSettings(Section):
         f"{int(LOCAL_EXPIRY_SECONDS // 86_400)}d",
         "How long this node keeps what Forebay does not send because of `write` or `flush`; less if it needs the room.",
         allowed="1m to 365d; needs write = scratch, or flush",
-        toml="scratch_expiry",
-        ge=60,
-        le=365 * 86400,
     )
     keep_last: int | None = setting(
         None,
         "The newest N complete checkpoints of each run stay in the cache once they are there: nothing else evicts "
         "them. Omitted: Forebay evicts them like everything else.",
         allowed="1 to 10000; needs write = back",
-        ge=1,
-        le=10_000,
     )
 
     @property

@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from gateway.config.units import (
+    SIZE_UNITS,
     parse_bandwidth_bytes_per_second,
     parse_duration_seconds,
     parse_link_bandwidth,
@@ -94,9 +95,21 @@ PemFileSetting = Annotated[PemFile, PlainValidator(_pem_file), PlainSerializer(_
 def setting(default: Any = ..., help: str = "", *, allowed: str, toml: str | None = None, **constraints: Any) -> Any:
     """One setting: `help` says what it does, `allowed` its form, unit and range (errors and documentation quote it).
 
-    `toml` is its name in files where that differs from the attribute's.
+    `toml` is its name in files where that is not the attribute's without its unit. A range at the beginning of
+    `allowed`, such as `1s to 1h`, is the rule itself.
     """
+    if (found := _RANGE.match(allowed)) is not None:
+        constraints |= {"ge": _number(found[1]), "le": _number(found[2])}
     return Field(default, alias=toml, description=help, json_schema_extra={"allowed": allowed}, **constraints)
+
+
+_RANGE = re.compile(r"(?:a power of two, )?([\d.]+[A-Za-z]*) to ([\d.]+[A-Za-z]*)(?:;|$)")
+
+
+def _number(text: str) -> float:
+    is_size = text.lstrip("0123456789.") in SIZE_UNITS
+    number = parse_size_bytes(text) if is_size else parse_duration_seconds(text)
+    return int(number) if number == int(number) else number
 
 
 def host_name(value: str) -> str:
@@ -161,7 +174,12 @@ class Section(BaseModel):
     """A table of the file: immutable, unknown keys refused; constructed by attribute names in code."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True, validate_default=True
+        frozen=True,
+        extra="forbid",
+        alias_generator=lambda name: re.sub("_(seconds|bytes|bytes_per_second)$", "", name),
+        populate_by_name=True,
+        hide_input_in_errors=True,
+        validate_default=True,
     )
 
     @field_validator("*", mode="before")

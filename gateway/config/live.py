@@ -5,41 +5,61 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
 from gateway.config.settings import Settings
+from gateway.shared.arena import Numbering
 
 Step = Callable[[], Awaitable[None]]
 
+_CLASSES_MORE = 8
+"""Each takes much memory, for all credentials that take turns in it."""
+
 
 @dataclass(frozen=True, slots=True)
-class SharedMemoryName:
-    """Memory of all processes: a path, which may later name another memory, and a number, which never does."""
+class Numbers:
+    """The numbers by which all processes find slots, credentials and classes of callers in their shared memory."""
 
-    path: str
-    number: int
+    slots: Numbering
+    credentials: Numbering
+    classes: Numbering
 
-    def __fspath__(self) -> str:
-        return self.path
+    @classmethod
+    def begin(cls, settings: Settings) -> Self:
+        """Return numbers with room for more than there are: no name beyond that may come while the gateway runs."""
+        slots, credentials, classes = _names(settings)
+        return cls(Numbering.begin(slots), Numbering.begin(credentials), Numbering.begin(classes, _CLASSES_MORE))
+
+    def changed(self, settings: Settings) -> Self:
+        """Return the numbers for other settings; what stays keeps its number. ValueError: there is no room."""
+        slots, credentials, classes = _names(settings)
+        return type(self)(
+            self.slots.changed(slots), self.credentials.changed(credentials), self.classes.changed(classes)
+        )
+
+
+def _names(settings: Settings) -> tuple[list[str], list[str], list[str]]:
+    return (
+        [slot.name for slot in settings.slots],
+        [one.access_key_id for one in settings.credentials],
+        [one.name for one in settings.caller_classes],
+    )
 
 
 class LiveSettings:
-    """The settings in force. Event loop only.
+    """The settings in force, and which change of them they are. Event loop only.
 
-    `bandwidth` is the memory of the ceilings of all processes (app/bandwidth.py), `callers` that of the limits of
-    callers, `request_rates` that of the origin's request rates; None: there is none.
+    `memory` is the path of the memory that all processes share (shared/arena.py); None: this process is the only one.
     """
 
     def __init__(
-        self,
-        now: Settings,
-        bandwidth: SharedMemoryName | None = None,
-        callers: SharedMemoryName | None = None,
-        request_rates: SharedMemoryName | None = None,
+        self, now: Settings, numbers: Numbers | None = None, memory: Path | None = None, generation: int = 0
     ) -> None:
         self.now = now
-        self.bandwidth = bandwidth
-        self.callers = callers
-        self.request_rates = request_rates
+        self.numbers = numbers or Numbers.begin(now)
+        self.memory = memory
+        self.generation = generation
         self._steps: list[Step] = []
 
     @contextmanager
@@ -51,15 +71,10 @@ class LiveSettings:
         finally:
             self._steps.remove(step)
 
-    async def change(
-        self,
-        settings: Settings,
-        bandwidth: SharedMemoryName | None,
-        callers: SharedMemoryName | None,
-        request_rates: SharedMemoryName | None,
-    ) -> None:
+    async def change(self, settings: Settings, numbers: Numbers | None = None, generation: int | None = None) -> None:
         """Put these in force. Raises the errors of steps: some parts may then keep the earlier settings."""
-        self.now, self.bandwidth, self.callers = settings, bandwidth, callers
-        self.request_rates = request_rates
+        self.numbers = numbers or self.numbers.changed(settings)
+        self.generation = self.generation + 1 if generation is None else generation
+        self.now = settings
         for step in list(self._steps):
             await step()

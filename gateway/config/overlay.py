@@ -17,8 +17,7 @@ from typing import Any
 import orjson
 
 from gateway.config.entries import BucketSettings
-from gateway.config.files import OVERLAY_BYTES_MAX, content_of
-from gateway.config.loading import LoadedSettings, load_settings
+from gateway.config.loading import OVERLAY_BYTES_MAX, LoadedSettings, content_of, load_settings
 from gateway.config.problems import SettingsError
 from gateway.config.settings import OriginSettings, Settings
 from gateway.core.errors import ConfigError

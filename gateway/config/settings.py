@@ -7,8 +7,9 @@ values or the machine; `loading` reads file and environment.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import orjson
 from pydantic import AfterValidator, Field, SecretStr
@@ -48,18 +49,14 @@ class ServerSettings(Section):
         min_length=1,
     )
     port: Port = setting(9000, "TCP port of the S3 endpoint.", allowed=PORT)
-    workers: int = setting(
-        1, "Processes that serve S3; one for each core, or for two.", allowed="1 to 256", ge=1, le=256
-    )
+    workers: int = setting(1, "Processes that serve S3; one for each core, or for two.", allowed="1 to 256")
     base_domains: list[HostName] = setting(
         [],
         "Domains under which `bucket.domain` names a bucket (virtual-hosted style).",
         allowed="a list of host names in lower case, without port",
     )
     certificate_file: PemFileSetting | None = setting(
-        None,
-        "PEM certificate chain: https instead of http on the S3 port.",
-        allowed="a readable file; needs key_file",
+        None, "PEM certificate chain: https instead of http on the S3 port.", allowed="a readable file; needs key_file"
     )
     key_file: PemFileSetting | None = setting(
         None, "PEM private key of the certificate.", allowed="a readable file; needs certificate_file"
@@ -80,31 +77,16 @@ class ServerSettings(Section):
         allowed="true or false",
     )
     head_timeout_seconds: DurationSeconds = setting(
-        "20s", "How long a request's head may take to arrive.", allowed="1s to 1h", toml="head_timeout", ge=1, le=3600
+        "20s", "How long a request's head may take to arrive.", allowed="1s to 1h"
     )
     body_timeout_seconds: DurationSeconds = setting(
-        "60s",
-        "How long a request's body may pause before the connection is closed.",
-        allowed="1s to 1h",
-        toml="body_timeout",
-        ge=1,
-        le=3600,
+        "60s", "How long a request's body may pause before the connection is closed.", allowed="1s to 1h"
     )
     keep_alive_timeout_seconds: DurationSeconds = setting(
-        "75s",
-        "How long an idle connection stays open; SDK pools expect a minute or more.",
-        allowed="1s to 1h",
-        toml="keep_alive_timeout",
-        ge=1,
-        le=3600,
+        "75s", "How long an idle connection stays open; SDK pools expect a minute or more.", allowed="1s to 1h"
     )
     shutdown_grace_seconds: DurationSeconds = setting(
-        "30s",
-        "How long requests in flight may go on after SIGTERM.",
-        allowed="0s to 1h",
-        toml="shutdown_grace",
-        ge=0,
-        le=3600,
+        "30s", "How long requests in flight may go on after SIGTERM.", allowed="0s to 1h"
     )
     caller_wait_seconds: DurationSeconds = setting(
         "5s",
@@ -112,11 +94,9 @@ class ServerSettings(Section):
         "SlowDown.",
         allowed="0s to 60s",
         toml="caller_wait_max",
-        ge=0,
-        le=60,
     )
     max_header_bytes: SizeBytes = setting(
-        "64KiB", "The longest head of a request that is accepted.", allowed="8KiB to 1MiB", ge=8 * 2**10, le=2**20
+        "64KiB", "The longest head of a request that is accepted.", allowed="8KiB to 1MiB", toml="max_header_bytes"
     )
 
 
@@ -198,79 +178,51 @@ class OriginSettings(Section):
         None,
         "Ceiling on reads of all slots together: what the link bears. `auto`: Forebay finds it out. Omitted: no limit.",
         allowed='at least 64KiB/s, such as "10GiB/s", or "auto"',
-        toml="read_bandwidth",
     )
     write_bandwidth_bytes_per_second: LinkBandwidth | None = setting(
         None,
         "Ceiling on writes of all slots together: what the link bears. `auto`: Forebay finds it out. Omitted: no "
         "limit.",
         allowed='at least 64KiB/s, such as "1.25GiB/s", or "auto"',
-        toml="write_bandwidth",
     )
     connect_timeout_seconds: DurationSeconds = setting(
         "5s",
         "How long connecting to the origin may take; at most six tenths of `first_byte_timeout` count.",
         allowed="100ms to 5m",
-        toml="connect_timeout",
-        ge=0.1,
-        le=300,
     )
     first_byte_timeout_seconds: DurationSeconds = setting(
         "8s",
         "How long a HEAD, or a GET of an object, waits for its answer to begin. Within this time Forebay also finds "
         "out that an origin accepts connections and says nothing, whatever the request.",
         allowed="500ms to 60s",
-        toml="first_byte_timeout",
-        ge=0.5,
-        le=60,
     )
     stall_timeout_seconds: DurationSeconds = setting(
         "5s",
         "Forebay gives up reading a body, also of a LIST, when less than 1 KiB of it comes in this time.",
         allowed="500ms to 60s",
-        toml="stall_timeout",
-        ge=0.5,
-        le=60,
     )
     read_timeout_seconds: DurationSeconds = setting(
-        "60s",
-        "How long an origin that answers other requests may be silent during a write.",
-        allowed="100ms to 1h",
-        toml="read_timeout",
-        ge=0.1,
-        le=3600,
+        "60s", "How long an origin that answers other requests may be silent during a write.", allowed="100ms to 1h"
     )
     slow_timeout_seconds: DurationSeconds = setting(
         "5m",
         "The same for requests that take S3 minutes: CompleteMultipartUpload, copies, LIST, DeleteObjects.",
         allowed="1s to 1h",
-        toml="slow_timeout",
-        ge=1,
-        le=3600,
     )
     connection_wait_seconds: DurationSeconds = setting(
         "20s",
         "How long a request waits for a free connection, or for its turn when the origin refuses requests because "
         "there are too many. After that it gets 503 SlowDown.",
         allowed="100ms to 5m",
-        toml="connection_wait",
-        ge=0.1,
-        le=300,
     )
     max_connections: int = setting(
         256,
         "Connections to the origin in use, per worker. One access key gets at most three quarters of them, and half of "
         "them for uploads.",
         allowed="1 to 10000",
-        ge=1,
-        le=10_000,
     )
     max_attempts: int = setting(
-        4,
-        "How often Forebay tries a request that may be repeated, the first time included.",
-        allowed="1 to 20",
-        ge=1,
-        le=20,
+        4, "How often Forebay tries a request that may be repeated, the first time included.", allowed="1 to 20"
     )
 
 
@@ -287,15 +239,9 @@ class CacheSettings(Section):
         0,
         "Bytes that cached blocks may take. Omitted: half of what the file system has free or the cache already holds.",
         allowed='at least 8 blocks, such as "1TiB"',
-        toml="capacity",
     )
     block_size_bytes: Annotated[SizeBytes, AfterValidator(power_of_two)] = setting(
-        "8MiB",
-        "Forebay caches objects in blocks of this size.",
-        allowed="a power of two, 64KiB to 64MiB",
-        toml="block_size",
-        ge=64 * 2**10,
-        le=64 * 2**20,
+        "8MiB", "Forebay caches objects in blocks of this size.", allowed="a power of two, 64KiB to 64MiB"
     )
     small_object_bytes_max: SizeBytes = setting(
         "1MiB",
@@ -303,15 +249,12 @@ class CacheSettings(Section):
         "every block a file of its own.",
         allowed="0 to 1MiB",
         toml="small_object_max",
-        ge=0,
-        le=2**20,
     )
     daily_writes_bytes: SizeBytes | None = setting(
         None,
         "Bytes that Forebay may write to the disk in a day (UTC) to cache what was missing: the disk's endurance. "
         "Beyond it, Forebay serves objects and does not cache them. Omitted: no limit.",
         allowed='at least 8 blocks, such as "2TiB"',
-        toml="daily_writes",
         gt=0,
     )
     persistent: bool = setting(
@@ -323,32 +266,20 @@ class CacheSettings(Section):
         "256MiB",
         "How far Forebay fetches ahead of one sequential reader at most; the window grows up to it. 0: not at all.",
         allowed="0 to 4GiB",
-        toml="readahead",
-        ge=0,
-        le=4 * 2**30,
     )
     scrub_period_seconds: DurationSeconds = setting(
         "7d",
         "How often the scrubber reads all blocks on the disk and drops damaged ones. 0s: never.",
         allowed="0s to 365d",
-        toml="scrub_period",
-        ge=0,
-        le=365 * 86_400,
     )
     scrub_bandwidth_bytes_per_second: BandwidthBytesPerSecond = setting(
-        "16MiB/s",
-        "How fast the scrubber reads from the disk at most.",
-        allowed='at least 64KiB/s, such as "16MiB/s"',
-        toml="scrub_bandwidth",
+        "16MiB/s", "How fast the scrubber reads from the disk at most.", allowed='at least 64KiB/s, such as "16MiB/s"'
     )
     bucket_metadata_ttl_seconds: DurationSeconds = setting(
         "60s",
         "How long Forebay remembers answers about buckets: HeadBucket, location, versioning, encryption, tags, object "
         "lock. 0s: it asks the origin each time.",
         allowed="0s to 1d",
-        toml="bucket_metadata_ttl",
-        ge=0,
-        le=86_400,
     )
 
 
@@ -389,8 +320,6 @@ class TracingSettings(Section):
         0.01,
         "Share of requests without a `traceparent` header that are traced. With the header, the client decides.",
         allowed="0 to 1",
-        ge=0,
-        le=1,
     )
     service_name: str = setting(
         "forebay", "What spans are named after (`service.name`).", allowed="a name", min_length=1, max_length=200
@@ -435,3 +364,49 @@ def _plain(value: object) -> object:
 def public_settings(settings: Settings) -> dict[str, Any]:
     """Effective settings under their TOML names, secrets hidden, ready for JSON."""
     return settings.model_dump(mode="json", by_alias=True)
+
+
+class Signer(NamedTuple):
+    """A bucket or slot that differs from `[origin]`; `credentials` says whose key signs, without a secret.
+
+    `slot` is the slot's name; None: it is a bucket's. `name` is that of the credentials, if they have one.
+    """
+
+    prefix: str
+    slot: str | None
+    endpoint_url: str
+    region: str
+    credentials: str
+    name: str | None
+
+    @property
+    def used_by(self) -> str:
+        bucket = self.prefix.removeprefix("s3://").partition("/")[0]
+        return f"bucket:{bucket}" if self.slot is None else f"slot:{self.slot}"
+
+
+def signers(settings: Settings) -> Iterator[Signer]:
+    """Every one of `[[buckets]]`, then the slots with a key of their own."""
+    names = {
+        one.name: f"{one.name} ({_way(one.access_key_id, one.profile, one.role_arn)})"
+        for one in settings.origin_credentials
+    }
+    own = "the key of [origin]"
+    regions = {bucket.name: bucket.region for bucket in settings.buckets}
+    for bucket in settings.buckets:
+        signed = names[bucket.origin_credentials] if bucket.origin_credentials is not None else own
+        yield Signer(
+            f"s3://{bucket.name}/", None, bucket.endpoint_url, bucket.region, signed, bucket.origin_credentials
+        )
+    for slot in settings.slots:
+        if slot.origin_credentials is not None:
+            name = slot.prefix.bucket
+            region, home = regions.get(name, settings.origin.region), settings.homes.of(name)
+            signed = names[slot.origin_credentials]
+            yield Signer(str(slot.prefix), slot.name, home, region, signed, slot.origin_credentials)
+
+
+def _way(access_key_id: str | None, profile: str | None, role_arn: str | None) -> str:
+    if role_arn is not None:
+        return f"role {role_arn}"
+    return f"profile {profile}" if access_key_id is None else f"key {access_key_id}"

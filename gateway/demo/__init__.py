@@ -12,13 +12,10 @@ import orjson
 from rich.console import Console
 
 from gateway.demo.clients import without_aws_settings
-from gateway.demo.errors import DemoError, Interrupted
-from gateway.demo.interruptions import Interruptions
-from gateway.demo.progress import Narrator
-from gateway.demo.report import TABLE_WIDTH, Report, next_steps
-from gateway.demo.stack import Stack, running_stack
+from gateway.demo.dataset import Workload
+from gateway.demo.report import TABLE_WIDTH, Narrator, Report, next_steps
+from gateway.demo.stack import DemoError, Interrupted, Interruptions, Stack, running_stack
 from gateway.demo.story import run_job
-from gateway.demo.workload import Workload
 
 
 def main(json: bool = False, workload: Workload | None = None) -> int:

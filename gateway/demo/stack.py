@@ -9,16 +9,159 @@ import os
 import re
 import secrets
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
-from gateway.demo.errors import DemoError
-from gateway.demo.interruptions import Interruptions
-from gateway.demo.processes import DemoProcess
-from gateway.demo.workload import CHECKPOINT_PREFIX, DATA_PREFIX, Workload
+from gateway.core.errors import ForebayError
+from gateway.demo.dataset import CHECKPOINT_PREFIX, DATA_PREFIX, Workload
+
+
+class DemoError(ForebayError):
+    """A step failed. The message says which and why; `log` is the end of the log that tells more, or empty."""
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+
+
+class Interrupted(BaseException):
+    """A signal asked the demo to stop. Not an Exception: nothing on the way to the clean-up may swallow it."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"signal {signal_number}")
+        self.signal_number = signal_number
+
+
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interruptions:
+    """Turns the first Ctrl-C, SIGTERM or SIGHUP into `Interrupted`, raised in the main thread; ignores later ones.
+
+    What runs at that moment may swallow it: a finalizer cannot raise anything. `check` raises it again.
+    """
+
+    def __init__(self) -> None:
+        self._holds = 0
+        self._pending: int | None = None
+        self._raised = False
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle the signals until the block ends. Only the main thread may enter."""
+        before = {number: signal.signal(number, self._on_signal) for number in _ENDING_SIGNALS}
+        try:
+            yield
+            self.check()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Delay signals until the end of the block, for steps that must not be interrupted, such as cleaning up."""
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+        self._raise_pending()
+
+    def check(self) -> None:
+        """Raise the signal that has arrived, if any."""
+        if self._pending is not None:
+            raise Interrupted(self._pending)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if not self._raised:
+            self._pending = number
+            self._raise_pending()
+
+    def _raise_pending(self) -> None:
+        if self._pending is not None and not self._holds and not self._raised:
+            self._raised = True
+            raise Interrupted(self._pending)
+
+
+_PACKAGE_HOME = Path(__file__).resolve().parents[2]
+_READY_SECONDS = 60.0
+_STOP_SECONDS = 10.0
+_EXCERPT_LINES = 20
+
+
+class DemoProcess:
+    """`python -m MODULE ARGUMENTS…` in a process group of its own, so that the terminal's Ctrl-C reaches only the demo.
+
+    stdout and stderr go to `log`. Raises DemoError when the child ends, or takes over a minute, before a line of its
+    stdout matches `ready`.
+    """
+
+    def __init__(
+        self, name: str, arguments: Sequence[str], ready: re.Pattern[str], environment: Mapping[str, str], log: Path
+    ) -> None:
+        self.name = name
+        self.log = log
+        self._ready = ready
+        self._match: re.Match[str] | None = None
+        self._answered = threading.Event()
+        python = [sys.executable, "-P", "-m"]  # -P: a folder named gateway where the user stands is not ours
+        with log.open("ab") as stderr:
+            self._process = subprocess.Popen(  # noqa: S603 - our own modules
+                [*python, "gateway.demo.child", str(os.getpid()), *python, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**environment, "PYTHONPATH": str(_PACKAGE_HOME)},
+                start_new_session=True,
+            )
+        self._pump = threading.Thread(target=self._read_stdout, name=f"{name}-stdout", daemon=True)
+        self._pump.start()
+
+    def wait_until_ready(self) -> re.Match[str]:
+        """Return the match of the readiness line."""
+        self._answered.wait(_READY_SECONDS)
+        if self._match is None:
+            state = f"ended with code {self._process.poll()}" if self._answered.is_set() else "did not become ready"
+            raise DemoError(f"{self.name} {state}", self.log_excerpt())
+        return self._match
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL to its whole group when that is not heeded in ten seconds. Idempotent."""
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._pump.join()
+
+    def log_excerpt(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-_EXCERPT_LINES:])
+
+    def _read_stdout(self) -> None:
+        stdout = self._process.stdout
+        assert stdout is not None  # noqa: S101 - a pipe was asked for
+        with stdout, self.log.open("ab") as log:
+            for raw in stdout:
+                log.write(raw)
+                log.flush()
+                self._look_for_readiness(raw.decode(errors="replace"))
+        self._answered.set()
+
+    def _look_for_readiness(self, line: str) -> None:
+        if self._match is None and (found := self._ready.search(line)):
+            self._match = found
+            self._answered.set()
+
 
 REGION = "us-east-1"
 _LISTENING = re.compile(r"listening on (\d+)")
@@ -68,9 +211,9 @@ def _start(workload: Workload, interruptions: Interruptions, undo: ExitStack) ->
     _require_room(directory)
     keys = AccessKey("demo-key", secrets.token_urlsafe(24))
     start = _Starter(undo, interruptions, _child_environment(directory, keys), directory)
-    origin = start("origin", ["gateway.demo.origin"], _LISTENING)
+    origin = start("origin", ["gateway.demo.bucket"], _LISTENING)
     shape = [str(workload.first_byte_seconds), str(workload.connection_bytes_per_second)]
-    distance = start("distance", ["gateway.demo.shaping", origin.match[1], *shape], _LISTENING)
+    distance = start("distance", ["gateway.demo.bucket", origin.match[1], *shape], _LISTENING)
     bucket_url = f"http://127.0.0.1:{distance.match[1]}"
     gateways = [
         start(name, ["gateway", "serve", "--config", str(config)], _FOREBAY_READY)

@@ -6,15 +6,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gateway.demo.checkpoint import Checkpointer
-from gateway.demo.clients import CacheTally, s3_client
-from gateway.demo.dataset import PlannedObject, StoredObject, checkpoint_bytes, files, shards
-from gateway.demo.epochs import Reader, Reading, upload
-from gateway.demo.errors import DemoError
-from gateway.demo.progress import Narrator
-from gateway.demo.report import Comparison, Report
-from gateway.demo.stack import Stack
-from gateway.demo.workload import CHECKPOINT_PREFIX, DATA_PREFIX, Workload
+from gateway.demo.clients import CacheTally, Checkpointer, Reader, Reading, s3_client, upload
+from gateway.demo.dataset import (
+    CHECKPOINT_PREFIX,
+    DATA_PREFIX,
+    PlannedObject,
+    StoredObject,
+    Workload,
+    checkpoint_bytes,
+    files,
+    shards,
+)
+from gateway.demo.report import Comparison, Narrator, Report
+from gateway.demo.stack import DemoError, Stack
 
 
 @dataclass(frozen=True, slots=True)

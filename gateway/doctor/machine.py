@@ -14,12 +14,11 @@ from pathlib import Path
 
 from gateway.admin.formatting import size_text
 from gateway.config import Settings
-from gateway.config.buffers import file_system_kind
-from gateway.config.defaults import disk_usage
-from gateway.doctor.findings import Finding, error, note, ok, warning
-from gateway.serve.preparation import DESCRIPTORS_ADVISED, DESCRIPTORS_MIN
-from gateway.serve.reloading import slots_max
+from gateway.config.defaults import disk_usage, file_system_kind
+from gateway.doctor import Finding, error, note, ok, warning
 from gateway.serve.shared_directory import SHARED_MEMORY, room_needed_bytes
+from gateway.serve.system import DESCRIPTORS_ADVISED, DESCRIPTORS_MIN
+from gateway.shared.arena import names_max
 
 DISK, LIMITS = "disk", "limits"
 
@@ -169,7 +168,7 @@ def _processors(settings: Settings) -> Finding:
 
 
 def _shared_memory(settings: Settings) -> Finding:
-    needed = room_needed_bytes(settings.server.workers, slots_max(settings))
+    needed = room_needed_bytes(settings.server.workers, names_max(len(settings.slots)))
     try:
         free = shutil.disk_usage(SHARED_MEMORY).free
     except OSError:

@@ -13,7 +13,7 @@ from gateway.admin.troubles import troubles
 from gateway.api import documents as to
 from gateway.config import Settings
 from gateway.core.errors import AdminPortError, NoAdminPort
-from gateway.doctor.findings import Finding, error, note, ok, warning
+from gateway.doctor import Finding, error, note, ok, warning
 from gateway.telemetry import metrics
 
 AREA, SLOTS = "running gateway", "slots"

@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Any, get_args
 
+import orjson
 import structlog
 from structlog.typing import FilteringBoundLogger
 
@@ -26,13 +26,12 @@ from gateway.core import cancellation
 from gateway.core.errors import ClientDisconnected, S3Error
 from gateway.core.model import BorrowedBuffer, FileSpan, MissReason, PinnedFileSpan, size_of
 from gateway.edge.access import Authenticator, Caller, authorise
-from gateway.edge.foreign_services import foreign_service_reply
-from gateway.edge.limited import PacedSend, direction_of, enter, expected_bytes
-from gateway.edge.server.cycle import CONTINUE, LENT, RESPONSE, SPAN, in_task
-from gateway.edge.server.prepared import LEARN, TOLD
-from gateway.edge.server.receiving import RECEIVE_INTO, CountedBody, Receive, request_body
-from gateway.edge.server.response import IDENTITY, EncodedResponse, copy_of, next_request_id
+from gateway.edge.cycle import CONTINUE, LEARN, LENT, RESPONSE, SPAN, TOLD, in_task
+from gateway.edge.receiving import RECEIVE_INTO, AsgiRequestBody, CountedBody, Receive
+from gateway.edge.response import EncodedResponse, answer_lines, next_request_id
+from gateway.edge.sending import PacedSend, PlainSend, Scope, Send, direction_of, enter, expected_bytes
 from gateway.operations.context import (
+    NO_BODY,
     Answer,
     AppContext,
     CacheLabel,
@@ -43,11 +42,12 @@ from gateway.operations.context import (
 from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT
-from gateway.policy.callers import Admission, CallerLimits, Callers, Direction, LimitsReplaced
+from gateway.policy.callers import Admission, CallerLimits, Callers, Direction
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
 from gateway.s3.requests import Operation, S3Request, another_service, parse_request
+from gateway.s3.xml_writer import document, element
 from gateway.shared.recent_requests import MINUTE_SECONDS, FinishedRequest, RecentRequests
 from gateway.telemetry import metrics
 from gateway.telemetry.access_log import AccessLog, AuditLog
@@ -123,11 +123,11 @@ class RequestRecord:
 
 
 _CACHE: Mapping[tuple[CacheLabel, MissReason | None], bytes] = {
-    (name, reason): (name if reason is None else f"{name}; reason={reason}").encode()
+    (name, reason): f"x-forebay-cache: {name}{'' if reason is None else f'; reason={reason}'}\r\n".encode()
     for name in get_args(CacheLabel)
     for reason in (None, *get_args(MissReason))
 }
-"""Values of `x-forebay-cache`."""
+"""Lines of `x-forebay-cache`."""
 
 
 def whole_response(reply: Response, scope: Scope, record: RequestRecord) -> EncodedResponse | None:
@@ -178,60 +178,13 @@ def _encoded(reply: Response, record: RequestRecord, body: Any) -> EncodedRespon
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in own] if own else []
     if not record.body_complete:
         headers.append((b"connection", b"close"))
-    encoded_id = record.request_id.encode()
-    cache = b"x-forebay-cache: %b\r\n" % _CACHE[reply.cache, reply.reason] if reply.cache is not None else b""
-    lines = b"".join((reply.encoded.lines, IDENTITY % (encoded_id, encoded_id), cache))
+    cache = _CACHE[reply.cache, reply.reason] if reply.cache is not None else b""
+    lines = answer_lines(reply.encoded.lines, record.request_id, cache)
     length_bytes, whole = reply.length_bytes, reply.body
     if length_bytes is None and isinstance(whole, (bytes, memoryview)) and reply.status not in (204, 304):
         length_bytes = None if any(name == "content-length" for name, _ in own) else len(whole)
     return EncodedResponse(reply.status, headers, lines, body, length_bytes)
 
-
-class PlainSend:
-    """Says in plain ASGI messages what the application says to the gateway's own server (cycle.py)."""
-
-    def __init__(self, send: Send, method: str) -> None:
-        self._send = send
-        self._is_head = method == "HEAD"
-        self._is_begun = False
-
-    async def __call__(self, message: MutableMapping[str, Any]) -> None:
-        kind = message["type"]
-        if kind == RESPONSE:
-            await self._begin(message["response"])
-        elif kind == SPAN:
-            await self._send_span(message["span"])
-        elif kind == LENT:
-            await self._send({"type": "http.response.body", "body": copy_of(message["bytes"]), "more_body": True})
-        else:
-            await self._send(message)
-
-    async def _begin(self, response: EncodedResponse) -> None:
-        if self._is_begun:
-            raise RuntimeError("a part of the response is out")
-        self._is_begun = True
-        lines = [line.partition(b": ") for line in response.lines.split(b"\r\n")[:-1]]
-        headers = [*response.headers, *((name, value) for name, _, value in lines)]
-        if response.length_bytes is not None:
-            headers.append((b"content-length", b"%d" % response.length_bytes))
-        await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
-        if isinstance(response.body, FileSpan):
-            await self._send_span(response.body)
-            response.sent_bytes = response.body.count
-            await self._send({"type": "http.response.body", "body": b""})
-        elif response.body is not None:
-            body = b"" if self._is_head else response.body
-            await self._send({"type": "http.response.body", "body": body})
-            response.sent_bytes = len(body)
-
-    async def _send_span(self, span: FileSpan) -> None:
-        async with aclosing(span.read()) as pieces:
-            async for data in pieces:
-                await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-
-Scope = MutableMapping[str, Any]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 HOP_HEADER = "x-forebay-hop"
 NOT_ABSORBED_HEADER = "x-forebay-not-absorbed"
@@ -265,32 +218,12 @@ def _audited(audit: AuditLog, record: RequestRecord, scope: Scope) -> None:
     )
 
 
-def _finished(record: RequestRecord, scope: Scope, seconds: float, received_bytes: int) -> FinishedRequest:
-    request, client = record.request, scope.get("client")
-    return FinishedRequest(
-        record.operation,
-        request.bucket if request is not None else None,
-        request.key if request is not None else None,
-        record.slot,
-        record.status,
-        record.cache,
-        record.reason,
-        record.error_code,
-        seconds,
-        record.sent_bytes,
-        received_bytes,
-        record.credential,
-        record.request_id,
-        str(client[0]) if client else None,
-    )
-
-
 @dataclass(eq=False)
 class S3App:
     """The S3 port's ASGI application.
 
-    `instance_id` marks requests that this node sends to its origin: one that comes back is refused (508). `limits`
-    makes the limits of callers from the current settings, kept in `callers`; None: no limits.
+    `instance_id` marks requests that this node sends to its origin: one that comes back is refused (508). `callers`
+    are the limits of callers; None: no limits.
     """
 
     services: AppContext
@@ -298,7 +231,6 @@ class S3App:
     base_domains: tuple[str, ...]
     instance_id: str
     log: FilteringBoundLogger = field(default_factory=_bound_log)
-    limits: Callable[[], Callers | None] = lambda: None
     callers: Callers | None = None
     audit: AuditLog | None = None
     recent: RecentRequests = field(default_factory=partial(RecentRequests, None, 0))
@@ -380,31 +312,56 @@ class S3App:
         count_request(record.operation, record.slot, record.status, record.cache, seconds, *sizes, record.credential)
         if record.reason is not None:
             metrics.MISSES.add(1, record.operation, record.slot, record.reason)
-        recent, access = self.recent, self.access
-        if int(time.time()) // MINUTE_SECONDS != recent.minute:
-            recent.look()
-        may_be_kept = seconds > recent.slow_seconds or record.status[:1] != "2"
-        if access is not None or record.trace is not None or may_be_kept:
-            finished = _finished(record, scope, seconds, received_bytes)
-            recent.add(finished)
-            if access is not None:
-                access.add(finished)
+        if int(time.time()) // MINUTE_SECONDS != self.recent.minute:
+            self.recent.look()
+        if record.trace is not None or self.is_told_of(seconds, record.status):
+            request, client = record.request, scope.get("client")
+            bucket, key = (request.bucket, request.key) if request is not None else (None, None)
+            finished = FinishedRequest(
+                record.operation,
+                bucket,
+                key,
+                record.slot,
+                record.status,
+                record.cache,
+                record.reason,
+                record.error_code,
+                seconds,
+                *sizes,
+                record.credential,
+                record.request_id,
+                str(client[0]) if client else None,
+            )
+            self.tell(finished)
             if record.trace is not None:
                 record.trace.end(finished)
-        if not self.log.is_enabled_for(logging.DEBUG):
-            return
-        self.log.debug(
-            "request",
-            request_id=record.request_id,
-            operation=record.operation,
-            slot=record.slot,
-            status=record.status,
-            cache=record.cache,
-            reason=record.reason,
-            seconds=round(seconds, 6),
-            sent_bytes=record.sent_bytes,
-            received_bytes=received_bytes,
-        )
+
+    def is_told_of(self, seconds: float, status: str) -> bool:
+        """Return whether a request that is over must be given to `tell`."""
+        return self._is_unusual(seconds, status) or self.access is not None or self.log.is_enabled_for(logging.DEBUG)
+
+    def _is_unusual(self, seconds: float, status: str) -> bool:
+        return seconds > self.recent.slow_seconds or status[:1] not in "23"
+
+    def tell(self, finished: FinishedRequest) -> None:
+        """Tell of a request that is over: among recent ones, in the access log, and in a debug log."""
+        if self._is_unusual(finished.seconds, finished.status):
+            self.recent.add(finished)
+        if self.access is not None:
+            self.access.add(finished)
+        if self.log.is_enabled_for(logging.DEBUG):
+            self.log.debug(
+                "request",
+                request_id=finished.request_id,
+                operation=finished.operation,
+                slot=finished.slot,
+                status=finished.status,
+                cache=finished.cache,
+                reason=finished.reason,
+                seconds=round(finished.seconds, 6),
+                sent_bytes=finished.sent_bytes,
+                received_bytes=finished.received_bytes,
+            )
 
     async def _stream(self, record: RequestRecord, reply: Response, scope: Scope, send: Send) -> None:
         if not record.waits:
@@ -440,7 +397,10 @@ class S3App:
     def _perform(self, record: RequestRecord, scope: Scope, receive: Receive) -> Answer:
         headers = scope["headers"]
         request = parse_request(scope["method"], record.raw_path, scope["query_string"], headers, self.base_domains)
-        body = record.body = request_body(request.headers, receive, scope.get(RECEIVE_INTO))
+        body: CountedBody = NO_BODY
+        if "content-length" in request.headers or "transfer-encoding" in request.headers:
+            body = AsgiRequestBody(receive, request.headers, scope.get(RECEIVE_INTO))
+        record.body = body
         record.operation = request.operation  # a string itself
         record.request = request
         if self.instance_id in request.headers.get(HOP_HEADER, ""):
@@ -486,19 +446,8 @@ class S3App:
         expected: int | None,
         send_continue: Callable[[], None] | None,
     ) -> Response:
-        clock, admission = self.services.clock, None
-        began = clock.monotonic()
-        found: CallerLimits | None = limits
-        while found is not None and admission is None:
-            try:
-                admission = await enter(found, direction, expected, send_continue, clock.monotonic() - began)
-            except LimitsReplaced:
-                send_continue = None  # it was sent
-                agent = context.request.headers.get("user-agent", "")
-                found = self.callers.find(record.credential, agent) if self.callers is not None else None
-        record.admission = admission
-        if admission is not None:
-            body.pace(admission)
+        record.admission = await enter(limits, direction, expected, send_continue)
+        body.pace(record.admission)
         answer = perform(context)
         return answer if isinstance(answer, Response) else await answer
 
@@ -520,3 +469,28 @@ class S3App:
     def _slot(self, request: S3Request) -> Slot:
         named = request.key if request.key is not None else request.parameter("prefix")
         return self.services.slots.find(request.bucket or "", named or "")
+
+
+_QUERY_API = "application/x-www-form-urlencoded"
+
+_CODE = "InvalidRequest"
+
+
+def foreign_service_reply(request: S3Request, service: str) -> Response:
+    """Return the refusal of a request for another AWS service, in the form of the protocol that the request speaks.
+
+    `AWS_ENDPOINT_URL` moves every AWS client of a process to this port, STS among them, and each family of services
+    reads errors in a form of its own; S3's would be shown as "Unknown".
+    """
+    message = (
+        f"This request is meant for {service}, and this is an S3 gateway (Forebay). AWS_ENDPOINT_URL moves every AWS "
+        "service here: set AWS_ENDPOINT_URL_S3 instead."
+    )
+    if request.headers.get("content-type", "").startswith(_QUERY_API):
+        fields = element("Type", "Sender") + element("Code", _CODE) + element("Message", message)
+        return Response(400, [("content-type", "text/xml")], document("ErrorResponse", f"<Error>{fields}</Error>"))
+    if "x-amz-target" in request.headers or "json" in request.headers.get("content-type", ""):
+        body = orjson.dumps({"__type": _CODE, "message": message})
+        return Response(400, [("content-type", "application/x-amz-json-1.1"), ("x-amzn-errortype", _CODE)], body)
+    fields = element("Code", _CODE) + element("Message", message)
+    return Response(400, [("content-type", "application/xml")], document("Error", fields))

@@ -93,14 +93,9 @@ class ObjectHead:
         onward.append(("accept-ranges", "bytes"))
         return EncodedHeaders.of(onward)
 
-    @cached_property
-    def of_range(self) -> EncodedHeaders:
-        """Header fields of an answer with some of the bytes; clients would check a whole's checksum against those."""
-        return of_part(self.of_whole)
-
 
 def of_part(of_whole: EncodedHeaders) -> EncodedHeaders:
-    """`ObjectHead.of_range` of an `ObjectHead.of_whole`."""
+    """Header fields of an answer with some of the bytes: clients would check a whole's checksum against those."""
     if b"x-amz-checksum-" not in of_whole.lines:
         return of_whole
     return EncodedHeaders.of(pair for pair in of_whole.pairs if not pair[0].startswith("x-amz-checksum-"))

@@ -56,7 +56,8 @@ _OF_ONE_CLIENT = frozenset({"content-encoding", "set-cookie"})
 async def bucket_answer(context: RequestContext) -> Response:
     """Answer from memory, or ask and remember; forward a request that is not a plain question."""
     answers, request = context.services.answers, context.request
-    if not answers.is_on or not _is_plain(request) or context.signed_by is not None:
+    is_question = is_plain(request) and not any(value for name, value in request.query if name in BUCKET_SETTINGS)
+    if not answers.is_on or not is_question or context.signed_by is not None:
         return await forward(context)
     payload = await receive_payload(context)
     question = BucketQuery(request.operation.value, request.bucket or "")
@@ -70,10 +71,6 @@ async def bucket_answer(context: RequestContext) -> Response:
     if reply.cache == "miss":
         reply.reason = "expired" if looks_anew or known is not None else "first-read"
     return reply
-
-
-def _is_plain(request: S3Request) -> bool:
-    return is_plain(request) and not any(value for name, value in request.query if name in BUCKET_SETTINGS)
 
 
 async def _ask(
@@ -163,13 +160,19 @@ _EMPTY_CONFIGURATION = b"<CreateBucketConfiguration/>"
 
 
 async def create_bucket(context: RequestContext) -> Response:
-    """Answer for a bucket that exists, or let the origin create it."""
+    """Answer for a bucket that exists, as S3 answers its owner, or let the origin create it.
+
+    Clients such as rclone ask for their bucket before they write to it. The origin is asked each time: the bucket may
+    just have been removed. `edge/access.py` decides who may ask.
+    """
     payload, bucket, services = await receive_payload(context), context.request.bucket or "", context.services
     question = OriginRequest(
         "HEAD", bucket, purpose=Purpose.FORWARD, slot=context.slot.name, signed_by=context.signed_by
     )
+    # The region that the caller signs for counts as the origin's; for other signatures, S3's first.
+    asked = context.seed.scope.split("/")[1] if context.seed is not None else _FIRST_REGION
     async with await services.origin.send(question) as response:
-        status, region = response.status, response.headers.get("x-amz-bucket-region") or _region_asked(context)
+        status, region = response.status, response.headers.get("x-amz-bucket-region") or asked
     if status == 200:
         if _asks_for_settings(context, payload.body) or region != _FIRST_REGION:
             raise s3_error("BucketAlreadyOwnedByYou", BucketName=bucket)
@@ -180,11 +183,6 @@ async def create_bucket(context: RequestContext) -> Response:
     if refusal is not None:
         raise s3_error("AccessDenied", f"Access Denied. {refusal}")
     return await forward_write(context, payload)
-
-
-def _region_asked(context: RequestContext) -> str:
-    """Return the region that the caller signs for as the origin's; for other signatures, S3's first."""
-    return context.seed.scope.split("/")[1] if context.seed is not None else _FIRST_REGION
 
 
 def _asks_for_settings(context: RequestContext, document: object) -> bool:
@@ -212,9 +210,13 @@ _GOES_ON = re.compile(rb"<(?:\w+:)?ContinuationToken>")
 
 
 async def list_buckets(context: RequestContext) -> Response:
-    """Return the origin's list, and after its last page the buckets at other homes; or its refusal."""
-    wanted = _elsewhere(context)
-    if not wanted:
+    """Return the origin's list, and after its last page the buckets that are placed at other homes; or its refusal.
+
+    These homes are not asked: the gateway serves no other buckets of theirs.
+    """
+    prefix = context.request.parameter("prefix") or ""
+    elsewhere = sorted(bucket for bucket in context.services.homes.by_bucket if bucket.startswith(prefix))
+    if not elsewhere or context.request.parameter("bucket-region") is not None:
         return await forward(context)
     response = await context.services.origin.send(onward_request(context, await receive_payload(context)))
     if response.status != 200:
@@ -222,15 +224,7 @@ async def list_buckets(context: RequestContext) -> Response:
     async with response:
         listed = await response.read(RESULT_SIZE_BYTES_MAX)
     headers = without(filter_response_headers(response.headers), "content-length")
-    return Response(200, headers, with_buckets(listed, wanted), "forwarded")
-
-
-def _elsewhere(context: RequestContext) -> list[str]:
-    request = context.request
-    if request.parameter("bucket-region") is not None:
-        return []
-    prefix = request.parameter("prefix") or ""
-    return sorted(bucket for bucket in context.services.homes.by_bucket if bucket.startswith(prefix))
+    return Response(200, headers, with_buckets(listed, elsewhere), "forwarded")
 
 
 def with_buckets(listed: bytes, buckets: Sequence[str]) -> bytes:

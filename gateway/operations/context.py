@@ -129,7 +129,6 @@ class Response:
     error_code: str | None = None
 
     def failed(self, error: Exception) -> None:
-        """Report that the body broke off."""
         if self.on_failure is not None:
             self.on_failure(error)
 
@@ -142,7 +141,6 @@ class Response:
         return self.resource is None
 
     async def aclose(self) -> None:
-        """Release all that the body holds, sent or not."""
         if isinstance(self.body, PinnedFileSpan):
             self.body.close()
         elif not isinstance(self.body, (bytes, memoryview)):
@@ -151,8 +149,24 @@ class Response:
             await self.resource.aclose()
 
 
+def xml_response(document: bytes, cache: CacheLabel | None = None, headers: Sequence[tuple[str, str]] = ()) -> Response:
+    return Response(200, [("content-type", "application/xml"), *headers], document, cache)
+
+
 Answer: TypeAlias = Response | Coroutine[Any, Any, Response]
 """A handler's result: the response itself if nothing had to be waited for, else a coroutine for it."""
+
+
+async def awaited(answer: Answer) -> Response:
+    return answer if isinstance(answer, Response) else await answer
+
+
+def changed(answer: Answer, change: Callable[[Response], Response]) -> Answer:
+
+    async def later(coming: Coroutine[Any, Any, Response]) -> Response:
+        return change(await coming)
+
+    return change(answer) if isinstance(answer, Response) else later(answer)
 
 
 BUFFERED_SIZE_BYTES_MAX_TOTAL = 64 * 1024**2
@@ -164,19 +178,14 @@ _GATEWAY = ""
 """Owns the room for data that the gateway itself receives: no access key id is empty."""
 
 
-@dataclass(slots=True, eq=False)
-class _BufferWaiter:
-    size_bytes: int
-    has_room: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-
 class BodyBuffers:
     """The room of one worker. Event loop only."""
 
     def __init__(self, size_bytes_max: int = BUFFERED_SIZE_BYTES_MAX_TOTAL) -> None:
         self._size_bytes_max = size_bytes_max
         self._of: Counter[str] = Counter()
-        self._waiting: OrderedDict[str, deque[_BufferWaiter]] = OrderedDict()
+        self._waiting: OrderedDict[str, deque[tuple[int, asyncio.Future[None]]]] = OrderedDict()
+        """The bodies that wait, by credential, the next in turn first: the size of each, and its turn."""
         self.held_bytes = 0
 
     @asynccontextmanager
@@ -192,19 +201,24 @@ class BodyBuffers:
             self._give_back(credential, size_bytes)
 
     @contextmanager
-    def holding(self) -> Iterator[Held]:
-        """Hold room for data that the gateway itself receives, and release it at the end."""
-        held = Held(self)
-        try:
-            yield held
-        finally:
-            self._give_back(_GATEWAY, held.size_bytes)
+    def holding(self) -> Iterator[Callable[[int], None]]:
+        """Hold room for data that the gateway itself receives until the end; call what is yielded before each piece.
 
-    def take(self, size_bytes: int) -> None:
-        """Count more bytes that the gateway receives; S3Error SlowDown when there are too many."""
-        if not self._fits(_GATEWAY, size_bytes):
-            raise _too_many()
-        self._take(_GATEWAY, size_bytes)
+        It counts more bytes, and raises S3Error SlowDown when there are too many.
+        """
+        held_bytes = 0
+
+        def grow(size_bytes: int) -> None:
+            nonlocal held_bytes
+            if not self._fits(_GATEWAY, size_bytes):
+                raise _too_many()
+            self._take(_GATEWAY, size_bytes)
+            held_bytes += size_bytes
+
+        try:
+            yield grow
+        finally:
+            self._give_back(_GATEWAY, held_bytes)
 
     def _fits(self, credential: str, size_bytes: int) -> bool:
         return self._of[credential] + size_bytes <= self._size_bytes_max - self.held_bytes
@@ -221,62 +235,47 @@ class BodyBuffers:
         self._serve()
 
     async def _wait(self, credential: str, size_bytes: int, clock: Clock) -> None:
-        waiter = _BufferWaiter(size_bytes)
+        has_room = asyncio.get_running_loop().create_future()
+        waiter = size_bytes, has_room
         self._waiting.setdefault(credential, deque()).append(waiter)
         self._serve()
-        if waiter.has_room.done():
+        if has_room.done():
             return
         pause = asyncio.ensure_future(clock.sleep(WAIT_SECONDS_MAX))
         try:
             with cancellation.turn():
-                await asyncio.wait((waiter.has_room, pause), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((has_room, pause), return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
-            if waiter.has_room.done():
+            if has_room.done():
                 self._give_back(credential, size_bytes)
             raise
         finally:
             pause.cancel()
-            self._leave(credential, waiter)
-        if not waiter.has_room.done():
+            queue = self._waiting.get(credential, deque())
+            if waiter in queue:
+                queue.remove(waiter)
+                if not queue:
+                    del self._waiting[credential]
+                self._serve()  # one behind it may fit
+        if not has_room.done():
             raise _too_many()
-
-    def _leave(self, credential: str, waiter: _BufferWaiter) -> None:
-        queue = self._waiting.get(credential)
-        if queue is not None and waiter in queue:
-            queue.remove(waiter)
-            if not queue:
-                del self._waiting[credential]
-            self._serve()  # one behind it may fit
 
     def _serve(self) -> None:
         """Give room by turns: to one body of each waiting credential, until none of the first ones fits."""
         passed = 0
         while passed < len(self._waiting):
             credential, queue = next(iter(self._waiting.items()))
-            if not self._fits(credential, queue[0].size_bytes):
+            if not self._fits(credential, queue[0][0]):
                 self._waiting.move_to_end(credential)
                 passed += 1
                 continue
-            waiter, passed = queue.popleft(), 0
+            (size_bytes, has_room), passed = queue.popleft(), 0
             if queue:
                 self._waiting.move_to_end(credential)
             else:
                 del self._waiting[credential]
-            self._take(credential, waiter.size_bytes)
-            waiter.has_room.set_result(None)
-
-
-class Held:
-    """The room taken by data that the gateway itself receives."""
-
-    def __init__(self, buffers: BodyBuffers) -> None:
-        self._buffers = buffers
-        self.size_bytes = 0
-
-    def grow(self, size_bytes: int) -> None:
-        """Take more room, as `BodyBuffers.take`."""
-        self._buffers.take(size_bytes)
-        self.size_bytes += size_bytes
+            self._take(credential, size_bytes)
+            has_room.set_result(None)
 
 
 def _too_many() -> S3Error:
@@ -366,6 +365,12 @@ class RequestContext:
     signed_by: KeyPair | None = None
     may_read: bool = False
 
+    @property
+    def buffer(self) -> WritebackBuffer:
+        """Return the write-back buffer; only for requests that it may concern."""
+        assert self.services.writeback is not None  # noqa: S101 - router.py asks
+        return self.services.writeback
+
     def begin_reading(self) -> bytes | None:
         """Count the object's bytes for its checkpoint from here. Return its file id for `end`; None: nothing counts."""
         reads = self.services.reads
@@ -401,7 +406,13 @@ def reply_to(error: Exception, request_id: str, resource: str) -> Response:
         if not error.body and error.status >= 429:  # to a HEAD, which has no document: a GET gets one
             return _document(s3_error_of(error), request_id, resource, [p for p in own if p[0] != "content-type"])
         return Response(error.status, own, error.body, error_code=error_code_of(error.body))
-    _log_failure(error, request_id)
+    event = next((event for kind, event in _EXPECTED.items() if isinstance(error, kind)), None)
+    if event is not None:
+        _log.warning(event, request_id=request_id, reason=str(error))
+    elif not isinstance(error, S3Error):
+        _log.error("internal error", request_id=request_id, exc_info=error)
+    elif error.status == _FORBIDDEN:
+        _refusals.warning("callers are refused", error.code, code=error.code, example=request_id, why=error.message)
     return _document(s3_error_of(error), request_id, resource)
 
 
@@ -440,18 +451,6 @@ _CODES_OF_HEADS = {
     503: "SlowDown",
 }
 """Codes for answers to HEAD, which have no document."""
-
-
-def _log_failure(error: Exception, request_id: str) -> None:
-    if isinstance(error, S3Error):
-        if error.status == _FORBIDDEN:
-            _refusals.warning("callers are refused", error.code, code=error.code, example=request_id, why=error.message)
-        return
-    for kind, event in _EXPECTED.items():
-        if isinstance(error, kind):
-            _log.warning(event, request_id=request_id, reason=str(error))
-            return
-    _log.error("internal error", request_id=request_id, exc_info=error)
 
 
 _EXPECTED: Mapping[type[Exception], str] = {

@@ -12,25 +12,25 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
 
 from gateway.core.errors import OriginBodyError, OriginError, S3Error
 from gateway.metadata.catalog import is_remembered
 from gateway.metadata.listing.index import FoundPage, NeedsLookup, found_of
-from gateway.metadata.listing.pages import END, ListRequest, Page, prefix_end
+from gateway.metadata.listing.pages import ListRequest, Page, prefix_end
 from gateway.metadata.listing.ranges import KeyBound, bound_of
 from gateway.metadata.listing.records import contents_xml, encoded, with_template
-from gateway.operations.context import Answer, RequestContext, Response
+from gateway.operations.context import Answer, RequestContext, Response, xml_response
 from gateway.operations.list_sources import (
     BucketSource,
     Listing,
     PartitionedSource,
-    PendingSource,
     SnapshotSource,
     SourceEntry,
     is_frozen_under,
     origin_page,
     parts,
+    seek_pending,
 )
 from gateway.operations.merged_page import ListSource, MergedPage
 from gateway.operations.passthrough import forward, forward_joined, is_plain
@@ -41,9 +41,7 @@ from gateway.s3.list_objects import ListPlace, ListQuery, decode_token, list_doc
 from gateway.s3.list_result import EntryTemplate, listed_objects
 from gateway.s3.requests import BUCKET_SUBRESOURCES, Operation
 from gateway.telemetry import metrics
-
-if TYPE_CHECKING:
-    from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.transaction import JournalTransaction
 
 _COSTS_NOTHING = frozenset({"x-amz-request-payer"})
 
@@ -65,8 +63,9 @@ def list_objects(context: RequestContext) -> Answer:
         return _forwarded(context, slots)
     query = list_query(request)
     listing = Listing(context, request.bucket or "", query, slots, bound or KeyBound(0.0, 0.0))
-    if _is_behind_the_prefix(_wanted(query)):
-        return _nothing_frozen(listing) if is_frozen else _nothing(listing)
+    if _wanted(query).start >= _wanted(query).stop:  # no answer shows what the index knows of others' keys
+        listing.outcomes.add("hit" if is_frozen else "miss")
+        return _response(listing, FoundPage(Page(), [])) if is_frozen else _nothing(listing)
     if is_merged:
         return _merged(listing)
     return _frozen(listing) if is_frozen else _of_bucket(listing)
@@ -106,20 +105,9 @@ async def forwarded_read(context: RequestContext) -> Response:
     return reply
 
 
-def _is_behind_the_prefix(wanted: ListRequest) -> bool:
-    """Return whether no key can be listed, so that no answer shows what the index knows of others' keys."""
-    return wanted.start >= wanted.stop
-
-
-def _nothing_frozen(listing: Listing) -> Response:
-    listing.outcomes.add("hit")
-    return _response(listing, FoundPage(Page(), []))
-
-
 async def _nothing(listing: Listing) -> Response:
     """Return an empty page if the origin has the bucket."""
     found = found_of(await origin_page(listing, replace(_wanted(listing.query), limit=1)))
-    listing.outcomes.add("miss")
     listing.reason = "not-kept"
     return _response(listing, found)
 
@@ -131,9 +119,7 @@ def _of_bucket(listing: Listing) -> Answer:
 
 
 async def _fetched(listing: Listing, source: BucketSource, wanted: ListRequest, known: NeedsLookup | None) -> Response:
-    found, outcome = await source.fetch_page(wanted, known)
-    listing.outcomes.add(outcome)
-    return _response(listing, found)
+    return _response(listing, await source.fetch_page(wanted, known))
 
 
 def _frozen(listing: Listing) -> Answer:
@@ -157,12 +143,12 @@ def may_be_merged(context: RequestContext) -> bool:
     bucket, prefix = request.bucket or "", request.parameter("prefix") or ""
     if any(slot.is_buffered for slot in context.services.slots.under(bucket, prefix)):
         return True
-    return buffer.look(lambda tx: _is_anything_pending(tx, bucket, prefix)) or _has_our_token(context)
+    return context.buffer.look(lambda tx: _is_anything_pending(tx, bucket, prefix)) or _has_our_token(context)
 
 
 def _is_anything_pending(tx: JournalTransaction, bucket: str, prefix: str) -> bool:
     start = prefix.encode()
-    if tx.writes.listing(bucket, start, prefix_end(start) if start else END, 1):
+    if tx.writes.listing(bucket, start, prefix_end(start), 1):
         return True
     return next(iter(tx.uploads.under(bucket, prefix)), None) is not None
 
@@ -184,8 +170,12 @@ async def _merged(listing: Listing) -> Response:
         await merged.fill()
     page, templates = page_of(merged)
     if listing.query.with_owner and any(template.owner is None for template in templates):
-        owner = next((template.owner for template in templates if template.owner), None) or await _owner(listing)
-        templates = [one if one.owner is not None else one._replace(owner=owner) for one in templates]
+        owner = next((template.owner for template in templates if template.owner), None)
+        if owner is None:
+            with suppress(OriginError):  # of another object; nothing without one, or if the origin does not say
+                others = (await origin_page(listing, ListRequest(limit=1))).entries
+                owner = others[0].template.owner if others else None
+        templates = [one if one.owner is not None else one._replace(owner=owner or "") for one in templates]
     return _response(listing, FoundPage(page, templates))
 
 
@@ -204,23 +194,12 @@ def page_of(merged: MergedPage[SourceEntry]) -> tuple[Page, list[EntryTemplate]]
 
 
 def _sources(listing: Listing) -> list[ListSource[SourceEntry]]:
-    """Return the sources in their order of precedence."""
     kinds = {slot.consistency for slot in listing.slots}
     if "snapshot" in kinds:
-        sources: list[ListSource[SourceEntry]] = [PartitionedSource(listing)]
+        source: ListSource[SourceEntry] = PartitionedSource(listing).seek
     else:
-        sources = [BucketSource(listing, strict="strict" in kinds)]
-    buffer = listing.context.services.writeback
-    return sources if buffer is None else [PendingSource(listing, buffer), *sources]
-
-
-async def _owner(listing: Listing) -> str:
-    """Return the owner of another object of the bucket; nothing without one, or if the origin does not say."""
-    try:
-        page = await origin_page(listing, ListRequest(limit=1))
-    except OriginError:
-        return ""
-    return (page.entries[0].template.owner or "") if page.entries else ""
+        source = BucketSource(listing, strict="strict" in kinds).seek
+    return [source] if listing.context.services.writeback is None else [partial(seek_pending, listing), source]
 
 
 def _wanted(query: ListQuery) -> ListRequest:
@@ -240,7 +219,7 @@ def _response(listing: Listing, found: FoundPage) -> Response:
         following=ListPlace(page.last, page.last_is_prefix) if page.is_truncated else None,
     )
     metrics.LISTING_PAGES.add(1, listing.context.slot.name, outcome)
-    reply = Response(200, [("content-type", "application/xml")], body, "hit" if outcome == "stale" else outcome)
+    reply = xml_response(body, "hit" if outcome == "stale" else outcome)
     if reply.cache != "hit":
         reply.reason = listing.reason
     return reply

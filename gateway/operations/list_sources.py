@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise, takewhile
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginUnreachable, SnapshotUnusable, StoreUnavailable
 from gateway.core.model import MissReason
 from gateway.metadata.catalog import is_down
-from gateway.metadata.listing.index import AuthoritativeEntry, FoundPage, NeedsLookup, found_of
-from gateway.metadata.listing.pages import END, ListRequest, Page, key_successor, prefix_end, take
+from gateway.metadata.listing.index import AuthoritativeEntry, FoundPage, ListingIndex, NeedsLookup, found_of
+from gateway.metadata.listing.pages import ListRequest, Page, key_successor, prefix_end, take
 from gateway.metadata.listing.ranges import KeyBound
 from gateway.metadata.listing.records import pack, template_of, templates_of
 from gateway.metadata.snapshots.registry import OpenSnapshot, unusable
 from gateway.operations.context import RequestContext
 from gateway.operations.merged_page import Kind, PageRow, Rows
 from gateway.operations.read_object import wants_revalidation
-from gateway.origin.client import OriginRequest, OriginResponse
+from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.checksums import upload_checksum_type
 from gateway.s3.headers import format_iso_date
@@ -40,10 +41,7 @@ from gateway.s3.list_result import (
 )
 from gateway.s3.xml_writer import element
 from gateway.writeback.journal.records import Write
-
-if TYPE_CHECKING:
-    from gateway.writeback.buffer import WritebackBuffer
-    from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.transaction import JournalTransaction
 
 ListOutcome: TypeAlias = Literal["hit", "partial", "miss", "stale"]
 """The origin of a page, as metrics count it."""
@@ -85,8 +83,11 @@ class Listing:
     held: ExitStack = field(default_factory=ExitStack)
 
     @property
+    def index(self) -> ListingIndex:
+        return self.context.services.catalog.listing
+
+    @property
     def outcome(self) -> ListOutcome:
-        """Return the outcome of the whole page."""
         if "stale" in self.outcomes:
             return "stale"
         return next(iter(self.outcomes)) if len(self.outcomes) == 1 else "partial"
@@ -146,32 +147,36 @@ class BucketSource:
     async def page(self, wanted: ListRequest) -> FoundPage:
         """Return the page, from the origin if the index does not know it."""
         known = self.known(wanted)
-        if isinstance(known, FoundPage):
-            return known
-        found, outcome = await self.fetch_page(wanted, known)
-        self._listing.outcomes.add(outcome)
-        return found
+        return known if isinstance(known, FoundPage) else await self.fetch_page(wanted, known)
 
-    async def fetch_page(self, wanted: ListRequest, known: NeedsLookup | None) -> tuple[FoundPage, ListOutcome]:
-        """Ask the origin for a page; return it with its outcome."""
+    async def fetch_page(self, wanted: ListRequest, known: NeedsLookup | None) -> FoundPage:
+        """Ask the origin for a page; return an older one of the index if it does not answer and the slots allow it."""
+        listing, outcomes = self._listing, self._listing.outcomes
         if self._strict:
-            question = "page", self._listing.bucket, wanted, self._listing.query.with_owner
-            joined = self._listing.context.services.catalog.joined_calls
-            self._listing.reason = "not-kept"
-            return found_of(await joined.ask(question, lambda: self._page_with_keys(wanted))), "miss"
+            question = "page", listing.bucket, wanted, listing.query.with_owner
+            joined = listing.context.services.catalog.joined_calls
+            listing.reason = "not-kept"
+            found = found_of(await joined.ask(question, lambda: self._page_with_keys(wanted)))
+            outcomes.add("miss")
+            return found
         if known is not None:
-            found = await self._looked_up(wanted, known.keys)
-            if found is not None:
-                self._listing.reason = "changed"
-                return found, "partial"
-        self._listing.reason = "expired" if self._has_stale(wanted) else "first-read"
-        return await self._ask(wanted)
-
-    def _has_stale(self, wanted: ListRequest) -> bool:
-        listing = self._listing
-        index, first = listing.context.services.catalog.listing, replace(wanted, limit=1)
-        found = index.find(listing.bucket, first, _OF_ANY_AGE, with_owner=listing.query.with_owner, stale=True)
-        return found is not None
+            looked_up = await self._looked_up(wanted, known.keys)
+            if looked_up is not None:
+                listing.reason = "changed"
+                outcomes.add("partial")
+                return looked_up
+        is_known = self._find(replace(wanted, limit=1), stale=True, bound=_OF_ANY_AGE) is not None
+        listing.reason = "expired" if is_known else "first-read"
+        try:
+            found = await self._shared_page(wanted)
+        except (OriginUnreachable, OriginAnswered) as error:
+            stale = self._find(wanted, stale=True) if is_down(error) else None
+            if not isinstance(stale, FoundPage):
+                raise
+            outcomes.add("stale")
+            return stale
+        outcomes.add("miss")
+        return found
 
     def _find(
         self,
@@ -179,10 +184,11 @@ class BucketSource:
         *,
         stale: bool = False,
         truths: Mapping[bytes, AuthoritativeEntry] | None = None,
+        bound: KeyBound | None = None,
     ) -> FoundPage | NeedsLookup | None:
         listing = self._listing
-        index, with_owner = listing.context.services.catalog.listing, listing.query.with_owner
-        return index.find(listing.bucket, wanted, listing.bound, with_owner=with_owner, stale=stale, truths=truths)
+        with_owner, bound = listing.query.with_owner, bound or listing.bound
+        return listing.index.find(listing.bucket, wanted, bound, with_owner=with_owner, stale=stale, truths=truths)
 
     async def _looked_up(self, wanted: ListRequest, keys: Sequence[bytes]) -> FoundPage | None:
         """Return the index's page after looking up these keys; None if they are too many, or the origin refuses."""
@@ -201,7 +207,7 @@ class BucketSource:
 
     async def _lookup(self, key: bytes) -> AuthoritativeEntry:
         """Return the origin's LIST entry of one key, to the letter: a HEAD has less, and other fields."""
-        bucket, index = self._listing.bucket, self._listing.context.services.catalog.listing
+        bucket, index = self._listing.bucket, self._listing.index
         asked = index.asked(bucket)
         page = await origin_page(self._listing, ListRequest(key, limit=1))
         entry = page.entries[0] if page.entries and page.entries[0].key == key else None
@@ -209,19 +215,8 @@ class BucketSource:
         index.learn_truth(bucket, key, truth, asked)
         return truth
 
-    async def _ask(self, wanted: ListRequest) -> tuple[FoundPage, ListOutcome]:
-        """Return the origin's page; an older one of the index if the origin does not answer and the slots allow it."""
-        try:
-            return await self._shared_page(wanted), "miss"
-        except (OriginUnreachable, OriginAnswered) as error:
-            stale = self._find(wanted, stale=True) if is_down(error) else None
-            if not isinstance(stale, FoundPage):
-                raise
-            return stale, "stale"
-
     async def _shared_page(self, wanted: ListRequest) -> FoundPage:
-        listing = self._listing
-        index = listing.context.services.catalog.listing
+        listing, index = self._listing, self._listing.index
         asked = index.asked(listing.bucket)
 
         async def send() -> FoundPage:
@@ -261,19 +256,8 @@ def _until(rows: ObjectRows, stop: bytes) -> ObjectRows:
 
 async def origin_page(listing: Listing, wanted: ListRequest, origin_token: str | None = None) -> ListedPage:
     """Return the part of the origin's page from the wanted place on. Raises OriginAnswered for every error."""
-    async with await _send(listing, wanted, origin_token) as response:
-        if response.status != 200:
-            document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
-            raise OriginAnswered(response.status, list(response.headers.items()), document)
-        page = parse_listed_page(await _document(listing, response), with_owner=listing.query.with_owner)
-    listing.context.services.catalog.listed(listing.bucket, page.entries)
-    entries = [entry for entry in page.entries if entry.key >= wanted.start]
-    return ListedPage(entries, [prefix for prefix in page.prefixes if prefix >= wanted.start], page.next_token)
-
-
-async def _send(listing: Listing, wanted: ListRequest, origin_token: str | None) -> OriginResponse:
-    query = [("list-type", "2"), ("encoding-type", "url"), ("prefix", wanted.prefix.decode())]
-    query.append(("max-keys", str(wanted.limit)))
+    query: list[tuple[str, str | None]] = [("list-type", "2"), ("encoding-type", "url")]
+    query += [("prefix", wanted.prefix.decode()), ("max-keys", str(wanted.limit))]
     if wanted.delimiter:
         query.append(("delimiter", wanted.delimiter.decode()))
     if listing.query.with_owner:
@@ -282,19 +266,30 @@ async def _send(listing: Listing, wanted: ListRequest, origin_token: str | None)
         query.append(("continuation-token", origin_token))
     elif wanted.start > wanted.prefix:
         query.append(("start-after", before(wanted.start)))
-    request = OriginRequest("GET", listing.bucket, None, query, slot=listing.context.slot.name)
-    return await listing.context.services.origin.send(request)
+    document = await listing_document(listing.context, listing.bucket, query, PAGE_SIZE_BYTES_MAX)
+    page = parse_listed_page(document, with_owner=listing.query.with_owner)
+    listing.context.services.catalog.listed(listing.bucket, page.entries)
+    entries = [entry for entry in page.entries if entry.key >= wanted.start]
+    return ListedPage(entries, [prefix for prefix in page.prefixes if prefix >= wanted.start], page.next_token)
 
 
-async def _document(listing: Listing, response: OriginResponse) -> bytes:
-    with listing.context.services.buffers.holding() as held:
-        body = bytearray()
-        async for piece in response.stream():
-            held.grow(len(piece))
-            body += piece
-            if len(body) > PAGE_SIZE_BYTES_MAX:
-                raise OriginBodyError("the origin's answer to ListObjectsV2 is too long")
-        return bytes(body)
+async def listing_document(
+    context: RequestContext, bucket: str, query: Sequence[tuple[str, str | None]], size_bytes_max: int
+) -> bytes:
+    """Return the origin's answer to a question about what a bucket holds. Raises OriginAnswered for every error."""
+    request = OriginRequest("GET", bucket, None, query, slot=context.slot.name)
+    async with await context.services.origin.send(request) as response:
+        if response.status != 200:
+            document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
+            raise OriginAnswered(response.status, list(response.headers.items()), document)
+        with context.services.buffers.holding() as grow:
+            body = bytearray()
+            async for piece in response.stream():
+                grow(len(piece))
+                body += piece
+                if len(body) > size_bytes_max:
+                    raise OriginBodyError("the origin's answer to a listing is too long")
+            return bytes(body)
 
 
 def before(place: bytes) -> str:
@@ -302,17 +297,10 @@ def before(place: bytes) -> str:
     if place.endswith(b"\0"):
         return place[:-1].decode("utf-8", "ignore")
     for text in (place[:-1] + bytes([place[-1] - 1]) + _GREATEST if place else b"", place[:-1]):
-        if len(text) <= _KEY_BYTES_MAX and _is_text(text):
-            return text.decode()
+        with suppress(UnicodeDecodeError):
+            if len(text) <= _KEY_BYTES_MAX:
+                return text.decode()
     return place[:-1].decode("utf-8", "ignore")
-
-
-def _is_text(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 # Snapshots
@@ -383,50 +371,38 @@ class PartitionedSource:
 def parts(slots: Slots, bucket: str, start: bytes, stop: bytes) -> list[SourcePart]:
     """Return [start, stop) of a bucket in order; adjacent ranges that nothing freezes are one part."""
     found: list[SourcePart] = []
-    for part in _pieces(slots, bucket, start, stop):
-        if found and part.slot is None and found[-1].slot is None:
-            part = SourcePart(found.pop().start, part.stop, None)
-        found.append(part)
-    return found
-
-
-def _pieces(slots: Slots, bucket: str, start: bytes, stop: bytes) -> Iterator[SourcePart]:
     prefixes = [(slot.prefix.key_prefix.encode(), slot) for slot in slots.of_bucket(bucket)]
-    edges = {b"", END, *(prefix for prefix, _ in prefixes), *(prefix_end(prefix) for prefix, _ in prefixes)}
+    edges = {edge for prefix, _ in prefixes for edge in (prefix, prefix_end(prefix))}
     inner = sorted({start, stop, *(edge for edge in edges if start < edge < stop)})
     for first, last in pairwise(inner):
-        slot = next((slot for prefix, slot in prefixes if _holds(prefix, first)), None)
-        yield SourcePart(first, last, slot if slot is not None and slot.consistency == "snapshot" else None)
-
-
-def _holds(prefix: bytes, place: bytes) -> bool:
-    return prefix <= place < prefix_end(prefix) if prefix else True
+        slot = next((slot for prefix, slot in prefixes if prefix <= first < prefix_end(prefix)), None)
+        if slot is not None and slot.consistency == "snapshot":
+            found.append(SourcePart(first, last, slot))
+        elif found and found[-1].slot is None:
+            found[-1] = found[-1]._replace(stop=last)
+        else:
+            found.append(SourcePart(first, last, None))
+    return found
 
 
 # What is pending
 
 
-class PendingSource:
-    """The pending writes of this node, which take precedence over the bucket.
+async def seek_pending(listing: Listing, wanted: ListRequest) -> ObjectRows:
+    """Return rows of the pending writes of this node, which take precedence over the bucket.
 
-    It is read before the bucket: an object that the flush moves in between is in both, and none is missed. Entries of
-    pending objects have the owner None until they get another.
+    They are read before the bucket: an object that the flush moves in between is in both, and none is missed. Entries
+    of pending objects have the owner None until they get another. Other requests run between the looks.
     """
-
-    def __init__(self, listing: Listing, buffer: WritebackBuffer) -> None:
-        self._listing = listing
-        self._buffer = buffer
-
-    async def seek(self, wanted: ListRequest) -> ObjectRows:
-        """Return pending rows; other requests run between the looks."""
-        rows: list[ObjectRow] = []
-        while True:
-            found = self._buffer.look(lambda tx: pending_rows(tx, self._listing.bucket, wanted, _ROWS_AT_A_LOOK))  # noqa: B023
-            rows += found.rows
-            if found.end is None or len(rows) >= max(wanted.limit, _PENDING_ROWS_MIN):
-                return Rows(rows, found.end)
-            await asyncio.sleep(0)
-            wanted = replace(wanted, begin=found.end)
+    rows: list[ObjectRow] = []
+    while True:
+        looking = partial(pending_rows, bucket=listing.bucket, wanted=wanted, count=_ROWS_AT_A_LOOK)
+        found = listing.context.buffer.look(looking)
+        rows += found.rows
+        if found.end is None or len(rows) >= max(wanted.limit, _PENDING_ROWS_MIN):
+            return Rows(rows, found.end)
+        await asyncio.sleep(0)
+        wanted = replace(wanted, begin=found.end)
 
 
 def pending_rows(tx: JournalTransaction, bucket: str, wanted: ListRequest, count: int) -> ObjectRows:

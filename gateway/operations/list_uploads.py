@@ -6,16 +6,15 @@ The origin's uploads behind ours are left out: clients know them by our ids, hav
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from gateway.core.errors import OriginAnswered, OriginBodyError
+from gateway.core.errors import OriginBodyError
 from gateway.core.model import ObjectKey
 from gateway.metadata.listing.pages import ListRequest, key_successor, prefix_end
-from gateway.operations.context import RequestContext, Response
-from gateway.operations.list_sources import before
-from gateway.operations.merged_page import Kind, ListSource, MergedPage, PageRow, Rows
-from gateway.origin.client import OriginRequest
+from gateway.operations.context import RequestContext, Response, xml_response
+from gateway.operations.list_sources import before, listing_document
+from gateway.operations.merged_page import Kind, MergedPage, PageRow, Rows
 from gateway.s3.headers import format_iso_date
 from gateway.s3.upload_list import (
     UPLOADS_MAX,
@@ -31,13 +30,9 @@ from gateway.s3.upload_list import (
     uploads_query,
 )
 from gateway.s3.xml_writer import element
+from gateway.writeback.journal.records import Write
+from gateway.writeback.journal.transaction import JournalTransaction
 
-if TYPE_CHECKING:
-    from gateway.writeback.buffer import WritebackBuffer
-    from gateway.writeback.journal.records import Write
-    from gateway.writeback.journal.transaction import JournalTransaction
-
-_ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 _PAGES_MAX = 100
 
 
@@ -52,27 +47,26 @@ _Row = PageRow[_Listed]
 _Rows = Rows[_Listed]
 
 
-async def list_uploads(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    """Return the page, or the origin's error."""
+async def list_uploads(context: RequestContext) -> Response:
     query = uploads_query(context.request)
-    listing = _Listing(context, buffer, query, buffer.look(lambda tx: _place_in(tx, query)))
+    listing = _Listing(context, query, context.buffer.look(lambda tx: _place_in(tx, query)))
     wanted = ListRequest(query.prefix.encode(), query.delimiter.encode(), query.limit)
-    sources: list[ListSource[_Listed]] = [_OwnUploads(listing), _OriginUploads(listing)]
-    page = MergedPage(wanted, sources)
+    page = MergedPage(wanted, [listing.own, listing.of_origin])
     await page.fill()
     uploads = [row.content.upload for row in page.rows if row.content is not None]
     prefixes = [row.name.decode() for row in page.rows if row.content is None]
     following = _following(query, page.rows) if page.is_truncated else None
     body = uploads_document(listing.bucket, query, uploads, prefixes, following)
-    return Response(200, [("content-type", "application/xml")], body, "partial", reason="not-kept")
+    return replace(xml_response(body, "partial"), reason="not-kept")
 
 
-def may_concern_uploads(context: RequestContext, buffer: WritebackBuffer) -> bool:
+def may_concern_uploads(context: RequestContext) -> bool:
     """Return whether uploads may be open here, or were when the previous page was given."""
     bucket, prefix = context.request.bucket or "", context.request.parameter("prefix") or ""
     if any(slot.is_buffered for slot in context.services.slots.under(bucket, prefix)):
         return True
-    return is_place(context.request.parameter("upload-id-marker") or "") or buffer.look(lambda tx: _is_busy(tx, bucket))
+    is_marked = is_place(context.request.parameter("upload-id-marker") or "")
+    return is_marked or context.buffer.look(lambda tx: _is_busy(tx, bucket))
 
 
 def _is_busy(tx: JournalTransaction, bucket: str) -> bool:
@@ -88,7 +82,6 @@ def _place_in(tx: JournalTransaction, query: UploadsQuery) -> UploadPlace | None
 
 
 def _following(query: UploadsQuery, rows: Sequence[_Row]) -> tuple[str, str]:
-    """Return the markers of the next page."""
     last = rows[-1]
     if last.content is None:
         return last.name.decode(), ""
@@ -108,7 +101,6 @@ class _Listing:
     """One request. `place` is where it begins among the uploads of its key marker; None: behind all of them."""
 
     context: RequestContext
-    buffer: WritebackBuffer
     query: UploadsQuery
     place: UploadPlace | None
 
@@ -127,29 +119,21 @@ class _Listing:
         return PageRow(name, Kind.ENTRY, rank, _Listed(upload, is_ours))
 
     def _is_behind_place(self, upload: ListedUpload, is_ours: bool) -> bool:
-        if self.place is None:
-            return False
-        if not is_ours:
-            return True  # the origin was asked from this place on
+        if self.place is None or not is_ours:
+            return self.place is not None  # the origin was asked from this place on
         return self.place.ours is None or (upload.initiated, upload.upload_id) > self.place.ours
 
+    async def own(self, wanted: ListRequest) -> _Rows:
+        """Return the uploads that are open on this node."""
+        return self.context.buffer.look(lambda tx: self._own(tx, wanted))
 
-class _OwnUploads:
-    """The uploads that are open on this node."""
-
-    def __init__(self, listing: _Listing) -> None:
-        self._listing = listing
-
-    async def seek(self, wanted: ListRequest) -> _Rows:
-        return self._listing.buffer.look(lambda tx: self._rows(tx, wanted))
-
-    def _rows(self, tx: JournalTransaction, wanted: ListRequest) -> _Rows:
+    def _own(self, tx: JournalTransaction, wanted: ListRequest) -> _Rows:
         """Return all uploads of a key or none: the journal orders them by id."""
-        listing, rows = self._listing, list[_Row]()
-        after = before(wanted.begin) if wanted.begin else listing.query.key_marker
+        rows = list[_Row]()
+        after = before(wanted.begin) if wanted.begin else self.query.key_marker
         while True:
-            for upload in tx.uploads.under(listing.bucket, wanted.prefix.decode(), (after, "")):
-                row = listing.row(wanted, _listed(upload), is_ours=True)
+            for upload in tx.uploads.under(self.bucket, wanted.prefix.decode(), (after, "")):
+                row = self.row(wanted, _listed(upload), is_ours=True)
                 if row is None:
                     continue
                 if len(rows) > wanted.limit and rows[-1].name != row.name:
@@ -161,31 +145,12 @@ class _OwnUploads:
             else:
                 return Rows(_in_order(rows))
 
-
-def _in_order(rows: list[_Row]) -> list[_Row]:
-    return sorted(rows, key=lambda row: (row.name, row.rank))
-
-
-def _listed(upload: Write) -> ListedUpload:
-    storage_class = upload.spec.headers.get("x-amz-storage-class", "STANDARD")
-    initiated = format_iso_date(upload.began_at).removesuffix("Z") + ".000Z"
-    rest = element("StorageClass", storage_class) + element("Initiated", initiated)
-    algorithm = upload.spec.headers.get("x-amz-checksum-algorithm")
-    rest += "" if algorithm is None else element("ChecksumAlgorithm", algorithm.upper())
-    return ListedUpload(upload.spec.key.key, upload.upload_id or "", upload.began_at, rest)
-
-
-class _OriginUploads:
-    """The origin's own uploads, without those behind ours."""
-
-    def __init__(self, listing: _Listing) -> None:
-        self._listing = listing
-
-    async def seek(self, wanted: ListRequest) -> _Rows:
+    async def of_origin(self, wanted: ListRequest) -> _Rows:
+        """Return the origin's own uploads, without those behind ours."""
         rows: list[_Row] = []
         markers = (before(wanted.begin), "") if wanted.begin else self._first_markers()
         for _ in range(_PAGES_MAX):
-            is_busy = self._listing.buffer.look(lambda tx: _is_busy(tx, self._listing.bucket))
+            is_busy = self.context.buffer.look(lambda tx: _is_busy(tx, self.bucket))
             page = await (self._foreign_uploads(wanted, markers) if is_busy else self._ask(wanted, markers))
             rows += self._rows_of(wanted, page, is_busy=is_busy)
             if page.following is None:
@@ -199,18 +164,18 @@ class _OriginUploads:
 
     def _first_markers(self) -> tuple[str, str]:
         """Return the request's markers. Without an id of the origin's own, list the marked key from its beginning."""
-        marker, place = self._listing.query.key_marker, self._listing.place
+        marker, place = self.query.key_marker, self.place
         if place is None or place.origin_upload_id:
             return marker, "" if place is None else place.origin_upload_id
         return before(marker.encode()), ""
 
     def _rows_of(self, wanted: ListRequest, page: UploadsPage, *, is_busy: bool) -> list[_Row]:
         """Return a page's rows. If ours may be among the origin's, a common prefix may cover only them."""
-        marker, kind = self._listing.query.key_marker.encode(), Kind.DOUBTFUL_PREFIX if is_busy else Kind.PREFIX
+        marker, kind = self.query.key_marker.encode(), Kind.DOUBTFUL_PREFIX if is_busy else Kind.PREFIX
         names = [prefix.encode() for prefix in page.prefixes]
         rows: list[_Row] = [PageRow(one, kind) for one in names if one > marker and prefix_end(one) > wanted.begin]
         for upload in page.uploads:
-            row = self._listing.row(wanted, upload, is_ours=False)
+            row = self.row(wanted, upload, is_ours=False)
             if row is not None:
                 rows.append(row)
         return sorted(rows, key=lambda row: row.name)
@@ -221,19 +186,17 @@ class _OriginUploads:
         One of ours may have ended while the page was on its way: apparently foreign ones are asked for once more.
         """
         page = await self._ask(wanted, markers)
-        foreign = self._listing.buffer.look(lambda tx: self._foreign_in(tx, page.uploads))
+        foreign = self.context.buffer.look(lambda tx: self._foreign_in(tx, page.uploads))
         if foreign:
             again = {one.upload_id for one in (await self._ask(wanted, markers)).uploads}
             foreign = [one for one in foreign if one.upload_id in again]
         return page._replace(uploads=foreign)
 
     def _foreign_in(self, tx: JournalTransaction, listed: Sequence[ListedUpload]) -> list[ListedUpload]:
-        bucket = self._listing.bucket
-        ours = {key: tx.uploads.origin_upload_ids(ObjectKey(bucket, key)) for key in {one.key for one in listed}}
+        ours = {key: tx.uploads.origin_upload_ids(ObjectKey(self.bucket, key)) for key in {one.key for one in listed}}
         return [one for one in listed if one.upload_id not in ours[one.key]]
 
     async def _ask(self, wanted: ListRequest, markers: tuple[str, str]) -> UploadsPage:
-        context = self._listing.context
         said = [
             ("prefix", wanted.prefix.decode()),
             ("delimiter", wanted.delimiter.decode()),
@@ -242,9 +205,17 @@ class _OriginUploads:
         said += [("upload-id-marker", markers[1])] if markers[0] else []
         query: list[tuple[str, str | None]] = [("uploads", ""), ("encoding-type", "url")]
         query += [("max-uploads", str(UPLOADS_MAX)), *((name, value) for name, value in said if value)]
-        request = OriginRequest("GET", self._listing.bucket, None, query, slot=context.slot.name)
-        async with await context.services.origin.send(request) as response:
-            if response.status != 200:
-                document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
-                raise OriginAnswered(response.status, list(response.headers.items()), document)
-            return parse_uploads_page(await response.read(UPLOADS_SIZE_BYTES_MAX))
+        return parse_uploads_page(await listing_document(self.context, self.bucket, query, UPLOADS_SIZE_BYTES_MAX))
+
+
+def _in_order(rows: list[_Row]) -> list[_Row]:
+    return sorted(rows, key=lambda row: (row.name, row.rank))
+
+
+def _listed(upload: Write) -> ListedUpload:
+    storage_class = upload.spec.headers.get("x-amz-storage-class", "STANDARD")
+    initiated = format_iso_date(upload.began_at).removesuffix("Z") + ".000Z"
+    rest = element("StorageClass", storage_class) + element("Initiated", initiated)
+    algorithm = upload.spec.headers.get("x-amz-checksum-algorithm")
+    rest += "" if algorithm is None else element("ChecksumAlgorithm", algorithm.upper())
+    return ListedUpload(upload.spec.key.key, upload.upload_id or "", upload.began_at, rest)

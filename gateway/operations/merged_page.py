@@ -5,12 +5,12 @@ rows of each source from a place on → merged: for a name of several sources th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
 from heapq import merge
 from itertools import groupby
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from gateway.metadata.listing.pages import ListRequest, prefix_end
 from gateway.s3.list_objects import PAGE_KEYS_MAX
@@ -19,8 +19,6 @@ T = TypeVar("T")
 
 
 class Kind(Enum):
-    """The kinds of names in a source."""
-
     ENTRY = "entry"
     PREFIX = "common prefix"
     TOMBSTONE = "tombstone"
@@ -30,9 +28,8 @@ class Kind(Enum):
     """A prefix that may cover nothing: that must be found out."""
 
 
-_ENTRY, _PREFIX, _TOMBSTONE, _DOUBTFUL_PREFIX = Kind
-_LISTED = (_ENTRY, _PREFIX)
-_PREFIXES = (_PREFIX, _DOUBTFUL_PREFIX)
+_LISTED = (Kind.ENTRY, Kind.PREFIX)
+_PREFIXES = (Kind.PREFIX, Kind.DOUBTFUL_PREFIX)
 
 
 class PageRow(NamedTuple, Generic[T]):
@@ -55,9 +52,8 @@ class Rows(NamedTuple, Generic[T]):
     has_more: bool = False
 
 
-class ListSource(Protocol[T]):
-    async def seek(self, wanted: ListRequest) -> Rows[T]:
-        """Return rows of `wanted` from its start on: `wanted.limit` of them, or all, or those known at once."""
+ListSource: TypeAlias = Callable[[ListRequest], Awaitable[Rows[T]]]
+"""Returns rows of a request from its start on: `limit` of them, or all, or those known at once."""
 
 
 class MergedPage(Generic[T]):
@@ -73,15 +69,20 @@ class MergedPage(Generic[T]):
         """Take rows until the page is full, or the sources have no more. Raises as they do."""
         wanted = self._wanted
         if wanted.limit == 0:
-            await self._sources[-1].seek(wanted)  # raises if there is no such bucket
+            await self._sources[-1](wanted)  # raises if there is no such bucket
             return
         while True:
             found = await self._seek(wanted)
             end = min((rows.end for rows in found if rows.end is not None), default=None)
             for row in _first_words(found, end):
-                await self._take(row, wanted)
-                if self.is_truncated:
+                is_listed = row.kind in _LISTED or (
+                    row.kind is Kind.DOUBTFUL_PREFIX and await self._is_anything_below(row, wanted)
+                )
+                if is_listed and not self._room():
+                    self.is_truncated = True
                     return
+                if is_listed:
+                    self.rows.append(row)
                 if end is not None and row.kind in _PREFIXES:
                     end = max(end, prefix_end(row.name))  # a source may end within it
             if end is None:
@@ -96,17 +97,9 @@ class MergedPage(Generic[T]):
         found: list[Rows[T]] = []
         limit = max(self._room(), 1)
         for source in self._sources:
-            found.append(await source.seek(replace(wanted, limit=min(limit, PAGE_KEYS_MAX))))
+            found.append(await source(replace(wanted, limit=min(limit, PAGE_KEYS_MAX))))
             limit += sum(row.kind not in _LISTED for row in found[-1].rows)
         return found
-
-    async def _take(self, row: PageRow[T], wanted: ListRequest) -> None:
-        if row.kind is _TOMBSTONE or (row.kind is _DOUBTFUL_PREFIX and not await self._is_anything_below(row, wanted)):
-            return
-        if self._room():
-            self.rows.append(row)
-        else:
-            self.is_truncated = True
 
     async def _is_anything_below(self, prefix: PageRow[T], wanted: ListRequest) -> bool:
         below = MergedPage(ListRequest(prefix.name, limit=1, begin=wanted.begin), self._sources)

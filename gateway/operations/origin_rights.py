@@ -19,14 +19,14 @@ its flush: neither a wait nor a conflict must show callers without the right to 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginUnreachable, S3Error
 from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_plainly_asked
-from gateway.operations.context import Answer, RequestContext, Response, Told
+from gateway.operations.context import Answer, RequestContext, Response, Told, awaited
 from gateway.operations.read_object import CurrentVersions, judged_by_the_origin
 from gateway.operations.writeback.past_the_buffer import FlushWait
 from gateway.origin.client import KeyPair, OriginRequest
@@ -51,8 +51,6 @@ _LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2, Operat
 _ANSWER_BYTES_MAX = 64 * 1024
 _LAST_CHARACTER = "\U0010ffff"
 
-_LATER = {"Retry-After": "1"}
-
 _REFUSED = frozenset({401, 403})
 
 _OF_A_SOURCE = {
@@ -71,23 +69,24 @@ def authorized_by_origin(context: RequestContext, perform: Callable[[RequestCont
     Raises, now or when awaited: S3Error AccessDenied for a caller without a key; OriginAnswered with the origin's
     refusal; OriginUnreachable, or S3Error ServiceUnavailable, if the origin does not say.
     """
-    sources, is_judged = _sources(context), _is_judged(context)
+    slots, request = context.services.slots, context.request
+    sources = [one for one in _copied(request) or () if _is_by_origin(slots.find(*one.key))]
+    is_judged = _is_judged(context)
     context.signed_by, context.may_read = None, False
-    if not sources and not is_judged:
-        return perform(context)
-    pair = _pair(context)
+    pair = _pair(context) if sources or is_judged else None
     if pair is None:
         return perform(context)
-    of_source = _headers_of_source(context.request)
-    questions: list[_Question] = [_Read(context, pair, key, version, of_source, None) for key, version in sources]
+    of_source = {_OF_A_SOURCE[name]: value for name, value in request.headers.items() if name in _OF_A_SOURCE}
+    questions: list[_Question] = [_Read(context, pair, *one, of_source, None) for one in sources]
     operation = context.request.operation
     if sources and operation is Operation.COPY_OBJECT:
         context.signed_by = pair
     if is_judged:
         context.signed_by = pair
         if operation in _READS:
-            if _is_forwarded(context):
-                return perform(context)
+            is_current = context.slot.consistency != "snapshot" and not _is_pending(context, context.object_key)
+            if is_current and CurrentVersions(context).must_forward():
+                return perform(context)  # in the caller's own name: a question would ask the same
             headers = judged_by_the_origin(context.request)
             questions.append(_Read(context, pair, context.object_key, None, headers, operation))
         elif operation in _LISTINGS:
@@ -119,7 +118,7 @@ async def judge_deletions(context: RequestContext, keys: Sequence[str]) -> Mappi
             await judge_wait(context, [ObjectKey(bucket, key)])
         except OriginAnswered as refusal:
             refusals[key] = refusal
-    await FlushWait(context, services.writeback).for_keys(ObjectKey(bucket, key) for key in keys if key not in refusals)
+    await FlushWait(context).for_keys(ObjectKey(bucket, key) for key in keys if key not in refusals)
     return refusals
 
 
@@ -160,28 +159,16 @@ def _is_judged(context: RequestContext) -> bool:
     request, slots = context.request, context.services.slots
     if request.operation is Operation.DELETE_OBJECTS:
         return False  # by its keys (judge_deletions)
-    if _names_anything(request):
-        return True
+    if "x-amz-rename-source" in request.headers or _copied(request) is None or names_foreign_source(request.headers):
+        return True  # it may name anything
     if request.key is not None and not is_form(request):
         return _is_by_origin(context.slot)
     prefix = (request.parameter("prefix") or "") if request.operation in _LISTINGS else ""
     return any(_is_by_origin(slot) for slot in slots.under(request.bucket or "", prefix))
 
 
-def _names_anything(request: S3Request) -> bool:
-    if "x-amz-rename-source" in request.headers or _copied(request) is None:
-        return True
-    return names_foreign_source(request.headers)
-
-
-def _sources(context: RequestContext) -> list[tuple[ObjectKey, str | None]]:
-    """Return what a copy reads of slots whose callers the origin judges. Servers disagree on the meaning of `+`."""
-    slots = context.services.slots
-    return [(one.key, one.version_id) for one in _copied(context.request) or () if _is_by_origin(slots.find(*one.key))]
-
-
 def _copied(request: S3Request) -> set[CopySource] | None:
-    """Return the request's sources; None if it has a copy source that cannot be read here."""
+    """Return the request's sources: servers disagree on the meaning of `+`. None if one cannot be read here."""
     text = request.headers.get("x-amz-copy-source")
     if text is None:
         return set()
@@ -189,10 +176,6 @@ def _copied(request: S3Request) -> set[CopySource] | None:
         return {parse_copy_source(one) for one in {text, text.replace("+", "%2B")}}
     except S3Error:
         return None
-
-
-def _headers_of_source(request: S3Request) -> dict[str, str]:
-    return {_OF_A_SOURCE[name]: value for name, value in request.headers.items() if name in _OF_A_SOURCE}
 
 
 def _pair(context: RequestContext) -> KeyPair | None:
@@ -204,19 +187,14 @@ def _pair(context: RequestContext) -> KeyPair | None:
     return context.pair
 
 
-def _is_forwarded(context: RequestContext) -> bool:
-    """Return whether a read is itself sent to the origin in the caller's own name: a question would ask the same."""
-    if context.slot.consistency == "snapshot" or _is_pending(context, context.object_key):
-        return False
-    return CurrentVersions(context).must_forward()
-
-
 def _is_pending(context: RequestContext, key: ObjectKey) -> bool:
     buffer = context.services.writeback
-    return buffer is not None and buffer.may_be_pending(key) and buffer.pending(key) is not None
+    return buffer is not None and context.buffer.may_be_pending(key) and context.buffer.pending(key) is not None
 
 
 # Asking
+
+T = TypeVar("T")
 
 
 class _Question(Protocol):
@@ -233,21 +211,20 @@ async def _asked(
     for question in questions:
         await question.ask()
     context.may_read = True
-    answer = perform(context)
-    return answer if isinstance(answer, Response) else await answer
+    return await awaited(perform(context))
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """The time of a question, and the settings under which it was asked."""
-
-    at_seconds: float
-    generation: int
-
-
-def _now(context: RequestContext) -> _Asked:
-    services = context.services
-    return _Asked(services.clock.monotonic(), services.rights.generation)
+async def _counted(slot: Slot, asking: Awaitable[T]) -> T:
+    try:
+        answer = await asking
+    except OriginUnreachable:
+        metrics.AUTHORIZATIONS.add(1, slot.name, "failed")
+        raise
+    except OriginAnswered as refusal:
+        metrics.AUTHORIZATIONS.add(1, slot.name, "denied" if refusal.status == 403 else "other")
+        raise
+    metrics.AUTHORIZATIONS.add(1, slot.name, "allowed")
+    return answer
 
 
 def _not_said(slot: Slot) -> Exception:
@@ -255,48 +232,65 @@ def _not_said(slot: Slot) -> Exception:
     return s3_error(
         "ServiceUnavailable",
         "The origin does not say whether the caller may do this. Please try again.",
-        headers=_LATER,
+        headers={"Retry-After": "1"},
     )
 
 
+async def _check(context: RequestContext, slot: Slot, request: OriginRequest) -> None:
+    """Raise OriginAnswered with the origin's document if it refuses a request in the caller's own name."""
+    async with await context.services.origin.send(request) as response:
+        if response.status == 206:
+            await response.read(_ANSWER_BYTES_MAX)
+        if response.status in (200, 206, 416):  # an empty object has no first byte
+            return
+        if response.status >= 500:
+            raise _not_said(slot)
+        document = await response.read(_ANSWER_BYTES_MAX)
+        if error_code_of(document) != "InvalidObjectState":  # that an object is archived, only allowed readers learn
+            raise OriginAnswered(response.status, list(response.headers.items()), document)
+
+
+@dataclass(slots=True)
 class _Read:
     """The question whether the caller may read an object. `operation` None: only as the source of a copy."""
 
-    def __init__(
-        self,
-        context: RequestContext,
-        pair: KeyPair,
-        key: ObjectKey,
-        version_id: str | None,
-        headers: Mapping[str, str],
-        operation: Operation | None,
-    ) -> None:
-        self._context = context
-        self._pair = pair
-        self._key = key
-        self._version_id = version_id
-        self._slot = context.services.slots.find(*key)
-        self._headers = headers
-        self._is_own = operation is not None
-        self._is_of_bytes = operation is not Operation.HEAD_OBJECT or CHECKSUM_MODE in self._headers
+    context: RequestContext
+    pair: KeyPair
+    key: ObjectKey
+    version_id: str | None
+    headers: Mapping[str, str]
+    operation: Operation | None
+    slot: Slot = field(init=False)
+    is_of_bytes: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.slot = self.context.services.slots.find(*self.key)
+        self.is_of_bytes = self.operation is not Operation.HEAD_OBJECT or CHECKSUM_MODE in self.headers
 
     def is_remembered(self) -> bool:
-        if self._version_id is not None or not self._context.services.rights.holds(self._right(self._kind)):
+        right = self._right("bytes" if self.is_of_bytes else "metadata")
+        if self.version_id is not None or not self.context.services.rights.holds(right):
             return False
-        if not self._is_own and not is_plainly_asked(self._headers):
+        if self.operation is None and not is_plainly_asked(self.headers):
             return False
-        metrics.AUTHORIZATIONS.add(1, self._slot.name, "remembered")
+        metrics.AUTHORIZATIONS.add(1, self.slot.name, "remembered")
         return True
 
     async def ask(self) -> None:
-        context = self._context
-        if _is_pending(context, self._key) and context.services.writeback is not None:
+        context, rights = self.context, self.context.services.rights
+        if _is_pending(context, self.key):
             await self.may_be_told_to_wait()
-            await FlushWait(context, context.services.writeback).for_keys([self._key])  # else it says "not there"
-        asked, began = _now(context), time.perf_counter()
+            await FlushWait(context).for_keys([self.key])  # else it says "not there"
+        asked_seconds, generation, began = context.services.clock.monotonic(), rights.generation, time.perf_counter()
         head = await self._granted()
-        self._remember(head, asked)
-        if head is not None and self._is_own and self._may_be_told():
+        if self.version_id is None and is_plainly_asked(self.headers):
+            kinds: set[RightTo] = {"metadata"}
+            if self.is_of_bytes or (head is not None and not _needs_a_key(head)):
+                kinds.add("bytes")
+            for kind in kinds:
+                rights.grant(self._right(kind), asked_seconds + self.slot.authorization_ttl_seconds, generation)
+        is_whole = context.request.parameter("partNumber") is None
+        if head is not None and self.operation is not None and self.slot.consistency == "strict" and is_whole:
             context.told = Told(head, began)
 
     async def may_be_told_to_wait(self) -> None:
@@ -312,78 +306,34 @@ class _Read:
 
     async def _granted(self) -> ObjectHead | None:
         try:
-            head = await self._head()
-            if head is None or (self._is_of_bytes and _needs_a_key(head)):
-                await self._ask_for_a_byte()
-        except OriginUnreachable:
-            metrics.AUTHORIZATIONS.add(1, self._slot.name, "failed")
+            return await _counted(self.slot, self._head())
+        except OriginAnswered:
+            self.context.services.rights.revoke(self._right("bytes"))
+            self.context.services.rights.revoke(self._right("metadata"))
             raise
-        except OriginAnswered as answer:
-            self._context.services.rights.revoke(self._right("bytes"))
-            self._context.services.rights.revoke(self._right("metadata"))
-            metrics.AUTHORIZATIONS.add(1, self._slot.name, "denied" if answer.status == 403 else "other")
-            raise
-        metrics.AUTHORIZATIONS.add(1, self._slot.name, "allowed")
-        return head
-
-    @property
-    def _kind(self) -> RightTo:
-        return "bytes" if self._is_of_bytes else "metadata"
 
     def _right(self, kind: RightTo) -> Right:
-        return self._context.services.rights.right(self._pair.access_key_id, kind, *self._key)
-
-    def _remember(self, head: ObjectHead | None, asked: _Asked) -> None:
-        if self._version_id is not None or not is_plainly_asked(self._headers):
-            return
-        rights, until = self._context.services.rights, asked.at_seconds + self._slot.authorization_ttl_seconds
-        kinds: set[RightTo] = {"metadata"}
-        if self._is_of_bytes or (head is not None and not _needs_a_key(head)):
-            kinds.add("bytes")
-        for kind in kinds:
-            rights.grant(self._right(kind), until, asked.generation)
-
-    def _may_be_told(self) -> bool:
-        return self._slot.consistency == "strict" and self._context.request.parameter("partNumber") is None
+        return self.context.services.rights.right(self.pair.access_key_id, kind, *self.key)
 
     async def _head(self) -> ObjectHead | None:
-        """Return the head; None if the answer to HEAD does not decide yet."""
-        if self._version_id is not None:
-            return None
-        catalog = self._context.services.catalog
-        try:
-            return await catalog.ask(self._key, self._slot, headers=self._headers, signed_by=self._pair)
-        except OriginAnswered as answer:
-            if answer.status >= 500:
-                raise _not_said(self._slot) from answer
-            return None  # HEAD has no document
-        except OriginBodyError:
-            return None
-
-    async def _ask_for_a_byte(self) -> None:
-        """Raise OriginAnswered with the origin's document if it refuses the first byte."""
-        calls = self._context.services.catalog.joined_calls
-        headers = frozenset(item for item in self._headers.items() if item[0] != CHECKSUM_MODE)
-        question = "first byte", self._key, self._version_id, headers, self._pair
-        await calls.ask(question, lambda: self._get(dict(headers)))
-
-    async def _get(self, headers: Mapping[str, str]) -> None:
-        query = (("versionId", self._version_id),) if self._version_id is not None else ()
-        onward = {**headers, "range": "bytes=0-0", "accept-encoding": "identity"}
-        request = OriginRequest(
-            "GET", self._key.bucket, self._key.key, query, onward, slot=self._slot.name, signed_by=self._pair
-        )
-        async with await self._context.services.origin.send(request) as response:
-            if response.status == 206:
-                await response.read(_ANSWER_BYTES_MAX)
-            if response.status in (200, 206, 416):  # an empty object has no first byte
-                return
-            if response.status >= 500:
-                raise _not_said(self._slot)
-            document = await response.read(_ANSWER_BYTES_MAX)
-            if error_code_of(document) == "InvalidObjectState":
-                return  # it is archived, as only allowed readers learn
-            raise OriginAnswered(response.status, list(response.headers.items()), document)
+        """Return the head of an object that the caller may read, if HEAD shows it; otherwise the first byte decides."""
+        catalog, head = self.context.services.catalog, None
+        if self.version_id is None:
+            try:
+                head = await catalog.ask(self.key, self.slot, headers=self.headers, signed_by=self.pair)
+            except OriginAnswered as answer:  # HEAD has no document
+                if answer.status >= 500:
+                    raise _not_said(self.slot) from answer
+            except OriginBodyError:
+                head = None
+        if head is None or (self.is_of_bytes and _needs_a_key(head)):
+            headers = frozenset(item for item in self.headers.items() if item[0] != CHECKSUM_MODE)
+            question = "first byte", self.key, self.version_id, headers, self.pair
+            onward = {**dict(headers), "range": "bytes=0-0", "accept-encoding": "identity"}
+            query = (("versionId", self.version_id),) if self.version_id is not None else ()
+            request = OriginRequest("GET", *self.key, query, onward, slot=self.slot.name, signed_by=self.pair)
+            await catalog.joined_calls.ask(question, lambda: _check(self.context, self.slot, request))
+        return head
 
 
 def _needs_a_key(head: ObjectHead) -> bool:
@@ -395,8 +345,6 @@ class _RightsListing:
 
     def __init__(self, context: RequestContext, pair: KeyPair) -> None:
         self._context = context
-        self._pair = pair
-        self._headers = judged_by_the_origin(context.request)
         request = context.request
         of_uploads = request.operation is Operation.LIST_MULTIPART_UPLOADS
         limit, begin = ("max-uploads", "key-marker") if of_uploads else ("max-keys", "start-after")
@@ -405,62 +353,39 @@ class _RightsListing:
         scope = [part for pair in sorted(said, key=lambda one: one[0]) for part in pair]
         self._right = context.services.rights.right(pair.access_key_id, right_to, request.bucket, *scope)
         end = (request.parameter("prefix") or "") + _LAST_CHARACTER
-        self._query: list[tuple[str, str | None]] = [("uploads", None) if of_uploads else ("list-type", "2"), *said]
+        query: list[tuple[str, str | None]] = [("uploads", None) if of_uploads else ("list-type", "2"), *said]
         if len(end.encode()) <= KEY_SIZE_BYTES_MAX:
-            self._query.append((begin, end))
+            query.append((begin, end))
+        headers = judged_by_the_origin(request)
+        self._request = OriginRequest(
+            "GET", request.bucket, None, query, headers, slot=context.slot.name, signed_by=pair
+        )
 
     def is_remembered(self) -> bool:
         rights, slot = self._context.services.rights, self._context.slot
         refusal = rights.refusal(self._right)
-        if refusal is not None:
-            metrics.AUTHORIZATIONS.add(1, slot.name, "remembered")
-            raise refusal
-        if not rights.holds(self._right):
+        if refusal is None and not rights.holds(self._right):
             return False
         metrics.AUTHORIZATIONS.add(1, slot.name, "remembered")
+        if refusal is not None:
+            raise refusal
         return True
 
     async def ask(self) -> None:
-        context, slot, asked = self._context, self._context.slot, _now(self._context)
-        question = self._right, frozenset(self._headers.items()), self._pair
-        rights, is_plain = context.services.rights, is_plainly_asked(self._headers)
+        context, services, request = self._context, self._context.services, self._request
+        rights, slots, is_plain = services.rights, services.slots, is_plainly_asked(request.headers)
+        asked_seconds, generation = services.clock.monotonic(), rights.generation
+        question = self._right, frozenset(request.headers.items()), request.signed_by
+        asking = services.catalog.joined_calls.ask(question, lambda: _check(context, context.slot, request))
         try:
-            await context.services.catalog.joined_calls.ask(question, self._send)
-        except OriginUnreachable:
-            metrics.AUTHORIZATIONS.add(1, slot.name, "failed")
-            raise
+            await _counted(context.slot, asking)
         except OriginAnswered as answer:
-            metrics.AUTHORIZATIONS.add(1, slot.name, "denied" if answer.status == 403 else "other")
             if answer.status == 403 and is_plain:
-                rights.refuse(self._right, answer, asked.generation)
+                rights.refuse(self._right, answer, generation)
             else:
                 rights.revoke(self._right)
             raise
-        metrics.AUTHORIZATIONS.add(1, slot.name, "allowed")
         if is_plain:
-            rights.grant(self._right, asked.at_seconds + _least_ttl_seconds(context), asked.generation)
-
-    async def _send(self) -> None:
-        context = self._context
-        request = OriginRequest(
-            "GET",
-            context.request.bucket,
-            None,
-            self._query,
-            self._headers,
-            slot=context.slot.name,
-            signed_by=self._pair,
-        )
-        async with await context.services.origin.send(request) as response:
-            if response.status == 200:
-                return
-            if response.status >= 500:
-                raise _not_said(context.slot)
-            document = await response.read(_ANSWER_BYTES_MAX)
-            raise OriginAnswered(response.status, list(response.headers.items()), document)
-
-
-def _least_ttl_seconds(context: RequestContext) -> float:
-    request = context.request
-    slots = context.services.slots.under(request.bucket or "", request.parameter("prefix") or "")
-    return min((slot.authorization_ttl_seconds for slot in slots if _is_by_origin(slot)), default=0.0)
+            under = slots.under(request.bucket or "", context.request.parameter("prefix") or "")
+            ttls = [slot.authorization_ttl_seconds for slot in under if _is_by_origin(slot)]
+            rights.grant(self._right, asked_seconds + min(ttls, default=0.0), generation)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginUnreachable
 from gateway.core.model import BodyStream
 from gateway.core.steps import in_steps
-from gateway.operations.context import CacheLabel, RequestContext, Response
+from gateway.operations.context import CacheLabel, RequestContext, Response, xml_response
 from gateway.operations.payload import Payload, receive_document, receive_payload
 from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose, StreamedBody
@@ -51,13 +51,9 @@ def is_plain(request: S3Request, *, besides: frozenset[str] = frozenset()) -> bo
     """Tell whether a request has no body, and no headers beside `besides` that are for the origin to judge."""
     if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
         return False
-    return not any(_is_judged_by_the_origin(name) for name in request.headers if name not in besides)
-
-
-def _is_judged_by_the_origin(header: str) -> bool:
-    if header in ("origin", "range") or header.startswith("if-"):
-        return True  # CORS rules of the bucket, and conditions that servers treat differently
-    return header.startswith("x-") and header not in _CHANGES_NOTHING
+    # CORS rules of the bucket, and conditions that servers treat differently, are the origin's, too.
+    judged = [name for name in request.headers if name.startswith(("if-", "x-")) or name in ("origin", "range")]
+    return not set(judged) - _CHANGES_NOTHING - besides
 
 
 READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -171,22 +167,16 @@ async def _joined(context: RequestContext, request: OriginRequest) -> Response:
         response = await context.services.origin.send(request)
         return streamed_reply(response, head_only=context.request.method == "HEAD")
 
-    async def send() -> _PassedAnswer | None:
-        return await _ask(context, request)
-
-    answer = await context.services.catalog.joined_calls.ask(_question(request), send)
+    # Everything that may change the answer:
+    headers = frozenset(item for item in request.headers.items() if item[0] not in _OF_ONE_CALLER)
+    question = request.method, request.bucket, request.key, tuple(request.query), headers, request.signed_by
+    answer = await context.services.catalog.joined_calls.ask(question, lambda: _ask(context, request))
     if answer is None:
         response = await context.services.origin.send(request)
         return streamed_reply(response, head_only=request.method == "HEAD")
     if request.method == "HEAD" or answer.status in (204, 304):
         return Response(answer.status, answer.headers, no_body(), "forwarded")
     return Response(answer.status, without(answer.headers, "content-length"), answer.body, "forwarded")
-
-
-def _question(request: OriginRequest) -> Hashable:
-    """Return everything that may change the answer."""
-    headers = frozenset(item for item in request.headers.items() if item[0] not in _OF_ONE_CALLER)
-    return request.method, request.bucket, request.key, tuple(request.query), headers, request.signed_by
 
 
 async def _ask(context: RequestContext, request: OriginRequest) -> _PassedAnswer | None:
@@ -197,10 +187,10 @@ async def _ask(context: RequestContext, request: OriginRequest) -> _PassedAnswer
             return None
         if request.method == "HEAD" or response.status in (204, 304):
             return _PassedAnswer(response.status, headers, b"")
-        with context.services.buffers.holding() as held:
+        with context.services.buffers.holding() as grow:
             document = bytearray()
             async for piece in response.stream():
-                held.grow(len(piece))
+                grow(len(piece))
                 document += piece
                 if len(document) > PAGE_SIZE_BYTES_MAX:
                     return None
@@ -211,7 +201,6 @@ _EMPTY_ETAG = re.compile(rb"<ETag\s*+/>|<ETag>\s*+(?:(?:&quot;&quot;|\"\")\s*+)?
 
 
 async def complete_multipart_upload(context: RequestContext) -> Response:
-    """Complete an upload at the origin, and forget the cached facts about the key."""
     return await with_invalidation(changed_by(context), _complete(context))
 
 
@@ -219,11 +208,14 @@ async def _complete(context: RequestContext) -> Response:
     document = await receive_document(context, COMPLETE_SIZE_BYTES_MAX)
     parts = await in_steps(parse_complete_multipart_upload(document))
     context.made_of = [part.etag for part in parts]
+
+    async def in_one_piece() -> AsyncIterator[bytes]:
+        yield document
+
     # Sent once: a second attempt of a Complete that was carried out would be answered NoSuchUpload.
-    body = StreamedBody(_once(document), len(document), hashlib.sha256(document).hexdigest())
-    request = onward_request(context, Payload(body))
+    body = StreamedBody(in_one_piece(), len(document), hashlib.sha256(document).hexdigest())
     try:
-        response = await context.services.origin.send(request)
+        response = await context.services.origin.send(onward_request(context, Payload(body)))
     except OriginUnreachable as error:
         return await _decide_by_etag(context, error)
     finally:
@@ -269,12 +261,7 @@ async def _decide_by_etag(context: RequestContext, lost: OriginUnreachable) -> R
     if expected is None or found != expected:
         raise lost
     key = context.object_key
-    return Response(
-        200,
-        [("content-type", "application/xml")],
-        complete_multipart_upload_result(key.bucket, key.key, found),
-        "forwarded",
-    )
+    return xml_response(complete_multipart_upload_result(key.bucket, key.key, found), "forwarded")
 
 
 async def _etag_at_origin(context: RequestContext) -> str:
@@ -283,7 +270,3 @@ async def _etag_at_origin(context: RequestContext) -> str:
     except OriginAnswered:
         return ""
     return head.version.etag
-
-
-async def _once(document: bytes) -> AsyncIterator[bytes]:
-    yield document

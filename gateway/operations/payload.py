@@ -65,16 +65,20 @@ class IncomingBody:
             self._expect_chunks(request, seed)
         elif request.operation in _OBJECT_WRITES and wire_length_bytes is None:
             raise s3_error("MissingContentLength")
-        _refuse_too_large(request, self.length_bytes)
+        length_bytes, is_object = self.length_bytes, request.operation in _OBJECT_WRITES
+        if is_object and length_bytes is not None and length_bytes > PUT_SIZE_BYTES_MAX:
+            raise s3_error("EntityTooLarge", ProposedSize=str(length_bytes), MaxSizeAllowed=str(PUT_SIZE_BYTES_MAX))
 
     def _expect_chunks(self, request: S3Request, seed: SeedSignature | None) -> None:
-        if not _stores_an_object(request):
+        is_put = request.operation is Operation.FORWARD and request.method == "PUT" and request.key is not None
+        if request.operation not in _OBJECT_WRITES and not is_put:
             raise s3_error("InvalidRequest", f"{request.operation.value} does not take a streaming payload.")
         declared = request.headers.get("x-amz-decoded-content-length", "")
         if not _LENGTH.fullmatch(declared):
             raise s3_error("MissingContentLength", "aws-chunked bodies need x-amz-decoded-content-length.")
         self.length_bytes = int(declared)
-        self.trailer_names = _announced_trailers(request)
+        names = request.headers.get("x-amz-trailer", "").lower().split(",")
+        self.trailer_names = frozenset(name.strip() for name in names if name.strip())
         self._decoder = AwsChunkedDecoder(self.mode, self.length_bytes, self.trailer_names, seed)
 
     def feed(self, data: bytes | memoryview) -> Sequence[bytes | memoryview]:
@@ -117,22 +121,6 @@ def _mode_of(request: S3Request) -> PayloadMode:
     """Return the body's mode by `x-amz-content-sha256`; presigned requests may have it in the query, or not at all."""
     value = request.parameter("X-Amz-Content-Sha256") or request.headers.get("x-amz-content-sha256")
     return payload_mode(value)
-
-
-def _stores_an_object(request: S3Request) -> bool:
-    if request.operation in _OBJECT_WRITES:
-        return True
-    return request.operation is Operation.FORWARD and request.method == "PUT" and request.key is not None
-
-
-def _announced_trailers(request: S3Request) -> frozenset[str]:
-    names = request.headers.get("x-amz-trailer", "").lower().split(",")
-    return frozenset(name.strip() for name in names if name.strip())
-
-
-def _refuse_too_large(request: S3Request, length_bytes: int | None) -> None:
-    if request.operation in _OBJECT_WRITES and length_bytes is not None and length_bytes > PUT_SIZE_BYTES_MAX:
-        raise s3_error("EntityTooLarge", ProposedSize=str(length_bytes), MaxSizeAllowed=str(PUT_SIZE_BYTES_MAX))
 
 
 BUFFERED_SIZE_BYTES_MAX = 256 * 1024

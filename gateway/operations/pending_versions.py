@@ -6,28 +6,24 @@ This node answers only from its own knowledge; what the origin must judge waits 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
 
 from gateway.blocks.origin_gets import UnpinnedResponse
 from gateway.blocks.plan import Outcome
 from gateway.core.errors import OriginAnswered, OriginBodyError
 from gateway.core.model import BodyStream, ByteRange, ObjectVersion
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead
-from gateway.operations.context import Answer, RequestContext, Response
+from gateway.operations.context import Answer, RequestContext, Response, changed
 from gateway.operations.read_object import CurrentVersions, judged_by_the_origin, must_bypass
 from gateway.s3.checksums import PREFIX
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import format_http_date, stored_headers
+from gateway.s3.headers import format_http_date, stored_headers, without
 from gateway.s3.requests import S3Request, part_number
 from gateway.writeback.journal.records import Write
 from gateway.writeback.order import is_marker
 from gateway.writeback.pending_reader import FileGone, part_range
-
-if TYPE_CHECKING:
-    from gateway.writeback.buffer import WritebackBuffer
 
 
 def is_answered_here(request: S3Request) -> bool:
@@ -39,9 +35,8 @@ def is_answered_here(request: S3Request) -> bool:
 class PendingVersions(CurrentVersions):
     """A pending object, which is the current version, from its staged files; 404 for a tombstone."""
 
-    def __init__(self, context: RequestContext, buffer: WritebackBuffer, pending: Write) -> None:
+    def __init__(self, context: RequestContext, pending: Write) -> None:
         super().__init__(context)
-        self._buffer = buffer
         self._pending = pending
 
     def must_forward(self) -> bool:
@@ -66,7 +61,7 @@ class PendingVersions(CurrentVersions):
         return True
 
     async def open(self, head: ObjectHead, byte_range: ByteRange, answer: UnpinnedResponse | None) -> _StagedReader:
-        return _StagedReader(self.context, self._buffer, self._pending, head.version, byte_range)
+        return _StagedReader(self.context, self._pending, head.version, byte_range)
 
     async def is_outdated(self, head: ObjectHead, error: OriginAnswered | OriginBodyError) -> bool:
         return False
@@ -79,9 +74,13 @@ def _headers(pending: Write, *, with_checksums: bool) -> dict[str, str]:
         checksums: Mapping[str, str] = pending.checksums
         headers |= {PREFIX + algorithm: value for algorithm, value in checksums.items()}
         if checksums:
-            composite = any("-" in value for value in checksums.values())
-            headers["x-amz-checksum-type"] = "COMPOSITE" if composite else "FULL_OBJECT"
+            headers["x-amz-checksum-type"] = type_of_checksums(checksums)
     return headers
+
+
+def type_of_checksums(checksums: Mapping[str, str]) -> str:
+    """Return S3's name of the type of an object's checksums: those of parts' checksums end with `-N`."""
+    return "COMPOSITE" if any("-" in value for value in checksums.values()) else "FULL_OBJECT"
 
 
 def _part(pending: Write, text: str) -> ByteRange | None:
@@ -97,7 +96,6 @@ class _StagedReader:
     """A range from staged files; the part that was flushed meanwhile is cached, or at the origin, as that version."""
 
     context: RequestContext
-    buffer: WritebackBuffer
     pending: Write
     version: ObjectVersion
     range: ByteRange
@@ -116,14 +114,14 @@ class _StagedReader:
         """Do nothing: no file is sent."""
 
     async def body(self) -> BodyStream:
-        async with aclosing(self.buffer.pieces(self.pending, self.range)) as pieces:
+        async with aclosing(self.context.buffer.pieces(self.pending, self.range)) as pieces:
             try:
                 async for piece in pieces:
                     yield piece
                 return
             except FileGone as gone:
                 rest = ByteRange(self.range.first + gone.read_bytes, self.range.last)
-        own, version = self.buffer.look(lambda tx: tx.buckets.last_own_write(self.version.key)), self.version
+        own, version = self.context.buffer.look(lambda tx: tx.buckets.last_own_write(self.version.key)), self.version
         if own is not None and own.etag is not None and own.answered == version.etag:
             version = ObjectVersion(version.key, own.etag, version.size_bytes)
         reader = await self.context.services.blocks.open_range(version, rest, slot=self.context.slot.name)
@@ -145,17 +143,12 @@ def tells_durability(context: RequestContext) -> bool:
 
 def with_durability(answer: Answer, *, is_durable: bool) -> Answer:
     """Add the header to the answer if there is an object."""
-    return _told(answer, is_durable) if isinstance(answer, Response) else _told_later(answer, is_durable)
 
+    def told(response: Response) -> Response:
+        if response.status >= 400:
+            return response
+        said = [value for name, value in response.headers if name == HEADER]  # the origin may be a gateway, too
+        value = "true" if is_durable and "false" not in said else "false"
+        return replace(response, headers=[*without(response.headers, HEADER), (HEADER, value)])
 
-async def _told_later(answer: Coroutine[Any, Any, Response], is_durable: bool) -> Response:
-    return _told(await answer, is_durable)
-
-
-def _told(response: Response, is_durable: bool) -> Response:
-    if response.status >= 400:
-        return response
-    told = [value for name, value in response.headers if name == HEADER]  # the origin may be a gateway, too
-    is_durable = is_durable and "false" not in told
-    others = [pair for pair in response.headers if pair[0] != HEADER]
-    return replace(response, headers=[*others, (HEADER, "true" if is_durable else "false")])
+    return changed(answer, told)

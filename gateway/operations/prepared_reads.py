@@ -1,7 +1,7 @@
 """Repeated reads of one object: what never changes between them is computed once.
 
-A `PreparedRead` compares the conditions of an answer with the previous ones, and gives head and span of the answer. It
-answers as `read_object` would, to the byte, where that can answer at once; it leaves all other requests to that.
+A `PreparedRead` is what `read_object` answers by: a version and its blocks. It gives the answer again as long as the
+version holds, where that can be given at once; it leaves all other requests to `read_object`.
 
 In a `strict` slot the origin is asked about each GET, as `read_object` asks it (`StrictRead`). Its answer is compared
 with the last one, and only ids of its answers may differ; else all is computed anew. If `read_object` must answer after
@@ -10,36 +10,33 @@ all, it gets the origin's answer, and does not ask again.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.spans import HeldObject, UnreadSpan, WarmSpan
+from gateway.core.errors import S3Error
 from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import CHECKSUM_MODE, HeldVersion, ObjectHead
-from gateway.metadata.entries import of_part
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.operations.context import AppContext
 from gateway.operations.read_object import (
     PLAIN_FIELDS,
+    AnswerHead,
+    VersionAnswers,
     has_cacheable_bytes,
     judged_by_the_origin,
-    of_not_modified,
 )
 from gateway.policy.slots import Slot
-from gateway.s3.headers import EncodedHeaders, is_one_range
+from gateway.s3.headers import is_one_range
 from gateway.s3.prepared_head import Conditions
 from gateway.s3.requests import Operation, S3Request
 from gateway.telemetry.request_counts import HitTally
 from gateway.writeback.checkpoints.reads import counted_file
 from gateway.writeback.order import is_marker
 
-_RANGE = re.compile(rb"bytes=(\d{1,15})-(\d{1,15})?")
-_STRONG_ETAG = re.compile(rb'"[!#-+\--~]*"')
-"""One strong ETag; lists, weak ones and `*` are not handled here."""
-
-TallyOf = Callable[[Operation, Slot, str], HitTally]
+TallyOf = Callable[[Operation, Slot, int], HitTally]
 """Returns the counter of answers of an operation in a slot with a status."""
 
 _OF_ONE_ANSWER = frozenset({"date", "x-amz-id-2", "x-amz-request-id"})
@@ -47,15 +44,10 @@ _OF_ONE_ANSWER = frozenset({"date", "x-amz-id-2", "x-amz-request-id"})
 
 
 class PreparedAnswer(NamedTuple):
-    """An answer; its status is the tally's.
+    """An answer; no `span`: no body. `key` is the object read; `file` the checkpoint file that its bytes count for."""
 
-    `before` and `behind` are the lines of its head around those of the moment; no `span`: no body. `key` is the object
-    read; `file` the checkpoint file that its bytes count for.
-    """
-
+    head: AnswerHead
     tally: HitTally
-    before: bytes
-    behind: bytes
     span: WarmSpan | None
     key: ObjectKey
     file: bytes | None = None
@@ -66,67 +58,42 @@ class PreparedAnswer(NamedTuple):
             self.span.close()
 
 
-class _Judged(NamedTuple):
-    """An answer, and the bytes of the object for its body; `length` 0: it has none."""
+class PendingAnswer:
+    """An answer to wait for: `ask`, or only `close`. The origin is asked, or bytes are read and verified.
 
-    answer: PreparedAnswer
-    first: int
-    length: int
+    It holds no file meanwhile: the origin may take its time, and evicted blocks must free their room.
+    """
 
+    __slots__ = ("_answer", "_wait", "is_known", "key", "slot", "told")
 
-class PreparedVerification:
-    """An answer whose bytes must be read and verified first: `ask`, or only `close`."""
-
-    __slots__ = ("_answer", "_unread", "told")
-
-    def __init__(self, answer: PreparedAnswer, unread: UnreadSpan) -> None:
-        self._answer = answer
-        self._unread = unread
+    def __init__(self, slot: str, key: ObjectKey, wait: _Wait, *, is_known: bool) -> None:
+        """`is_known`: the catalog has named the version."""
+        self.slot = slot
+        self.key = key
+        self.is_known = is_known
+        self._wait = wait
+        self._answer: PreparedAnswer | None = None
         self.told: ObjectHead | Exception | None = None
-        """Always None, unlike `PreparedQuestion`'s: the origin is not asked."""
-
-    @property
-    def slot(self) -> str:
-        return self._answer.tally.slot
-
-    @property
-    def key(self) -> ObjectKey:
-        return self._answer.key
-
-    @property
-    def is_known(self) -> bool:
-        return self._answer.tally.is_known
+        """What the origin has said, if it was asked."""
 
     async def ask(self) -> PreparedAnswer | None:
-        span = await self._unread.verified()
-        if span is None:
-            return None
-        self._answer = self._answer._replace(span=span)
+        """Return the answer; None: call `read_object`, which goes on from `told`."""
+        self._answer = await self._wait(self)
         return self._answer
 
     def close(self) -> None:
         """Drop the answer unsent. Idempotent."""
-        self._answer.close()
+        if self._answer is not None:
+            self._answer.close()
 
 
-class PreparedRead:
+_Wait: TypeAlias = Callable[[PendingAnswer], Awaitable[PreparedAnswer | None]]
+
+
+class PreparedRead(VersionAnswers):
     """A GET or HEAD of one object. It refers to few objects: the garbage collector stops all else to visit them."""
 
-    __slots__ = (
-        "_blocks",
-        "_buffer",
-        "_etag",
-        "_file",
-        "_hold",
-        "_is_head",
-        "_key",
-        "_length",
-        "_part",
-        "_size_bytes",
-        "_slot",
-        "_tally",
-        "_whole",
-    )
+    __slots__ = ("_blocks", "_file", "_hold", "_is_head", "_key", "_services", "_slot", "_tally")
 
     def __init__(
         self,
@@ -138,95 +105,67 @@ class PreparedRead:
         blocks: HeldObject,
         tally: TallyOf,
     ) -> None:
-        version = held.head.version
-        self._buffer = services.writeback
+        super().__init__(held.head)
+        self._services = services
         self._file = counted_file(key, slot) if services.reads is not None else None
         self._key = key
         self._slot = slot
         self._hold = held.hold
         self._blocks = blocks
         self._is_head = operation is Operation.HEAD_OBJECT
-        self._etag, self._size_bytes = version.etag.encode("latin-1"), version.size_bytes
-        self._whole = held.head.of_whole.lines
-        self._part: bytes | None = None
-        self._length = b"content-length: %d\r\n\r\n" % version.size_bytes
         self._tally = tally
 
     def is_pending(self) -> bool:
         """Tell whether a write may be pending. Call it before `holds`: a flush enters the catalog before it ends."""
-        return self._buffer is not None and self._buffer.may_be_pending(self._key)
+        buffer = self._services.writeback
+        return buffer is not None and buffer.may_be_pending(self._key)
 
     def holds(self) -> bool:
         return self._hold.holds()
 
-    def _counted(self, status: str) -> HitTally:
-        return self._tally(Operation.HEAD_OBJECT if self._is_head else Operation.GET_OBJECT, self._slot, status)
-
-    def _of_all(self) -> _Judged:
-        count = 0 if self._is_head else self._size_bytes
-        return _Judged(PreparedAnswer(self._counted("200"), self._whole, self._length, None, self._key), 0, count)
-
-    def _unchanged(self) -> _Judged:
-        lines = EncodedHeaders.of(of_not_modified(EncodedHeaders(self._whole).pairs)).lines
-        return _Judged(PreparedAnswer(self._counted("304"), b"", lines + b"\r\n", None, self._key), 0, 0)
-
-    def answer(self, values: Conditions) -> PreparedAnswer | PreparedVerification | None:
+    def answer(self, conditions: Conditions) -> PreparedAnswer | PendingAnswer | None:
         """Return the answer by the version; None: call `read_object`."""
-        authorized_by_origin = self._judged(*values)
-        if authorized_by_origin is None or not authorized_by_origin.length:
-            return authorized_by_origin.answer if authorized_by_origin is not None else None
-        span = self._blocks.span(authorized_by_origin.first, authorized_by_origin.length)
+        head = self._judged(conditions)
+        if head is None:
+            return None
+        if self._is_head or not head.body_bytes:
+            operation = Operation.HEAD_OBJECT if self._is_head else Operation.GET_OBJECT
+            return PreparedAnswer(head, self._tally(operation, self._slot, head.status), None, self._key)
+        span = self._blocks.span(head.first, head.body_bytes)
+        if span is None:
+            return None
+        tally = self._tally(Operation.GET_OBJECT, self._slot, head.status)
         if isinstance(span, WarmSpan):
-            return authorized_by_origin.answer._replace(span=span, file=self._file)
-        return (
-            PreparedVerification(authorized_by_origin.answer._replace(file=self._file), span)
-            if span is not None
-            else None
-        )
+            return PreparedAnswer(head, tally, span, self._key, self._file)
+        answer = PreparedAnswer(head, tally, None, self._key, self._file)
+        return PendingAnswer(tally.slot, self._key, partial(_verified, answer, span), is_known=tally.is_known)
 
-    def may_answer(self, values: Conditions) -> bool:
-        authorized_by_origin = self._judged(*values)
-        return authorized_by_origin is not None and (
-            not authorized_by_origin.length or self._blocks.has(authorized_by_origin.first, authorized_by_origin.length)
-        )
+    def may_answer(self, conditions: Conditions) -> bool:
+        head = self._judged(conditions)
+        return head is not None and (not head.body_bytes or self._blocks.has(head.first, head.body_bytes))
 
-    def _judged(self, asked: bytes | None, match: bytes | None, other: bytes | None) -> _Judged | None:
-        """Judge the request by Range, If-Match and If-None-Match."""
-        if asked is None and match is None and other is None:
-            return self._of_all()
-        size_bytes = self._size_bytes
-        first = last = 0
-        if asked is not None:
-            found = _RANGE.fullmatch(asked)
-            if found is None or self._is_head:
-                return None
-            first = int(found[1])
-            last = int(found[2]) if found[2] is not None else max(first, size_bytes - 1)
-            if last < first:
-                return None
-        if match is not None and (match != self._etag or other is not None):
+    def _judged(self, conditions: Conditions) -> AnswerHead | None:
+        asked = conditions.get("range")
+        if asked is not None and (self._is_head or not is_one_range(asked)):
             return None
-        if other is not None:
-            if other == self._etag:
-                return self._unchanged()
-            if self._slot.is_buffered or not _STRONG_ETAG.fullmatch(other):
-                return None  # in a buffered slot, it may be this node's ETag of the version
-        if asked is None:
-            return self._of_all()
-        last = min(last, size_bytes - 1)
-        count = last - first + 1
-        if count <= 0:
+        try:
+            head = self.judge(conditions, self._services.clock)
+        except S3Error:
             return None
-        lengths = b"content-range: bytes %d-%d/%d\r\ncontent-length: %d\r\n\r\n" % (first, last, size_bytes, count)
-        if self._part is None:  # most objects are requested whole, and once per epoch
-            self._part = of_part(EncodedHeaders(self._whole)).lines
-        return _Judged(PreparedAnswer(self._counted("206"), self._part, lengths, None, self._key), first, count)
+        if head.status != 304 and "if-none-match" in conditions and self._slot.is_buffered:
+            return None  # it may be this node's ETag of the version
+        return head
+
+
+async def _verified(answer: PreparedAnswer, unread: UnreadSpan, _: PendingAnswer) -> PreparedAnswer | None:
+    span = await unread.verified()
+    return answer._replace(span=span) if span is not None else None
 
 
 class _Told(NamedTuple):
     """The origin's answer about an object: `fixed`, without fields that differ in each answer.
 
-    `identity` ends an answer's head with fields that identify the origin's answer behind it. No `read`: the answer is
+    `identity` are lines of an answer's head that identify the origin's answer behind it. No `read`: the answer is
     for `read_object`.
     """
 
@@ -238,12 +177,12 @@ class _Told(NamedTuple):
 class StrictRead:
     """A GET of one object of a `strict` slot, made by `prepare_read`. It refers to few objects, as `PreparedRead`."""
 
-    __slots__ = ("_headers", "_services", "_tally", "key", "latest", "slot")
+    __slots__ = ("_headers", "_key", "_services", "_slot", "_tally", "latest")
 
     def __init__(self, services: AppContext, request: S3Request, key: ObjectKey, slot: Slot, tally: TallyOf) -> None:
         self._services = services
-        self.key = key
-        self.slot = slot
+        self._key = key
+        self._slot = slot
         self._tally = tally
         self._headers = judged_by_the_origin(request)
         self.latest: _Told | None = None
@@ -251,83 +190,46 @@ class StrictRead:
 
     def is_pending(self) -> bool:
         buffer = self._services.writeback
-        return buffer is not None and buffer.may_be_pending(self.key)
+        return buffer is not None and buffer.may_be_pending(self._key)
 
     def holds(self) -> bool:
         """Return True: the origin is asked."""
         return True
 
-    def question(self, values: Conditions) -> PreparedQuestion | None:
-        """Return the question that must precede the answer; None: call `read_object`, which asks."""
+    def answer(self, conditions: Conditions) -> PendingAnswer | None:
+        """Return an answer to ask the origin for; None: call `read_object`, which asks."""
         if self.latest is None:
-            asked = values[0]
-            is_likely = asked is None or is_one_range(asked.decode("latin-1"))
+            asked = conditions.get("range")
+            is_likely = asked is None or is_one_range(asked)
         else:
-            is_likely = self.latest.read is not None and self.latest.read.may_answer(values)
-        return PreparedQuestion(self, values) if is_likely else None
+            is_likely = self.latest.read is not None and self.latest.read.may_answer(conditions)
+        if not is_likely:
+            return None
+        return PendingAnswer(self._slot.name, self._key, partial(self._ask, conditions), is_known=False)
 
-    async def ask(self) -> ObjectHead:
-        return await self._services.catalog.ask(self.key, self.slot, headers=self._headers)
+    async def _ask(self, conditions: Conditions, pending: PendingAnswer) -> PreparedAnswer | None:
+        try:
+            head = pending.told = await self._services.catalog.ask(self._key, self._slot, headers=self._headers)
+        except Exception as error:  # noqa: BLE001 - whoever goes on is told, and says it
+            pending.told = error
+            return None
+        known = self._known(head)
+        answer = known.read.answer(conditions) if known.read is not None else None
+        if isinstance(answer, PendingAnswer):
+            answer = await answer.ask()
+        if answer is not None and known.identity:
+            lines = answer.head.lines.replace(known.identity, _identity(head))
+            answer = answer._replace(head=answer.head._replace(lines=lines))
+        return answer
 
-    def told(self, head: ObjectHead) -> _Told:
+    def _known(self, head: ObjectHead) -> _Told:
         """Return the origin's answer, computed anew if it differs from the last one."""
         fixed, latest = _fixed(head), self.latest
         if latest is None or latest.fixed != fixed:
             held = HeldVersion(head, _TOLD_EACH_TIME)
-            read = _read(self._services, Operation.GET_OBJECT, self.key, self.slot, held, self._tally)
+            read = _read(self._services, Operation.GET_OBJECT, self._key, self._slot, held, self._tally)
             self.latest = latest = _Told(fixed, _identity(head), read)
         return latest
-
-
-class PreparedQuestion:
-    """One GET of a `strict` slot, whose answer waits for the origin: `ask`, or only `close`.
-
-    It holds no file meanwhile: the origin may take its time, and evicted blocks must free their room.
-    """
-
-    __slots__ = ("_answer", "_read", "_values", "told")
-
-    is_known = False
-    """As of `PreparedVerification`."""
-
-    def __init__(self, read: StrictRead, values: Conditions) -> None:
-        self._read = read
-        self._answer: PreparedAnswer | None = None
-        self._values = values
-        self.told: ObjectHead | Exception | None = None
-        """The result of the question."""
-
-    @property
-    def slot(self) -> str:
-        return self._read.slot.name
-
-    @property
-    def key(self) -> ObjectKey:
-        return self._read.key
-
-    async def ask(self) -> PreparedAnswer | None:
-        """Return the answer by the origin's; None: call `read_object`, which goes on from `told`."""
-        try:
-            head = self.told = await self._read.ask()
-        except Exception as error:  # noqa: BLE001 - whoever goes on is told, and says it
-            self.told = error
-            return None
-        known = self._read.told(head)
-        answer = known.read.answer(self._values) if known.read is not None else None
-        if isinstance(answer, PreparedVerification):
-            answer = await answer.ask()
-        if answer is None:
-            return None
-        if answer.before:
-            answer = answer._replace(before=answer.before.removesuffix(known.identity) + _identity(head))
-        self._answer = answer
-        return answer
-
-    def close(self) -> None:
-        """Drop the answer unsent. Idempotent."""
-        answer, self._answer = self._answer, None
-        if answer is not None:
-            answer.close()
 
 
 class _ToldEachTime:
@@ -360,11 +262,11 @@ def _fixed(head: ObjectHead) -> str:
 
 
 def _identity(head: ObjectHead) -> bytes:
-    """Return the end of `ObjectHead.of_whole` and `of_range`."""
+    """Return lines of `ObjectHead.of_whole` that nothing else in it has; empty: there are none."""
     request_id = head.headers.get("x-amz-request-id")
     if request_id is None:
         return b""
-    return b"x-forebay-origin-request-id: %b\r\naccept-ranges: bytes\r\n" % request_id.encode("latin-1")
+    return b"\r\nx-forebay-origin-request-id: %b\r\naccept-ranges: bytes\r\n" % request_id.encode("latin-1")
 
 
 def is_plain(request: S3Request) -> bool:
@@ -402,8 +304,6 @@ def _read(
     """Return prepared reads of a version; None for one that `read_object` must examine."""
     head = held.head
     if not isinstance(services.blocks, BlockCache) or not head.version.size_bytes or not has_cacheable_bytes(head):
-        return None
-    if not _STRONG_ETAG.fullmatch(head.version.etag.encode("latin-1")):
         return None
     if not services.catalog.habits(key.bucket).is_distinct(head.version):
         return None

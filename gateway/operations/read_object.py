@@ -20,18 +20,20 @@ Once the first byte is out, a change can only end the connection: bytes of two v
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, TypeAlias
 
 from gateway.blocks.origin_gets import UnpinnedGet, UnpinnedResponse
 from gateway.blocks.plan import Outcome
+from gateway.core.clock import Clock
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
 from gateway.core.model import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion, PinnedFileSpan
 from gateway.metadata.catalog import CHECKSUM_MODE, is_remembered
-from gateway.metadata.entries import ObjectHead, object_head_of_get
+from gateway.metadata.entries import ObjectHead, object_head_of_get, of_part
 from gateway.operations.context import Answer, CacheLabel, RequestContext, Response
 from gateway.operations.passthrough import forward, forward_joined, no_body, onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
@@ -53,7 +55,7 @@ from gateway.s3.headers import (
     plain_etag,
     without,
 )
-from gateway.s3.origin_habits import OriginHabits, RangeIgnored, is_refusal
+from gateway.s3.origin_habits import NO_HABITS, OriginHabits, RangeIgnored, is_refusal
 from gateway.s3.requests import S3Request
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
@@ -266,7 +268,7 @@ class CurrentVersions:
         if not head.remembered:
             context.services.catalog.named(version)
         habits = context.services.catalog.habits(version.key.bucket)
-        if (habits.gives_ranges(version) and not habits.no_ranges) or not version.size_bytes:
+        if habits == NO_HABITS or (habits.gives_ranges(version) and not habits.no_ranges) or not version.size_bytes:
             return True
         blocks, whole = context.services.blocks, ByteRange(0, version.size_bytes - 1)
         is_one = version.size_bytes <= blocks.first_fetched(0, None, context.slot.name).length
@@ -382,10 +384,8 @@ def has_cacheable_bytes(head: ObjectHead) -> bool:
 
 def is_cacheable(context: RequestContext, head: ObjectHead) -> bool:
     """Return whether blocks may hold the bytes that a request asks of a version."""
-    request = context.request
-    if not has_cacheable_bytes(head) or not context.services.catalog.habits(head.version.key.bucket).is_distinct(
-        head.version
-    ):
+    request, habits = context.request, context.services.catalog.habits(head.version.key.bucket)
+    if not has_cacheable_bytes(head) or (habits != NO_HABITS and not habits.is_distinct(head.version)):
         return False
     if head.version.size_bytes == 0 and "range" in request.headers:
         return False  # servers differ about ranges of nothing, and asking costs nothing
@@ -528,6 +528,10 @@ _OVERRIDES = {
     )
 }
 
+_NO_OVERRIDES: Mapping[str, str] = MappingProxyType({})
+
+ResponseBody: TypeAlias = bytes | memoryview | PinnedFileSpan | BodyStream
+
 _NO_HEADER_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]|[^\x00-\xff]")
 
 
@@ -590,13 +594,65 @@ def _refusal(answer: OriginAnswered) -> Response:
 
 
 def _head_response(context: RequestContext, head: ObjectHead, cache: CacheLabel) -> Response:
-    if is_not_modified(context, head):
-        return _not_modified(head, cache)
-    asked = head.part or _asked_range(context, head)
-    encoded = _encoded_headers(head, asked, response_overrides(context))
-    if asked is None:
-        return Response(200, (), b"", cache, encoded=encoded, length_bytes=head.version.size_bytes)
-    return Response(206, _lengths(head, asked), b"", cache, encoded=encoded)
+    answers = VersionAnswers(head, response_overrides(context))
+    return _response(answers.judge(context.request.headers, context.services.clock), b"", cache)
+
+
+class AnswerHead(NamedTuple):
+    """The head of an answer by a version, and the bytes of the object that a GET's has for its body."""
+
+    status: int
+    lines: bytes
+    """Its fields, encoded, without Content-Length."""
+
+    length_bytes: int | None
+    """Content-Length; None: it has none."""
+
+    first: int
+    body_bytes: int
+
+
+class VersionAnswers:
+    """The heads of answers by one version to GETs and HEADs, encoded once."""
+
+    __slots__ = ("_lines", "_of_range", "_overrides", "_part", "etag", "last_modified", "size_bytes")
+
+    def __init__(self, head: ObjectHead, overrides: Mapping[str, str] = _NO_OVERRIDES) -> None:
+        self.etag, self.size_bytes, self.last_modified = head.version.etag, head.version.size_bytes, head.last_modified
+        self._part = head.part
+        self._lines, self._overrides = head.of_whole.lines, overrides
+        self._of_range: bytes | None = None
+        """Encoded when it is asked for, as most objects are read as a whole."""
+
+    def judge(self, headers: Mapping[str, str], clock: Clock) -> AnswerHead:
+        """Return the answer to a request's conditions and range. S3Error PreconditionFailed (412), InvalidRange."""
+        etag, last_modified, size_bytes = self.etag, self.last_modified, self.size_bytes
+        if not READ_CONDITIONS.isdisjoint(headers):
+            judged = evaluate_read(headers, etag=etag, last_modified=last_modified, now=clock.now())
+            if judged == "not-modified":
+                kept = [pair for pair in EncodedHeaders(self._lines).pairs if pair[0] in _OF_NOT_MODIFIED]
+                return AnswerHead(304, EncodedHeaders.of(kept).lines, None, 0, 0)
+        asked = self._part
+        if asked is None and "range" in headers and if_range_holds(headers, etag=etag, last_modified=last_modified):
+            asked = parse_range(headers["range"], size_bytes)
+        if asked is None:
+            return AnswerHead(200, self._overridden(self._lines), size_bytes, 0, size_bytes)
+        if self._of_range is None:  # a part has its own checksums
+            of_range = of_part(EncodedHeaders(self._lines)).lines if self._part is None else self._lines
+            self._of_range = self._overridden(of_range)
+        lines = b"%bcontent-range: %b\r\n" % (self._of_range, content_range(asked, size_bytes).encode())
+        return AnswerHead(206, lines, asked.length, asked.first, asked.length)
+
+    def _overridden(self, lines: bytes) -> bytes:
+        if not self._overrides:
+            return lines
+        kept = [(name, value) for name, value in EncodedHeaders(lines).pairs if name not in self._overrides]
+        return EncodedHeaders.of([*kept, *self._overrides.items()]).lines
+
+
+def _response(head: AnswerHead, body: ResponseBody, cache: CacheLabel, reason: MissReason | None = None) -> Response:
+    on_failure, encoded = body.failed if isinstance(body, PinnedFileSpan) else None, EncodedHeaders(head.lines)
+    return Response(head.status, (), body, cache, None, encoded, on_failure, head.length_bytes, reason)
 
 
 @dataclass(slots=True)
@@ -611,21 +667,15 @@ class _Get:
 
     def warm(self, head: ObjectHead) -> Response | None:
         """Return the answer if it needs no bytes of the object, or only warm ones; None: wait for them."""
-        context, version = self.context, head.version
-        if is_not_modified(context, head):
-            return _not_modified(head, "hit")
-        asked = head.part or _asked_range(context, head)
-        if version.size_bytes == 0:
-            encoded = _encoded_headers(head, None, self.overrides)
-            return Response(200, _lengths(head, None), b"", cache="hit", encoded=encoded)
-        byte_range = asked or ByteRange(0, version.size_bytes - 1)
-        span = context.services.blocks.warm_span(version, byte_range, slot=context.slot.name)
-        if span is None:
-            return None
-        encoded = _encoded_headers(head, asked, self.overrides)
-        if asked is None:
-            return Response(200, (), span, "hit", None, encoded, span.failed, version.size_bytes)
-        return Response(206, _lengths(head, asked), span, "hit", None, encoded, span.failed)
+        judged = self._judged(head)
+        if not judged.body_bytes:
+            return _response(judged, b"", "hit")
+        blocks, slot = self.context.services.blocks, self.context.slot.name
+        span = blocks.warm_span(head.version, judged.first, judged.body_bytes, slot=slot)
+        return _response(judged, span, "hit") if span is not None else None
+
+    def _judged(self, head: ObjectHead) -> AnswerHead:
+        return VersionAnswers(head, self.overrides).judge(self.context.request.headers, self.context.services.clock)
 
     async def fetched(self, known: ObjectHead | None) -> Response:
         """Return the answer by the known version, or the one that is asked for; again if it has changed."""
@@ -690,42 +740,32 @@ class _Get:
                     await answer.aclose()
 
     def _inline(self, head: ObjectHead, answer: UnpinnedResponse) -> Response | None:
-        context, version = self.context, head.version
-        asked = _asked_range(context, head)
-        if version.size_bytes == 0:
+        version, judged = head.version, self._judged(head)
+        if not judged.body_bytes:
             return None
-        byte_range = asked or ByteRange(0, version.size_bytes - 1)
-        blocks = context.services.blocks
-        why = blocks.why_missing(version, slot=context.slot.name, before=self.before)
-        body = blocks.inline_response(
-            version,
-            byte_range,
-            slot=context.slot.name,
-            headers=vary_headers(self.versions.headers),
-            answer=answer,
-        )
-        if body is None:
-            return None
-        encoded = _encoded_headers(head, asked, self.overrides)
-        if asked is None:
-            return Response(200, (), body, "miss", encoded=encoded, length_bytes=len(body), reason=why)
-        return Response(206, _lengths(head, asked), body, "miss", encoded=encoded, reason=why)
+        blocks, slot = self.context.services.blocks, self.context.slot.name
+        why = blocks.why_missing(version, slot=slot, before=self.before)
+        headers = vary_headers(self.versions.headers)
+        body = blocks.inline_response(version, _bytes(judged), slot=slot, headers=headers, answer=answer)
+        return _response(judged, body, "miss", why) if body is not None else None
 
     async def _served(self, head: ObjectHead, answer: UnpinnedResponse | None = None) -> Response:
         response = self.warm(head)
         if response is not None:
             return response
-        asked = head.part or _asked_range(self.context, head)
-        byte_range = asked or ByteRange(0, head.version.size_bytes - 1)
-        reader = await self.versions.open(head, byte_range, answer)
+        judged = self._judged(head)
+        reader = await self.versions.open(head, _bytes(judged), answer)
         why = reader.why_missing(self.before)
-        status, lengths = 206 if asked else 200, _lengths(head, asked)
-        encoded = _encoded_headers(head, asked, self.overrides)
         span = reader.whole()
         if span is not None:
-            return Response(status, lengths, span, reader.outcome, None, encoded, span.failed, reason=why)
-        body = _watched(reader.body(), self.versions.on_cut_body(head))
-        return Response(status, lengths, body, reader.outcome, reader, encoded, reader.file_failed, reason=why)
+            return _response(judged, span, reader.outcome, why)
+        response = _response(judged, _watched(reader.body(), self.versions.on_cut_body(head)), reader.outcome, why)
+        response.resource, response.on_failure = reader, reader.file_failed
+        return response
+
+
+def _bytes(head: AnswerHead) -> ByteRange:
+    return ByteRange(head.first, head.first + head.body_bytes - 1)
 
 
 def _hand_on_if_later(error: OriginError) -> None:
@@ -751,50 +791,8 @@ def is_not_modified(context: RequestContext, head: ObjectHead) -> bool:
     """Return whether the request's conditions ask for 304; S3Error PreconditionFailed if they fail."""
     if READ_CONDITIONS.isdisjoint(context.request.headers):
         return False
-    now, version = context.services.clock.now(), head.version
-    authorized_by_origin = evaluate_read(
-        context.request.headers, etag=version.etag, last_modified=head.last_modified, now=now
-    )
-    return authorized_by_origin == "not-modified"
-
-
-def _not_modified(head: ObjectHead, cache: CacheLabel) -> Response:
-    return Response(304, not_modified_headers(head), cache=cache)
-
-
-def not_modified_headers(head: ObjectHead) -> list[tuple[str, str]]:
-    return of_not_modified(filter_response_headers(head.headers))
-
-
-def of_not_modified(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [pair for pair in headers if pair[0] in _OF_NOT_MODIFIED]
-
-
-def _asked_range(context: RequestContext, head: ObjectHead) -> ByteRange | None:
-    headers = context.request.headers
-    asked = headers.get("range")
-    if asked is None or not if_range_holds(headers, etag=head.version.etag, last_modified=head.last_modified):
-        return None
-    return parse_range(asked, head.version.size_bytes)
-
-
-def _encoded_headers(head: ObjectHead, asked: ByteRange | None, overrides: Mapping[str, str]) -> EncodedHeaders:
-    """Return the headers of HeadObject, without lengths, with the overrides that the caller asked for."""
-    onward = head.of_whole if asked is None or head.part is not None else head.of_range
-    if not overrides:
-        return onward
-    kept = [(name, value) for name, value in onward.pairs if name not in overrides]
-    return EncodedHeaders.of([*kept, *overrides.items()])
-
-
-def _lengths(head: ObjectHead, asked: ByteRange | None) -> list[tuple[str, str]]:
-    """Return the headers that name the bytes sent."""
-    if asked is None:
-        return [("content-length", str(head.version.size_bytes))]
-    return [
-        ("content-range", content_range(asked, head.version.size_bytes)),
-        ("content-length", str(asked.length)),
-    ]
+    now, version, headers = context.services.clock.now(), head.version, context.request.headers
+    return evaluate_read(headers, etag=version.etag, last_modified=head.last_modified, now=now) == "not-modified"
 
 
 def response_overrides(context: RequestContext) -> dict[str, str]:

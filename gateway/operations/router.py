@@ -3,19 +3,19 @@
     may the caller have an answer, if the origin judges that (origin_rights.py)?
     the write-back buffer, if the request concerns it → a snapshot, if one freezes its object → the origin
 
-In each of the last three the rules are asked in order, and the first that holds answers. In the first of them, requests
-that only the origin can answer wait until the origin has all that this node has acknowledged for them.
+In each of the last three the rules are asked in order, and the first that holds answers. Requests about something
+pending that only the origin can answer wait until it has all that this node has acknowledged for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from gateway.core.errors import S3Error
 from gateway.core.model import ObjectKey
 from gateway.operations.buckets import bucket_answer, create_bucket, list_buckets
-from gateway.operations.context import Answer, RequestContext, Response
+from gateway.operations.context import Answer, RequestContext, Response, awaited
 from gateway.operations.delete_objects import delete_objects, delete_pending
 from gateway.operations.list_objects import forwarded_read, list_objects, may_be_merged
 from gateway.operations.list_uploads import list_uploads, may_concern_uploads
@@ -32,27 +32,24 @@ from gateway.operations.pending_versions import PendingVersions, is_answered_her
 from gateway.operations.read_object import CurrentVersions, VersionSource, get_object
 from gateway.operations.snapshot_versions import SnapshotVersions, frozen_source, pin_source
 from gateway.operations.warm_up import head_object_and_warm
-from gateway.operations.writeback.complete_upload import buffer_complete
-from gateway.operations.writeback.copies import buffer_copy, buffer_part_copy, copied_here
+from gateway.operations.writeback.copies import buffer_copy, buffer_part_copy
 from gateway.operations.writeback.parts import buffer_part, is_known
 from gateway.operations.writeback.past_the_buffer import (
-    CHANGES_NO_OBJECT,
     FlushWait,
     as_named,
     goes_through,
     name_by_bucket_etags,
-    named_by_copy,
+    names_files,
     written_through,
 )
 from gateway.operations.writeback.put_object import buffer_put
-from gateway.operations.writeback.uploads import buffer_abort, buffer_create, list_buffered_parts
+from gateway.operations.writeback.uploads import buffer_abort, buffer_complete, buffer_create, list_buffered_parts
 from gateway.operations.writeback.write_back_policy import (
     Reason,
     check_condition,
     may_be_deleted_here,
     refuse_unless_kept_here,
 )
-from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import (
     BUCKET_SUBRESOURCES,
@@ -67,15 +64,23 @@ from gateway.s3.requests import (
 from gateway.writeback.bounds import Bound
 from gateway.writeback.journal.records import State
 
-if TYPE_CHECKING:
-    from gateway.writeback.buffer import WritebackBuffer
-
 _READS: Mapping[Operation, Callable[[VersionSource], Answer]] = {
     Operation.GET_OBJECT: get_object,
     Operation.HEAD_OBJECT: head_object_and_warm,
 }
-
 _LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2})
+_CHANGES_NO_OBJECT = frozenset(
+    {
+        Operation.CREATE_MULTIPART_UPLOAD,
+        Operation.UPLOAD_PART,
+        Operation.UPLOAD_PART_COPY,
+        Operation.ABORT_MULTIPART_UPLOAD,
+    }
+)
+"""Operations that leave the key's object at the origin as it was."""
+
+_WITH_CONDITIONS = frozenset({Operation.PUT_OBJECT, Operation.COPY_OBJECT, Operation.COMPLETE_MULTIPART_UPLOAD})
+"""Operations with conditions that a pending write may fail."""
 
 
 def perform(context: RequestContext) -> Answer:
@@ -91,7 +96,7 @@ def _allowed(context: RequestContext) -> Answer:
     if services.homes.by_bucket and context.request.method not in READ_METHODS:
         _check_homes(context)
     if services.writeback is not None:
-        answer = _buffered_answer(context, services.writeback)
+        answer = _buffered_answer(context)
         if answer is not None:
             return answer
     elif services.buffer_closed:
@@ -119,9 +124,6 @@ def _check_homes(context: RequestContext) -> None:
     )
 
 
-# The origin
-
-
 def _origin_answer(context: RequestContext) -> Answer:
     """Answer when nothing pending matters any more."""
     if context.services.slots.any_frozen:
@@ -132,8 +134,9 @@ def _origin_answer(context: RequestContext) -> Answer:
 
 
 def _by_origin(context: RequestContext) -> Answer:
-    read = _READS.get(context.request.operation)
-    return read(CurrentVersions(context)) if read is not None else _HANDLERS[context.request.operation](context)
+    operation = context.request.operation
+    read = _READS.get(operation)
+    return read(CurrentVersions(context)) if read is not None else _HANDLERS[operation].at_origin(context)
 
 
 async def _passthrough(context: RequestContext) -> Response:
@@ -141,274 +144,191 @@ async def _passthrough(context: RequestContext) -> Response:
     return await (forwarded_read(context) if context.request.method in READ_METHODS else forward_write(context))
 
 
-_HANDLERS: Mapping[Operation, Callable[[RequestContext], Answer]] = {
-    Operation.LIST_BUCKETS: list_buckets,
-    Operation.CREATE_BUCKET: create_bucket,
-    Operation.HEAD_BUCKET: bucket_answer,
-    Operation.GET_BUCKET_LOCATION: bucket_answer,
-    Operation.GET_BUCKET_VERSIONING: bucket_answer,
-    Operation.GET_BUCKET_ENCRYPTION: bucket_answer,
-    Operation.GET_BUCKET_TAGGING: bucket_answer,
-    Operation.GET_OBJECT_LOCK_CONFIGURATION: bucket_answer,
-    Operation.LIST_OBJECTS: list_objects,
-    Operation.LIST_OBJECTS_V2: list_objects,
-    Operation.LIST_MULTIPART_UPLOADS: forward,
-    Operation.LIST_PARTS: forward,
-    Operation.PUT_OBJECT: forward_write,
-    Operation.COPY_OBJECT: forward_write,
-    Operation.DELETE_OBJECT: forward_write,
-    Operation.DELETE_OBJECTS: delete_objects,
-    Operation.CREATE_MULTIPART_UPLOAD: forward,
-    Operation.UPLOAD_PART: forward,
-    Operation.UPLOAD_PART_COPY: forward,
-    Operation.COMPLETE_MULTIPART_UPLOAD: complete_multipart_upload,
-    Operation.ABORT_MULTIPART_UPLOAD: forward,
-    Operation.FORWARD: _passthrough,
-}
-
-
 # Snapshots: writes into frozen slots were refused before
 
 
 def _by_snapshot(context: RequestContext) -> Answer | None:
     """Answer a request about something that a snapshot freezes; None: nothing is frozen."""
-    request = context.request
+    request, slot, slots = context.request, context.slot, context.services.slots
     if request.operation in (Operation.COPY_OBJECT, Operation.UPLOAD_PART_COPY):
-        slot = frozen_source(context)
-        return _copied_from_snapshot(context, slot) if slot is not None else None
+        return _copied_from_snapshot(context) if frozen_source(context) is not None else None
     if request.key is not None:
-        if context.slot.consistency != "snapshot" or request.method == "OPTIONS":
-            return None
-        if request.operation in _READS:
-            snapshot = context.services.snapshots.of(context.slot)
-            if snapshot is None:
+        is_frozen = slot.consistency == "snapshot" and request.method != "OPTIONS"
+        if is_frozen and request.operation in _READS:
+            opened = context.services.snapshots.of(slot)
+            if opened is None:
                 return _read_when_opened(context)
-            return _READS[request.operation](SnapshotVersions(context, snapshot))
-        is_of_present_state = request.operation is Operation.FORWARD
+            return _READS[request.operation](SnapshotVersions(context, opened))
     else:
-        is_of_present_state = request.operation is Operation.FORWARD and request.parameter("versions") is not None
-        is_of_present_state = is_of_present_state and request.method in READ_METHODS and _is_frozen_under(context)
-    if is_of_present_state:
+        under = slots.under(request.bucket or "", request.parameter("prefix") or "")
+        is_frozen = request.method in READ_METHODS and request.parameter("versions") is not None
+        is_frozen = is_frozen and any(one.consistency == "snapshot" for one in under)
+    if is_frozen and request.operation is Operation.FORWARD:
         raise s3_error("NotImplemented", "A snapshot freezes this slot, and cannot answer this request.")
     return None
 
 
-def _is_frozen_under(context: RequestContext) -> bool:
-    bucket, prefix = context.request.bucket or "", context.request.parameter("prefix") or ""
-    return any(slot.consistency == "snapshot" for slot in context.services.slots.under(bucket, prefix))
-
-
 async def _read_when_opened(context: RequestContext) -> Response:
-    snapshot = await context.services.snapshots.opened(context.slot)
-    return await _awaited(_READS[context.request.operation](SnapshotVersions(context, snapshot)))
+    opened = await context.services.snapshots.opened(context.slot)
+    return await awaited(_READS[context.request.operation](SnapshotVersions(context, opened)))
 
 
-async def _copied_from_snapshot(context: RequestContext, slot: Slot) -> Response:
-    await pin_source(context, slot)
-    return await _awaited(_by_origin(context))
+async def _copied_from_snapshot(context: RequestContext) -> Response:
+    await pin_source(context)
+    return await awaited(_by_origin(context))
 
 
 # The write-back buffer
 
-_Buffered = Callable[[RequestContext, "WritebackBuffer"], Coroutine[Any, Any, Response]]
 
-_OF_OPEN_UPLOADS: Mapping[Operation, _Buffered] = {
-    Operation.UPLOAD_PART: buffer_part,
-    Operation.COMPLETE_MULTIPART_UPLOAD: buffer_complete,
-    Operation.ABORT_MULTIPART_UPLOAD: buffer_abort,
-    Operation.LIST_PARTS: list_buffered_parts,
-}
-"""Requests about an upload go where its Create went, whatever the slot says now."""
-
-_BUFFERED: Mapping[Operation, _Buffered] = {
-    Operation.PUT_OBJECT: buffer_put,
-    Operation.CREATE_MULTIPART_UPLOAD: buffer_create,
-}
-
-
-_JUDGED = frozenset({Operation.PUT_OBJECT, Operation.COPY_OBJECT, Operation.COMPLETE_MULTIPART_UPLOAD})
-"""Operations with conditions that a pending write may fail."""
-
-_OF_UPLOADS = frozenset({Operation.UPLOAD_PART, Operation.UPLOAD_PART_COPY, Operation.COMPLETE_MULTIPART_UPLOAD})
-
-
-def _buffered_answer(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
+def _buffered_answer(context: RequestContext) -> Answer | None:
     """Answer a request that concerns pending writes, or makes one; None: it does not."""
-    request, operation = context.request, context.request.operation
+    request, is_buffered = context.request, context.slot.is_buffered
     if request.key is None:
-        return _of_bucket(context, buffer)
-    if operation is Operation.FORWARD:
+        return _of_bucket(context)
+    if request.operation is Operation.FORWARD:
         request = context.request = with_hoisted_headers(request)
-        operation = request.operation
-    if operation is Operation.FORWARD and context.slot.is_buffered and may_store_object(request):
-        refuse_unless_kept_here(Reason.HEADER if context.slot.write == "scratch" else None)
+    operation, is_ours = request.operation, context.signed_by is None
+    if operation is Operation.FORWARD and is_buffered and may_store_object(request):
+        refuse_unless_kept_here(context, Reason.HEADER)
         goes_through(context, Reason.HEADER)
     if operation in _READS:
-        key = context.object_key
-        pending = buffer.pending(key) if buffer.may_be_pending(key) else None
-        is_local = pending is not None and pending.state is State.LOCAL  # whatever its slot says now
-        tells = is_local or (context.slot.write != "through" and tells_durability(context))
-        if pending is None:
-            return _read_past_the_buffer(context, buffer, tells=tells)
-        if is_answered_here(request) and (context.signed_by is None or context.may_read):
-            read = _READS[operation](PendingVersions(context, buffer, pending))
-            return with_durability(read, is_durable=False) if tells else read
-        flushed = _when_flushed(context, buffer, [context.object_key])
-        return with_durability(flushed, is_durable=True) if tells else flushed
-    if operation in _JUDGED and context.signed_by is None:
-        check_condition(context, buffer)
+        return _read(context)
+    if is_ours and operation in _WITH_CONDITIONS:
+        check_condition(context)
     if "x-amz-rename-source" in request.headers or is_form(request):  # names a key in a way not read here
-        return _when_all_flushed(context, buffer)
-    if context.signed_by is not None:
-        return _in_the_callers_name(context, buffer)
-    if request.parameter("uploadId") and is_known(context, buffer):
-        answer = _of_upload(context, buffer)
-        if answer is not None:
-            return answer
+        return _when_all_flushed(context)
+    handlers, answer = _HANDLERS[operation], None
+    if request.parameter("uploadId") and is_known(context):
+        _check_upload(context)
+        answer = handlers.of_upload_here(context) if handlers.of_upload_here is not None else None
+    elif not is_ours:
+        # The origin judges it: nothing is done here for it. Pending writes were acknowledged when the slot had another
+        # `authorization`, or belong to a copy's target.
+        if is_buffered:
+            goes_through(context, Reason.SOURCE)
     elif operation is Operation.DELETE_OBJECT and may_be_deleted_here(request):
-        if buffer.pending(context.object_key) is not None:
-            return delete_pending(context, buffer)
-    elif operation in _BUFFERED and context.slot.is_buffered:
-        return _BUFFERED[operation](context, buffer)
-    elif operation in _OF_UPLOADS and context.slot.is_buffered:
-        goes_through(context, Reason.UPLOAD)
-    elif operation is Operation.COPY_OBJECT:
-        source = copied_here(context, buffer)
-        if source is not None:
-
-            def leave() -> Awaitable[Response]:
-                return _when_flushed(context, buffer, _pending_keys(context, buffer))
-
-            return buffer_copy(context, buffer, source, leave)
-    pending_keys = _pending_keys(context, buffer)
+        answer = delete_pending(context) if context.buffer.pending(context.object_key) is not None else None
+    elif is_buffered and handlers.absorbed is not None:
+        answer = handlers.absorbed(context)
+    if answer is not None:
+        return answer
+    pending_keys = _pending_keys(context)
     if pending_keys or _is_write_past_the_buffer(context):
-        return _when_flushed(context, buffer, pending_keys)
-    name_by_bucket_etags(context, buffer)
+        return _when_flushed(context, pending_keys)
+    name_by_bucket_etags(context)
     return None
 
 
-def _read_past_the_buffer(context: RequestContext, buffer: WritebackBuffer, *, tells: bool) -> Answer | None:
-    """Answer a GET or HEAD of an object that is not pending; None: the buffer has nothing to add."""
-    named = name_by_bucket_etags(context, buffer) if context.slot.is_buffered else None
+def _read(context: RequestContext) -> Answer | None:
+    """Answer a GET or HEAD of an object; None: the buffer has nothing to add."""
+    key, buffer, read = context.object_key, context.buffer, _READS[context.request.operation]
+    pending = buffer.pending(key) if buffer.may_be_pending(key) else None
+    is_local = pending is not None and pending.state is State.LOCAL  # whatever its slot says now
+    tells = is_local or (context.slot.write != "through" and tells_durability(context))
+    if pending is not None:
+        is_here = is_answered_here(context.request) and (context.signed_by is None or context.may_read)
+        answer = read(PendingVersions(context, pending)) if is_here else _when_flushed(context, [key])
+        return with_durability(answer, is_durable=not is_here) if tells else answer
+    named = name_by_bucket_etags(context) if context.slot.is_buffered else None
     if named is None and not tells:
         return None
     answer = _origin_answer(context)
     if named is not None:
         answer = as_named(answer, named)
     if tells:
-        key = context.object_key
         answer = with_durability(answer, is_durable=not buffer.look(lambda tx: tx.checkpoints.is_rest_pending(key)))
     return answer
 
 
-def _in_the_callers_name(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
-    """Answer, as `_buffered_answer`, a request other than a read that the origin judges: nothing is done here for it.
-
-    Pending writes were acknowledged when the slot had another `authorization`, or belong to a copy's target.
-    """
-    if context.request.parameter("uploadId") and is_known(context, buffer):
+def _check_upload(context: RequestContext) -> None:
+    """Refuse a request about an upload that is open here, or has ended here, if it cannot be about that."""
+    if context.signed_by is not None:
         raise s3_error(
             "AccessDenied",
             'This upload was begun before its slot got authorization = "origin". Begin another.',
         )
-    if context.slot.is_buffered:
-        goes_through(context, Reason.SOURCE)
-    pending_keys = _pending_keys(context, buffer)
-    if pending_keys or _is_write_past_the_buffer(context):
-        return _when_flushed(context, buffer, pending_keys)
-    return None
-
-
-def _of_upload(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
-    """Answer a request about an upload that is open here, or has ended here."""
-    operation = context.request.operation
-    if operation is Operation.FORWARD:
+    if context.request.operation is Operation.FORWARD:
         # The origin knows the upload by another id: it would deny that there is one.
         raise s3_error(
             "NotImplemented",
             "This request has a parameter that Forebay does not know, and the upload is open on this node only.",
         )
-    if operation is Operation.UPLOAD_PART_COPY:
-        return buffer_part_copy(context, buffer, perform, _origin_answer)
-    return _OF_OPEN_UPLOADS[operation](context, buffer) if operation in _OF_OPEN_UPLOADS else None
 
 
-def _of_bucket(context: RequestContext, buffer: WritebackBuffer) -> Answer | None:
+def _of_bucket(context: RequestContext) -> Answer | None:
     """Answer a request without a key: it may be about everything in its bucket."""
     request = context.request
     if request.operation in _LISTINGS:
         if is_plain(request) or not may_be_merged(context):
             return None  # list_objects merges pending entries
-        return _when_all_flushed(context, buffer)
+        return _when_all_flushed(context)
     if request.operation is Operation.LIST_MULTIPART_UPLOADS:
-        is_ours = is_plain(request) and may_concern_uploads(context, buffer)
-        return list_uploads(context, buffer) if is_ours else None
-    if request.bucket is not None and _is_about_all_objects(context):
-        return _when_all_flushed(context, buffer)
-    return None
-
-
-def _is_about_all_objects(context: RequestContext) -> bool:
-    """Tell whether the answer depends on objects, or changes them.
-
-    So do ListObjectVersions, all that changes more than a setting of the bucket, such as DeleteBucket, and POST Object,
-    which names its key in its body.
-    """
-    request = context.request
-    if request.operation is not Operation.FORWARD:
-        return False
+        return list_uploads(context) if is_plain(request) and may_concern_uploads(context) else None
+    if request.bucket is None or request.operation is not Operation.FORWARD:
+        return None
+    # The answer depends on objects, or the request changes them: ListObjectVersions, all that changes more than a
+    # setting of the bucket, such as DeleteBucket, and POST Object, which names its key in its body.
     said = {name for name, _ in request.query}
-    if request.method in READ_METHODS:
-        return "versions" in said
-    return is_form(request) or BUCKET_SUBRESOURCES.isdisjoint(said)
+    is_write = request.method not in READ_METHODS and (is_form(request) or BUCKET_SUBRESOURCES.isdisjoint(said))
+    is_about_objects = is_write or (request.method in READ_METHODS and "versions" in said)
+    return _when_all_flushed(context) if is_about_objects else None
 
 
-def _pending_keys(context: RequestContext, buffer: WritebackBuffer) -> list[ObjectKey]:
+def _pending_keys(context: RequestContext) -> list[ObjectKey]:
     """Return the keys of the request with pending writes: its own, and the source of a copy."""
-    keys = [] if context.request.operation in CHANGES_NO_OBJECT else [context.object_key]
+    keys = [] if context.request.operation in _CHANGES_NO_OBJECT else [context.object_key]
     source = context.request.headers.get("x-amz-copy-source")
     if source is not None:
         keys.append(parse_copy_source(source).key)
-    return [key for key in keys if buffer.pending(key) is not None]
+    return [key for key in keys if context.buffer.pending(key) is not None]
 
 
 def _is_write_past_the_buffer(context: RequestContext) -> bool:
     request = context.request
-    if request.key is None or request.method in READ_METHODS or request.operation in CHANGES_NO_OBJECT:
+    if request.key is None or request.method in READ_METHODS or request.operation in _CHANGES_NO_OBJECT:
         return False
     return context.slot.is_buffered
 
 
-async def _when_all_flushed(context: RequestContext, buffer: WritebackBuffer) -> Response:
-    wait, bucket, prefix = FlushWait(context, buffer), context.request.bucket or "", context.request.parameter("prefix")
+async def _when_all_flushed(context: RequestContext) -> Response:
+    wait, bucket, prefix = FlushWait(context), context.request.bucket or "", context.request.parameter("prefix") or ""
     try:
-        if context.request.method in READ_METHODS and wait.is_needed(bucket, prefix or ""):
+        if context.request.method in READ_METHODS and wait.is_needed(bucket, prefix):
             await judge_wait_for_all(context)
-        await wait.for_prefix(bucket, prefix or "", past_local=context.request.method not in ("DELETE", "POST"))
+        await wait.for_prefix(bucket, prefix, past_local=context.request.method not in ("DELETE", "POST"))
     except S3Error:
         await judge_wait_for_all(context)  # its refusal comes first
         raise
-    return await _past_the_buffer_in_turn(context, buffer, wait)
+    return await _past_the_buffer_in_turn(context, wait)
 
 
-async def _when_flushed(context: RequestContext, buffer: WritebackBuffer, keys: Sequence[ObjectKey]) -> Response:
+async def _when_flushed(context: RequestContext, keys: Sequence[ObjectKey]) -> Response:
     await judge_wait(context, keys)
-    wait = FlushWait(context, buffer)
+    wait = FlushWait(context)
     await wait.for_keys(keys)
-    return await _past_the_buffer_in_turn(context, buffer, wait)
+    return await _past_the_buffer_in_turn(context, wait)
 
 
-async def _past_the_buffer_in_turn(context: RequestContext, buffer: WritebackBuffer, wait: FlushWait) -> Response:
+async def _past_the_buffer_in_turn(context: RequestContext, wait: FlushWait) -> Response:
     if not _is_write_past_the_buffer(context):
-        return await _awaited(_origin_answer(context))
+        return await awaited(_origin_answer(context))
     await wait.for_turn(context.object_key)
-    if context.request.operation is Operation.COPY_OBJECT:
-        await wait.for_files(await named_by_copy(context, buffer))
-    return await written_through(context, buffer, _awaited(_origin_answer(context)))
+    if context.request.operation is Operation.COPY_OBJECT and names_files(context):
+        await wait.for_files_of_source()
+    return await written_through(context, awaited(_origin_answer(context)))
 
 
-async def _awaited(answer: Answer) -> Response:
-    return answer if isinstance(answer, Response) else await answer
+def _copy(context: RequestContext) -> Answer | None:
+    return buffer_copy(context, lambda: _when_flushed(context, _pending_keys(context)))
+
+
+def _part_copy(context: RequestContext) -> Answer:
+    return buffer_part_copy(context, perform, _origin_answer)
+
+
+def _not_begun_here(context: RequestContext) -> None:
+    goes_through(context, Reason.UPLOAD)
 
 
 def _check_without_buffer(context: RequestContext) -> None:
@@ -418,8 +338,8 @@ def _check_without_buffer(context: RequestContext) -> None:
     when the disk is back. Only a deletion leaves no trace: an object acknowledged before, and deleted at the origin
     alone, would come back with its flush.
     """
-    operation = context.request.operation
-    is_write = operation in _BUFFERED or operation in _JUDGED or operation in _OF_UPLOADS
+    operation, slots = context.request.operation, [context.slot]
+    is_write = operation not in _READS and _HANDLERS[operation].absorbed is not None
     is_write = is_write or (operation is Operation.FORWARD and may_store_object(context.request))
     if is_write and context.slot.write == "scratch":
         raise s3_error(
@@ -428,11 +348,9 @@ def _check_without_buffer(context: RequestContext) -> None:
         )
     if is_write and context.slot.is_buffered:
         goes_through(context, Bound.DISK)
-    if operation is Operation.DELETE_OBJECT:
-        slots = [context.slot]
-    elif operation is Operation.DELETE_OBJECTS:
+    if operation is Operation.DELETE_OBJECTS:
         slots = list(context.services.slots.under(context.request.bucket or "", ""))
-    else:
+    elif operation is not Operation.DELETE_OBJECT:
         return
     if any(slot.is_buffered for slot in slots):
         raise s3_error(
@@ -440,3 +358,39 @@ def _check_without_buffer(context: RequestContext) -> None:
             "The disk of the write-back buffer cannot be used: an object that it has acknowledged could come back "
             "after this deletion. Repair the disk and start the gateway again.",
         )
+
+
+class _Handlers(NamedTuple):
+    """The functions that answer an operation other than a read; None: the buffer has no part in it."""
+
+    at_origin: Callable[[RequestContext], Answer]
+    absorbed: Callable[[RequestContext], Answer | None] | None = None
+    """For a slot that writes back. It may return None, too."""
+    of_upload_here: Callable[[RequestContext], Answer] | None = None
+    """For an upload that the journal knows: such requests go where its Create went, whatever the slot says now."""
+
+
+_HANDLERS: Mapping[Operation, _Handlers] = {
+    Operation.LIST_BUCKETS: _Handlers(list_buckets),
+    Operation.CREATE_BUCKET: _Handlers(create_bucket),
+    Operation.HEAD_BUCKET: _Handlers(bucket_answer),
+    Operation.GET_BUCKET_LOCATION: _Handlers(bucket_answer),
+    Operation.GET_BUCKET_VERSIONING: _Handlers(bucket_answer),
+    Operation.GET_BUCKET_ENCRYPTION: _Handlers(bucket_answer),
+    Operation.GET_BUCKET_TAGGING: _Handlers(bucket_answer),
+    Operation.GET_OBJECT_LOCK_CONFIGURATION: _Handlers(bucket_answer),
+    Operation.LIST_OBJECTS: _Handlers(list_objects),
+    Operation.LIST_OBJECTS_V2: _Handlers(list_objects),
+    Operation.LIST_MULTIPART_UPLOADS: _Handlers(forward),
+    Operation.PUT_OBJECT: _Handlers(forward_write, buffer_put),
+    Operation.COPY_OBJECT: _Handlers(forward_write, _copy),
+    Operation.DELETE_OBJECT: _Handlers(forward_write),
+    Operation.DELETE_OBJECTS: _Handlers(delete_objects),
+    Operation.CREATE_MULTIPART_UPLOAD: _Handlers(forward, buffer_create),
+    Operation.UPLOAD_PART: _Handlers(forward, _not_begun_here, buffer_part),
+    Operation.UPLOAD_PART_COPY: _Handlers(forward, _not_begun_here, _part_copy),
+    Operation.LIST_PARTS: _Handlers(forward, None, list_buffered_parts),
+    Operation.COMPLETE_MULTIPART_UPLOAD: _Handlers(complete_multipart_upload, _not_begun_here, buffer_complete),
+    Operation.ABORT_MULTIPART_UPLOAD: _Handlers(forward, None, buffer_abort),
+    Operation.FORWARD: _Handlers(_passthrough),
+}

@@ -67,8 +67,11 @@ class SnapshotVersions:
 
     async def forward(self) -> Response:
         """Return the origin's answer about the frozen version: the request is pinned, or refused."""
-        context, etag = self.context, strong_etag(self._object().version.etag)
-        self._judge_conditions()
+        context, frozen, etag = self.context, self._object(), strong_etag(self._object().version.etag)
+        conditions = {name: value for name, value in context.request.headers.items() if name in _CONDITIONS}
+        if conditions:  # `If-Match` is needed for the pinning, so the client's own are judged here
+            now, modified = context.services.clock.now(), parse_iso_date(frozen.modified)
+            evaluate_read(conditions, etag=unquote(frozen.version.etag), last_modified=modified, now=now)
         headers = filter_request_headers(context.request.headers) | {"if-match": etag}
         request = onward_request(context, await receive_payload(context), headers=headers)
         response = await context.services.origin.send(request)
@@ -156,7 +159,10 @@ class SnapshotVersions:
         return False
 
     def on_cut_body(self, head: ObjectHead) -> Callable[[OriginError], Awaitable[object]]:
-        return self._lose
+        async def lose(_error: OriginError) -> None:
+            self._snapshot.lose(self.context.object_key.key)
+
+        return lose
 
     def _object(self) -> SnapshotObject:
         """Return the frozen object; S3Error NoSuchKey without one: the origin is not asked."""
@@ -176,22 +182,11 @@ class SnapshotVersions:
         self._snapshot.keep(head, with_checksums=with_checksums)
         self.context.services.catalog.learned_version(head, with_checksums=with_checksums)
 
-    async def _lose(self, _error: OriginError | None = None) -> None:
-        self._snapshot.lose(self.context.object_key.key)
-
     def _is_cached(self, head: ObjectHead, byte_range: ByteRange | None = None) -> bool:
         if head.version.size_bytes == 0:
             return True
         asked = byte_range or ByteRange(0, head.version.size_bytes - 1)
         return self.context.services.blocks.holds(head.version, asked, slot=self.context.slot.name)
-
-    def _judge_conditions(self) -> None:
-        """Raise if the client's own conditions fail already: `If-Match` is needed for the pinning."""
-        headers = {name: value for name, value in self.context.request.headers.items() if name in _CONDITIONS}
-        if headers:
-            frozen, now = self._object(), self.context.services.clock.now()
-            modified = parse_iso_date(frozen.modified)
-            evaluate_read(headers, etag=unquote(frozen.version.etag), last_modified=modified, now=now)
 
     async def _explained(self, error: OriginError) -> Exception:
         """Return the client's answer after the origin has refused the frozen version: it says which version it has now.
@@ -264,33 +259,32 @@ def frozen_source(context: RequestContext) -> Slot | None:
     return slot if slot.consistency == "snapshot" else None
 
 
-async def pin_source(context: RequestContext, slot: Slot) -> None:
+async def pin_source(context: RequestContext) -> None:
     """Pin a copy to the frozen version of its source: 412 if the origin does not have it any more.
 
     Some servers ignore conditions on a copy's source: the origin is asked for its version just before.
     """
-    request, snapshot = context.request, await context.services.snapshots.opened(slot)
-    key = parse_copy_source(request.headers["x-amz-copy-source"]).key.key
-    frozen = snapshot.find(key)
+    request, services = context.request, context.services
+    key = parse_copy_source(request.headers["x-amz-copy-source"]).key
+    slot = services.slots.find(key.bucket, key.key)
+    snapshot = await services.snapshots.opened(slot)
+    frozen = snapshot.find(key.key)
     if frozen is None:
-        raise s3_error("NoSuchKey", Key=key)
+        raise s3_error("NoSuchKey", Key=key.key)
     etag = strong_etag(frozen.version.etag)
     if not etag_matches(request.headers.get(_SOURCE_IF_MATCH, "*"), etag):
         raise s3_error("PreconditionFailed", Condition=_SOURCE_IF_MATCH)
-    if not await _is_there(context, slot, frozen):
+    try:
+        head = await services.catalog.ask(frozen.version.key, slot, headers=pin(frozen))
+        is_there = is_same_version(head.version, frozen.version)
+    except OriginAnswered as answer:
+        if answer.status not in _GONE:
+            raise
+        is_there = False
+    if not is_there:
         raise s3_error(
             "PreconditionFailed",
             f"{_frozen_as(frozen.version.key, snapshot, frozen)}, and the origin does not have that version any more.",
             Condition=_SOURCE_IF_MATCH,
         )
     request.headers = {**request.headers, _SOURCE_IF_MATCH: etag}
-
-
-async def _is_there(context: RequestContext, slot: Slot, frozen: SnapshotObject) -> bool:
-    try:
-        head = await context.services.catalog.ask(frozen.version.key, slot, headers=pin(frozen))
-    except OriginAnswered as answer:
-        if answer.status not in _GONE:
-            raise
-        return False
-    return is_same_version(head.version, frozen.version)

@@ -36,7 +36,7 @@ class WriteScope:
         self._catalog = catalog
         self._bucket = bucket
         self._keys = None if keys is None else [ObjectKey(bucket or "", key) for key in keys]
-        self._listed = [] if self._keys is None else [key.key for key in self._keys if _is_indexed(slots, key)]
+        self._listed = [key.key for key in self._keys or () if slots.find(*key).consistency != "strict"]
         self._write: OwnWrite | None = None
         self._written_down: Sequence[int] = ()
 
@@ -68,11 +68,12 @@ class WriteScope:
 
     def end_later(self) -> None:
         """End the change when the origin's outcome is unknown."""
-        self._catalog.in_doubt.add(self._end_doubt)
 
-    async def _end_doubt(self) -> None:
-        self.forget()
-        await self.end()
+        async def end() -> None:
+            self.forget()
+            await self.end()
+
+        self._catalog.in_doubt.add(end)
 
 
 async def with_invalidation(change: WriteScope, write: Awaitable[Response]) -> Response:
@@ -88,7 +89,10 @@ async def with_invalidation(change: WriteScope, write: Awaitable[Response]) -> R
         reply = await write
     except BaseException as error:
         change.forget()
-        if _is_answer(error):
+        # The request has certainly ended if the origin has refused it, or was not asked. A 503 of the origin's own is a
+        # refusal; one of this gateway's may mean that the origin has not answered.
+        is_own_refusal = isinstance(error, S3Error) and error.status < _SERVER_ERROR
+        if is_own_refusal or (isinstance(error, OriginAnswered) and not may_be_done(error.status)):
             await change.end()
         else:
             change.end_later()
@@ -106,16 +110,6 @@ async def with_invalidation(change: WriteScope, write: Awaitable[Response]) -> R
 
 _OK = 200
 _SERVER_ERROR = 500
-
-
-def _is_answer(error: BaseException) -> bool:
-    """Return whether a request has certainly ended: the origin has refused it, or was not asked.
-
-    A 503 of the origin's own is a refusal; one of this gateway's may mean that the origin has not answered.
-    """
-    if isinstance(error, OriginAnswered):
-        return not may_be_done(error.status)
-    return isinstance(error, S3Error) and error.status < _SERVER_ERROR
 
 
 async def invalidate(change: WriteScope) -> None:
@@ -137,10 +131,6 @@ def changed_by(context: RequestContext) -> WriteScope:
 
 def changed_keys(context: RequestContext, keys: Iterable[str]) -> WriteScope:
     return WriteScope(context.services.catalog, context.services.slots, context.request.bucket, keys)
-
-
-def _is_indexed(slots: Slots, key: ObjectKey) -> bool:
-    return slots.find(key.bucket, key.key).consistency != "strict"
 
 
 @dataclass(slots=True)
@@ -171,9 +161,6 @@ class _Changing:
                 self.change.end_later()
 
 
-_FROZEN: frozenset[str] = frozenset({"snapshot"})
-"""Consistencies of slots in which nothing ever changes."""
-
 _KEYS_AT_ONCE = 128
 """Keys per transaction of the dirty keys, so that own writes wait at most a millisecond."""
 
@@ -188,10 +175,14 @@ class OriginEvents:
 
     async def apply(self, events: Sequence[ObjectEvent]) -> list[str | None]:
         """Apply events; return for each why it was ignored, or None. Afterwards every read asks the origin first."""
-        reasons = [self._reason(event) for event in events]
+        slots = [self._slots.find(event.bucket, event.key) for event in events]
+        reasons = [f"the slot {slot.name} is frozen" if slot.consistency == "snapshot" else None for slot in slots]
         applied = [event for event, reason in zip(events, reasons, strict=True) if reason is None]
         outdated = [event for event in applied if not self._is_of_known_version(event)]
-        for bucket, keys in _by_bucket(applied).items():
+        by_bucket: dict[str, dict[str, None]] = defaultdict(dict)
+        for event in applied:
+            by_bucket[event.bucket][event.key] = None
+        for bucket, keys in by_bucket.items():
             following = iter(keys)
             while batch := list(islice(following, _KEYS_AT_ONCE)):
                 await invalidate(WriteScope(self._catalog, self._slots, bucket, batch))
@@ -199,20 +190,9 @@ class OriginEvents:
             await self._blocks.invalidate(key)
         return reasons
 
-    def _reason(self, event: ObjectEvent) -> str | None:
-        slot = self._slots.find(event.bucket, event.key)
-        return f"the slot {slot.name} is frozen" if slot.consistency in _FROZEN else None
-
     def _is_of_known_version(self, event: ObjectEvent) -> bool:
         """Return whether the event is about the version whose blocks are here, as events of own writes are."""
         if event.etag is None:
             return False
         known = self._catalog.last_known(ObjectKey(event.bucket, event.key))
         return known is not None and plain_etag(known.version.etag) == plain_etag(event.etag)
-
-
-def _by_bucket(events: Sequence[ObjectEvent]) -> dict[str, dict[str, None]]:
-    found: dict[str, dict[str, None]] = defaultdict(dict)
-    for event in events:
-        found[event.bucket][event.key] = None
-    return found

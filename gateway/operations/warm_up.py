@@ -9,11 +9,10 @@ unless it says `not-kept`.
 from __future__ import annotations
 
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.plan import Explanation
 from gateway.core.errors import OriginBodyError, StoreUnavailable
-from gateway.core.model import MissReason, ObjectVersion
-from gateway.metadata.entries import ObjectHead, object_head_of_get
-from gateway.operations.context import Answer, RequestContext, Response
+from gateway.core.model import ObjectVersion
+from gateway.metadata.entries import object_head_of_get
+from gateway.operations.context import Answer, RequestContext, Response, awaited
 from gateway.operations.pending_versions import PendingVersions
 from gateway.operations.read_object import (
     WARM_UP_RANGE,
@@ -24,8 +23,6 @@ from gateway.operations.read_object import (
     vary_headers,
 )
 from gateway.s3.error_codes import s3_error
-
-_LATER = {"retry-after": "1"}
 
 
 def head_object_and_warm(versions: VersionSource) -> Answer:
@@ -43,7 +40,7 @@ def head_object_and_warm(versions: VersionSource) -> Answer:
 
 
 async def _warmed(context: RequestContext, answer: Answer) -> Response:
-    reply = answer if isinstance(answer, Response) else await answer
+    reply = await awaited(answer)
     try:
         version = _version(context, reply)
         if version is not None:
@@ -65,11 +62,7 @@ def _version(context: RequestContext, reply: Response) -> ObjectVersion | None:
         head, _ = object_head_of_get(context.object_key, reply.status, headers)
     except OriginBodyError:
         return None
-    return head.version if _is_cacheable(head) else None
-
-
-def _is_cacheable(head: ObjectHead) -> bool:
-    return has_cacheable_bytes(head) and head.version.size_bytes > 0
+    return head.version if has_cacheable_bytes(head) and head.version.size_bytes > 0 else None
 
 
 async def _begin(context: RequestContext, version: ObjectVersion, reply: Response) -> None:
@@ -90,16 +83,12 @@ async def _begin(context: RequestContext, version: ObjectVersion, reply: Respons
         return
     if not queue.begin(version, slot, context.credential):
         message = "Too many objects wait to be warmed. Please reduce your request rate."
-        raise s3_error("SlowDown", message, headers=_LATER)
+        raise s3_error("SlowDown", message, headers={"retry-after": "1"})
     if found.here is not None and found.here.here_bytes:
         reply.cache = "partial"
-    reply.reason = _why_missing(found)
-
-
-def _why_missing(found: Explanation) -> MissReason:
     here = found.here
     if here is not None and here.evicted:
-        return "evicted"
-    if found.holding.blocks and (here is None or not here.here_bytes):
-        return "changed"
-    return "first-read"
+        reply.reason = "evicted"
+    else:
+        is_other = found.holding.blocks and (here is None or not here.here_bytes)
+        reply.reason = "changed" if is_other else "first-read"

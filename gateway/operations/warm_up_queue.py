@@ -95,16 +95,15 @@ class WarmUpQueue:
         """
         found = self._looks.get(version)
         if found is None or found.until <= self._clock.monotonic():
-            task = asyncio.create_task(self._look(version, slot), name="look at a warm-up", context=Context())
+            task = asyncio.create_task(
+                self._blocks.explain(version.key, version, slot.name), name="look at a warm-up", context=Context()
+            )
             found = self._looks[version] = _Look(task)
             task.add_done_callback(partial(self._looked, version, found, self._clock.monotonic()))
             self._looks.move_to_end(version)
             while len(self._looks) > LOOKS_MAX:
                 self._looks.popitem(last=False)
         return await asyncio.shield(found.task)
-
-    async def _look(self, version: ObjectVersion, slot: Slot) -> Explanation:
-        return await self._blocks.explain(version.key, version, slot.name)
 
     def _looked(self, version: ObjectVersion, look: _Look, began: float, task: asyncio.Task[Explanation]) -> None:
         took_seconds = self._clock.monotonic() - began
@@ -174,7 +173,6 @@ class WarmUpQueue:
         return found
 
     async def _fetched(self, version: ObjectVersion, slot: Slot) -> _Outcome:
-        """Fetch one object; return the outcome."""
         try:
             return await self._fetch(version, slot)
         except OriginAnswered as answer:
@@ -220,21 +218,18 @@ class WarmUpQueue:
         self._fetching += 1
 
     async def _fetch_piece(self, version: ObjectVersion, piece: ByteRange, slot: Slot) -> bool:
+        attempts = 0
         try:
-            pause_seconds = _FIRST_PAUSE_SECONDS
-            for _ in range(ATTEMPTS_MAX - 1):
+            while True:
+                attempts += 1
                 try:
-                    return await self._try_piece(version, piece, slot)
+                    _, is_kept = await self._blocks.fetch(version, piece, slot=slot.name, purpose=Purpose.WARM)
+                    return is_kept
                 except (OriginUnreachable, OriginAnswered) as error:
-                    if isinstance(error, OriginAnswered) and not asks_for_retry(error.status):
+                    is_final = isinstance(error, OriginAnswered) and not asks_for_retry(error.status)
+                    if is_final or attempts == ATTEMPTS_MAX:
                         raise
-                await self._clock.sleep(pause_seconds)
-                pause_seconds *= 2
-            return await self._try_piece(version, piece, slot)
+                await self._clock.sleep(_FIRST_PAUSE_SECONDS * 2 ** (attempts - 1))
         finally:
             self._fetching -= 1
             self._pieces.release()
-
-    async def _try_piece(self, version: ObjectVersion, piece: ByteRange, slot: Slot) -> bool:
-        _, is_kept = await self._blocks.fetch(version, piece, slot=slot.name, purpose=Purpose.WARM)
-        return is_kept

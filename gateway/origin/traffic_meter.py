@@ -161,21 +161,13 @@ def rank_of(purpose: Purpose) -> Callable[[], int]:
 _ALWAYS: tuple[Callable[[], int], ...] = (lambda: 0, lambda: 1, lambda: 2, lambda: 3)
 
 
-class CeilingsReplaced(Exception):
-    """The awaited ceilings were replaced; nothing was taken. Holds the seconds waited, as `take` returns them."""
-
-    def __init__(self, ceiling_seconds: float, link_seconds: float) -> None:
-        super().__init__("the ceilings were replaced")
-        self.waited = ceiling_seconds, link_seconds
-
-
 class RateLimit(Protocol):
     """The limiter of one slot's bytes in one direction. The waiting piece of the least present `rank` passes first."""
 
     async def take(self, count: int, rank: Callable[[], int]) -> tuple[float, float]:
         """Wait until `count` bytes may pass; return the seconds waited for the slot's own ceiling, and for the link.
 
-        A cancelled caller has taken nothing. Raises CeilingsReplaced.
+        A cancelled caller has taken nothing.
         """
 
     def passes(self, count: int, rank: Callable[[], int]) -> bool:
@@ -187,10 +179,7 @@ class RateLimit(Protocol):
 
 class Ceilings(Protocol):
     def limiter(self, direction: Direction, slot: str) -> RateLimit | None:
-        """None: nothing does."""
-
-    def release(self) -> None:
-        """End these ceilings: waiting callers turn to the new ones."""
+        """Return the present limiter of a slot's bytes; None: nothing limits them."""
 
     def answered(self, kind: AnswerKind, seconds: float) -> None:
         """Note that an answer has begun `seconds` after the last byte of its request."""
@@ -228,20 +217,8 @@ class OriginMeter:
         recent: RecentRequests | None = None,
     ) -> None:
         self._recent = recent
-        self._ceilings = ceilings
+        self.ceilings = ceilings
         self.requests = requests
-        """Replaced, too."""
-
-    @property
-    def ceilings(self) -> Ceilings | None:
-        """Replaced while bodies pass: their next pieces keep to the new ones, and so do those that wait."""
-        return self._ceilings
-
-    @ceilings.setter
-    def ceilings(self, ceilings: Ceilings | None) -> None:
-        before, self._ceilings = self._ceilings, ceilings
-        if before is not None and before is not ceilings:
-            before.release()
 
     def of_body(self, direction: Direction, request: OriginRequest) -> TrafficMeter:
         return TrafficMeter(self, direction, request.slot, request.purpose)
@@ -298,26 +275,21 @@ class TrafficMeter:
         self._direction: Direction = direction
         self._slot = slot
         self._purpose = purpose.value
-        self._ceilings = of_all.ceilings
-        self._limiter = of_all.limiter(direction, slot)
         self._rank = rank_of(purpose)
 
     @property
     def limited(self) -> bool:
-        return self._now() is not None
+        return self._limiter() is not None
 
-    def _now(self) -> RateLimit | None:
-        if self._ceilings is not self._of_all.ceilings:
-            self._ceilings = self._of_all.ceilings
-            self._limiter = self._of_all.limiter(self._direction, self._slot)
-        return self._limiter
+    def _limiter(self) -> RateLimit | None:
+        return self._of_all.limiter(self._direction, self._slot)
 
     def count(self, count: int) -> None:
         metrics.ORIGIN_BYTES.add(count, self._direction, self._purpose, self._slot)
 
     def passes(self, count: int) -> bool:
         """Return True if a piece of `count` bytes passes without waiting; it is counted then."""
-        limiter = self._now()
+        limiter = self._limiter()
         if limiter is not None and not limiter.passes(count, self._rank):
             return False
         self.count(count)
@@ -325,14 +297,9 @@ class TrafficMeter:
 
     async def wait(self, count: int) -> None:
         """Wait until a piece of `count` bytes may pass."""
-        has_passed = False
-        while not has_passed and (limiter := self._now()) is not None:
-            try:
-                waited = await limiter.take(count, self._rank)
-                has_passed = True
-            except CeilingsReplaced as replaced:
-                waited = replaced.waited
-            for by, seconds in zip(("ceiling", "link"), waited, strict=True):
+        limiter = self._limiter()
+        if limiter is not None:
+            for by, seconds in zip(("ceiling", "link"), await limiter.take(count, self._rank), strict=True):
                 if seconds > 0:
                     metrics.BANDWIDTH_WAIT_SECONDS.add(seconds, by, self._direction, self._slot)
 

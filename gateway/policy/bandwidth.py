@@ -18,17 +18,12 @@ from typing import NamedTuple
 
 from gateway.core.clock import Clock
 from gateway.origin.client import Direction
-from gateway.origin.traffic_meter import AnswerKind, CeilingsReplaced, Traffic
+from gateway.origin.traffic_meter import AnswerKind, Traffic
+from gateway.policy.capacity_controller import UNLIMITED_BYTES_PER_SECOND
 from gateway.policy.fair_shares import HOLD_SECONDS, LOOK_SECONDS, FairShares, QueueEntry, rows_of
-from gateway.policy.leadership import ROWS_OF_LEADERSHIP, Leadership
-from gateway.policy.link_capacity import ROWS_OF_LINK_CAPACITY, LinkCapacity, unlimited_bucket
-from gateway.policy.token_bucket import (
-    ROWS_OF_ADJUSTABLE_BUCKET,
-    ROWS_OF_BUCKET,
-    AdjustableBucket,
-    SharedCells,
-    TokenBucket,
-)
+from gateway.policy.link_capacity import ROWS_OF_LEADERSHIP, ROWS_OF_LINK_CAPACITY, Leadership, LinkCapacity
+from gateway.policy.token_bucket import ROWS_OF_BUCKET, TokenBucket
+from gateway.shared.arena import Numbering, SharedCells
 
 PATIENCE_SECONDS = 1.0
 """Seconds that a piece waits for better ones of its slot. Then one such piece passes in each span of this length."""
@@ -104,7 +99,7 @@ class RateLimiter:
         """When the patience of the first piece ends."""
 
     async def take(self, count: int, rank: Callable[[], int], wait_seconds_max: float = math.inf) -> Waited:
-        """Wait until `count` bytes may pass. Raises CeilingsReplaced, TimeoutError at most `HOLD_SECONDS` late.
+        """Wait until `count` bytes may pass. Raises TimeoutError, at most `HOLD_SECONDS` late.
 
         A caller that was cancelled, or has waited too long, has taken nothing.
         """
@@ -118,8 +113,6 @@ class RateLimiter:
         self._link.enter(self)
         try:
             waited = await piece.passed
-        except CeilingsReplaced:
-            raise
         except BaseException:
             self._leave(piece)
             raise
@@ -146,15 +139,19 @@ class RateLimiter:
             self._ceiling.take(count)
         self._link.shares.charge(self.slot, count, self._clock.monotonic())
 
-    def release(self) -> None:
-        """End the wait of all pieces, as other ceilings apply, and give back what was reserved."""
-        now, at_link_since = self._clock.monotonic(), self._at_link_since
-        waiting, self._waiting = self._waiting, []
-        self._advance()
-        for piece in waiting:
-            if not piece.passed.done():
-                at_link = max(at_link_since, piece.since) if at_link_since is not None else now
-                piece.passed.set_exception(CeilingsReplaced(at_link - piece.since, now - at_link))
+    def apply_settings(self, ceiling: TokenBucket | None) -> None:
+        """Have the pieces that wait, and later ones, wait for this ceiling, and for the link as it is now."""
+        now = self._clock.monotonic()
+        if self._reserving is not None:
+            self._reserving.cancel()
+        self._reserve(0)
+        self._reserving = self._at_link_since = None
+        self._ceiling = ceiling
+        if self._waiting:
+            self._advance()
+            self._link.enter(self)
+            while self.let_pass(now):
+                pass
 
     # For the link
 
@@ -233,8 +230,6 @@ class RateLimiter:
             self._reserved = count
 
     def _leave(self, piece: _BandwidthPiece) -> None:
-        if piece not in self._waiting and _is_let_go(piece):
-            return
         if piece.passed.done() and not piece.passed.cancelled():  # it had passed before its caller was cancelled
             if piece.passed.result() is None:
                 return
@@ -266,12 +261,6 @@ class RateLimiter:
     def _rank(self, piece: _BandwidthPiece, now: float) -> int:
         is_impatient = min(now - piece.since, now - self._impatient_at) >= PATIENCE_SECONDS
         return 0 if is_impatient else piece.rank()
-
-
-def _is_let_go(piece: _BandwidthPiece) -> bool:
-    """Return whether the piece ended with the ceilings, even if its caller was cancelled at once."""
-    passed = piece.passed
-    return passed.cancelled() or (passed.done() and isinstance(passed.exception(), CeilingsReplaced))
 
 
 @dataclass(eq=False)
@@ -306,11 +295,10 @@ class Link:
             limiter.give_up(now)
         self.shares.tell_all((self._entry(limiter, now) for limiter in self._present.values()), now)
         at_link = [slot for slot, limiter in self._present.items() if limiter.is_at_link]
-        if at_link and self.shares.link is not None:
-            for slot in self.shares.next_of(at_link, now):
-                limiter = self._present[slot]
-                while slot in self._present and limiter.let_pass(now):
-                    pass
+        for slot in self.shares.next_of(at_link, now):
+            limiter = self._present[slot]
+            while slot in self._present and limiter.let_pass(now):
+                pass
         if self._present:
             self._look_again(now)
 
@@ -349,65 +337,99 @@ class Bandwidth:
         clock: Clock,
         cells: SharedCells | None = None,
         shares: Sequence[BandwidthShare] = (),
+        slots: Numbering | None = None,
+        generation: int = 0,
     ) -> None:
-        self._is_alone = cells is None
-        cells = cells or SharedCells.of_one_process(cells_for(ceilings, shares), clock.monotonic())
+        """`slots` are the numbers of slots, for the most that there may be: the same in all processes."""
+        slots = slots or numbering_of(ceilings, shares)
+        self._cells = cells or SharedCells.of_one_process(rows_for(slots.most), clock.monotonic())
         self._clock = clock
-        self._slots = {slot: number for number, slot in enumerate(_slots(ceilings, shares))}
-        buckets, row = dict[tuple[Direction, str | None], TokenBucket](), 0
-        adjustable = dict[Direction, AdjustableBucket]()
-        for one in ceilings:
-            if one.bytes_per_second is not None:
-                buckets[one.direction, one.slot] = cells.bucket(row, one.bytes_per_second)
-                row += ROWS_OF_BUCKET
-            else:
-                adjustable[one.direction] = buckets[one.direction, one.slot] = unlimited_bucket(cells, row)
-                row += ROWS_OF_ADJUSTABLE_BUCKET
-        guarantees = dict[tuple[Direction, int], TokenBucket]()
-        for share in shares:
-            if share.guaranteed_bytes_per_second is not None:
-                bucket = cells.bucket(row, share.guaranteed_bytes_per_second)
-                guarantees[share.direction, self._slots[share.slot]] = bucket
-                row += ROWS_OF_BUCKET
-        self._ceilings = buckets
+        self._count = slots.most + 1
+        self._buckets: dict[int, TokenBucket] = {}
+        self._limiters: dict[tuple[Direction, int], RateLimiter] = {}
         self._links = dict[Direction, Link]()
+        self._auto = dict[Direction, LinkCapacity]()
         for direction in _DIRECTIONS:
-            weights = [1] * len(self._slots)
-            for share in shares:
-                if share.direction == direction:
-                    weights[self._slots[share.slot]] = share.weight
-            guaranteed = {slot: bucket for (of, slot), bucket in guarantees.items() if of == direction}
-            of_link = FairShares(cells, row, weights, guaranteed, buckets.get((direction, None)))
-            self._links[direction] = Link(of_link, clock, random.Random(cells.own))
-            row += rows_of(len(self._slots))
+            row = self._link_row(direction) + 2 * ROWS_OF_BUCKET
+            of_link = FairShares(self._cells, row, [1] * self._count, {}, None)
+            self._links[direction] = Link(of_link, clock, random.Random(self._cells.own))
+        self._leadership = Leadership(self._cells, rows_for(slots.most) - ROWS_OF_LEADERSHIP)
+        self.apply_settings(ceilings, shares, slots, generation)
+
+    def apply_settings(
+        self,
+        ceilings: Sequence[Ceiling],
+        shares: Sequence[BandwidthShare],
+        slots: Numbering,
+        generation: int,
+    ) -> None:
+        """Keep to other settings from now on: what waits, waits for these. What has passed counts on."""
+        self._slots = {name: slots.of[name] for name in _names(ceilings, shares)}
+        self._passages: dict[tuple[Direction, int], RateLimiter | None] = {}
+        self._ceilings = dict[tuple[Direction, int], TokenBucket]()
         self.found = dict[Direction, LinkCapacity]()
         """The capacity of the link, in the directions in which the gateway finds it out."""
 
-        for direction, link_bucket in adjustable.items():
-            shares_of_link = self._links[direction].shares
+        of_link = dict[Direction, TokenBucket]()
+        for one in ceilings:
+            if one.slot is not None and one.bytes_per_second is not None:
+                number = self._slots[one.slot]
+                row = _row_of(number, one.direction)
+                self._ceilings[one.direction, number] = self._bucket(row, one.bytes_per_second, generation)
+            elif one.bytes_per_second is not None:
+                row = self._link_row(one.direction)
+                of_link[one.direction] = self._bucket(row, one.bytes_per_second, generation)
+            else:
+                self.found[one.direction] = found = self._found(one.direction)
+                of_link[one.direction] = found.bucket
+        for direction, link in self._links.items():
+            weights, guarantees = [1] * self._count, dict[int, TokenBucket]()
+            for share in shares:
+                if share.direction == direction:
+                    number, rate = self._slots[share.slot], share.guaranteed_bytes_per_second
+                    weights[number] = share.weight
+                    if rate is not None:
+                        row = _row_of(number, direction) + ROWS_OF_BUCKET
+                        guarantees[number] = self._bucket(row, rate, generation)
+            link.shares.weights, link.shares.guarantees = weights, guarantees
+            link.shares.link = of_link.get(direction)
+        for key, limiter in self._limiters.items():
+            limiter.apply_settings(self._ceilings.get(key))
+
+    def _bucket(self, row: int, rate: float, generation: int) -> TokenBucket:
+        """Return the bucket in a row. The rates of the latest settings hold, which other processes may know before."""
+        found = self._buckets.get(row)
+        if found is None:
+            found = self._buckets[row] = TokenBucket(self._cells, row, rate)
+        if self._cells.is_latest(generation):
+            found.set_rate(rate, self._clock.monotonic())
+        return found
+
+    def _found(self, direction: Direction) -> LinkCapacity:
+        found = self._auto.get(direction)
+        if found is None:
+            row = self._link_row(direction) + ROWS_OF_BUCKET
+            bucket = TokenBucket(self._cells, row, UNLIMITED_BYTES_PER_SECOND)
+            row += ROWS_OF_BUCKET + rows_of(self._count)
             kinds = [kind for kind in AnswerKind if kind.direction == direction]
-            self.found[direction] = LinkCapacity(cells, row, link_bucket, shares_of_link, kinds)
-            row += ROWS_OF_LINK_CAPACITY
-        self._leadership = Leadership(cells, row) if adjustable else None
-        self._limiters: dict[tuple[Direction, str], RateLimiter | None] = {}
+            found = LinkCapacity(self._cells, row, bucket, self._links[direction].shares, kinds)
+            self._auto[direction] = found
+        return found
+
+    def _link_row(self, direction: Direction) -> int:
+        return _row_of(self._count, "read") + _DIRECTIONS.index(direction) * _rows_of_link(self._count)
 
     def limiter(self, direction: Direction, slot: str) -> RateLimiter | None:
-        """Return the passage of a slot's bytes; None: nothing limits them."""
-        if slot not in self._slots:
-            slot = _OTHER
-        key = (direction, slot)
-        if key not in self._limiters:
-            ceiling, link = self._ceilings.get(key), self._links[direction]
-            is_limited = ceiling is not None or link.shares.link is not None
-            limiter = RateLimiter(self._slots[slot], ceiling, link, self._clock) if is_limited else None
+        """Return the passage of a slot's bytes by the present settings; None: nothing limits them."""
+        key = direction, self._slots.get(slot, 0)
+        if key in self._passages:
+            return self._passages[key]
+        ceiling, link, limiter = self._ceilings.get(key), self._links[direction], None
+        if ceiling is not None or link.shares.link is not None:
+            limiter = self._limiters.get(key) or RateLimiter(key[1], ceiling, link, self._clock)
             self._limiters[key] = limiter
-        return self._limiters[key]
-
-    def release(self) -> None:
-        """Send pieces that wait under these settings to the new ones."""
-        for limiter in self._limiters.values():
-            if limiter is not None:
-                limiter.release()
+        self._passages[key] = limiter
+        return limiter
 
     def link(self, direction: Direction) -> TokenBucket | None:
         """Return the bucket of the whole link; None: nothing limits it."""
@@ -430,12 +452,10 @@ class Bandwidth:
 
         Call it every TICK_SECONDS while the gateway looks for the capacity; this call is `late_seconds` late.
         """
-        if self._leadership is None:
-            return
         now = self._clock.monotonic()
         for direction, found in self.found.items():
             found.tell(traffic[direction], now, late_seconds)
-        if self._leadership.leads(now):
+        if self.found and self._leadership.leads(now):
             for found in self.found.values():
                 found.decide(now, self._leadership)
 
@@ -444,43 +464,28 @@ class Bandwidth:
         found = self.found.get("read")
         return found.window_bytes(self._clock.monotonic()) if found is not None else None
 
-    def begin_as(self, before: Bandwidth) -> None:
-        """Start with the levels of the ceilings of `before`. No process may use these yet."""
-        now = self._clock.monotonic()
-        for bucket, of_before in self._in_both(before):
-            bucket.begin_as(of_before, now)
 
-    def _in_both(self, before: Bandwidth) -> list[tuple[TokenBucket, TokenBucket]]:
-        of_before = before._ceilings
-        return [(bucket, of_before[key]) for key, bucket in self._ceilings.items() if key in of_before]
-
-    def continue_from(self, before: Bandwidth) -> None:
-        """Follow `before` after a change of settings: end its waits, count here its bytes, keep the capacity found."""
-        now = self._clock.monotonic()
-        before.release()
-        if self._is_alone:
-            self.begin_as(before)
-        for bucket, of_before in self._in_both(before):
-            bucket.continue_from(of_before)
-        for direction, found in self.found.items():
-            if direction in before.found:
-                found.continue_from(before.found[direction], now)
+def numbering_of(ceilings: Sequence[Ceiling], shares: Sequence[BandwidthShare]) -> Numbering:
+    """Return the numbers of exactly these slots."""
+    names = _names(ceilings, shares)
+    return Numbering(len(names)).changed(names)
 
 
-_OTHER = ""
-"""Stands for the slots without settings."""
-
-
-def cells_for(ceilings: Sequence[Ceiling], shares: Sequence[BandwidthShare]) -> int:
-    guarantees = sum(share.guaranteed_bytes_per_second is not None for share in shares)
-    of_slots = len(_DIRECTIONS) * rows_of(len(_slots(ceilings, shares)))
-    found = sum(one.bytes_per_second is None for one in ceilings)
-    of_found = found * (ROWS_OF_ADJUSTABLE_BUCKET + ROWS_OF_LINK_CAPACITY)
-    of_leadership = ROWS_OF_LEADERSHIP if found else 0
-    return ROWS_OF_BUCKET * (len(ceilings) - found + guarantees) + of_slots + of_found + of_leadership
-
-
-def _slots(ceilings: Sequence[Ceiling], shares: Sequence[BandwidthShare]) -> list[str]:
-    """Return the names of slots, in the same order in all processes."""
+def _names(ceilings: Sequence[Ceiling], shares: Sequence[BandwidthShare]) -> list[str]:
     named = (one.slot for group in (ceilings, shares) for one in group)
-    return list(dict.fromkeys((_OTHER, *(name for name in named if name is not None))))
+    return list(dict.fromkeys(name for name in named if name is not None))
+
+
+def rows_for(slots: int) -> int:
+    """Return the rows of cells for as many slots, and for those without a number."""
+    return _row_of(slots + 1, "read") + len(_DIRECTIONS) * _rows_of_link(slots + 1) + ROWS_OF_LEADERSHIP
+
+
+def _row_of(slot: int, direction: Direction) -> int:
+    """Return the first row of a slot's ceiling and guarantee in a direction."""
+    return (slot * len(_DIRECTIONS) + _DIRECTIONS.index(direction)) * 2 * ROWS_OF_BUCKET
+
+
+def _rows_of_link(slots: int) -> int:
+    """Return the rows of a bucket with a rate from settings, one whose rate is found, the shares, and the capacity."""
+    return 2 * ROWS_OF_BUCKET + rows_of(slots) + ROWS_OF_LINK_CAPACITY

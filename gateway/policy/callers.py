@@ -12,7 +12,7 @@ class each credential is a flow. Flows have start tags (start-time fair queueing
 others waited is next, and one that comes back starts with the least tag among those waiting, so that none saves up
 turns. Of one flow the request passes that has waited longest, in whichever process.
 
-All of it is in cells that have one writer each (token_bucket.py):
+All of it is in cells that have one writer each (shared/arena.py):
 
     beat[p]           when process p last ran; without a beat for LOST_SECONDS it holds no requests
     running[p]        the requests of the account that process p holds
@@ -22,6 +22,9 @@ All of it is in cells that have one writer each (token_bucket.py):
     since[flow][p]    since when the flow's first request waits in process p; 0: none waits
 
 A request is counted before it is checked: of two processes that want the last place none gets it, or one.
+
+A change of limits changes what gates let pass. What holds a place, or waits, stays where it is; a request has the
+accounts that limited its caller when it came.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ from typing import Literal, NamedTuple
 
 from gateway.core import cancellation
 from gateway.core.clock import Clock
-from gateway.policy.token_bucket import ROWS_OF_BUCKET, SharedCells, TokenBucket
+from gateway.policy.token_bucket import ROWS_OF_BUCKET, TokenBucket
+from gateway.shared.arena import Numbering, SharedCells
 from gateway.telemetry import metrics
 
 BEAT_SECONDS = 0.2
@@ -113,10 +117,6 @@ class CallerRefused(Exception):
         self.retry_after_seconds = retry_after_seconds
 
 
-class LimitsReplaced(Exception):
-    """The limits that a request waited for apply no more; it has taken nothing."""
-
-
 class _Tag(NamedTuple):
     """A place in the order of turns: the least is next."""
 
@@ -130,39 +130,47 @@ class _CallerWaiter:
     since: float
     is_bounded: bool
     passed: asyncio.Future[bool]
-    """False: the process ends. Or LimitsReplaced."""
+    """False: the process ends."""
 
 
 class Gate:
     """One limit of an account, as one process sees that of all. Event loop only."""
 
-    def __init__(
-        self,
-        cells: SharedCells,
-        row: int,
-        account: AccountPlan,
-        clock: Clock,
-        rate: float | None,
-        most: int | None,
-        direction: Direction | None = None,
-    ) -> None:
-        self._cells, self._clock, self._most = cells, clock, most
-        self._scope, self._name, self._direction = account.scope, account.name, direction
-        self._flows, self.rate, self._told_at = account.flows, rate, clock.monotonic()
+    def __init__(self, cells: SharedCells, row: int, flows: int, direction: Direction | None, clock: Clock) -> None:
+        """Limit nothing before `apply_settings`; then bytes in a `direction`, or (None) requests."""
+        self._cells, self._clock, self._row, self._flows, self._direction = cells, clock, row, flows, direction
+        self._scope: Scope = "credential"
+        self._name = ""
+        self._most: int | None = None
+        self._bucket: TokenBucket | None = None
+        self._told_at = clock.monotonic()
         self._own = cells.own
-        self._bucket: TokenBucket | None = cells.bucket(row, rate) if rate is not None else None
         row += ROWS_OF_BUCKET
         self._beats = cells.numbers(0)
         self._running = cells.whole_numbers(row)
         self._until = cells.numbers(row + 1)
         self._floors = cells.numbers(row + 2)
         self._first_row = row + 3
-        self._tags = [cells.numbers(row + 3 + flow) for flow in range(self._flows)]
-        self._since = [cells.numbers(row + 3 + self._flows + flow) for flow in range(self._flows)]
+        self._tags = [cells.numbers(row + 3 + flow) for flow in range(flows)]
+        self._since = [cells.numbers(row + 3 + flows + flow) for flow in range(flows)]
         self._queues: dict[int, deque[_CallerWaiter]] = {}
         self._looking: asyncio.Task[None] | None = None
-        self._dice = random.Random(cells.own)
+        self._rng = random.Random(cells.own)
         self.is_closed = False
+        self._running[self._own] = 0  # the process that had this number before holds nothing any more
+        self._until[self._own] = 0.0
+        for cell in self._since:
+            cell[self._own] = 0.0
+
+    def apply_settings(
+        self, scope: Scope, name: str, rate: float | None, most: int | None, *, is_latest: bool = True
+    ) -> None:
+        """Limit an account from now on, and what waits here. The rate of the latest settings holds in all processes."""
+        self._scope, self._name, self._most = scope, name, most
+        self._bucket = TokenBucket(self._cells, self._row, rate) if rate is not None else None
+        if self._bucket is not None and is_latest:
+            self._bucket.set_rate(rate or 0.0, self._clock.monotonic())
+        self.look()
 
     @property
     def limit(self) -> LimitName:
@@ -179,11 +187,6 @@ class Gate:
     def waiting(self) -> int:
         return sum(map(len, self._queues.values()))
 
-    @property
-    def is_used(self) -> bool:
-        """Return whether a request of this process holds a place, or waits."""
-        return bool(self._queues) or self._running[self._own] > 0
-
     def held(self, now: float) -> int:
         """Return the requests held by all running processes."""
         lost = now - LOST_SECONDS
@@ -192,13 +195,6 @@ class Gate:
             for process, (count, beat) in enumerate(zip(self._running, self._beats, strict=True))
             if count and (beat > lost or process == self._own)
         )
-
-    def clear(self) -> None:
-        """Clear what the process that had this number before held and waited for."""
-        self._running[self._own] = 0
-        self._until[self._own] = 0.0
-        for row in self._since:
-            row[self._own] = 0.0
 
     def passes(self, cost: int) -> bool:
         """Let a request pass if nothing holds it up, and none waits; otherwise take nothing, and return False."""
@@ -215,7 +211,7 @@ class Gate:
         return self._take(cost, self._clock.monotonic())
 
     async def enter(self, flow: int, cost: int, wait_seconds: float | None) -> bool:
-        """Wait for the turn; False when it has not come in time. None: no time limit. Raises LimitsReplaced."""
+        """Wait for the turn; False when it has not come in time. None: no time limit."""
         if self.passes(cost):
             return True
         queue = self._queues.get(flow)
@@ -227,20 +223,20 @@ class Gate:
         waiter = _CallerWaiter(
             cost, max(now, 1e-9), wait_seconds is not None, asyncio.get_running_loop().create_future()
         )
-        limit = self.limit
+        labels = self._scope, self._name, self.limit
         self._tell_waits(now)
         self._queues.setdefault(flow, deque()).append(waiter)
-        metrics.CALLER_WAITS.add(1, self._scope, self._name, limit)
-        metrics.CALLER_WAITING.add(1, self._scope, self._name, limit)
+        metrics.CALLER_WAITS.add(1, *labels)
+        metrics.CALLER_WAITING.add(1, *labels)
         self.look()
         try:
             await self._wait(waiter, wait_seconds)
         except BaseException:
-            if waiter.passed.done() and waiter.passed.exception() is None and waiter.passed.result():
+            if waiter.passed.done() and waiter.passed.result():
                 self.leave(cost)
             raise
         finally:
-            metrics.CALLER_WAITING.add(-1, self._scope, self._name, limit)
+            metrics.CALLER_WAITING.add(-1, *labels)
             self._forget(flow, waiter)
         return waiter.passed.done() and waiter.passed.result()
 
@@ -258,7 +254,7 @@ class Gate:
 
     def leave(self, cost: int = 0) -> None:
         """End a request; or, with its cost, take its entry back."""
-        if self._most is not None:
+        if self._direction is None:
             self._running[self._own] -= 1
         if cost and self._bucket is not None:
             self._bucket.release(cost)
@@ -279,13 +275,6 @@ class Gate:
             for waiter in [one for one in queue if one.is_bounded]:
                 self._forget(flow, waiter)
                 waiter.passed.set_result(False)
-
-    def release(self) -> None:
-        """Send waiting requests to the limits that apply now. Bodies that have begun go on."""
-        for flow, queue in list(self._queues.items()):
-            for waiter in [one for one in queue if one.is_bounded]:
-                self._forget(flow, waiter)
-                waiter.passed.set_exception(LimitsReplaced())
 
     def look(self) -> None:
         now = self._clock.monotonic()
@@ -309,7 +298,7 @@ class Gate:
             delay_seconds = self._bucket.delay_seconds(now) if self._bucket is not None else 0.0
             # Processes that wait for the same moment have the same chance to be the first then.
             await self._clock.sleep(
-                min(max(delay_seconds, 0.001), LOOK_SECONDS) + self._dice.uniform(0, LOOK_SECONDS / 10)
+                min(max(delay_seconds, 0.001), LOOK_SECONDS) + self._rng.uniform(0, LOOK_SECONDS / 10)
             )
             self.look()
         self._looking = None
@@ -318,9 +307,9 @@ class Gate:
         bucket = self._bucket
         if bucket is not None and bucket.delay_seconds(now) > 0:
             return False
-        if self._most is not None:
+        if self._direction is None:
             self._running[self._own] += 1
-            if self.held(now) > self._most:
+            if self._most is not None and self.held(now) > self._most:
                 self._running[self._own] -= 1
                 return False
         if bucket is not None:
@@ -373,6 +362,9 @@ class Gate:
             self._until[self._own] = now + HOLD_SECONDS
 
 
+_FIRST_ROWS = 1
+"""The beats."""
+
 _GATES_OF_ACCOUNT = 5
 """One for requests; turns and wire, for read and write."""
 
@@ -412,35 +404,12 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class AccountPlan:
-    """A limited account, in the same place in all processes."""
-
-    scope: Scope
-    name: str
-    limits: Limits
-    flows: int
-
-
-@dataclass(frozen=True, slots=True)
 class CallersPlan:
-    """The limited callers, and how long a request waits for room."""
+    """The callers, limited or not, and how long a request waits for room."""
 
     credentials: Sequence[tuple[str, Limits]]
     classes: Sequence[CallerClass]
     wait_seconds: float
-
-    @property
-    def accounts(self) -> list[AccountPlan]:
-        flows = min(FLOWS_MAX, len(self.credentials) + 1)
-        of_classes = [AccountPlan("class", one.name, one.limits, flows) for one in self.classes if one.limits.any]
-        return [
-            AccountPlan("credential", key, limits, 1) for key, limits in self.credentials if limits.any
-        ] + of_classes
-
-    @property
-    def rows(self) -> int:
-        rows = sum(_GATES_OF_ACCOUNT * _rows_of_gate(account.flows) for account in self.accounts)
-        return rows + 1 if rows else 0
 
 
 @dataclass(eq=False, slots=True)
@@ -482,7 +451,7 @@ class CallerLimits:
     async def enter(
         self, direction: Direction, expected_bytes: int | None = None, wait_seconds: float | None = None
     ) -> Admission:
-        """Wait for a place. Refused when none comes in time, or too many requests wait already. LimitsReplaced."""
+        """Wait for a place. Refused when none comes in time, or too many requests wait already."""
         until = self.clock.monotonic() + (self.wait_seconds if wait_seconds is None else wait_seconds)
         admission = Admission(self, direction)
         try:
@@ -662,49 +631,80 @@ class Admission:
 class Callers:
     """Every caller's limits, as one process keeps them with the others that use `cells`; without cells, alone."""
 
-    def __init__(self, plan: CallersPlan, clock: Clock, cells: SharedCells | None = None) -> None:
+    def __init__(
+        self,
+        plan: CallersPlan,
+        clock: Clock,
+        cells: SharedCells | None = None,
+        credentials: Numbering | None = None,
+        classes: Numbering | None = None,
+        generation: int = 0,
+    ) -> None:
+        """`credentials` and `classes` are their numbers, for the most that there may be: the same in all processes."""
+        credentials, classes = credentials or _numbering(plan.credentials), classes or _numbering(plan.classes)
         self._clock = clock
+        self._credentials_most = credentials.most
+        rows = rows_for(credentials.most, classes.most)
+        self._cells = cells or SharedCells.of_one_process(rows, clock.monotonic())
+        self._gates: dict[int, Gate] = {}
+        """By their first row. They stay when their account is limited no more: requests may have passed them."""
+
+        self._plan: CallersPlan | None = None
+        self.apply_settings(plan, credentials, classes, generation)
+
+    def apply_settings(self, plan: CallersPlan, credentials: Numbering, classes: Numbering, generation: int) -> None:
+        """Keep to other limits from now on."""
+        if plan == self._plan:
+            return
+        self._plan = plan
         self._wait_seconds = plan.wait_seconds
         self._classes = plan.classes
-        self._cells = cells or SharedCells.of_one_process(plan.rows or 1, clock.monotonic())
-        self._flows = {key: number for number, (key, _) in enumerate(plan.credentials, 1)}
-        self._accounts: dict[tuple[Scope, str], Account] = {}
-        self._found: dict[tuple[str, str | None], CallerLimits | None] = {}
-        self._gates: list[Gate] = []
-        row = 1
-        for account in plan.accounts:
-            limits, rows = account.limits, _rows_of_gate(account.flows)
-            requests = None
-            if limits.requests_per_second is not None or limits.concurrent_requests is not None:
-                requests = self._gate(account, row, limits.requests_per_second, limits.concurrent_requests)
-            read = self._bytes_gates(account, row + rows, limits.read_bytes_per_second, "read")
-            write = self._bytes_gates(account, row + 3 * rows, limits.write_bytes_per_second, "write")
-            self._accounts[account.scope, account.name] = Account(account.scope, account.name, requests, read, write)
-            row += _GATES_OF_ACCOUNT * rows
         self._class_of = _class_of(plan.classes)
+        self._flows = {key: credentials.of[key] for key, _ in plan.credentials}
+        self._found: dict[tuple[str, str | None], CallerLimits | None] = {}
+        self._left = set(self._gates)
+        """The first rows of gates that limit nothing any more."""
 
-    def _gate(
-        self,
-        account: AccountPlan,
-        row: int,
-        rate: float | None,
-        most: int | None,
-        direction: Direction | None = None,
-    ) -> Gate:
-        gate = Gate(self._cells, row, account, self._clock, rate, most, direction)
-        gate.clear()
-        self._gates.append(gate)
-        return gate
+        self._is_latest = self._cells.is_latest(generation)
+        accounts = [
+            self._account("credential", key, credentials.of[key], limits)
+            for key, limits in plan.credentials
+            if limits.any
+        ]
+        accounts += [
+            self._account("class", one.name, classes.of[one.name], one.limits) for one in plan.classes if one.limits.any
+        ]
+        self._accounts = {(one.scope, one.name): one for one in accounts}
+        for row in self._left:
+            self._gates[row].apply_settings("credential", "", None, None)
 
-    def _bytes_gates(
-        self, account: AccountPlan, row: int, rate: float | None, direction: Direction
-    ) -> BytesGates | None:
-        if rate is None:
-            return None
-        turns, wire = (
-            self._gate(account, one, rate, None, direction) for one in (row, row + _rows_of_gate(account.flows))
-        )
-        return BytesGates(turns, wire, rate)
+    def _account(self, scope: Scope, name: str, number: int, limits: Limits) -> Account:
+        def gate(place: int, rate: float | None, most: int | None, direction: Direction | None) -> Gate:
+            flows = FLOWS_MAX if scope == "class" else 1
+            row = self._first_row(scope, number) + place * _rows_of_gate(flows)
+            self._left.discard(row)
+            if row not in self._gates:
+                self._gates[row] = Gate(self._cells, row, flows, direction, self._clock)
+            self._gates[row].apply_settings(scope, name, rate, most, is_latest=self._is_latest)
+            return self._gates[row]
+
+        def of_bytes(place: int, rate: float | None, direction: Direction) -> BytesGates | None:
+            if rate is None:
+                return None
+            return BytesGates(gate(place, rate, None, direction), gate(place + 1, rate, None, direction), rate)
+
+        rate, most = limits.requests_per_second, limits.concurrent_requests
+        requests = gate(0, rate, most, None) if rate is not None or most is not None else None
+        read = of_bytes(1, limits.read_bytes_per_second, "read")
+        write = of_bytes(3, limits.write_bytes_per_second, "write")
+        return Account(scope, name, requests, read, write)
+
+    def _first_row(self, scope: Scope, number: int) -> int:
+        of_credential = _GATES_OF_ACCOUNT * _rows_of_gate(1)
+        if scope == "credential":
+            return _FIRST_ROWS + (number - 1) * of_credential
+        first = _FIRST_ROWS + self._credentials_most * of_credential
+        return first + (number - 1) * _GATES_OF_ACCOUNT * _rows_of_gate(FLOWS_MAX)
 
     @property
     def any(self) -> bool:
@@ -727,11 +727,6 @@ class Callers:
             self._found[key] = made
         return self._found[key]
 
-    @property
-    def is_idle(self) -> bool:
-        """Return whether no request of this process holds a place, or waits for one."""
-        return not any(gate.is_used for gate in self._gates)
-
     async def beat(self) -> None:
         """Tell the other processes that this one runs, until cancelled."""
         beats = self._cells.numbers(0)
@@ -739,14 +734,20 @@ class Callers:
             beats[self._cells.own] = self._clock.monotonic()
             await self._clock.sleep(BEAT_SECONDS)
 
-    def release(self) -> None:
-        """Send waiting requests, which have not begun, to the limits that apply now."""
-        for gate in self._gates:
-            gate.release()
-
     def close(self) -> None:
-        for gate in self._gates:
+        for gate in self._gates.values():
             gate.close()
+
+
+def rows_for(credentials: int, classes: int) -> int:
+    """Return the rows of cells for as many."""
+    of_credentials, of_classes = credentials * _rows_of_gate(1), classes * _rows_of_gate(FLOWS_MAX)
+    return _FIRST_ROWS + _GATES_OF_ACCOUNT * (of_credentials + of_classes)
+
+
+def _numbering(of: Sequence[tuple[str, Limits]] | Sequence[CallerClass]) -> Numbering:
+    names = [one.name if isinstance(one, CallerClass) else one[0] for one in of]
+    return Numbering(len(names)).changed(names)
 
 
 def _class_of(classes: Sequence[CallerClass]) -> Callable[[str], str | None]:

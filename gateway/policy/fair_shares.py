@@ -6,7 +6,7 @@ gets bytes in proportion to its weight, and slots that do not wait leave their s
 lowest virtual time that any slot has waited with; it never falls. A slot that was idle starts near it, with at most
 CREDIT_SECONDS saved up; a slot that was ahead of others owes at most DEBT_SECONDS.
 
-All of it follows from cells that have one writer each, as token_bucket.py's do, for each direction:
+All of it follows from cells that have one writer each (shared/arena.py), for each direction:
 
     fresh[p]        until when the list of process p counts
     contended[p]    until when p is known to wait for the link
@@ -14,7 +14,7 @@ All of it follows from cells that have one writer each, as token_bucket.py's do,
     count[p]        the number of entries in its list
     list[p][n]      a slot with waiting pieces in p, for the link or for the slot's own ceiling; their best rank
     virtual[p][n]   the virtual time of that slot, as p knows it
-    passed[s][p]    bytes of slot s that p has passed while any slot waited
+    passed[s][p]    bytes of slot s that p has passed while any slot waited, each divided by the weight at that time
     anchor[s][p]    added by p to the virtual time of s, which lay too far below the floor; the greatest counts
 
 A process that is stopped or killed stops counting as waiting HOLD_SECONDS later, and others may run ahead of it when
@@ -27,7 +27,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from gateway.policy.token_bucket import SharedCells, TokenBucket
+from gateway.policy.token_bucket import TokenBucket
+from gateway.shared.arena import SharedCells
 
 LOOK_SECONDS = 0.004
 """Seconds between two looks at what all processes wait for."""
@@ -78,7 +79,8 @@ class QueueEntry:
 class FairShares:
     """One direction, as one process sees it. Slots are numbers from 0 on, `guarantees` are buckets of some of them.
 
-    Without a `link` none waits for it, and the other processes learn only ranks.
+    Without a `link` none waits for it, and the other processes learn only ranks. Weights, guarantees and link may be
+    replaced at any time; the number of weights stays.
     """
 
     def __init__(
@@ -91,8 +93,8 @@ class FairShares:
     ) -> None:
         slots, row = len(weights), first_row + _FIRST_ROWS
         self.link = link
-        self._weights = weights
-        self._guarantees = guarantees
+        self.weights = weights
+        self.guarantees = guarantees
         self._cells = cells
         self._own = cells.own
         self._fresh = cells.numbers(first_row + _FRESH)
@@ -105,7 +107,7 @@ class FairShares:
         self._told: dict[int, int] = {}
         """The place of each slot's entry in this process's list."""
 
-        self._rows: dict[int, tuple[memoryview[int], memoryview[float]]] = {}
+        self._rows: dict[int, tuple[memoryview[float], memoryview[float]]] = {}
         self._virtual: dict[int, float] = {}
         """Virtual times of slots that wait for the link, by the last look and what this process has passed since."""
 
@@ -179,17 +181,18 @@ class FairShares:
         """Give back `count` bytes that had their turn, but did not pass."""
         if self.link is not None:
             self.link.release(count)
-            self._cells_of(slot)[0][self._own] -= count
+            self._cells_of(slot)[0][self._own] -= count / self.weights[slot]
 
     def is_outranked(self, slot: int, rank: int, now: float) -> bool:
         """Return whether another process has a better waiting piece of the slot."""
         self._look(now)
         return self._best_elsewhere.get(slot, rank) < rank
 
-    def next_of(self, slots: Iterable[int], now: float) -> list[int]:
+    def next_of(self, slots: Sequence[int], now: float) -> Sequence[int]:
         """Return those of some waiting slots whose turn it may be, in their order."""
         link = self.link
-        assert link is not None  # noqa: S101 - nobody waits otherwise
+        if link is None or not slots:
+            return slots
         level = link.level(now)
         if level < 0:
             return []
@@ -212,7 +215,7 @@ class FairShares:
         return virtual <= self._limit()
 
     def _is_needy(self, slot: int, now: float) -> bool:
-        guarantee = self._guarantees.get(slot)
+        guarantee = self.guarantees.get(slot)
         return guarantee is not None and guarantee.level(now) >= 0
 
     def _limit(self, *, is_full: bool = False) -> float:
@@ -222,11 +225,11 @@ class FairShares:
 
     def _speed(self, slot: int | None = None) -> float:
         assert self.link is not None  # noqa: S101 - nobody asks otherwise
-        more = self._weights[slot] if slot is not None and slot not in self._virtual else 0
+        more = self.weights[slot] if slot is not None and slot not in self._virtual else 0
         return self.link.rate / max(1, self._weight_waiting + more)
 
     def _count(self, slot: int, count: int, now: float) -> None:
-        guarantee = self._guarantees.get(slot)
+        guarantee = self.guarantees.get(slot)
         if guarantee is not None:
             level = guarantee.level(now)
             if level > -guarantee.burst:  # what the slot has beyond its guarantee does not count against it for longer
@@ -235,7 +238,7 @@ class FairShares:
             if level < 0:
                 self._needy.discard(slot)
         if self._virtual_of(slot) <= self._floor + DEBT_SECONDS * self._speed(slot):
-            self._cells_of(slot)[0][self._own] += count
+            self._cells_of(slot)[0][self._own] += count / self.weights[slot]
             self._know(slot, self._virtual_of(slot))
 
     def _lifted(self, slot: int) -> float:
@@ -259,12 +262,12 @@ class FairShares:
 
     def _virtual_of(self, slot: int) -> float:
         passed, anchors = self._cells_of(slot)
-        return sum(passed) / self._weights[slot] + max(anchors)
+        return sum(passed) + max(anchors)
 
-    def _cells_of(self, slot: int) -> tuple[memoryview[int], memoryview[float]]:
+    def _cells_of(self, slot: int) -> tuple[memoryview[float], memoryview[float]]:
         found = self._rows.get(slot)
         if found is None:
-            passed = self._cells.whole_numbers(self._first_passed + slot)
+            passed = self._cells.numbers(self._first_passed + slot)
             found = self._rows[slot] = passed, self._cells.numbers(self._first_anchor + slot)
         return found
 
@@ -296,7 +299,7 @@ class FairShares:
                 if self._is_needy(slot, now):
                     needy.add(slot)
         self._best_elsewhere, self._virtual, self._needy = best, virtual, needy
-        self._weight_waiting = sum(map(self._weights.__getitem__, virtual))
+        self._weight_waiting = sum(map(self.weights.__getitem__, virtual))
         self._floor = max(self._floors)
         lowest = min(virtual.values(), default=self._floor)
         if lowest > self._floor:

@@ -12,7 +12,7 @@ Every TICK_SECONDS each process writes into cells of its own, for each direction
     slowed              the number of times that the origin has asked for less
     found, delay, at    the last decision of this process, and when it was made
 
-The process that leads (leadership.py) adds it up, asks its `CapacityController`, and changes the rate of the bucket
+The process that leads (`Leadership`) adds it up, asks its `CapacityController`, and changes the rate of the bucket
 that all share. A new leader goes on from the last decision.
 """
 
@@ -25,10 +25,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.origin.traffic_meter import AnswerKind, Traffic
-from gateway.policy.capacity_controller import TICK_SECONDS, UNLIMITED_BYTES_PER_SECOND, CapacityController, SeenTraffic
+from gateway.policy.capacity_controller import TICK_SECONDS, CapacityController, SeenTraffic
 from gateway.policy.fair_shares import FairShares
-from gateway.policy.leadership import Leadership
-from gateway.policy.token_bucket import AdjustableBucket, SharedCells
+from gateway.policy.token_bucket import TokenBucket
+from gateway.shared.arena import SharedCells
 
 BASE_SECONDS = 30.0
 """The least time of an answer is taken over one to two spans of this length that had answers."""
@@ -104,6 +104,46 @@ ROWS_OF_LINK_CAPACITY = _LATE + 3 * SAMPLES
 """Rows for one direction."""
 
 
+ROWS_OF_LEADERSHIP = 1
+"""The beats: of `Clock.monotonic`, a cell for each process."""
+
+BEAT_SECONDS = 0.1
+"""Seconds within which every process must call `leads` again."""
+
+LOST_SECONDS = 0.6
+"""A process without a beat for this long does not lead. It is several beats, so that a busy event loop does not lose
+its place, and short enough that a lost process is replaced within a second."""
+
+
+class Leadership:
+    """Chooses the process that decides for all: the running one with the lowest number. `row` has the beats.
+
+    There is no election and no lock: a process that finds no fresh beat of a lower number leads. So a leader that is
+    stopped or killed is replaced LOST_SECONDS after its last beat. For a moment two may lead, when one comes back or a
+    new one begins: a leader's decisions must do no harm when two make them.
+    """
+
+    def __init__(self, cells: SharedCells, row: int) -> None:
+        self._beats = cells.numbers(row)
+        self._own = cells.own
+        self._led_at: float | None = None
+        self.leads_since = 0.0
+        """When this process began to lead, while it does. A leader that was away begins anew: what it remembers from
+        before says nothing about now."""
+
+    def leads(self, now: float) -> bool:
+        """Return whether this process decides now. The call is its beat: only a process that decides counts."""
+        self._beats[self._own] = now
+        lost = now - LOST_SECONDS
+        if any(beat > lost for beat in self._beats[: self._own]):
+            self._led_at = None
+            return False
+        if self._led_at is None or self._led_at < lost:
+            self.leads_since = now
+        self._led_at = now
+        return True
+
+
 @dataclass(slots=True)
 class _Answers:
     """The answers of one kind since the last tick, and the least times before."""
@@ -148,14 +188,14 @@ class LinkCapacity:
         self,
         cells: SharedCells,
         first_row: int,
-        bucket: AdjustableBucket,
+        bucket: TokenBucket,
         shares: FairShares,
         kinds: Sequence[AnswerKind],
     ) -> None:
         self._cells = cells
         self._own = cells.own
         self._first_row = first_row
-        self._bucket = bucket
+        self.bucket = bucket
         self._shares = shares
         self._answers = {kind: _Answers() for kind in kinds}
         self._slowed = 0
@@ -340,8 +380,8 @@ class LinkCapacity:
         self._numbers(_FOUND)[own] = controller.capacity or 0.0
         self._numbers(_DELAY)[own] = -1.0 if delay is None else delay
         self._numbers(_FOUND_AT)[own] = now
-        if rate != self._bucket.rate:
-            self._bucket.change_rate(rate, now)
+        if rate != self.bucket.rate:
+            self.bucket.change_rate(rate, now)
 
     def window_bytes(self, now: float) -> int | None:
         """Return the bytes that may be under way on each connection; None: nothing limits it.
@@ -369,21 +409,6 @@ class LinkCapacity:
         capacity, delay = self._numbers(_FOUND)[process], self._numbers(_DELAY)[process]
         return FoundCapacity(capacity or None, None if delay < 0 or now - at > _FRESH_SECONDS else delay)
 
-    def continue_from(self, before: LinkCapacity, now: float) -> None:
-        """Keep the capacity found before a change of settings, which replaced the memory."""
-        found = before.found(now)
-        if found.capacity is None or self.found(now).capacity is not None:
-            return
-        own = self._own
-        self._numbers(_FOUND)[own] = found.capacity
-        self._numbers(_DELAY)[own] = -1.0 if found.delay_seconds is None else found.delay_seconds
-        self._numbers(_FOUND_AT)[own] = now
-        for kind, answers in before._answers.items():
-            if kind in self._answers and math.isfinite(answers.base):
-                self._answers[kind] = answers
-                self._numbers(_FIRST_BASE + kind)[own] = answers.base
-        self._bucket.change_rate(CapacityController(found.capacity, now).rate, now)
-
     def _numbers(self, row: int) -> memoryview[float]:
         return self._cells.numbers(self._first_row + row)
 
@@ -400,8 +425,3 @@ def _count_at(seen: Sequence[tuple[float, int]], at: float) -> float:
         return seen[-1][1]
     (begin, before), (end, behind) = seen[after - 1], seen[after]
     return before + (behind - before) * (at - begin) / (end - begin)
-
-
-def unlimited_bucket(cells: SharedCells, row: int) -> AdjustableBucket:
-    """Return the bucket whose rate is found out: it holds nothing back before that."""
-    return cells.adjustable_bucket(row, UNLIMITED_BYTES_PER_SECOND)

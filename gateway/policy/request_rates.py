@@ -11,7 +11,7 @@ Some origins limit prefixes, some whole buckets, and none says which. When two p
 moment, the bucket gets a rate as a whole. From then on refusals under one prefix alone, while others send as well,
 suggest a limit of that prefix, which then gets a rate of its own too; the bucket's is cut when several are refused.
 
-All processes keep the rates together, in PLACES_MAX places, in cells that have one writer each (token_bucket.py). No
+All processes keep the rates together, in PLACES_MAX places, in cells that have one writer each (shared/arena.py). No
 process decides for the others: a rate follows from its *course*, the last that any process has begun.
 
     told[p]        counts process p's changes of claims: others look at those again
@@ -32,7 +32,7 @@ import asyncio
 import math
 import random
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 
 import structlog
@@ -43,7 +43,8 @@ from gateway.origin.client import Direction, OriginRequest, Purpose
 from gateway.origin.traffic_meter import rank_of
 from gateway.policy.bandwidth import Link, RateLimiter
 from gateway.policy.fair_shares import FairShares, rows_of
-from gateway.policy.token_bucket import ROWS_OF_ADJUSTABLE_BUCKET, AdjustableBucket, SharedCells
+from gateway.policy.token_bucket import ROWS_OF_BUCKET, TokenBucket
+from gateway.shared.arena import Numbering, SharedCells
 from gateway.telemetry import metrics
 from gateway.telemetry.logs import RateLimitedLog
 from gateway.telemetry.metric_kinds import UNTOLD_BUCKETS
@@ -118,7 +119,7 @@ _SENT_MIN, _SENT_MAX = 20, 4096
 _TOLD_ROWS = 1
 _OWN_ROWS = 8
 _CLAIM, _FAMILY, _COURSE, _SENT, _REFUSED, _REFUSED_OF, _NEEDED, _REFUSED_AT = range(_OWN_ROWS)
-_ROWS_OF_PLACE = _OWN_ROWS + ROWS_OF_ADJUSTABLE_BUCKET
+_ROWS_OF_PLACE = _OWN_ROWS + ROWS_OF_BUCKET
 
 _NAME_BITS = 36
 _NOBODY = 0
@@ -136,7 +137,7 @@ def places_for(slots: int, processes: int) -> int:
     return max(2, min(PLACES_MAX, MEMORY_BYTES_MAX // bytes_of_place))
 
 
-def cells_for(slots: int, processes: int) -> int:
+def rows_for(slots: int, processes: int) -> int:
     """Return the rows of cells for all rates; `slots` does not count the one of all unknown slots."""
     return _TOLD_ROWS + places_for(slots + 1, processes) * (_ROWS_OF_PLACE + rows_of(slots + 1))
 
@@ -198,8 +199,8 @@ class RequestRate:
         self._needed = cells.numbers(first_row + _NEEDED)
         self._refused_at = cells.numbers(first_row + _REFUSED_AT)
         row = first_row + _OWN_ROWS
-        self.bucket: AdjustableBucket = cells.adjustable_bucket(row, RATE_MIN)
-        shares = FairShares(cells, row + ROWS_OF_ADJUSTABLE_BUCKET, weights, {}, self.bucket)
+        self.bucket = TokenBucket(cells, row, RATE_MIN)
+        shares = FairShares(cells, row + ROWS_OF_BUCKET, weights, {}, self.bucket)
         self._link = Link(shares, clock, random.Random(cells.own))
         self._clock = clock
         self._limiters: dict[int, RateLimiter] = {}
@@ -213,10 +214,6 @@ class RequestRate:
         if found is None:
             found = self._limiters[slot] = RateLimiter(slot, None, self._link, self._clock)
         return found
-
-    def send_away(self) -> None:
-        for limiter in self._limiters.values():
-            limiter.give_up(math.inf)
 
     # Whose it is
 
@@ -262,16 +259,6 @@ class RequestRate:
 
     def _write_claim(self, name: int, now: float) -> None:
         self.claims[self._own] = max(int(now), (max(self.claims) >> _NAME_BITS) + 1) << _NAME_BITS | name
-
-    def inherit(self, other: RequestRate, now: float) -> bool:
-        course = RateCurve(max(other._courses))
-        if not course.is_measuring and now - course.began > GROWTH_SECONDS:
-            course = RateCurve.of(now - GROWTH_SECONDS, other.per_second(now))
-        is_ours = self.claim(other.name, other.family, course, now)
-        if is_ours:
-            self._needed[self._own] = max(other._needed)
-            self.bucket.take(round(min(self.bucket.burst, other.bucket.burst)))  # nothing was saved up here
-        return is_ours
 
     # What it is
 
@@ -403,24 +390,25 @@ class RequestRates:
 
     def __init__(
         self,
-        weights: Sequence[tuple[str, int]],
+        weights: Mapping[str, int],
         clock: Clock,
         cells: SharedCells | None = None,
         *,
         wait_seconds_max: float,
         buckets_told: Collection[str] = (),
+        slots: Numbering | None = None,
     ) -> None:
-        """Divide by the slots' `weights`, in the same order in all processes. Metrics name only `buckets_told`.
+        """Divide by the slots' `weights`. Metrics name only `buckets_told`. A client waits for `wait_seconds_max`.
 
-        A client's request waits for `wait_seconds_max`.
+        `slots` are the numbers of slots, for the most that there may be: the same in all processes.
         """
-        cells = cells or SharedCells.of_one_process(cells_for(len(weights), 1), clock.monotonic())
+        slots = slots or Numbering(len(weights)).changed(weights)
+        cells = cells or SharedCells.of_one_process(rows_for(slots.most, 1), clock.monotonic())
         self._cells = cells
         self._clock = clock
-        self._slots = {name: number for number, (name, _) in enumerate(weights, 1)}
-        self._weights = [1, *(weight for _, weight in weights)]
         self._wait_seconds_max = wait_seconds_max
-        self.buckets_told = buckets_told
+        self._weights = [1] * (slots.most + 1)
+        self.apply_settings(weights, slots, buckets_told)
         self._told = cells.whole_numbers(0)
         self._known = self._nothing_told = bytes(8 * cells.processes)
         self._places: dict[int, RequestRate] = {}
@@ -429,11 +417,16 @@ class RequestRates:
         self._refusals: dict[int, _Refusals] = {}
         """By the name of a bucket's rate."""
 
-        self._successor: RequestRates | None = None
-        """The rates that have taken over; requests that waited here wait there."""
-
         self._labels: set[tuple[str, Direction]] = set()
         self._watching: asyncio.Task[None] | None = None
+
+    def apply_settings(self, weights: Mapping[str, int], slots: Numbering, buckets_told: Collection[str]) -> None:
+        """Divide by other weights from now on."""
+        self._slots = slots.of
+        self._weights[:] = [1] * len(self._weights)  # in place: all rates look there
+        for slot, weight in weights.items():
+            self._weights[slots.of[slot]] = weight
+        self.buckets_told = buckets_told
 
     # What `origin.traffic_meter.RequestRates` asks for
 
@@ -463,11 +456,6 @@ class RequestRates:
                 try:
                     await limiter.take(1, rank, deadline - self._clock.monotonic())
                 except TimeoutError:
-                    if self._successor is not None:
-                        if not self._successor.passes(request):
-                            waited_seconds += self._clock.monotonic() - began
-                            await self._successor.wait(request, waited_seconds)
-                        return
                     metrics.ORIGIN_THROTTLED_IN_VAIN.add(1, request.slot)
                     raise OriginBusy(
                         f"the origin takes {rate.bucket.rate:.0f} requests per second there, and this one could not be "
@@ -518,22 +506,6 @@ class RequestRates:
             self._claim_whole(request, rate, now)
 
     # Which rates there are
-
-    def inherit(self, before: RequestRates) -> None:
-        """Take over the rates and the waiting requests after a change of settings."""
-        now = self._clock.monotonic()
-        before._read(now)
-        for name, rate in before._live.items():
-            place = self._place_for(name, now)
-            if place is not None and (place.is_alive(now) or place.inherit(rate, now)):
-                place.label = rate.label
-        self._told[self._cells.own] += 1
-        self._read(now)
-        self._labels = before._labels
-        self._tell(self.rates())
-        before._successor = self
-        for rate in before._places.values():
-            rate.send_away()
 
     def rates(self) -> dict[tuple[str, Direction], float]:
         """Return the rates that the origin probably takes, by bucket and direction, where this process asked any."""

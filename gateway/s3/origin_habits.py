@@ -56,6 +56,10 @@ class OriginHabits(NamedTuple):
             yield "the origin gives objects of different sizes the same ETag, which tells no version"
 
 
+NO_HABITS = OriginHabits()
+"""Those of nearly all origins."""
+
+
 class WrongAnswer(OriginBodyError):
     """The origin's answer does not match the question: to ask again would not help."""
 

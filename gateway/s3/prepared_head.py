@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from gateway.s3.requests import S3Request
@@ -66,10 +67,11 @@ class HeadValues(NamedTuple):
     fields: Sequence[bytes]
 
 
-Conditions: TypeAlias = tuple[bytes | None, bytes | None, bytes | None]
-"""Range, If-Match and If-None-Match."""
+Conditions: TypeAlias = Mapping[str, str]
+"""Range, If-Match and If-None-Match of a head, by their lower-case names."""
 
-_NO_CONDITIONS = None, None, None
+_CONDITIONS = ("range", "if-match", "if-none-match")
+_NO_CONDITIONS: Conditions = MappingProxyType({})
 
 
 class _Moment(NamedTuple):
@@ -115,7 +117,7 @@ class PreparedHead:
     signed: Sequence[int] = ()
     date_at: int = 0
     signature_at: int = 0
-    conditions_at: tuple[int | None, int | None, int | None] | None = None
+    conditions_at: Sequence[tuple[str, int]] = ()
 
     def match(self, head: bytes) -> HeadValues | None:
         """Return the values of a whole head of this kind; None: it is of another."""
@@ -162,13 +164,9 @@ class PreparedHead:
         return hmac.compare_digest(outer.hexdigest().encode(), fields[self.signature_at])
 
     def conditions(self, values: HeadValues) -> Conditions:
-        """Range, If-Match and If-None-Match; None: heads of this kind do not have it."""
-        at = self.conditions_at
-        if at is None:
+        if not self.conditions_at:
             return _NO_CONDITIONS
-        fields = values.fields
-        first, match, other = [fields[number] if number is not None else None for number in at]
-        return first, match, other
+        return {name: values.fields[number].decode("latin-1") for name, number in self.conditions_at}
 
     def headers(self, values: HeadValues) -> dict[str, str]:
         """All fields, as `S3Request.headers` has them."""
@@ -194,8 +192,7 @@ def prepare(head: bytes, request: S3Request, authorization: Authorization | None
     places = {name: number for number, name in enumerate(cut.names)}
     who = authorization.access_key_id if authorization is not None else None
     asker = who, request.host, request.method, request.headers.get(_CHECKSUM_MODE)
-    asked = places.get("range"), places.get("if-match"), places.get("if-none-match")
-    conditions_at = asked if asked != _NO_CONDITIONS else None
+    conditions_at = tuple((name, places[name]) for name in _CONDITIONS if name in places)
     if authorization is None:
         if _DATE in places or _AUTHORIZATION in places:
             return None

@@ -10,7 +10,7 @@ import structlog
 from gateway.admin.formatting import size_text
 from gateway.config import Settings
 from gateway.config.entries import SlotSettings
-from gateway.config.signers import signers
+from gateway.config.settings import signers
 from gateway.config.units import format_size
 from gateway.md5_lanes.streams import LANES
 from gateway.serve.own_credentials import OwnKey

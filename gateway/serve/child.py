@@ -15,8 +15,9 @@ import importlib
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import orjson
 import structlog
@@ -26,17 +27,44 @@ from gateway.app.bandwidth import keep_names_in_metrics
 from gateway.config import TracingSettings
 from gateway.config.live import LiveSettings
 from gateway.core.errors import ForebayError, StoreUnavailable
-from gateway.serve import parent_death_pipe
+from gateway.serve import pipes
 from gateway.serve.child_config import BACKGROUND, ChildConfig, process_number
-from gateway.serve.child_context import ChildContext, Work
-from gateway.serve.full_disk import refusal_when_full
-from gateway.serve.process_title import set_process_title
-from gateway.serve.report_pipe import ReportPipe
+from gateway.serve.claim import refusal_when_full
+from gateway.serve.pipes import ReportPipe
+from gateway.serve.system import set_process_title
 from gateway.shared.heartbeats import Heartbeats
 from gateway.telemetry import metric_kinds
 from gateway.telemetry.access_log import AccessLog, AuditLog
 from gateway.telemetry.logs import configure_logs
 from gateway.telemetry.tracing import Tracer, open_tracer
+
+
+@dataclass(frozen=True, slots=True)
+class ChildContext:
+    """A process's tools for its work. SIGTERM sets `stop`; the process calls `ready` once, when it serves.
+
+    `live` are the settings, which may change. `tell` sends a line to the supervisor; False: the supervisor has not read
+    for long.
+    """
+
+    name: str
+    config: ChildConfig
+    live: LiveSettings
+    tell: Callable[[str], bool]
+    listeners: list[socket.socket]
+    stop: asyncio.Event
+    ready: Callable[[], None]
+    audit: AuditLog | None = None
+    access: AccessLog | None = None
+    tracer: Tracer | None = None
+
+    @property
+    def number(self) -> int:
+        """Which process this is: a worker's number, from 0, or the background process's."""
+        return process_number(self.name)
+
+
+Work = Callable[[ChildContext], Awaitable[None]]
 
 _NO_THREAD = "can't start new thread"
 """As Python says it, with an exception that has no class of its own."""
@@ -55,14 +83,14 @@ def main(arguments: Sequence[str], work: Work | None = None) -> None:
     name, report = arguments[0], ReportPipe(int(arguments[1]))
     set_process_title(name)
     listeners = [socket.socket(fileno=int(descriptor)) for descriptor in arguments[2:]]
-    lines = parent_death_pipe.lines()
+    lines = pipes.lines()
     if (first := next(lines, None)) is None:  # the supervisor is gone, or has given up this start
         sys.exit(1)
     config = ChildConfig.from_line(first)
     changes = _Changes(config, _states() if name == BACKGROUND else _ignore)
     try:
         configure_logs(config.settings.logging.level, config.settings.logging.format, name)
-        parent_death_pipe.hold(lines, changes.take)
+        pipes.hold(lines, changes.take)
         _count_into(config, name)
         asyncio.run(_run(name, config, listeners, report, work or _work_of(name), changes))
     except StoreUnavailable as error:
@@ -112,9 +140,9 @@ class _Changes:
             if latest.generation != generation:
                 generation = latest.generation
                 try:
-                    await live.change(latest.settings, latest.bandwidth, latest.callers, latest.request_rates)
+                    await live.change(latest.settings, latest.numbers, generation)
                 except Exception as error:  # noqa: BLE001 - told, and this process is replaced
-                    if self._latest is not latest:  # the files that it names may be gone, and are out of force
+                    if self._latest is not latest:  # a later change may mend it
                         continue
                     _log.error("changed settings cannot be put in force", error=str(error), exc_info=error)
                     tell(f"behind {error}")
@@ -127,7 +155,7 @@ class _Changes:
 
 
 def _states() -> Callable[[bytes], None]:
-    from gateway.admin.state import CURRENT
+    from gateway.admin.backends import CURRENT
 
     return CURRENT.take
 
@@ -171,7 +199,7 @@ async def _run(
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
     gc.freeze()  # imported objects live for ever and need no further look
-    live = LiveSettings(config.settings, config.bandwidth, config.callers, config.request_rates)
+    live = LiveSettings(config.settings, config.numbers, config.memory, config.generation)
     following: asyncio.Task[None] | None = None
 
     report.follow(loop)

@@ -13,11 +13,15 @@ from typing import Any
 import orjson
 
 from gateway.config import Settings, settings_from_json, settings_to_json
-from gateway.config.live import SharedMemoryName
+from gateway.config.live import Numbers
+from gateway.shared.arena import Numbering
 from gateway.shared.heartbeats import BACKGROUND_PROCESS
 
 BACKGROUND = "background"
 """The background process's name; workers are `worker0`, `worker1`, …"""
+
+
+_KINDS = ("slots", "credentials", "classes")
 
 
 def process_number(name: str) -> int:
@@ -33,17 +37,15 @@ def generation_of(lines: bytes) -> int:
 class ChildConfig:
     """`settings` hold the ports really listened on; `instance_id` is one per serve, for the hop header.
 
-    `bandwidth`: the memory in which all processes keep the ceilings; None: there are none.
-    `callers`: the same of the limits of callers; `request_rates`: of what the origin takes. `generation`: how often the
+    `memory` is the memory that all processes share, `numbers` say where names are in it. `generation`: how often the
     settings were changed since the start. `closed`: why no process may touch the cache directory; None: all use it.
     """
 
     settings: Settings
     instance_id: str
     metrics_directory: Path
-    bandwidth: SharedMemoryName | None = None
-    callers: SharedMemoryName | None = None
-    request_rates: SharedMemoryName | None = None
+    memory: Path
+    numbers: Numbers
     closed: str | None = None
     generation: int = 0
 
@@ -58,9 +60,8 @@ class ChildConfig:
             "instance_id": self.instance_id,
             "metrics_directory": str(self.metrics_directory),
             "closed": self.closed,
-            "bandwidth": self.bandwidth,
-            "callers": self.callers,
-            "request_rates": self.request_rates,
+            "memory": str(self.memory),
+            "numbers": self.numbers,
             "generation": self.generation,
         }
         return orjson.dumps(document) + b"\n"
@@ -71,14 +72,13 @@ class ChildConfig:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> ChildConfig:
-        bandwidth, callers, request_rates = (document[key] for key in ("bandwidth", "callers", "request_rates"))
+        slots, credentials, classes = (Numbering(**document["numbers"][kind]) for kind in _KINDS)
         return cls(
             settings=settings_from_json(orjson.dumps(document["settings"])),
             instance_id=document["instance_id"],
             metrics_directory=Path(document["metrics_directory"]),
             closed=document["closed"],
-            bandwidth=SharedMemoryName(**bandwidth) if bandwidth is not None else None,
-            callers=SharedMemoryName(**callers) if callers is not None else None,
-            request_rates=SharedMemoryName(**request_rates) if request_rates is not None else None,
+            memory=Path(document["memory"]),
+            numbers=Numbers(slots, credentials, classes),
             generation=document["generation"],
         )

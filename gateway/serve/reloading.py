@@ -21,6 +21,7 @@ import orjson
 import structlog
 
 from gateway.config import Settings
+from gateway.config.live import Numbers
 from gateway.config.loading import LoadedSettings, load_settings
 from gateway.config.overlay import (
     NAME,
@@ -34,12 +35,8 @@ from gateway.config.overlay import (
 )
 from gateway.config.problems import SettingsError
 from gateway.core.errors import ForebayError
-from gateway.serve.recovering import recover_buffer
+from gateway.serve.claim import recover_buffer
 from gateway.writeback import DIRECTORY
-
-SLOTS_MORE = 64
-"""Slots for which a running gateway has room, beyond twice those of its start."""
-
 
 FILES_SECONDS_MAX = 10.0
 """Seconds for reading or writing files of settings: one may lie on a mount that hangs, or be a pipe."""
@@ -154,16 +151,12 @@ class SlotChange:
         return cls(**orjson.loads(line))
 
 
-def slots_max(settings: Settings) -> int:
-    """Return the limit of slots for a running gateway that was started with these settings."""
-    return 2 * len(settings.slots) + SLOTS_MORE
-
-
 @dataclass(frozen=True, slots=True)
 class Reloaded:
     """Settings that may come into force; `overlay` is the slots to write down for that; None: as it is."""
 
     settings: Settings
+    numbers: Numbers
     warnings: Sequence[str]
     overlay: Sequence[SlotTable] | None
     overlay_before: Sequence[SlotTable] = ()
@@ -208,13 +201,14 @@ class Reloader:
     def load(
         self,
         running: Settings,
+        numbers: Numbers,
         change: SlotChange | None,
-        count_max: int,
         known: Sequence[SlotTable] | None = None,
     ) -> Reloaded:
         """Return the settings from now on, with `change`. ChangeRefused where they cannot be; nothing has changed yet.
 
-        `known` is the overlay where the file cannot be believed; None: it is read.
+        `numbers` are those of the `running` settings. `known` is the overlay where the file cannot be believed; None:
+        it is read.
         """
         directory = running.cache.directory
         try:
@@ -223,15 +217,14 @@ class Reloader:
             overlay = before if change is None or change.name is None else self._changed(base, before, change)
             loaded = with_overlay(self.path, self.environment, base, overlay)
             _refuse_restarts(running, loaded.settings)
-            if len(loaded.settings.slots) > count_max:
-                raise ChangeRefused(f"there is room for {count_max} slots until the gateway is started again")
+            changed = _with_room(numbers, loaded.settings)
             _refuse_unflushed(running, loaded.settings)
             self._recover_buffer(running, loaded.settings)
         except SettingsError as error:
             raise ChangeRefused("; ".join(str(problem) for problem in error.problems)) from error
         except OSError as error:
             raise ChangeRefused(f"settings cannot be read anew: {error}") from error
-        return Reloaded(loaded.settings, loaded.warnings, None if change is None else overlay, before)
+        return Reloaded(loaded.settings, changed, loaded.warnings, None if change is None else overlay, before)
 
     def _changed(self, base: LoadedSettings, overlay: Sequence[SlotTable], change: SlotChange) -> list[SlotTable]:
         """Return the overlay with `change`. SettingsError if the slot cannot be beside those in force."""
@@ -260,6 +253,18 @@ class Reloader:
         problem = recover_buffer(settings)
         if problem is not None:
             raise ChangeRefused(problem)
+
+
+def _with_room(numbers: Numbers, settings: Settings) -> Numbers:
+    """Return the numbers for these settings; ChangeRefused."""
+    for kind, numbering, count in (
+        ("slots", numbers.slots, len(settings.slots)),
+        ("credentials", numbers.credentials, len(settings.credentials)),
+        ("caller_classes", numbers.classes, len(settings.caller_classes)),
+    ):
+        if count > numbering.most:
+            raise ChangeRefused(f"there is room for {numbering.most} {kind} until the gateway is started again")
+    return numbers.changed(settings)
 
 
 def _refuse_restarts(running: Settings, settings: Settings) -> None:

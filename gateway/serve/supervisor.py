@@ -17,40 +17,30 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from socket import socket
 
 import orjson
 import structlog
 
 from gateway import __version__
-from gateway.admin.state import GatewayState
-from gateway.app.bandwidth import (
-    bandwidth_plan,
-    begin_bandwidth_as,
-    callers_plan,
-    make_shared_bandwidth,
-    make_shared_callers,
-    make_shared_request_rates,
-    weights_of,
-)
+from gateway.admin.backends import GatewayState
+from gateway.app.bandwidth import make_memory
 from gateway.config import Settings
 from gateway.config.checks import own_address_problem
+from gateway.config.live import Numbers
 from gateway.config.overlay import SlotTable, changed_keys
+from gateway.core.clock import SystemClock
 from gateway.core.errors import ForebayError, StartupError
 from gateway.serve import listeners
 from gateway.serve.child_config import BACKGROUND, ChildConfig
-from gateway.serve.child_monitor import ChildMonitor
-from gateway.serve.child_process import ChildProcess, ChildSpec
-from gateway.serve.children import Children
-from gateway.serve.claim import claim, leave_mark, report_closed
-from gateway.serve.fork_server import ForkServer
-from gateway.serve.preparation import raise_descriptor_limit
-from gateway.serve.recovering import recover_buffer
-from gateway.serve.reloading import FileThreads, Reloader, SlotChange, slots_max
-from gateway.serve.service_manager import notify_ready, notify_reloading, notify_stopping
+from gateway.serve.child_monitor import ChildMonitor, ChildProcess, ChildSpec
+from gateway.serve.claim import claim, leave_mark, recover_buffer, report_closed
+from gateway.serve.fork_server import Children, ForkServer
+from gateway.serve.reloading import FileThreads, Reloader, SlotChange
 from gateway.serve.shared_directory import SharedFiles, SharedMemory, room_needed_bytes
-from gateway.serve.shared_memories import SharedMemories
-from gateway.serve.signals import answered
+from gateway.serve.system import answered, notify_ready, notify_reloading, notify_stopping, raise_descriptor_limit
+from gateway.shared.arena import names_max, path_of
 from gateway.telemetry import metric_kinds
 from gateway.telemetry.access_log import AuditLog
 from gateway.telemetry.log_file import write_bounded
@@ -76,9 +66,6 @@ class ServerResources:
     lock: int | None
     state: GatewayState
     shared: SharedMemory
-    bandwidth: SharedMemories
-    callers: SharedMemories
-    request_rates: SharedMemories
 
 
 def serve(
@@ -115,16 +102,12 @@ def _prepare(settings: Settings, undo: ExitStack) -> ServerResources:
     shared = _share(settings)
     undo.callback(shared.remove)
     undo.callback(metric_kinds.unshare)
-    bandwidth = SharedMemories(make_shared_bandwidth, bandwidth_plan, begin_bandwidth_as)
-    callers = SharedMemories(make_shared_callers, callers_plan)
-    request_rates = SharedMemories(make_shared_request_rates, weights_of)
-    for memory in (bandwidth, callers, request_rates):
-        undo.callback(memory.close)
-    made = [memory.made(settings) for memory in (bandwidth, callers, request_rates)]
-    for memory, name in zip((bandwidth, callers, request_rates), made, strict=True):
-        memory.told(name)
-    config = ChildConfig(settings, secrets.token_hex(8), shared.files.path, made[0], made[1], made[2], closed)
-    return ServerResources(config, s3, admin, lock, _first_state(config), shared, bandwidth, callers, request_rates)
+    numbers = Numbers.begin(settings)
+    memory = make_memory(settings, numbers, SystemClock().monotonic())
+    undo.callback(os.close, memory)
+    path = Path(path_of(memory))
+    config = ChildConfig(settings, secrets.token_hex(8), shared.files.path, path, numbers, closed)
+    return ServerResources(config, s3, admin, lock, _first_state(config), shared)
 
 
 def _as_text(problem: str | None) -> str | None:
@@ -133,7 +116,7 @@ def _as_text(problem: str | None) -> str | None:
 
 def _share(settings: Settings) -> SharedMemory:
     """StartupError where nothing can be shared."""
-    room_bytes = room_needed_bytes(settings.server.workers, slots_max(settings))
+    room_bytes = room_needed_bytes(settings.server.workers, names_max(len(settings.slots)))
     try:
         shared = SharedMemory(settings.cache.directory, room_bytes, _count_into)
         metric_kinds.share(shared.files.path, "supervisor")
@@ -218,7 +201,6 @@ class _Supervisor:
         self._tell = tell
         self._reloader = reloader
         self._as_json = as_json
-        self._slots_max = slots_max(resources.config.settings)
         self._wanted: list[SlotChange | None] = []
         self._is_wanted = asyncio.Event()
         self._settings_problem: str | None = None
@@ -359,28 +341,18 @@ class _Supervisor:
 
     async def _put_in_force(self, change: SlotChange | None) -> list[str]:
         """Tell all processes of a change, waiting for none; all that may fail comes first. Return the changed keys."""
-        load = partial(self._reloader.load, self._config.settings, change, self._slots_max)
+        load = partial(self._reloader.load, self._config.settings, self._config.numbers, change)
         if self._writing.hang and self._overlay is not None:
             load = partial(load, known=self._overlay)
         loaded = await self._reading.run(load)
         settings = _with_ports(loaded.settings, self._config.settings.server.port, self._config.settings.admin.port)
-        bandwidth, callers = self._resources.bandwidth.made(settings), self._resources.callers.made(settings)
-        request_rates = self._resources.request_rates.made(settings)
         config = replace(
-            self._config,
-            settings=settings,
-            bandwidth=bandwidth,
-            callers=callers,
-            request_rates=request_rates,
-            generation=self._config.generation + 1,
+            self._config, settings=settings, numbers=loaded.numbers, generation=self._config.generation + 1
         )
         ChildConfig.from_line(config.to_line())  # as each process will read it
         if loaded.overlay is not None:
             self._overlay = loaded.overlay_before
             await self._writing.run(loaded.keep, loaded.undo)
-        self._resources.bandwidth.told(bandwidth)
-        self._resources.callers.told(callers)
-        self._resources.request_rates.told(request_rates)
         changed = changed_keys(self._config.settings, settings)
         self._config = config
         self._tell_all()

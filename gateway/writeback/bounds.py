@@ -23,7 +23,7 @@ import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import structlog
@@ -37,6 +37,23 @@ from gateway.telemetry.metric_kinds import GONE
 from gateway.writeback.journal.files import Usage
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.room import MARGIN_BYTES, DiskRoom, Reservations, on_disk
+
+_log = structlog.get_logger("forebay.writeback")
+
+LOOK_SECONDS = 0.02
+"""Seconds between two attempts to give waiting bodies room."""
+
+EXPOSURE_SECONDS = 1.0
+"""Seconds between two exposure reports."""
+
+LOCAL_SECONDS = 1.0
+"""Seconds between two attempts to make room from local objects, or from uploads that the origin has ended."""
+
+STAYS_SECONDS = 60.0
+"""Seconds for which local objects are not removed for room: they may be half of a checkpoint that is being saved."""
+
+TROUBLE_SECONDS = 5.0
+"""Seconds for which bodies do not try the disk again after it has failed."""
 
 BACKPRESSURE_FROM = 0.75
 """The fill of the buffer, or of the allowed exposure, from which on acknowledgements wait."""
@@ -71,24 +88,6 @@ def retry_after_seconds(size_bytes: int, used_bytes: int, age_seconds: float | N
     return max(1, min(RETRY_SECONDS_MAX, round(size_bytes * age_seconds / used_bytes)))
 
 
-_log = structlog.get_logger("forebay.writeback")
-
-LOOK_SECONDS = 0.02
-"""Seconds between two attempts to give waiting bodies room."""
-
-EXPOSURE_SECONDS = 1.0
-"""Seconds between two exposure reports."""
-
-LOCAL_SECONDS = 1.0
-"""Seconds between two attempts to make room from local objects, or from uploads that the origin has ended."""
-
-STAYS_SECONDS = 60.0
-"""Seconds for which local objects are not removed for room: they may be half of a checkpoint that is being saved."""
-
-TROUBLE_SECONDS = 5.0
-"""Seconds for which bodies do not try the disk again after it has failed."""
-
-
 class Bound(StrEnum):
     """The reason why a write is not taken."""
 
@@ -110,35 +109,18 @@ class Bound(StrEnum):
         return self in (Bound.FULL, Bound.SHARE, Bound.DISK)
 
 
-@dataclass(frozen=True, slots=True)
-class SlotExposure:
-    """Data of one slot that only this node has: `used_bytes` pending, reserved and local.
-
-    `oldest_seconds` 0: nothing is on its way to the origin. `exposure_bytes` 0: no limit.
-    """
-
-    buffer_bytes: int
-    used_bytes: int
-    pending_bytes: int
-    pending_objects: int
-    oldest_seconds: float
-    local_bytes: int = 0
-    local_objects: int = 0
-    exposure_bytes: int = 0
-
-    def tell(self, slot: str) -> None:
-        """Set the slot's metrics."""
-        metrics.WRITEBACK_BUFFER_BYTES.set(self.buffer_bytes, slot)
-        metrics.WRITEBACK_EXPOSURE_BYTES.set(self.exposure_bytes, slot)
-        metrics.WRITEBACK_USED_BYTES.set(self.used_bytes, slot)
-        metrics.WRITEBACK_PENDING_BYTES.set(self.pending_bytes, slot)
-        metrics.WRITEBACK_PENDING_OBJECTS.set(self.pending_objects, slot)
-        metrics.WRITEBACK_LOCAL_BYTES.set(self.local_bytes, slot)
-        metrics.WRITEBACK_LOCAL_OBJECTS.set(self.local_objects, slot)
-        metrics.WRITEBACK_OLDEST_SECONDS.set(self.oldest_seconds, slot)
-
-
-_NOTHING = SlotExposure(0, 0, 0, 0, 0.0)
+def _tell(
+    name: str, usage: Usage, used_bytes: int = 0, oldest_seconds: float | None = None, slot: Slot | None = None
+) -> None:
+    """Set the metrics of a slot: `used_bytes` are pending, reserved and local. None: nothing is on its way."""
+    metrics.WRITEBACK_BUFFER_BYTES.set((slot and slot.buffer_bytes) or 0, name)
+    metrics.WRITEBACK_EXPOSURE_BYTES.set((slot and slot.unflushed_bytes_max) or 0, name)
+    metrics.WRITEBACK_USED_BYTES.set(used_bytes, name)
+    metrics.WRITEBACK_PENDING_BYTES.set(usage.unsent_bytes, name)
+    metrics.WRITEBACK_PENDING_OBJECTS.set(usage.objects - usage.local_objects, name)
+    metrics.WRITEBACK_LOCAL_BYTES.set(usage.local_bytes, name)
+    metrics.WRITEBACK_LOCAL_OBJECTS.set(usage.local_objects, name)
+    metrics.WRITEBACK_OLDEST_SECONDS.set(oldest_seconds or 0.0, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +160,7 @@ class SlotBounds:
         self._look_at_uploads_at = 0.0
         self._asking: asyncio.Task[None] | None = None
         self._shared = shared
-        self._arriving_bytes = shared.reservations.row(slot.name)
+        self._row = shared.reservations.row(slot.name)
         self._waiting: deque[_Waiter] = deque()
         self._looking_after: asyncio.Task[None] | None = None
         self._arriving: Counter[str] = Counter()
@@ -195,24 +177,14 @@ class SlotBounds:
 
         Reservations are read first: a body that moves to the journal in between is counted twice, not missed.
         """
-        arriving_bytes = sum(self._arriving_bytes)
+        arriving_bytes = self._shared.reservations.total(self._row)
         return arriving_bytes + self.usage().staged_bytes
 
     def usage(self) -> Usage:
         return self._shared.journal.read(lambda tx: tx.files.usage(self.slot.name))
 
-    def exposure(self) -> SlotExposure:
-        usage, age_seconds = self.usage(), self.age_seconds()
-        return SlotExposure(
-            self.slot.buffer_bytes or 0,
-            self.used_bytes(),
-            usage.unsent_bytes,
-            usage.objects - usage.local_objects,
-            age_seconds or 0.0,
-            usage.local_bytes,
-            usage.local_objects,
-            self.slot.unflushed_bytes_max or 0,
-        )
+    def tell_exposure(self) -> None:
+        _tell(self.slot.name, self.usage(), self.used_bytes(), self.age_seconds(), self.slot)
 
     def unused_bytes(self) -> int:
         """Return the bytes that the slot may still write to the disk."""
@@ -297,7 +269,7 @@ class SlotBounds:
 
     def give_back(self, credential: str, size_bytes: int) -> None:
         """Release the room of a body whose write is in the journal, or never will be."""
-        self._shared.reservations.add(self._arriving_bytes, -size_bytes)
+        self._shared.reservations.add(self._row, -size_bytes)
         self._arriving[credential] -= size_bytes
         if not self._arriving[credential]:
             del self._arriving[credential]
@@ -331,7 +303,7 @@ class SlotBounds:
     def _try(self, credential: str, size_bytes: int) -> Bound | None:
         if not self._leaves_enough(credential, size_bytes):
             return Bound.SHARE
-        self._shared.reservations.add(self._arriving_bytes, size_bytes)
+        self._shared.reservations.add(self._row, size_bytes)
         self._arriving[credential] += size_bytes
         bound: Bound | None = Bound.DISK
         try:
@@ -414,6 +386,7 @@ class Bounds:
         self._shared = shared
         self._clock = shared.clock
         self._told_until = float("-inf")
+        self._is_left_told = False
         self._of = {slot.name: SlotBounds(slot, shared) for slot in slots}
         self._gone: list[SlotBounds] = []
 
@@ -439,11 +412,12 @@ class Bounds:
         was_full, told = False, set[str]()
         while True:
             with suppress(BufferUnavailable):  # the journal's writers report it
-                found = {name: one.exposure() for name, one in self._of.items()}
-                found[GONE] = self._left_behind()
-                told |= {name for name, one in found.items() if name != GONE or one != _NOTHING}
-                for name in told:
-                    found.get(name, _NOTHING).tell(name)
+                for one in self._of.values():
+                    one.tell_exposure()
+                for name in told - self._of.keys():
+                    _tell(name, Usage())
+                self._tell_left_behind()
+                told |= self._of.keys()
             is_full = bool(self._of) and self._is_disk_full()
             metrics.WRITEBACK_DISK_FULL.set(is_full)
             if is_full and not was_full:
@@ -456,16 +430,15 @@ class Bounds:
             was_full = is_full
             await self._clock.sleep(EXPOSURE_SECONDS)
 
-    def _left_behind(self) -> SlotExposure:
-        """Return what slots have here that do not write back any more, all of them together."""
+    def _tell_left_behind(self) -> None:
+        """Tell what slots have here that do not write back any more, all of them together."""
         usages = self._shared.journal.read(lambda tx: tx.files.usages())
         left = {slot: usage for slot, usage in usages.items() if slot not in self._of}
-        staged, objects, local_bytes, local_objects = map(
-            sum, zip(*map(astuple, (Usage(), *left.values())), strict=True)
-        )
-        age_seconds = max((self._shared.age_seconds(slot) or 0.0 for slot in left), default=0.0)
-        unsent_bytes = max(0, staged - local_bytes)
-        return SlotExposure(0, staged, unsent_bytes, objects - local_objects, age_seconds, local_bytes, local_objects)
+        usage = Usage(*map(sum, zip(Usage(), *left.values(), strict=True)))
+        if usage != Usage() or self._is_left_told:
+            self._is_left_told = True
+            oldest_seconds = max((self._shared.age_seconds(slot) or 0.0 for slot in left), default=0.0)
+            _tell(GONE, usage, usage.staged_bytes, oldest_seconds)
 
     def _is_disk_full(self) -> bool:
         """Return whether the disk has no room even for an empty body; its other faults are reported elsewhere."""

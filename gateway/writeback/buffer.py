@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -27,12 +27,13 @@ from gateway.origin.client import StreamedBody
 from gateway.policy.slots import PrefixMap, Slot
 from gateway.writeback.bounds import Bounds, Shared
 from gateway.writeback.checkpoints.layouts import member_of, rules_of
+from gateway.writeback.journal.buckets import LastOwnWrite
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.records import LastOwnWrite, Part, Write
+from gateway.writeback.journal.records import Part, Write
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.opening import ARRIVING, prepare
 from gateway.writeback.order import with_order
-from gateway.writeback.pending_reader import PendingReader, staged_body
+from gateway.writeback.pending_reader import pending_pieces, staged_body
 from gateway.writeback.room import DiskRoom, Reservations, ReserveFile
 from gateway.writeback.staged_file import BufferThreads, StagedFile, StagedWriter, Staging
 
@@ -45,20 +46,26 @@ class WritebackBuffer:
     """The buffer of one process. A change is durable when its method returns; BufferUnavailable when it may not be."""
 
     def __init__(
-        self, files: _StagedFiles, threads: BufferThreads, bounds: Bounds, clock: Clock, slots: Iterable[Slot] = ()
+        self,
+        directory: Path,
+        opened: tuple[Journal, Staging, Reservations],
+        threads: BufferThreads,
+        clock: Clock,
+        slots: Sequence[Slot],
     ) -> None:
-        self.journal = files.journal
-        self.may_be_pending = files.journal.pending_keys.may_be
-        """False is certain, and costs next to nothing; True means that something may be pending under the key."""
-        self.node_id, _ = files.journal.read(lambda tx: tx.node())
-        """Identifies this node: every upload id begins with it."""
-        self.staging = files.staging
+        self.journal, self.staging, self._reservations = opened
         self.threads = threads
-        self.bounds = bounds
-        self._reservations = files.reservations
-        self._reserve = files.reserve
-        self._reader = PendingReader(self.journal, self.staging, threads)
         self._clock = clock
+        self._reserve = ReserveFile(directory)
+        self.may_be_pending = self.journal.pending_keys.may_be
+        """False is certain, and costs next to nothing; True means that something may be pending under the key."""
+        self.look = self.journal.read
+        self.node_id, _ = self.look(lambda tx: tx.node())
+        """Identifies this node: every upload id begins with it."""
+        self.stage = self.staging.create
+        """Makes a file for a body: write to it on one thread at a time, then `seal` or `discard` it."""
+        shared = Shared(self.journal, self._reservations, DiskRoom(directory), clock)
+        self.bounds = Bounds([slot for slot in slots if slot.is_buffered], shared)
         self._slots = PrefixMap((slot.prefix, slot) for slot in slots)
 
     @classmethod
@@ -75,16 +82,14 @@ class WritebackBuffer:
         Bounds hold for the `slots` that write back, across all processes that are given the same. StartupError for a
         directory of another version, which stays as it is; BufferUnavailable when the disk fails.
         """
-        slots = list(slots)
-        bounded = [slot for slot in slots if slot.is_buffered]
-        threads, clock = BufferThreads(THREADS), clock or SystemClock()
+        slots, threads, clock = list(slots), BufferThreads(THREADS), clock or SystemClock()
         try:
-            files = await threads.run(_open, directory, worker, [slot.name for slot in bounded], clock)
+            names = [slot.name for slot in slots if slot.is_buffered]
+            opened = await threads.run(_open, directory, worker, names, clock)
         except BaseException:
             threads.shut_down()
             raise
-        shared = Shared(files.journal, files.reservations, DiskRoom(directory), clock)
-        return cls(files, threads, Bounds(bounded, shared), clock, slots)
+        return cls(directory, opened, threads, clock, slots)
 
     async def apply_settings(self, slots: Iterable[Slot]) -> None:
         """Set all slots. BufferUnavailable when the disk fails; then nothing has changed."""
@@ -119,18 +124,11 @@ class WritebackBuffer:
             return None
         return self.journal.read(lambda tx: tx.writes.latest(key))
 
-    def look(self, at: Callable[[JournalTransaction], R]) -> R:
-        return self.journal.read(at)
-
     def pieces(self, pending: Write, byte_range: ByteRange) -> AsyncGenerator[memoryview, None]:
         """Yield the bytes of a pending object (pending_reader.py)."""
-        return self._reader.pieces(pending, byte_range)
+        return pending_pieces(self.journal, self.staging, self.threads, pending, byte_range)
 
     # Bodies
-
-    def stage(self) -> StagedWriter:
-        """Return a new file for a body: write to it on one thread at a time, then `seal` or `discard` it."""
-        return self.staging.create()
 
     async def seal(self, writer: StagedWriter, md5: bytes) -> StagedFile:
         """Make a body durable; if that fails, it is removed."""
@@ -145,9 +143,11 @@ class WritebackBuffer:
         """Return a sealed body to send to the origin. BufferDamaged, OSError, now or while it is sent."""
         return await staged_body(self.staging, self.threads, part.file)
 
-    async def give_up(self, part: Part) -> None:
-        """Remove a sealed body that the journal was never given."""
-        await self._remove([part])
+    async def give_up(self, *parts: Part) -> None:
+        """Remove sealed bodies that the journal was never given."""
+        for part in parts:
+            if part.file.is_here:
+                await self.threads.run(self.staging.remove, part.file.name)
 
     # These acknowledge. After BufferUnavailable the write may stand all the same: keep its files. Only after
     # BufferRefused they may go.
@@ -184,7 +184,7 @@ class WritebackBuffer:
         async with self._or_refused([part]):
             stored = await self._change(lambda tx: tx.uploads.put_part(upload_id, part, now))
         if not stored:
-            await self._remove([part])
+            await self.give_up(part)
         return stored
 
     async def complete(self, made: Write) -> Write | None:
@@ -241,16 +241,11 @@ class WritebackBuffer:
         try:
             yield
         except (BufferRefused, PartInUse):
-            await self._remove(parts)
+            await self.give_up(*parts)
             raise
         except BufferUnavailable:
             self.journal.in_doubt += [part.file.name for part in parts if part.file.is_here]
             raise
-
-    async def _remove(self, parts: Sequence[Part]) -> None:
-        for part in parts:
-            if part.file.is_here:
-                await self.threads.run(self.staging.remove, part.file.name)
 
     def _close(self) -> None:
         self.threads.shut_down()
@@ -258,17 +253,7 @@ class WritebackBuffer:
         self._reservations.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _StagedFiles:
-    """The parts of the directory that one process has open."""
-
-    journal: Journal
-    staging: Staging
-    reservations: Reservations
-    reserve: ReserveFile
-
-
-def _open(directory: Path, worker: int, slots: Sequence[str], clock: Clock) -> _StagedFiles:
+def _open(directory: Path, worker: int, slots: Sequence[str], clock: Clock) -> tuple[Journal, Staging, Reservations]:
     prepare(directory)
     staging = Staging(directory, worker)
     staging.prepare()
@@ -281,7 +266,7 @@ def _open(directory: Path, worker: int, slots: Sequence[str], clock: Clock) -> _
     journal.inherit(Moment.of(clock))
     staging.sweep(journal.unknown_files, worker)
     try:
-        return _StagedFiles(journal, staging, Reservations(directory / ARRIVING, worker, slots), ReserveFile(directory))
+        return journal, staging, Reservations(directory / ARRIVING, worker, slots)
     except OSError as error:
         journal.close()
         raise BufferUnavailable(f"the write-back buffer {directory} cannot be used: {error}") from error

@@ -29,9 +29,9 @@ from gateway.core.model import ObjectKey
 from gateway.disk.atomic_write import sync_directory
 from gateway.s3.headers import multipart_etag, unquote
 from gateway.writeback import DIRECTORY
-from gateway.writeback.journal import codec, schema
+from gateway.writeback.journal import schema
 from gateway.writeback.journal.integrity_check import check_log
-from gateway.writeback.journal.records import Write
+from gateway.writeback.journal.records import Write, unpack_write
 from gateway.writeback.journal.rows import OPEN
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.opening import FORMAT
@@ -275,7 +275,7 @@ class _Export:
     def _read(self, row: tuple[int, int, str, bytes, bytes], with_parts: bool) -> Write | _Unreadable:
         write_id, sequence, bucket, key, record = row
         try:
-            write = codec.unpack_write(write_id, record)
+            write = unpack_write(write_id, record)
             return replace(write, parts=tuple(self._tx.parts.of(write_id))) if with_parts else write
         except (*_UNREADABLE, BufferDamaged) as error:
             return _Unreadable(sequence, ObjectKey(bucket, key.decode(errors="replace")), str(error))
@@ -329,7 +329,7 @@ class _Export:
         try:
             for row in self._journal.execute(f"SELECT id, record FROM writes WHERE {OPEN} ORDER BY key"):  # noqa: S608
                 sizes = [part.file.size_bytes for part in self._tx.parts.of(row[0])]
-                upload = codec.unpack_write(*row)
+                upload = unpack_write(*row)
                 named = {"upload_id": upload.upload_id, "bucket": upload.key.bucket, "key": upload.key.key}
                 self.found.uploads += 1
                 self._write("upload", **named, parts=len(sizes), size_bytes=sum(sizes))

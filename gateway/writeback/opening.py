@@ -55,11 +55,18 @@ def prepare(directory: Path) -> None:
     """Make the directory if it is missing. StartupError if it is not a buffer, or of another version."""
     with _usable(directory):
         directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-        found = _format(directory)
-        if found is None:
+        try:
+            found = (directory / "FORMAT").read_bytes()
+        except FileNotFoundError:
+            foreign = sorted(entry.name for entry in directory.iterdir() if entry.name != "FORMAT.new")
+            if foreign:
+                raise StartupError(
+                    f"{directory} is not empty and not a write-back buffer (it holds {foreign[0]!r}): move that away"
+                ) from None
+            found = FORMAT
             write_durably(directory / "FORMAT", FORMAT)
             sync_directory(directory.parent)
-    if found not in (None, FORMAT):
+    if found != FORMAT:
         raise StartupError(
             f"{directory} has the write-back format {found!r}, this version reads {FORMAT!r}: what it holds is "
             "untouched; run the version that wrote it until everything is flushed"
@@ -82,8 +89,7 @@ def recover(directory: Path, now: Moment) -> Recovered:
             f"{error}: nothing was changed. Make a copy of {directory} before anything else, then save what is whole "
             "with `forebay writeback export`"
         ) from error
-    journal = Journal(directory, lambda _: None)
-    try:
+    with closing(Journal(directory, lambda _: None)) as journal:
         with _usable(directory):
             (directory / ARRIVING).unlink(missing_ok=True)
         removed = Staging(directory, 0).sweep(journal.unknown_files)
@@ -91,8 +97,6 @@ def recover(directory: Path, now: Moment) -> Recovered:
         orphans = journal.read(lambda tx: tx.uploads.aborting_count())
         buckets = journal.read(lambda tx: tx.writes.buckets_in_use())
         usages = journal.read(lambda tx: tx.files.usages())
-    finally:
-        journal.close()
     local = {slot: usage.local_objects for slot, usage in usages.items() if usage.local_objects}
     return Recovered(pending, uploads, orphans, removed, buckets, local)
 
@@ -120,7 +124,9 @@ def keep_to_homes(directory: Path, homes: Homes, held: Recovered) -> None:
     any change, if the buffer holds something for a changed home. BufferUnavailable when the disk fails.
     """
     with _usable(directory):
-        before = _homes_before(directory)
+        before = None
+        with suppress(FileNotFoundError):
+            before = Homes.from_text((directory / ORIGIN).read_text("utf-8", "replace").removesuffix("\n"))
         if before == homes:
             return
         if before is not None:
@@ -131,16 +137,9 @@ def keep_to_homes(directory: Path, homes: Homes, held: Recovered) -> None:
                 drop(directory)
                 prepare(directory)
             else:
-                _forget(directory, before, homes)
+                with closing(Journal(directory, lambda _: None)) as journal:
+                    journal.forget_buckets(lambda bucket: before.of(bucket) != homes.of(bucket))
         write_durably(directory / ORIGIN, f"{homes.to_text()}\n".encode())
-
-
-def _forget(directory: Path, before: Homes, homes: Homes) -> None:
-    journal = Journal(directory, lambda _: None)
-    try:
-        journal.forget_buckets(lambda bucket: before.of(bucket) != homes.of(bucket))
-    finally:
-        journal.close()
 
 
 def drop(directory: Path) -> None:
@@ -159,13 +158,6 @@ def _dropped(directory: Path) -> Path:
 def _remove_dropped(directory: Path) -> None:
     with suppress(FileNotFoundError):
         shutil.rmtree(_dropped(directory))
-
-
-def _homes_before(directory: Path) -> Homes | None:
-    try:
-        return Homes.from_text((directory / ORIGIN).read_text("utf-8", "replace").removesuffix("\n"))
-    except FileNotFoundError:
-        return None
 
 
 _NAMED_MAX = 5
@@ -210,16 +202,3 @@ def _refuse_without_journal(directory: Path) -> None:
             "acknowledged writes: nothing was changed. Put the journal back (with journal-wal, if there was one). Move "
             "the directory away only if nobody needs what the files hold"
         )
-
-
-def _format(directory: Path) -> bytes | None:
-    """Return None for an empty directory."""
-    try:
-        return (directory / "FORMAT").read_bytes()
-    except FileNotFoundError:
-        foreign = sorted(entry.name for entry in directory.iterdir() if entry.name != "FORMAT.new")
-        if foreign:
-            raise StartupError(
-                f"{directory} is not empty and not a write-back buffer (it holds {foreign[0]!r}): move that away"
-            ) from None
-        return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
 
 from gateway.core.errors import BufferDamaged
 from gateway.core.model import ByteRange
@@ -32,15 +31,6 @@ class FileGone(Exception):
         self.read_bytes = read_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """`count` bytes at `position` of a file."""
-
-    file: StagedFile
-    position: int
-    count: int
-
-
 async def staged_body(staging: Staging, threads: BufferThreads, file: StagedFile) -> bytes | StreamedBody:
     """Return a file's bytes, verified, for a request to the origin. BufferDamaged, OSError, now or while it is sent."""
     pieces = _pieces_of(staging, threads, file)
@@ -60,31 +50,25 @@ async def _pieces_of(staging: Staging, threads: BufferThreads, file: StagedFile)
             yield await threads.run_holding(opened, read_verified, file, position, count)
 
 
-class PendingReader:
-    """Reads pending objects of one buffer."""
-
-    def __init__(self, journal: Journal, staging: Staging, threads: BufferThreads) -> None:
-        self._journal = journal
-        self._staging = staging
-        self._threads = threads
-
-    async def pieces(self, pending: Write, byte_range: ByteRange) -> AsyncGenerator[memoryview, None]:
-        """Yield the bytes of a range, in order, each piece verified. FileGone, BufferDamaged, OSError from the disk."""
-        read_bytes = 0
-        for first, last, start in _numbers(pending.runs, byte_range):
-            parts = self._journal.read(lambda tx: list(tx.parts.of(pending.id, first - 1, last)))  # noqa: B023
-            if len(parts) != last - first + 1:
-                raise FileGone(read_bytes)
-            for span in _spans(parts, start, byte_range):
-                try:
-                    opened = await self._threads.open(self._staging.open, span.file)
-                except FileNotFoundError:
-                    raise FileGone(read_bytes) from None
-                with opened:
-                    for position in range(span.position, span.position + span.count, PIECE_BYTES):
-                        count = min(PIECE_BYTES, span.position + span.count - position)
-                        yield await self._threads.run_holding(opened, read_verified, span.file, position, count)
-                        read_bytes += count
+async def pending_pieces(
+    journal: Journal, staging: Staging, threads: BufferThreads, pending: Write, byte_range: ByteRange
+) -> AsyncGenerator[memoryview, None]:
+    """Yield the bytes of a range, in order, each piece verified. FileGone, BufferDamaged, OSError from the disk."""
+    read_bytes = 0
+    for first, last, start in _numbers(pending.runs, byte_range):
+        parts = journal.read(lambda tx: list(tx.parts.of(pending.id, first - 1, last)))  # noqa: B023
+        if len(parts) != last - first + 1:
+            raise FileGone(read_bytes)
+        for file, begin, end in _spans(parts, start, byte_range):
+            try:
+                opened = await threads.open(staging.open, file)
+            except FileNotFoundError:
+                raise FileGone(read_bytes) from None
+            with opened:
+                for position in range(begin, end, PIECE_BYTES):
+                    count = min(PIECE_BYTES, end - position)
+                    yield await threads.run_holding(opened, read_verified, file, position, count)
+                    read_bytes += count
 
 
 def part_range(pending: Write, number: int) -> ByteRange | None:
@@ -113,10 +97,11 @@ def _numbers(runs: Sequence[Run], byte_range: ByteRange) -> Iterator[tuple[int, 
         start = stop
 
 
-def _spans(parts: Sequence[Part], start: int, byte_range: ByteRange) -> Iterator[_Span]:
+def _spans(parts: Sequence[Part], start: int, byte_range: ByteRange) -> Iterator[tuple[StagedFile, int, int]]:
+    """Yield the files that have bytes of a range, with the positions in each from which on and up to which."""
     for part in parts:
         stop = start + part.file.size_bytes
         first, last = max(start, byte_range.first), min(stop, byte_range.stop)
         if first < last:
-            yield _Span(part.file, first - start, last - first)
+            yield part.file, first - start, last - start
         start = stop

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from gateway.disk.atomic_write import map_shared, set_aside
@@ -86,11 +85,8 @@ def _free_bytes(path: Path) -> int:
 WORKER_SLOTS = 257
 """S3 workers have 0 to 255, the background process 256."""
 
-_CELL_BYTES = 8
-
-
 _NAME_BYTES = 64
-_ROW_BYTES = _NAME_BYTES + WORKER_SLOTS * _CELL_BYTES
+_ROW_BYTES = _NAME_BYTES + WORKER_SLOTS * 8
 
 
 class Reservations:
@@ -100,72 +96,55 @@ class Reservations:
         self._path = path
         self._worker = worker
         self._map = map_shared(path, _ROW_BYTES)
-        self._rows: dict[str, memoryview[int]] = {}
-        self._in_use: list[weakref.ref[memoryview[int]]] = []
-        """Rows that callers hold, some in earlier mappings."""
-
-        self._is_closed = False
+        self._rows: dict[str, int] = {}
         self.apply_settings(slots)
-        for number in range(len(self._map) // _ROW_BYTES):
-            self._row(number)[worker] = 0
+        for row in self._all_rows():
+            self._numbers(row)[worker] = 0
 
     def apply_settings(self, slots: Sequence[str]) -> None:
         """Keep a row for each of these slots; holders keep theirs. Rows of other slots are reused once empty."""
-        with _locked(self._path) as size_bytes:
-            self._map = map_shared(self._path, max(size_bytes, _ROW_BYTES))
-            count = len(self._map) // _ROW_BYTES
-            names = [self._name(number) for number in range(count)]
-            free = [n for n in range(count) if names[n] not in slots and not any(self._row(n))]
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # no other process looks for rows meanwhile
+            self._map = map_shared(self._path, max(os.fstat(descriptor).st_size, _ROW_BYTES))
+            names = [self._map[at : at + _NAME_BYTES].rstrip(b"\0").decode() for at in map(_start, self._all_rows())]
+            free = [row for row in self._all_rows() if names[row] not in slots and not any(self._numbers(row))]
             for slot in slots:
                 if slot not in names:
-                    number = free.pop() if free else len(names)
-                    if number == len(names):
+                    row = free.pop() if free else len(names)
+                    if row == len(names):
                         names.append("")
                         self._map = map_shared(self._path, len(names) * _ROW_BYTES)
-                    names[number] = slot
-                    self._set_name(number, slot)
-            self._rows = {slot: self._row(names.index(slot)) for slot in slots}
+                    names[row] = slot
+                    self._map[_start(row) : _start(row) + _NAME_BYTES] = slot.encode().ljust(_NAME_BYTES, b"\0")
+            self._rows = {slot: names.index(slot) for slot in slots}
+        finally:
+            os.close(descriptor)
 
-    def row(self, slot: str) -> memoryview[int]:
-        """Return the numbers of a slot, for `add`; the row stays the slot's while anyone holds it."""
-        row = self._rows[slot]
-        self._in_use = [one for one in self._in_use if one() is not None]
-        self._in_use.append(weakref.ref(row))
-        return row
+    def row(self, slot: str) -> int:
+        """Return the row of a slot, for `add` and `total`. It stays the slot's while it has reservations."""
+        return self._rows[slot]
 
-    def add(self, row: memoryview[int], count: int) -> None:
+    def add(self, row: int, count: int) -> None:
         """Add bytes (may be negative) to this worker's reservations; not once closed: a successor clears them."""
-        if not self._is_closed:
-            row[self._worker] += count
+        if not self._map.closed:
+            self._numbers(row)[self._worker] += count
+
+    def total(self, row: int) -> int:
+        return sum(self._numbers(row))
 
     def total_of_all(self) -> int:
-        return sum(sum(self._row(number)) for number in range(len(self._map) // _ROW_BYTES))
+        return sum(map(self.total, self._all_rows()))
 
     def close(self) -> None:
-        """Let go of the file; rows are invalid then."""
-        self._is_closed = True
-        for row in (*self._rows.values(), *(one() for one in self._in_use)):
-            if row is not None:
-                row.release()
         self._map.close()
 
-    def _row(self, number: int) -> memoryview[int]:
-        first = number * _ROW_BYTES + _NAME_BYTES
-        return memoryview(self._map)[first : first + WORKER_SLOTS * _CELL_BYTES].cast("q")
+    def _all_rows(self) -> range:
+        return range(len(self._map) // _ROW_BYTES)
 
-    def _name(self, number: int) -> str:
-        return self._map[number * _ROW_BYTES : number * _ROW_BYTES + _NAME_BYTES].rstrip(b"\0").decode()
-
-    def _set_name(self, number: int, name: str) -> None:
-        self._map[number * _ROW_BYTES : number * _ROW_BYTES + _NAME_BYTES] = name.encode().ljust(_NAME_BYTES, b"\0")
+    def _numbers(self, row: int) -> memoryview[int]:
+        return memoryview(self._map)[_start(row) + _NAME_BYTES : _start(row + 1)].cast("q")
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """Yield the size of the file; no other process looks for rows in it meanwhile."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)
+def _start(row: int) -> int:
+    return row * _ROW_BYTES

@@ -62,6 +62,20 @@ CHECKSUM_BYTES = 4
 TRAILER_VERSION = 1
 FOOTER_BYTES = 48
 
+DIRECTORY_MODE = 0o700
+FILE_MODE = 0o600
+
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+SWEPT_AT_ONCE = 500
+"""File names per question to the journal."""
+
+AT_ONCE_BYTES = 1024 * 1024
+"""Begun in such pieces: the disk is busy early, and gets requests of a size that suits it."""
+
+_WRITE = 2
+_MEANS_NOTHING = frozenset({errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.ESPIPE, errno.EOPNOTSUPP})
+
 _MAGIC = b"FBYSTAGE"
 _FIELDS = struct.Struct("<8sIIQ16sI")
 _CRC = struct.Struct("<I")
@@ -75,29 +89,11 @@ def trailer_bytes(size_bytes: int) -> int:
     return checksums_bytes(size_bytes) + FOOTER_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Footer:
-    size_bytes: int
-    md5: bytes
-    checksums_crc: int
-
-
 def pack_trailer(size_bytes: int, md5: bytes, checksums: bytes) -> bytes:
     """`checksums` are those of all chunks, in order."""
     chunks = len(checksums) // CHECKSUM_BYTES
     fields = _FIELDS.pack(_MAGIC, TRAILER_VERSION, chunks, size_bytes, md5, crt.crc32c(checksums))
     return checksums + fields + _CRC.pack(crt.crc32c(fields))
-
-
-def unpack_footer(packed: bytes) -> Footer | None:
-    """Return None for a damaged footer."""
-    fields, crc = packed[: _FIELDS.size], packed[_FIELDS.size :]
-    if len(packed) != FOOTER_BYTES or crc != _CRC.pack(crt.crc32c(fields)):
-        return None
-    magic, version, chunks, size_bytes, md5, checksums_crc = _FIELDS.unpack(fields)
-    if (magic, version, chunks * CHECKSUM_BYTES) != (_MAGIC, TRAILER_VERSION, checksums_bytes(size_bytes)):
-        return None
-    return Footer(size_bytes, md5, checksums_crc)
 
 
 class TrailerChecksums:
@@ -126,16 +122,6 @@ class TrailerChecksums:
     def _end_chunk(self) -> None:
         self._packed += self._running.to_bytes(CHECKSUM_BYTES, "little")
         self._running = self._filled_bytes = 0
-
-
-SWEPT_AT_ONCE = 500
-"""File names per question to the journal."""
-
-AT_ONCE_BYTES = 1024 * 1024
-"""Begun in such pieces: the disk is busy early, and gets requests of a size that suits it."""
-
-_WRITE = 2
-_MEANS_NOTHING = frozenset({errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.ESPIPE, errno.EOPNOTSUPP})
 
 
 def _of_libc() -> Any:
@@ -202,26 +188,19 @@ class StagedWriter:
         _write_all(descriptor, data, self.size_bytes)
         self.size_bytes += len(data)
         if self.size_bytes - self._begun_bytes >= AT_ONCE_BYTES:
-            self._write_out(descriptor)
+            if self._name is None:
+                self._name = self._sync_name()
+            begin_write_out(descriptor, self._begun_bytes, self.size_bytes - self._begun_bytes)
+            self._begun_bytes = self.size_bytes
         self._checksums.update(data)
 
     def sync(self, md5: bytes) -> StagedFile:
         """Make the bytes (`md5` is theirs), their trailer and the file's name durable."""
-        sealed = self._end(md5)
-        os.fsync(self._descriptor())
+        trailer, descriptor = pack_trailer(self.size_bytes, md5, self._checksums.digest()), self._descriptor()
+        _write_all(descriptor, memoryview(trailer), self.size_bytes)
+        os.fsync(descriptor)
         (self._name or self._sync_name()).result()
-        return sealed
-
-    def _end(self, md5: bytes) -> StagedFile:
-        trailer = pack_trailer(self.size_bytes, md5, self._checksums.digest())
-        _write_all(self._descriptor(), memoryview(trailer), self.size_bytes)
         return StagedFile(self.name, self.size_bytes, md5)
-
-    def _write_out(self, descriptor: int) -> None:
-        if self._name is None:
-            self._name = self._sync_name()
-        begin_write_out(descriptor, self._begun_bytes, self.size_bytes - self._begun_bytes)
-        self._begun_bytes = self.size_bytes
 
     def close(self) -> None:
         """Idempotent."""
@@ -257,15 +236,17 @@ def _checksums(descriptor: int, file: StagedFile, first: int, stop: int) -> byte
     return _read(descriptor, file, file.size_bytes + at, end - at)
 
 
-def _footer(descriptor: int, file: StagedFile) -> Footer:
-    """Raise BufferDamaged when the footer is damaged, or differs from the journal's row."""
-    at = file.size_bytes + checksums_bytes(file.size_bytes)
-    footer = unpack_footer(_read(descriptor, file, at, FOOTER_BYTES))
-    if footer is None:
+def _check_footer(descriptor: int, file: StagedFile) -> int:
+    """Return the checksum of the checksums. BufferDamaged if the footer is damaged, or differs from the row."""
+    packed = _read(descriptor, file, file.size_bytes + checksums_bytes(file.size_bytes), FOOTER_BYTES)
+    fields, crc = packed[: _FIELDS.size], packed[_FIELDS.size :]
+    magic, version, chunks, size_bytes, md5, checksums_crc = _FIELDS.unpack(fields)
+    is_whole = (magic, version, chunks * CHECKSUM_BYTES) == (_MAGIC, TRAILER_VERSION, checksums_bytes(size_bytes))
+    if not is_whole or crc != _CRC.pack(crt.crc32c(fields)):
         raise BufferDamaged(f"staged file {file.name} is damaged in its footer")
-    if (footer.size_bytes, footer.md5) != (file.size_bytes, file.md5):
+    if (size_bytes, md5) != (file.size_bytes, file.md5):
         raise BufferDamaged(f"staged file {file.name} is another one, by its footer, than was acknowledged")
-    return footer
+    return int(checksums_crc)
 
 
 def _read(descriptor: int, file: StagedFile, offset: int, count: int) -> bytes:
@@ -281,12 +262,6 @@ def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
     while data:
         written = os.pwrite(descriptor, data, offset)
         data, offset = data[written:], offset + written
-
-
-DIRECTORY_MODE = 0o700
-FILE_MODE = 0o600
-
-_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Staging:
@@ -342,7 +317,7 @@ class Staging:
             length = os.fstat(descriptor).st_size
             if length != file.disk_bytes:
                 raise BufferDamaged(f"staged file {file.name} has {length} bytes, not {file.disk_bytes}")
-            _footer(descriptor, file)
+            _check_footer(descriptor, file)
         except BaseException:
             lease.close()
             raise
@@ -352,7 +327,7 @@ class Staging:
         """Return the checksums of all chunks, 4 bytes little-endian each. BufferDamaged; OSError from the disk."""
         with self.open(file) as opened:
             packed = _checksums(opened.descriptor, file, 0, checksums_bytes(file.size_bytes) // CHECKSUM_BYTES)
-            if crt.crc32c(packed) != _footer(opened.descriptor, file).checksums_crc:
+            if crt.crc32c(packed) != _check_footer(opened.descriptor, file):
                 raise BufferDamaged(f"staged file {file.name} is damaged in its checksums")
         return packed
 

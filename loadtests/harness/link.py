@@ -11,7 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.app.bandwidth import bandwidth_of
+from gateway.app.bandwidth import SharedLimits
+from gateway.config.live import LiveSettings
 from gateway.config.loading import load_settings
 from gateway.core.clock import SystemClock
 from gateway.origin.client import Direction
@@ -62,7 +63,8 @@ def passed(of: Gateway, direction: Direction) -> Look:
     shares, numbers = bandwidth._links[direction].shares, dict(bandwidth._slots)
 
     def look() -> Bytes:
-        return Bytes({slot: sum(shares._cells_of(number)[0]) for slot, number in numbers.items()})
+        weights = shares.weights
+        return Bytes({slot: round(sum(shares._cells_of(n)[0]) * weights[n]) for slot, n in numbers.items()})
 
     return look
 
@@ -83,17 +85,16 @@ def passed_by_all(of: Gateway, direction: Direction) -> Look:
 
 def _bandwidth_of(of: Gateway) -> Bandwidth:
     settings = load_settings(of.process.config_file, {}).settings
-    bandwidth = bandwidth_of(settings, SystemClock(), shared=_memory_of(of.process.pid))
-    assert bandwidth is not None, "the gateway has no ceilings"
-    return bandwidth
+    live = LiveSettings(settings, memory=_memory_of(of.process.pid), generation=-1)  # it decides nothing
+    return SharedLimits(live, SystemClock(), 0).bandwidth
 
 
 def _memory_of(supervisor: int) -> Path:
-    """Where the memory can be opened. A gateway that limits callers has another one of the same name."""
+    """Where the memory can be opened."""
     for entry in Path(f"/proc/{supervisor}/fd").iterdir():
-        if "forebay-bandwidth" in os.readlink(entry):
+        if "forebay-shared" in os.readlink(entry):
             return entry
-    raise LookupError(f"process {supervisor} shares no memory of bandwidth")
+    raise LookupError(f"process {supervisor} shares no memory")
 
 
 class Watch:

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from gateway.edge.server.receiving import RECEIVE_INTO, AsgiRequestBody
-from gateway.edge.server.s3_server import Receive, S3Server, Scope, Send
+from gateway.edge.receiving import RECEIVE_INTO, AsgiRequestBody
+from gateway.edge.s3_server import Receive, S3Server, Scope, Send
 from gateway.operations.context import RequestContext
 from gateway.operations.payload import receive_verified
 from gateway.s3.requests import parse_request

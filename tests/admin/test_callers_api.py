@@ -10,9 +10,10 @@ import pytest
 from starlette.requests import Request
 from typer.testing import CliRunner
 
-from gateway.admin import callers
+from gateway.admin import slots
 from gateway.admin.app import describe
-from gateway.admin.callers import CallersApi
+from gateway.admin.backends import Backends
+from gateway.admin.slots import SlotsApi
 from gateway.api.documents import CallerRates, CallersDocument
 from gateway.cli import app
 from gateway.cli import looks as shown
@@ -44,7 +45,7 @@ def test_who_calls_what_they_take_and_what_binds(tmp_path: Path, monkeypatch: py
     """What somebody waited for between the two looks binds; what was before does not,
     but what somebody waits for still, for however long."""
     samples: list[None] = []
-    look = callers._counts
+    look = slots._sample
 
     def looked(directory: Path) -> Any:
         if samples:
@@ -53,8 +54,8 @@ def test_who_calls_what_they_take_and_what_binds(tmp_path: Path, monkeypatch: py
         samples.append(None)
         return look(directory)
 
-    monkeypatch.setattr(callers, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(callers, "_counts", looked)
+    monkeypatch.setattr(slots, "RATE_SECONDS", 0.0)
+    monkeypatch.setattr(slots, "_sample", looked)
     metric_kinds.share(tmp_path, "worker0")
     try:
         metrics.CALLER_WAITS.add(3, "credential", "job", "read")
@@ -62,9 +63,8 @@ def test_who_calls_what_they_take_and_what_binds(tmp_path: Path, monkeypatch: py
         metrics.CALLER_WAITING.add(2, "credential", "job", "write")
         metrics.CALLER_REQUESTS.add(7, "job")
         metrics.CALLER_REQUESTS.add(1, "none")
-        answer = asyncio.run(
-            CallersApi(LiveSettings(load(tmp_path, CONFIGURATION).settings), tmp_path).show(Request({"type": "http"}))
-        )
+        api = SlotsApi(LiveSettings(load(tmp_path, CONFIGURATION).settings), tmp_path, Backends())
+        answer = asyncio.run(api.callers(Request({"type": "http"})))
     finally:
         metric_kinds.unshare()
     document = answer.document()
@@ -91,16 +91,16 @@ def test_the_dashboard_shows_callers_at_once_and_not_all_of_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those whom a limit binds first, then those who call most; what they take is that since the look before."""
-    monkeypatch.setattr(callers, "SHOWN", 3)
+    monkeypatch.setattr(slots, "CALLERS_SHOWN", 3)
     metric_kinds.share(tmp_path, "worker0")
     try:
         for number in range(5):
             metrics.CALLER_REQUESTS.add(10 + number, f"c{number}")
         metrics.CALLER_WAITING.add(1, "credential", "job", "rate")
-        api = CallersApi(LiveSettings(load(tmp_path, CONFIGURATION).settings), tmp_path)
-        first = api.since_last(MetricReading(tmp_path))
+        api = SlotsApi(LiveSettings(load(tmp_path, CONFIGURATION).settings), tmp_path, Backends())
+        _, first = api.since_last(MetricReading(tmp_path), None)
         metrics.CALLER_REQUESTS.add(3, "c4")
-        second = api.since_last(MetricReading(tmp_path))
+        _, second = api.since_last(MetricReading(tmp_path), None)
     finally:
         metric_kinds.unshare()
     assert [one.name for one in first] == ["job", "c4", "c3"]

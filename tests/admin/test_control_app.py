@@ -17,13 +17,12 @@ import pytest
 from pydantic import SecretStr
 
 from gateway import __version__
-from gateway.admin import history
-from gateway.admin.app import control_app, describe
-from gateway.admin.history import CountsHistory
+from gateway.admin import overview
+from gateway.admin.app import control_app, describe, set_process_metrics
+from gateway.admin.backends import GatewayState, StateHolder
+from gateway.admin.jobs import SNAPSHOT_NAME as NAME_DESCRIBED
 from gateway.admin.origin_check import OriginState
-from gateway.admin.process_metrics import set_process_metrics
-from gateway.admin.snapshots import SNAPSHOT_NAME as NAME_DESCRIBED
-from gateway.admin.state import GatewayState, StateHolder
+from gateway.admin.overview import CountsHistory
 from gateway.api.documents import Process
 from gateway.config import AdminSettings, CacheSettings, OriginSettings, Settings
 from gateway.config.entries import SlotSettings
@@ -297,8 +296,8 @@ def test_the_overview_counts_what_all_slots_have_done(tmp_path: Path) -> None:
 
 def test_the_counts_are_kept_while_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For 15 minutes, the newest last; a sample that cannot be taken is left out, and ends nothing."""
-    kept, kept_max = CountsHistory(tmp_path), history.HISTORY_SECONDS // history.SAMPLE_SECONDS + 1
-    assert history.HISTORY_SECONDS == 15 * 60
+    kept, kept_max = CountsHistory(tmp_path), overview.HISTORY_SECONDS // overview.SAMPLE_SECONDS + 1
+    assert overview.HISTORY_SECONDS == 15 * 60
     taken, over = list[None](), threading.Event()
 
     def reading(directory: Path) -> MetricReading:
@@ -310,8 +309,8 @@ def test_the_counts_are_kept_while_nobody_asks(tmp_path: Path, monkeypatch: pyte
             over.set()
         return MetricReading(directory)
 
-    monkeypatch.setattr(history, "SAMPLE_SECONDS", 0)
-    monkeypatch.setattr(history, "MetricReading", reading)
+    monkeypatch.setattr(overview, "SAMPLE_SECONDS", 0)
+    monkeypatch.setattr(overview, "MetricReading", reading)
 
     async def run() -> httpx.Response:
         keeping = asyncio.create_task(kept.keep())

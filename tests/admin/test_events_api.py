@@ -13,9 +13,8 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.admin.app import control_app, describe
-from gateway.admin.backends import Backends
-from gateway.admin.events import DOCUMENT_BYTES_MAX
-from gateway.admin.state import StateHolder
+from gateway.admin.backends import Backends, StateHolder
+from gateway.admin.jobs import DOCUMENT_BYTES_MAX
 from gateway.config import AdminSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.s3.events import ObjectEvent

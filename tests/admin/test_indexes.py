@@ -10,10 +10,9 @@ import httpx
 import pytest
 
 from gateway.admin.app import control_app
-from gateway.admin.backends import Backends
-from gateway.admin.state import StateHolder
+from gateway.admin.backends import Backends, StateHolder
 from gateway.api.documents import Index
-from gateway.cli.status import show_status
+from gateway.cli.looks import show_status
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
 from gateway.jobs.indexing.crawl import IndexStatus

@@ -11,8 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.admin.app import control_app, describe
-from gateway.admin.backends import Backends
-from gateway.admin.state import StateHolder
+from gateway.admin.backends import Backends, StateHolder
 from gateway.api import MANIFEST_TYPE
 from gateway.config import AdminSettings, OriginSettings, Settings
 from gateway.config.live import LiveSettings

@@ -429,9 +429,7 @@ def test_each_bucket_and_slot_that_differs_is_asked_for() -> None:
             together = await checks.finding()
             assert (together.state, together.reachable) == ("refused", True)
             assert together.problem == f"s3://none/: {missing}; s3://far/s/: {late}"
-            await live.change(
-                settings.model_copy(update={"buckets": settings.buckets[:1], "slots": []}), None, None, None
-            )
+            await live.change(settings.model_copy(update={"buckets": settings.buckets[:1], "slots": []}))
             assert await checks.finding() == OriginFinding("well")
 
     with StrictOrigin() as main, StrictOrigin() as far:

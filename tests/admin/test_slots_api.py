@@ -72,7 +72,7 @@ def answered(directory: Path, while_looking: Any = lambda: None) -> dict[str, An
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slots, "_sample", sampled)
         api = SlotsApi(LiveSettings(load(directory, CONFIGURATION).settings), directory, Backends())
-        answer = asyncio.run(api.list(Request({"type": "http"})))
+        answer = asyncio.run(api.show(Request({"type": "http"})))
     return answer.document()
 
 

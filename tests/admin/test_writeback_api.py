@@ -12,8 +12,7 @@ import httpx
 import pytest
 
 from gateway.admin.app import control_app, describe
-from gateway.admin.backends import Backends
-from gateway.admin.state import StateHolder
+from gateway.admin.backends import Backends, StateHolder
 from gateway.api.documents import PendingObjects, Resolved, Writeback
 from gateway.config import OriginSettings, Settings
 from gateway.config.live import LiveSettings

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.api.documents import Status
-from gateway.cli.status import show_status
+from gateway.cli.looks import show_status
 from tests.support.admin_documents import status
 
 WELL = {"slot": "checkpoints", "staged_bytes": 4 * 2**30, "objects": 12, "bytes": 3 * 2**30}

@@ -41,7 +41,7 @@ def test_settings_that_change_while_the_background_process_opens_the_directory_a
 
     async def change_early() -> None:
         await live.is_followed.wait()  # by its first parts, and the cache directory is not open yet
-        await live.change(settings[1], None, None, None)
+        await live.change(settings[1])
 
     async def scenario() -> int:
         changing = asyncio.create_task(change_early())

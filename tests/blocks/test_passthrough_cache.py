@@ -37,7 +37,7 @@ def test_nothing_is_looked_for_in_it() -> None:
         origin = make_origin()
         cache = PassthroughCache.without_directory(origin, TestClock())
         version = stored(origin, "a", 10)
-        assert cache.warm_span(version, whole(version), slot="default") is None
+        assert cache.warm_span(version, 0, version.size_bytes, slot="default") is None
         assert not cache.holds(version, whole(version), slot="default")
         assert cache.begin_unpinned_get(version.key, 0, {}) is None
         assert cache.why_missing(version, slot="default", before=None) == "not-kept"

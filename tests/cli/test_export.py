@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway import cli
-from gateway.serve.preparation import lock_directory
+from gateway.serve.claim import lock_directory
 from tests.support.cache_directory import begun
 from tests.support.flushing import Buffer
 from tests.support.writeback import key

@@ -23,7 +23,7 @@ DATA, CHECKPOINTS = "s3://train/data/", "s3://train/checkpoints/"
 
 @pytest.fixture(autouse=True)
 def _on_a_large_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.config.buffers.disk_usage", lambda _: DiskUsage(2**50, 0, 2**50))
+    monkeypatch.setattr("gateway.config.slot_checks.disk_usage", lambda _: DiskUsage(2**50, 0, 2**50))
     for name in [name for name in os.environ if name.startswith(("AWS_", "FOREBAY_"))]:
         monkeypatch.delenv(name)
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway import cli
-from gateway.config.own_directory import are_same
+from gateway.config.defaults import are_same
 from tests.support.gateway_process import GatewayProcess
 
 COMMANDS = [

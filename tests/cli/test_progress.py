@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.progress import Progress
 
-from gateway.cli.progress import LeftColumn, RateColumn
+from gateway.cli.tables import LeftColumn, RateColumn
 
 
 def test_a_bar_says_how_long_the_rest_takes_once_that_is_known() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from gateway.demo.processes import DemoProcess
+from gateway.demo.stack import DemoProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 __all__ = ["ACCESS_KEY_ID", "REGION", "SECRET_ACCESS_KEY", "Origin", "Seen", "running_moto", "running_strict_origin"]

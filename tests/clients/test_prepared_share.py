@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from gateway.edge.server.prepared import LAID_SECONDS
+from gateway.edge.prepared import LAID_SECONDS
 from tests.clients.boto import boto3_client, read
 from tests.clients.commands import Command, client_environment
 from tests.clients.conftest import Endpoint

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.buffers import not_fitting
 from gateway.config.defaults import DiskUsage
 from gateway.config.settings import Settings
+from gateway.config.slot_checks import not_fitting
 from tests.support.cache_directory import begun
 from tests.support.settings import load, problems
 
@@ -52,7 +52,7 @@ def test_what_is_not_said_fits_on_the_disk(
 ) -> None:
     """A small disk makes the buffers smaller of which nothing was said: nobody is refused for a default."""
     monkeypatch.setattr("gateway.config.defaults.disk_usage", lambda _: DiskUsage(total, 0, total))
-    monkeypatch.setattr("gateway.config.buffers.disk_usage", lambda _: DiskUsage(total, 0, total))
+    monkeypatch.setattr("gateway.config.slot_checks.disk_usage", lambda _: DiskUsage(total, 0, total))
     settings = load(tmp_path, cache(tmp_path) + back("a") + back("b", more)).settings
     assert buffers(settings)[0] == expected * 2**20
 
@@ -119,7 +119,7 @@ def test_a_disk_that_others_have_filled_is_warned_of(tmp_path: Path, monkeypatch
 
     def with_free(free: int) -> list[str]:
         usage = DiskUsage(10 * GIB, 10 * GIB - free, free)
-        monkeypatch.setattr("gateway.config.buffers.disk_usage", lambda _: usage)
+        monkeypatch.setattr("gateway.config.slot_checks.disk_usage", lambda _: usage)
         return not_fitting(settings)
 
     assert with_free(needed) == []

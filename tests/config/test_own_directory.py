@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.own_directory import is_own, others_files, own_directory
-from gateway.serve.preparation import prepare_directory
+from gateway.config.defaults import is_own, others_files, own_directory
+from gateway.serve.claim import prepare_directory
 from tests.support.cache_directory import begun
 
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.demo.dataset import checkpoint_bytes, files, shards
-from gateway.demo.workload import Workload
+from gateway.demo.dataset import Workload, checkpoint_bytes, files, shards
 
 SMALL = Workload(image_bytes=1_500, shard_count=3, images_per_shard=5, file_count=4, checkpoint_bytes=10_000)
 

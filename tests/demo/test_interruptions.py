@@ -7,9 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from gateway.demo.errors import Interrupted
-from gateway.demo.interruptions import Interruptions
-from gateway.demo.progress import Narrator
+from gateway.demo.report import Narrator
+from gateway.demo.stack import Interrupted, Interruptions
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

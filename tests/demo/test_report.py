@@ -8,10 +8,9 @@ from collections import Counter
 import pytest
 from rich.console import Console
 
-from gateway.demo.clients import hit_ratio
-from gateway.demo.epochs import Reading
+from gateway.demo.clients import Reading, hit_ratio
+from gateway.demo.dataset import Workload
 from gateway.demo.report import TABLE_WIDTH, Comparison, Report, Spread
-from gateway.demo.workload import Workload
 
 
 def _reading(seconds: float, **cache: int) -> Reading:

@@ -25,7 +25,7 @@ _LIMIT_SECONDS = 100
 _SMALL = """
 import sys
 from gateway.demo import main
-from gateway.demo.workload import Workload
+from gateway.demo.dataset import Workload
 sizes = dict(image_bytes=20_000, shard_count=4, images_per_shard=30, file_count=12, checkpoint_bytes=11_000_000)
 sys.exit(main(json="--json" in sys.argv, workload=Workload(**sizes, first_byte_seconds=0.005)))
 """

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.demo.shaping import Shape, ShapingRelay
+from gateway.demo.bucket import Shape, ShapingRelay
 from tests.support.connections import answering
 
 _UNSHAPED = 1e12  # bytes per second

@@ -14,9 +14,8 @@ from gateway import cli
 from gateway.api.documents import SlotDocument
 from gateway.config import Settings
 from gateway.config.loading import load_settings
-from gateway.doctor import machine
-from gateway.doctor.clients import clients
-from gateway.doctor.findings import Finding, Level
+from gateway.doctor import Finding, Level, machine
+from gateway.doctor.configuration import clients
 from gateway.doctor.running import advised
 from tests.support.gateway_process import GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin

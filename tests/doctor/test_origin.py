@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.config import OriginSettings, Settings, SlotSettings
-from gateway.doctor.findings import Finding, Level
+from gateway.doctor import Finding, Level
 from gateway.doctor.origin import origin
 from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation

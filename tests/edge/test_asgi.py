@@ -15,7 +15,7 @@ import pytest
 from gateway.core.clock import SystemClock
 from gateway.core.errors import ClientDisconnected, OriginUnreachable
 from gateway.core.model import BodyStream
-from gateway.edge.server.cycle import RESPONSE, SPAN
+from gateway.edge.cycle import RESPONSE, SPAN
 from gateway.operations.context import Response
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix

@@ -8,8 +8,9 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from gateway.core.model import BodyStream, BorrowedBuffer
-from gateway.edge.asgi import PlainSend, RequestRecord, send_reply
-from gateway.edge.server.response import COPIED_BYTES
+from gateway.edge.asgi import RequestRecord, send_reply
+from gateway.edge.response import COPIED_BYTES
+from gateway.edge.sending import PlainSend
 from gateway.operations.context import Response
 
 CONTENT = os.urandom(3 * COPIED_BYTES + 5)

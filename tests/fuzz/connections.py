@@ -13,7 +13,7 @@ from typing import Any
 
 import h11
 
-from gateway.edge.server.s3_server import ASGIApp
+from gateway.edge.s3_server import ASGIApp
 from tests.support.gateway_app import gateway_app
 from tests.support.serving import Serving, serving
 

@@ -47,11 +47,11 @@ def test_what_is_held_is_given_back() -> None:
     """By those that were completed and by those that failed, each what it had taken."""
     buffers = BodyBuffers(20)
     with buffers.holding() as first:
-        first.grow(6)
+        first(6)
         with buffers.holding() as second:
-            second.grow(3)
+            second(3)
             with pytest.raises(S3Error, match="SlowDown"):
-                second.grow(3)
+                second(3)
             assert buffers.held_bytes == 9
         assert buffers.held_bytes == 6
     assert buffers.held_bytes == 0

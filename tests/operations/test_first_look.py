@@ -24,7 +24,7 @@ from tests.support import gateway_app as support
 from tests.support.asgi import Answer, call
 from tests.support.blocks import until
 from tests.support.cache_label import cache_label
-from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp
+from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, given
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.digests import encoded
 from tests.support.memory_origin.faults import AlterHeaders, CutBody, Hold, Unreachable, on
@@ -63,27 +63,23 @@ def asked(gateway: GatewayApp) -> list[str]:
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-def test_what_says_later_is_handed_on(tmp_path: Path, status: int) -> None:
+@given(gateway_app)
+async def test_what_says_later_is_handed_on(gateway: GatewayApp, status: int) -> None:
     """The client of the origin has asked as often as it may: no other question follows, cold or with a HEAD first."""
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway:
-            gateway.origin.put("bucket", "k", SMALL)
-            for known, methods in ((False, ["GET"]), (True, ["HEAD"])):
-                if known:
-                    assert (await call(gateway.app, "GET", "/bucket/k")).status == 200
-                    await gateway.blocks.settle()
-                later = Refusal(status, "SlowDown", {"retry-after": "60"})
-                gateway.origin.inject(lambda request: True, later, times=None)
-                before = len(asked(gateway))
-                headers = {"If-None-Match": '"x"'} if known else {}
-                answer = await call(gateway.app, "GET", "/bucket/k", headers)
-                assert (answer.status, answer.headers["retry-after"]) == (status, "60")
-                assert b"<Code>" in answer.body
-                assert asked(gateway)[before:] == methods
-                gateway.origin.faults.clear()
-
-    asyncio.run(scenario())
+    gateway.origin.put("bucket", "k", SMALL)
+    for known, methods in ((False, ["GET"]), (True, ["HEAD"])):
+        if known:
+            assert (await call(gateway.app, "GET", "/bucket/k")).status == 200
+            await gateway.blocks.settle()
+        later = Refusal(status, "SlowDown", {"retry-after": "60"})
+        gateway.origin.inject(lambda request: True, later, times=None)
+        before = len(asked(gateway))
+        headers = {"If-None-Match": '"x"'} if known else {}
+        answer = await call(gateway.app, "GET", "/bucket/k", headers)
+        assert (answer.status, answer.headers["retry-after"]) == (status, "60")
+        assert b"<Code>" in answer.body
+        assert asked(gateway)[before:] == methods
+        gateway.origin.faults.clear()
 
 
 async def read_some(gateway: GatewayApp, content: bytes = SMALL) -> None:
@@ -127,20 +123,16 @@ def same(answer: Answer) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("headers", [{}, CHECKSUMS])
-def test_a_cold_large_object_is_whole(tmp_path: Path, headers: dict[str, str]) -> None:
+@given(gateway_app)
+async def test_a_cold_large_object_is_whole(gateway: GatewayApp, headers: dict[str, str]) -> None:
     """Its first block comes with the first answer, the others pinned to the version that it named."""
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway:
-            etag = gateway.origin.put("bucket", "k", LARGE)
-            answer = await call(gateway.app, "GET", "/bucket/k", headers)
-            assert (answer.status, answer.body, answer.headers["content-length"]) == (200, LARGE, str(len(LARGE)))
-            gets = [call for call in gateway.origin.calls if call.method == "GET"]
-            assert asked(gateway)[len(headers) :] == ["GET"] * 8, "a HEAD before them tells the checksums"
-            assert all("range" in call.headers for call in gets)
-            assert [call.headers.get("if-match") for call in gets] == [etag if headers else None] + [etag] * 7
-
-    asyncio.run(scenario())
+    etag = gateway.origin.put("bucket", "k", LARGE)
+    answer = await call(gateway.app, "GET", "/bucket/k", headers)
+    assert (answer.status, answer.body, answer.headers["content-length"]) == (200, LARGE, str(len(LARGE)))
+    gets = [call for call in gateway.origin.calls if call.method == "GET"]
+    assert asked(gateway)[len(headers) :] == ["GET"] * 8, "a HEAD before them tells the checksums"
+    assert all("range" in call.headers for call in gets)
+    assert [call.headers.get("if-match") for call in gets] == [etag if headers else None] + [etag] * 7
 
 
 @pytest.mark.parametrize("consistency", SLOTS)
@@ -173,19 +165,15 @@ def test_5_3_a_cold_object_of_several_blocks_is_asked_for_by_range(tmp_path: Pat
     asyncio.run(scenario())
 
 
-def test_any_cold_range_is_one_request_where_it_lies_in_one_block(tmp_path: Path) -> None:
+@given(gateway_app)
+async def test_any_cold_range_is_one_request_where_it_lies_in_one_block(gateway: GatewayApp) -> None:
     """The block that the range begins in is fetched, and says how long the object is."""
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway:
-            gateway.origin.put("bucket", "k", LARGE)
-            first = 3 * BLOCK_SIZE_BYTES + 5
-            answer = await call(gateway.app, "GET", "/bucket/k", {"Range": f"bytes={first}-{first + 9}"})
-            assert (answer.status, answer.body) == (206, LARGE[first : first + 10])
-            assert answer.headers["content-range"] == f"bytes {first}-{first + 9}/{len(LARGE)}"
-            assert asked(gateway) == ["GET"]
-
-    asyncio.run(scenario())
+    gateway.origin.put("bucket", "k", LARGE)
+    first = 3 * BLOCK_SIZE_BYTES + 5
+    answer = await call(gateway.app, "GET", "/bucket/k", {"Range": f"bytes={first}-{first + 9}"})
+    assert (answer.status, answer.body) == (206, LARGE[first : first + 10])
+    assert answer.headers["content-range"] == f"bytes {first}-{first + 9}/{len(LARGE)}"
+    assert asked(gateway) == ["GET"]
 
 
 @pytest.mark.parametrize(
@@ -199,102 +187,74 @@ def test_any_cold_range_is_one_request_where_it_lies_in_one_block(tmp_path: Path
         {"If-Range": '"x"', "Range": "bytes=0-9"},
     ],
 )
-def test_what_depends_on_the_version_asks_for_it_first(tmp_path: Path, headers: dict[str, str]) -> None:
+@given(gateway_app)
+async def test_what_depends_on_the_version_asks_for_it_first(gateway: GatewayApp, headers: dict[str, str]) -> None:
     """A suffix range, and conditions: a HEAD decides, so that no body is fetched for a 304 or a 412."""
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway:
-            gateway.origin.put("bucket", "k", SMALL)
-            await call(gateway.app, "GET", "/bucket/k", headers)
-            assert asked(gateway)[0] == "HEAD"
-
-    asyncio.run(scenario())
+    gateway.origin.put("bucket", "k", SMALL)
+    await call(gateway.app, "GET", "/bucket/k", headers)
+    assert asked(gateway)[0] == "HEAD"
 
 
 @pytest.mark.parametrize("target", ["/bucket/none", "/nowhere/k"])
-def test_errors_are_the_origins_own(tmp_path: Path, target: str) -> None:
+@given(gateway_app)
+async def test_errors_are_the_origins_own(gateway: GatewayApp, target: str) -> None:
     """What is not there is answered with the origin's document."""
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway:
-            answer = await call(gateway.app, "GET", target)
-            assert answer.status == 404
-            assert (b"NoSuchKey" if target == "/bucket/none" else b"NoSuchBucket") in answer.body
-
-    asyncio.run(scenario())
+    answer = await call(gateway.app, "GET", target)
+    assert answer.status == 404
+    assert (b"NoSuchKey" if target == "/bucket/none" else b"NoSuchBucket") in answer.body
 
 
 @pytest.mark.parametrize("headers", [{}, CHECKSUMS, {"Range": "bytes=0-9"}, {"Range": "bytes=70000-"}])
-def test_an_empty_object_and_ranges_behind_the_end(tmp_path: Path, headers: dict[str, str]) -> None:
+@given(gateway_app)
+async def test_an_empty_object_and_ranges_behind_the_end(gateway: GatewayApp, headers: dict[str, str]) -> None:
     """They are answered as with a HEAD first."""
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway:
-            gateway.origin.put("bucket", "k", b"")
-            answer = await call(gateway.app, "GET", "/bucket/k", headers)
-            assert (answer.status, answer.body[:0]) == (416 if "Range" in headers else 200, b"")
-            gateway.origin.put("bucket", "short", b"abc")
-            answer = await call(gateway.app, "GET", "/bucket/short", headers)
-            assert answer.status == {None: 200, "bytes=0-9": 206}.get(headers.get("Range"), 416)
-
-    asyncio.run(scenario())
+    gateway.origin.put("bucket", "k", b"")
+    answer = await call(gateway.app, "GET", "/bucket/k", headers)
+    assert (answer.status, answer.body[:0]) == (416 if "Range" in headers else 200, b"")
+    gateway.origin.put("bucket", "short", b"abc")
+    answer = await call(gateway.app, "GET", "/bucket/short", headers)
+    assert answer.status == {None: 200, "bytes=0-9": 206}.get(headers.get("Range"), 416)
 
 
-def test_what_has_no_bytes_is_not_looked_for_twice(tmp_path: Path) -> None:
+@given(gateway_app)
+async def test_what_has_no_bytes_is_not_looked_for_twice(gateway: GatewayApp) -> None:
     """An empty object has no blocks by which it would be known: from the second time on it costs one HEAD."""
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway:
-            gateway.origin.put("bucket", "k", b"")
-            for _ in range(3):
-                assert (await call(gateway.app, "GET", "/bucket/k")).status == 200
-            assert asked(gateway) == ["GET", "HEAD", "HEAD", "HEAD"]
-            gateway.origin.put("bucket", "k", SMALL)
-            assert (await call(gateway.app, "GET", "/bucket/k")).body == SMALL
-
-    asyncio.run(scenario())
+    gateway.origin.put("bucket", "k", b"")
+    for _ in range(3):
+        assert (await call(gateway.app, "GET", "/bucket/k")).status == 200
+    assert asked(gateway) == ["GET", "HEAD", "HEAD", "HEAD"]
+    gateway.origin.put("bucket", "k", SMALL)
+    assert (await call(gateway.app, "GET", "/bucket/k")).body == SMALL
 
 
-def test_a_dead_origin_is_told_once(tmp_path: Path) -> None:
+@given(gateway_app)
+async def test_a_dead_origin_is_told_once(gateway: GatewayApp) -> None:
     """No answer to the first look is no answer to the request."""
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway:
-            gateway.origin.inject(on(), Unreachable(), times=None)
-            assert (await call(gateway.app, "GET", "/bucket/k")).status == 503
-            assert asked(gateway) == ["GET"]
-
-    asyncio.run(scenario())
+    gateway.origin.inject(on(), Unreachable(), times=None)
+    assert (await call(gateway.app, "GET", "/bucket/k")).status == 503
+    assert asked(gateway) == ["GET"]
 
 
 @pytest.mark.parametrize("fault", [AlterHeaders({"content-length": "7"}), AlterHeaders({"content-range": "x"})])
-def test_an_answer_that_makes_no_sense_is_not_believed(tmp_path: Path, fault: AlterHeaders) -> None:
+@given(gateway_app)
+async def test_an_answer_that_makes_no_sense_is_not_believed(gateway: GatewayApp, fault: AlterHeaders) -> None:
     """The usual way finds out: the answer is right, and nothing stays open."""
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway:
-            gateway.origin.put("bucket", "k", SMALL)
-            gateway.origin.inject(on(Operation.GET_OBJECT), fault, times=1)
-            answer = await call(gateway.app, "GET", "/bucket/k")
-            assert (answer.status, answer.body) == (200, SMALL)
-            assert asked(gateway) == ["GET", "HEAD", "GET"]
-
-    asyncio.run(scenario())
+    gateway.origin.put("bucket", "k", SMALL)
+    gateway.origin.inject(on(Operation.GET_OBJECT), fault, times=1)
+    answer = await call(gateway.app, "GET", "/bucket/k")
+    assert (answer.status, answer.body) == (200, SMALL)
+    assert asked(gateway) == ["GET", "HEAD", "GET"]
 
 
-def test_a_first_answer_that_breaks_off_is_resumed_by_its_version(tmp_path: Path) -> None:
+@given(gateway_app)
+async def test_a_first_answer_that_breaks_off_is_resumed_by_its_version(gateway: GatewayApp) -> None:
     """1.3 What is missing is asked for again, pinned; the client gets every byte."""
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway:
-            etag = gateway.origin.put("bucket", "k", SMALL)
-            gateway.origin.inject(on(Operation.GET_OBJECT), CutBody(1000), times=1)
-            answer = await call(gateway.app, "GET", "/bucket/k")
-            assert (answer.status, answer.body) == (200, SMALL)
-            again = gateway.origin.calls[-1].headers
-            assert (again["if-match"], again["range"]) == (etag, f"bytes=1000-{len(SMALL) - 1}")
-
-    asyncio.run(scenario())
+    etag = gateway.origin.put("bucket", "k", SMALL)
+    gateway.origin.inject(on(Operation.GET_OBJECT), CutBody(1000), times=1)
+    answer = await call(gateway.app, "GET", "/bucket/k")
+    assert (answer.status, answer.body) == (200, SMALL)
+    again = gateway.origin.calls[-1].headers
+    assert (again["if-match"], again["range"]) == (etag, f"bytes=1000-{len(SMALL) - 1}")
 
 
 @pytest.mark.parametrize("consistency", SLOTS)
@@ -317,44 +277,36 @@ def test_readers_at_the_same_time_share_the_first_look(tmp_path: Path, consisten
     asyncio.run(scenario())
 
 
-def test_a_first_look_that_is_given_up_holds_nobody_up(tmp_path: Path) -> None:
+@given(gateway_app)
+async def test_a_first_look_that_is_given_up_holds_nobody_up(gateway: GatewayApp) -> None:
     """Those who waited for it go on by themselves, and the next first look is free to be had."""
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway:
-            gateway.origin.put("bucket", "k", SMALL)
-            held, reached = asyncio.Event(), asyncio.Event()
-            gateway.origin.inject(on(Operation.GET_OBJECT), Hold(held, reached), times=1)
-            first = asyncio.create_task(call(gateway.app, "GET", "/bucket/k"))
-            await reached.wait()
-            second = asyncio.create_task(call(gateway.app, "GET", "/bucket/k"))
-            await until(lambda: gateway.origin.count(Operation.HEAD_OBJECT) == 1)
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
-            assert (await second).body == SMALL
-            await gateway.blocks.settle()
-            await gateway.blocks.invalidate(ObjectKey("bucket", "k"))
-            before = gateway.origin.count(Operation.HEAD_OBJECT)
-            assert (await call(gateway.app, "GET", "/bucket/k")).body == SMALL
-            assert gateway.origin.count(Operation.HEAD_OBJECT) == before
-
-    asyncio.run(scenario())
+    gateway.origin.put("bucket", "k", SMALL)
+    held, reached = asyncio.Event(), asyncio.Event()
+    gateway.origin.inject(on(Operation.GET_OBJECT), Hold(held, reached), times=1)
+    first = asyncio.create_task(call(gateway.app, "GET", "/bucket/k"))
+    await reached.wait()
+    second = asyncio.create_task(call(gateway.app, "GET", "/bucket/k"))
+    await until(lambda: gateway.origin.count(Operation.HEAD_OBJECT) == 1)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    assert (await second).body == SMALL
+    await gateway.blocks.settle()
+    await gateway.blocks.invalidate(ObjectKey("bucket", "k"))
+    before = gateway.origin.count(Operation.HEAD_OBJECT)
+    assert (await call(gateway.app, "GET", "/bucket/k")).body == SMALL
+    assert gateway.origin.count(Operation.HEAD_OBJECT) == before
 
 
-def test_2_1_a_write_during_a_first_look_voids_what_it_learns(tmp_path: Path) -> None:
+@given(gateway_app, slots=SLOTS["immutable"])
+async def test_2_1_a_write_during_a_first_look_voids_what_it_learns(gateway: GatewayApp) -> None:
     """2.3 What a look that began before an own write has learned is not remembered after it."""
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path, slots=SLOTS["immutable"]) as gateway:
-            gateway.origin.put("bucket", "k", SMALL)
-            held, reached = asyncio.Event(), asyncio.Event()
-            gateway.origin.inject(on(Operation.GET_OBJECT), Hold(held, reached), times=1)
-            looking = asyncio.create_task(call(gateway.app, "GET", "/bucket/k"))
-            await reached.wait()
-            assert (await call(gateway.app, "PUT", "/bucket/k", body=b"new")).status == 200
-            held.set()
-            await looking
-            await gateway.catalog.settle()
-            assert (await call(gateway.app, "GET", "/bucket/k")).body == b"new"
-
-    asyncio.run(scenario())
+    gateway.origin.put("bucket", "k", SMALL)
+    held, reached = asyncio.Event(), asyncio.Event()
+    gateway.origin.inject(on(Operation.GET_OBJECT), Hold(held, reached), times=1)
+    looking = asyncio.create_task(call(gateway.app, "GET", "/bucket/k"))
+    await reached.wait()
+    assert (await call(gateway.app, "PUT", "/bucket/k", body=b"new")).status == 200
+    held.set()
+    await looking
+    await gateway.catalog.settle()
+    assert (await call(gateway.app, "GET", "/bucket/k")).body == b"new"

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,11 +26,11 @@ from gateway.operations.list_sources import (
     Listing,
     ObjectRows,
     PartitionedSource,
-    PendingSource,
     SourceEntry,
     before,
     parts,
     pending_rows,
+    seek_pending,
 )
 from gateway.operations.merged_page import Kind, ListSource, MergedPage
 from gateway.policy.slots import Prefix, Slots
@@ -121,7 +122,7 @@ class World:
             buffers=BodyBuffers(),
             writeback=self,
         )
-        self._exchange = cast("Any", SimpleNamespace(services=services, slot=Slot("default", Prefix(""))))
+        self._exchange = cast("Any", SimpleNamespace(services=services, slot=Slot("default", Prefix("")), buffer=self))
 
     def union(self) -> set[bytes]:
         """What there is when everything is flushed: the same whatever has been."""
@@ -151,7 +152,7 @@ class World:
     def page(self, wanted: ListRequest) -> tuple[Page, list[EntryTemplate]]:
         """The page as the gateway makes it."""
         listing = Listing(self._exchange, BUCKET, QUERY, (), KeyBound(0.0, 0.0))
-        sources: list[ListSource[SourceEntry]] = [PendingSource(listing, cast("Any", self)), PartitionedSource(listing)]
+        sources: list[ListSource[SourceEntry]] = [partial(seek_pending, listing), PartitionedSource(listing).seek]
         merged = MergedPage(wanted, sources)
         with listing.held:
             asyncio.run(merged.fill())

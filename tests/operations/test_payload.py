@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import zlib
-from pathlib import Path
 
 import pytest
 
 from gateway.operations.payload import BUFFERED_SIZE_BYTES_MAX, PUT_SIZE_BYTES_MAX
 from tests.support.asgi import Answer, call
-from tests.support.gateway_app import GatewayApp, gateway_app
+from tests.support.gateway_app import GatewayApp, gateway_app, given
 
 SMALL = b"s" * 10_000
 LARGE = b"l" * (BUFFERED_SIZE_BYTES_MAX + 10_000)
@@ -41,82 +39,58 @@ async def put_chunked(gateway: GatewayApp, body: bytes, trailer: str) -> Answer:
 
 
 @pytest.mark.parametrize("body", [SMALL, LARGE], ids=["small", "large"])
-def test_an_aws_chunked_body_is_stored_without_its_frames_and_with_its_checksum(tmp_path: Path, body: bytes) -> None:
+@given(gateway_app)
+async def test_an_aws_chunked_body_is_stored_without_its_frames_and_with_its_checksum(
+    gateway: GatewayApp, body: bytes
+) -> None:
     """The origin gets the decoded bytes, and the trailing checksum belongs to the object afterwards."""
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway:
-            assert (await put_chunked(gateway, body, crc32(body))).status == 200
-            assert gateway.origin.data("bucket", "k") == body
-            head = await call(gateway.app, "HEAD", "/bucket/k", {"x-amz-checksum-mode": "ENABLED"})
-            assert head.headers["x-amz-checksum-crc32"] == crc32(body)
-            assert "content-encoding" not in head.headers
-
-    asyncio.run(scenario())
+    assert (await put_chunked(gateway, body, crc32(body))).status == 200
+    assert gateway.origin.data("bucket", "k") == body
+    head = await call(gateway.app, "HEAD", "/bucket/k", {"x-amz-checksum-mode": "ENABLED"})
+    assert head.headers["x-amz-checksum-crc32"] == crc32(body)
+    assert "content-encoding" not in head.headers
 
 
 @pytest.mark.parametrize("body", [SMALL, LARGE], ids=["small", "large"])
-def test_a_wrong_trailer_stores_nothing(tmp_path: Path, body: bytes) -> None:
+@given(gateway_app)
+async def test_a_wrong_trailer_stores_nothing(gateway: GatewayApp, body: bytes) -> None:
     """The checksum arrives behind the body; the body must not be visible before it is compared."""
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway:
-            answer = await put_chunked(gateway, body, crc32(b"other"))
-            assert (answer.status, b"<Code>BadDigest</Code>" in answer.body) == (400, True)
-            assert "k" not in gateway.origin.buckets["bucket"].objects
-
-    asyncio.run(scenario())
+    answer = await put_chunked(gateway, body, crc32(b"other"))
+    assert (answer.status, b"<Code>BadDigest</Code>" in answer.body) == (400, True)
+    assert "k" not in gateway.origin.buckets["bucket"].objects
 
 
-def test_a_body_without_length_is_refused(tmp_path: Path) -> None:
+@given(gateway_app)
+async def test_a_body_without_length_is_refused(gateway: GatewayApp) -> None:
     """PutObject needs Content-Length, or a streaming payload that declares its decoded length."""
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway:
-            plain = {"Transfer-Encoding": "chunked", "x-amz-content-sha256": "UNSIGNED-PAYLOAD"}
-            assert (await call(gateway.app, "PUT", "/bucket/k", plain, [SMALL])).status == 411
-            undeclared = {name: value for name, value in headers_of(SMALL).items() if "decoded" not in name}
-            answer = await call(gateway.app, "PUT", "/bucket/k", undeclared, chunked(SMALL, crc32(SMALL)))
-            assert (answer.status, b"<Code>MissingContentLength</Code>" in answer.body) == (411, True)
-
-    asyncio.run(scenario())
+    plain = {"Transfer-Encoding": "chunked", "x-amz-content-sha256": "UNSIGNED-PAYLOAD"}
+    assert (await call(gateway.app, "PUT", "/bucket/k", plain, [SMALL])).status == 411
+    undeclared = {name: value for name, value in headers_of(SMALL).items() if "decoded" not in name}
+    answer = await call(gateway.app, "PUT", "/bucket/k", undeclared, chunked(SMALL, crc32(SMALL)))
+    assert (answer.status, b"<Code>MissingContentLength</Code>" in answer.body) == (411, True)
 
 
-def test_a_body_beyond_the_limit_is_refused_before_it_is_read(tmp_path: Path) -> None:
+@given(gateway_app)
+async def test_a_body_beyond_the_limit_is_refused_before_it_is_read(gateway: GatewayApp) -> None:
     """5 GiB is the limit of one PUT; the answer says both sizes and closes the connection."""
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway:
-            size = PUT_SIZE_BYTES_MAX + 1
-            headers = {"Content-Length": str(size), "x-amz-content-sha256": "UNSIGNED-PAYLOAD"}
-            answer = await call(gateway.app, "PUT", "/bucket/k", headers, [b"x"])
-            assert f"<ProposedSize>{size}</ProposedSize>".encode() in answer.body
-            assert answer.headers["connection"] == "close"
-
-    asyncio.run(scenario())
+    size = PUT_SIZE_BYTES_MAX + 1
+    headers = {"Content-Length": str(size), "x-amz-content-sha256": "UNSIGNED-PAYLOAD"}
+    answer = await call(gateway.app, "PUT", "/bucket/k", headers, [b"x"])
+    assert f"<ProposedSize>{size}</ProposedSize>".encode() in answer.body
+    assert answer.headers["connection"] == "close"
 
 
-def test_streaming_payloads_belong_to_objects(tmp_path: Path) -> None:
+@given(gateway_app)
+async def test_streaming_payloads_belong_to_objects(gateway: GatewayApp) -> None:
     """A chunk-signed CompleteMultipartUpload is no S3 request."""
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway:
-            answer = await call(
-                gateway.app, "POST", "/bucket/k?uploadId=u", headers_of(SMALL), chunked(SMALL, crc32(SMALL))
-            )
-            assert (answer.status, b"<Code>InvalidRequest</Code>" in answer.body) == (400, True)
-
-    asyncio.run(scenario())
+    answer = await call(gateway.app, "POST", "/bucket/k?uploadId=u", headers_of(SMALL), chunked(SMALL, crc32(SMALL)))
+    assert (answer.status, b"<Code>InvalidRequest</Code>" in answer.body) == (400, True)
 
 
 @pytest.mark.parametrize("declared", ["9" * 5000, "9" * 20, "-1", "1e3", ""])
-def test_a_decoded_length_that_is_no_length_is_refused(tmp_path: Path, declared: str) -> None:
+@given(gateway_app)
+async def test_a_decoded_length_that_is_no_length_is_refused(gateway: GatewayApp, declared: str) -> None:
     """A number of thousands of digits is a client's mistake like any other, not a fault of the gateway."""
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway:
-            headers = headers_of(SMALL) | {"x-amz-decoded-content-length": declared}
-            answer = await call(gateway.app, "PUT", "/bucket/k", headers, chunked(SMALL, crc32(SMALL)))
-            assert (answer.status, b"<Code>MissingContentLength</Code>" in answer.body) == (411, True)
-
-    asyncio.run(scenario())
+    headers = headers_of(SMALL) | {"x-amz-decoded-content-length": declared}
+    answer = await call(gateway.app, "PUT", "/bucket/k", headers, chunked(SMALL, crc32(SMALL)))
+    assert (answer.status, b"<Code>MissingContentLength</Code>" in answer.body) == (411, True)

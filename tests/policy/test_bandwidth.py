@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.origin.client import OriginRequest, Purpose
-from gateway.origin.traffic_meter import CeilingsReplaced, OriginMeter
-from gateway.policy.bandwidth import NOT_WAITED, Bandwidth, BandwidthShare, Ceiling, RateLimiter, cells_for
+from gateway.origin.traffic_meter import OriginMeter
+from gateway.policy.bandwidth import NOT_WAITED, Bandwidth, BandwidthShare, Ceiling, RateLimiter, numbering_of, rows_for
 from gateway.policy.fair_shares import HOLD_SECONDS
-from gateway.policy.token_bucket import BURST_SECONDS, AdjustableBucket, SharedCells, make_shared_memory
+from gateway.policy.token_bucket import BURST_SECONDS
+from gateway.shared.arena import Numbering, SharedCells, make_shared_memory
 from gateway.telemetry import metrics
 from tests.support.counting import counted
 from tests.support.manual_clock import ManualClock
@@ -198,7 +199,7 @@ PROCESSES = 4
 
 def shared_by_processes(clock: ManualClock, *ceilings: Ceiling) -> list[Bandwidth]:
     """The ceilings as each of some processes keeps them."""
-    rows = cells_for(ceilings, ())
+    rows = rows_for(numbering_of(ceilings, ()).most)
     descriptor = make_shared_memory(rows, PROCESSES, clock.monotonic())
     try:
         cells = [SharedCells.attach(descriptor, rows, PROCESSES, own) for own in range(PROCESSES)]
@@ -353,15 +354,16 @@ def test_who_waits_under_a_ceiling_that_is_lifted_passes_at_once(link: int | Non
         await clock.advance(STEP_SECONDS)
         assert not any(one.done() for one in readers)
         readers[3].cancel()
-        meter.ceilings = limited(clock, Ceiling("read", "a", after)) if after is not None else None
+        changed = [Ceiling("read", "a", after)] if after is not None else []
+        before.apply_settings(changed, [], numbering_of(ceilings, []), 1)
         readers[4].cancel()
         for _ in range(20):
             await clock.advance(STEP_SECONDS)
         assert all(one.done() for one in readers)
         assert [one.cancelled() for one in readers].count(True) == 2
         assert counted(metrics.BANDWIDTH_WAIT_SECONDS) > 0
-        levels = [bucket.level(clock.monotonic()) for bucket in before._ceilings.values()]
-        assert all(level > -10_000 for level in levels), "nothing of the pieces that waited is on the old account"
+        levels = [bucket.level(clock.monotonic()) for bucket in before._buckets.values()]
+        assert all(level > -10_000 for level in levels), "nothing of the pieces that waited is on the account"
         assert all(one.exception() is None for one in readers if not one.cancelled())
 
     asyncio.run(scenario())
@@ -370,38 +372,40 @@ def test_who_waits_under_a_ceiling_that_is_lifted_passes_at_once(link: int | Non
 @settings(deadline=None, max_examples=12)
 @given(st.integers(0, 2**32), st.integers(1, 3), st.sampled_from(["link", "slot", "found", "both"]), st.integers(1, 20))
 def test_no_change_of_settings_lets_more_pass(seed: int, processes: int, ceiling: str, changes: int) -> None:
-    """10.2 However often weights change, and however late a process learns of it, or of which of them."""
+    """10.2 However often weights and ceilings change and slots come, and however late a process learns of it, or of
+    which of them."""
     rate, piece, seconds, dice = 4_000_000.0, 200_000, 3.0, random.Random(seed)
     kinds: dict[str, list[str | None]] = {"link": [None], "slot": ["a"], "found": [None], "both": [None, "a"]}
-    of = kinds[ceiling]
-    known = None if ceiling == "found" else rate
-    ceilings = [Ceiling("read", slot, known) for slot in of]
+    numbers = Numbering(8).changed(["a", "b"])
 
-    def opened(descriptor: int, weight: int, own: int, clock: ManualClock) -> Bandwidth:
-        shares = [BandwidthShare("read", "a", weight), BandwidthShare("read", "b", 1)]
-        cells = SharedCells.attach(descriptor, cells_for(ceilings, shares), processes, own)
-        return Bandwidth(ceilings, clock, cells, shares)
+    def settings_of(weight: int, most: float) -> tuple[list[Ceiling], list[BandwidthShare]]:
+        ceilings = [Ceiling("read", slot, None if ceiling == "found" else most) for slot in kinds[ceiling]]
+        names = {"b": 1, "a": weight, f"new-{weight}": 1}
+        return ceilings, [
+            BandwidthShare("read", name, of_slot) for name, of_slot in names.items() if name in numbers.of
+        ]
 
     async def run() -> int:
-        clock, passed = ManualClock(), 0
-        rows = cells_for(ceilings, [BandwidthShare("read", "a", 1), BandwidthShare("read", "b", 1)])
-        in_force = make_shared_memory(rows, processes, clock.monotonic())
-        of_process = [opened(in_force, 1, own, clock) for own in range(processes)]
+        nonlocal numbers
+        clock, passed, generation = ManualClock(), 0, 0
+        rows = rows_for(numbers.most)
+        memory = make_shared_memory(rows, processes, clock.monotonic())
+        latest = settings_of(1, rate)
+        cells = [SharedCells.attach(memory, rows, processes, own) for own in range(processes)]
+        os.close(memory)
+        of_process = [Bandwidth(latest[0], clock, one, latest[1], numbers) for one in cells]
         if ceiling == "found":
             link = of_process[0].link("read")
-            assert isinstance(link, AdjustableBucket)
+            assert link is not None
             link.change_rate(rate, clock.monotonic() + 1e-6)
             await clock.advance(2e-6)
 
         async def take(own: int) -> None:
             nonlocal passed
             while True:
-                try:
-                    await limiter_of(of_process[own], "a").take(piece, first)
-                    passed += piece
-                    await asyncio.sleep(0)
-                except CeilingsReplaced:
-                    continue
+                await limiter_of(of_process[own], "a").take(piece, first)
+                passed += piece
+                await asyncio.sleep(0)
 
         takers = [asyncio.create_task(take(own)) for own in range(processes)]
         began, late = clock.monotonic(), dict[int, float]()
@@ -409,23 +413,39 @@ def test_no_change_of_settings_lets_more_pass(seed: int, processes: int, ceiling
         while clock.monotonic() < began + seconds:
             now = clock.monotonic()
             if now >= change_at:
-                change_at = now + 1 / changes
-                weight, before = dice.randint(1, 9), in_force
-                in_force = make_shared_memory(rows, processes, now)
-                opened(in_force, weight, 0, clock).begin_as(opened(before, weight, 0, clock))
-                os.close(before)
+                change_at, weight = now + 1 / changes, dice.randint(1, 9)
+                generation, numbers = generation + 1, numbers.changed(["b", "a", f"new-{weight}"])
+                latest = settings_of(weight, rate * dice.choice([0.5, 1.0]))
                 late.update({own: now + dice.uniform(0, 0.2) for own in range(processes) if own not in late})
             for own in [one for one, due in late.items() if due <= now]:
                 del late[own]
-                of_before, of_process[own] = of_process[own], opened(in_force, weight, own, clock)
-                of_process[own].continue_from(of_before)
+                of_process[own].apply_settings(*latest, numbers, generation)
+                cells[own].follow(generation)
             await clock.advance(0.01)
         for one in takers:
             one.cancel()
         await asyncio.gather(*takers, return_exceptions=True)
-        os.close(in_force)
         return passed
 
     passed = asyncio.run(run())
     assert passed <= rate * (seconds + BURST_SECONDS + 0.2) + (processes + 1) * piece
-    assert passed >= 0.8 * rate * seconds
+
+
+def test_a_process_with_settings_of_before_decides_nothing() -> None:
+    """It starts, or goes on, when others keep to newer ones already."""
+    clock, numbers = ManualClock(), Numbering(4).changed(["a"])
+    rows = rows_for(numbers.most)
+    memory = make_shared_memory(rows, 2, clock.monotonic())
+    one, other = (SharedCells.attach(memory, rows, 2, own) for own in range(2))
+    os.close(memory)
+    newer = Bandwidth([Ceiling("read", "a", 1000)], clock, one, (), numbers)
+    clock._elapsed = 5.0
+    newer.apply_settings([Ceiling("read", "a", 500)], [], numbers, 2)
+    one.follow(2)
+    older = Bandwidth([Ceiling("read", "a", 1000)], clock, other, (), numbers, 0)
+    older.apply_settings([Ceiling("read", "a", 2000)], [], numbers, 1)
+    for bandwidth in (newer, older):
+        limiter = limiter_of(bandwidth, "a")
+        assert limiter._ceiling is not None
+        limiter._ceiling.level(6.0)
+        assert limiter._ceiling.rate == 500

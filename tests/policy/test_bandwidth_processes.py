@@ -16,8 +16,9 @@ from typing import IO
 import pytest
 
 from gateway.core.clock import SystemClock
-from gateway.policy.bandwidth import cells_for
-from gateway.policy.token_bucket import BURST_SECONDS, make_shared_memory
+from gateway.policy.bandwidth import numbering_of, rows_for
+from gateway.policy.token_bucket import BURST_SECONDS
+from gateway.shared.arena import make_shared_memory
 from tests.support.bandwidth_worker import SHARES, ceilings_of
 from tests.support.prepared_process import PreparedProcess
 from tests.support.rest_is_slow import rest_is_slow
@@ -94,7 +95,8 @@ def _read(lines: IO[str], passed: list[tuple[float, int]]) -> None:
 
 @contextmanager
 def crowd() -> Iterator[Crowd]:
-    descriptor = make_shared_memory(cells_for(ceilings_of(RATE), SHARES), PROCESSES, SystemClock().monotonic())
+    rows = rows_for(numbering_of(ceilings_of(RATE), SHARES).most)
+    descriptor = make_shared_memory(rows, PROCESSES, SystemClock().monotonic())
     one = Crowd(descriptor)
     try:
         yield one

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import mmap
 import os
 import random
 import tracemalloc
-import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from itertools import cycle, repeat
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -32,9 +28,10 @@ from gateway.policy.callers import (
     Direction,
     LimitName,
     Limits,
-    LimitsReplaced,
+    rows_for,
 )
-from gateway.policy.token_bucket import BURST_SECONDS, SharedCells, make_shared_memory
+from gateway.policy.token_bucket import BURST_SECONDS
+from gateway.shared.arena import Numbering, SharedCells, make_shared_memory
 from gateway.telemetry import metrics
 from tests.support.counting import by_label, counted
 from tests.support.manual_clock import ManualClock
@@ -58,7 +55,7 @@ class Node:
 
     def begin(self, number: int) -> Callers:
         """Another process with this number."""
-        cells = SharedCells.attach(self._descriptor, self._plan.rows, self._count, number)
+        cells = SharedCells.attach(self._descriptor, rows_of(self._plan), self._count, number)
         return Callers(self._plan, self.clock, cells)
 
     def of(self, credential: str, process: int = 0, agent: str = "") -> CallerLimits:
@@ -67,9 +64,13 @@ class Node:
         return found
 
 
+def rows_of(plan: CallersPlan) -> int:
+    return rows_for(len(plan.credentials), len(plan.classes))
+
+
 @contextmanager
 def memory(plan: CallersPlan, processes: int) -> Iterator[int]:
-    descriptor = make_shared_memory(plan.rows, processes, 0.0)
+    descriptor = make_shared_memory(rows_of(plan), processes, 0.0)
     try:
         yield descriptor
     finally:
@@ -108,7 +109,7 @@ def test_who_is_not_limited_has_no_limits() -> None:
     assert of_both is not None
     assert [one.scope for one, _ in of_both.accounts] == ["credential", "class"]
     assert callers.find(UNSIGNED, "app/job") is not None
-    assert CallersPlan([("a", Limits())], [CallerClass("x", Limits())], 5).rows == 0
+    assert not Callers(CallersPlan([("a", Limits())], [CallerClass("x", Limits())], 5), ManualClock()).any
 
 
 def test_products_and_the_class_of_all_others() -> None:
@@ -282,7 +283,7 @@ def test_who_waits_in_a_stopped_process_holds_nobody_up() -> None:
         assert holder is not None
         waiting = asyncio.create_task(node.of("b", 1).enter("read"))
         await node.clock.advance(0.05)
-        for gate in node.processes[1]._gates:  # it is stopped: it looks no more
+        for gate in node.processes[1]._gates.values():  # it is stopped: it looks no more
             if gate._looking is not None:
                 gate._looking.cancel()
         holder.leave()
@@ -525,38 +526,6 @@ def test_who_waits_is_told_while_he_waits_and_under_the_limit_that_keeps_him(lim
     play(alone(limits), scene, 2)
 
 
-def test_limits_that_are_replaced_let_go_of_their_memory_at_once() -> None:
-    """Not when the garbage collector happens to come by."""
-    plan = CallersPlan([("a", Limits(3, 10.0, 1e6, 1e6))], [CallerClass("all", Limits(2))], WAIT_SECONDS)
-
-    async def use(descriptor: int) -> weakref.ref[Callers]:
-        cells = SharedCells.attach(descriptor, plan.rows, 1, 0)
-        clock = ManualClock()
-        callers = Callers(plan, clock, cells)
-        found = callers.find("a", "agent")
-        assert found is not None
-        one = await found.enter("read")
-        two = await found.enter("read")
-        waiting = asyncio.create_task(found.enter("read"))
-        await clock.advance(0.05)
-        one.leave()
-        await clock.advance(0.5)
-        (await waiting).leave()
-        two.leave()
-        await clock.advance(0.5)
-        return weakref.ref(callers)
-
-    with memory(plan, 1) as descriptor:
-        gc.collect()
-        gc.disable()
-        try:
-            before = Path("/proc/self/maps").read_text().count("forebay-bandwidth")
-            assert asyncio.run(use(descriptor))() is None
-            assert Path("/proc/self/maps").read_text().count("forebay-bandwidth") == before
-        finally:
-            gc.enable()
-
-
 def test_long_user_agents_are_not_remembered() -> None:
     """A thousand of 50 KB, which anybody may send."""
     classes = [CallerClass("job", Limits(1), app="job")]
@@ -571,19 +540,14 @@ def test_long_user_agents_are_not_remembered() -> None:
         tracemalloc.stop()
 
 
-def test_memory_of_another_configuration_is_refused() -> None:
-    plan = alone(Limits(1))
-    with memory(plan, 1) as descriptor, pytest.raises(ValueError, match="another version"):
-        SharedCells(mmap.mmap(descriptor, 0), plan.rows + 1, 1, 0)
-
-
-def test_who_waits_under_limits_that_are_replaced_is_let_go() -> None:
-    """Requests that have not begun hold nothing there; pieces of those that have begun wait on."""
+@pytest.mark.parametrize("after", [Limits(), Limits(10, 1000.0, read_bytes_per_second=1e6)], ids=["lifted", "raised"])
+def test_who_waits_under_limits_that_are_lifted_passes(after: Limits) -> None:
+    """Requests that have not begun, and pieces of those that have begun; what was held counts on."""
 
     async def scenario() -> None:
-        plan = CallersPlan([("k", Limits(1, 1.0, read_bytes_per_second=1000))], [], WAIT_SECONDS)
-        clock = ManualClock()
-        callers = Callers(plan, clock)
+        before = CallersPlan([("k", Limits(1, 1.0, read_bytes_per_second=1000))], [], WAIT_SECONDS)
+        clock, numbers = ManualClock(), Numbering(1).changed(["k"])
+        callers = Callers(before, clock, None, numbers)
         limits = callers.find("k", "")
         assert limits is not None
         admission = limits.enter_now("read", 0)
@@ -593,17 +557,40 @@ def test_who_waits_under_limits_that_are_replaced_is_let_go() -> None:
         piece = asyncio.ensure_future(admission.pass_bytes("read", 70_000))
         await clock.advance(0.1)
         waiting[1].cancel()
-        callers.release()
+        callers.apply_settings(CallersPlan([("k", after)], [], WAIT_SECONDS), numbers, Numbering(0), 1)
         waiting[2].cancel()
-        await clock.advance(0.1)
-        for number, one in enumerate(waiting):
-            assert one.cancelled() if number in (1, 2) else isinstance(one.exception(), LimitsReplaced)
-        assert not piece.done()
-        assert waiting_now("credential", "k") == 1
-        for _ in range(100):
+        for _ in range(10):
             await clock.advance(0.1)
+        assert [one.cancelled() for one in waiting] == [False, True, True, False, False]
         assert piece.done()
-        admission.leave()
+        assert waiting_now("credential", "k") == 0
+        held = 4 if after.any else 0
+        requests = limits.accounts[0][0].requests
+        assert requests is not None
+        assert requests.held(clock.monotonic()) == 4
+        again = callers.find("k", "")
+        assert (again is not None and again.accounts[0][0].requests is requests) == (held > 0)
+        for one in (admission, *(one.result() for one in waiting if not one.cancelled())):
+            one.leave()
+        assert requests.held(clock.monotonic()) == 0
         assert metrics.CALLER_RUNNING.value("credential", "k") == 0
 
     asyncio.run(scenario())
+
+
+def test_places_that_are_held_count_under_changed_limits() -> None:
+    """Also of a credential that was removed meanwhile and comes back, in a process that has not seen that."""
+    plans = [alone(Limits(3)), CallersPlan([], [], WAIT_SECONDS), alone(Limits(2))]
+
+    async def scene(node: Node) -> None:
+        numbers = Numbering(1).changed(["a"])
+        held = [node.of("a", process).enter_now("read") for process in (0, 1)]
+        node.processes[0].apply_settings(plans[1], numbers.changed([]), Numbering(0), 1)
+        for process in node.processes:
+            process.apply_settings(plans[2], numbers, Numbering(0), 2)
+        assert node.of("a", 0).enter_now("read") is None
+        assert held[1] is not None
+        held[1].leave()
+        assert node.of("a", 0).enter_now("read") is not None
+
+    play(plans[0], scene, 2)

@@ -13,7 +13,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.fair_shares import CREDIT_SECONDS, DEBT_SECONDS, HOLD_SECONDS, FairShares, QueueEntry, rows_of
-from gateway.policy.token_bucket import BURST_SECONDS, ROWS_OF_BUCKET, SharedCells, make_shared_memory
+from gateway.policy.token_bucket import BURST_SECONDS, ROWS_OF_BUCKET, TokenBucket
+from gateway.shared.arena import SharedCells, make_shared_memory
 from tests.support.link_simulation import LinkSimulation, SlotOfLink, fair_rates
 
 LINK = 100e6
@@ -324,7 +325,9 @@ def test_a_full_bucket_lets_no_slot_run_away() -> None:
         processes = [SharedCells.attach(descriptor, ROWS_OF_BUCKET + rows_of(slots), 2, own) for own in range(2)]
     finally:
         os.close(descriptor)
-    here, there = (FairShares(cells, ROWS_OF_BUCKET, [1] * slots, {}, cells.bucket(0, rate)) for cells in processes)
+    here, there = (
+        FairShares(cells, ROWS_OF_BUCKET, [1] * slots, {}, TokenBucket(cells, 0, rate)) for cells in processes
+    )
     there.tell_all((QueueEntry(slot, 0, True) for slot in range(1, slots)), 1.0)
     passed = 0
     while here.passes(0, lambda: 0, PIECE // 16, 1.0):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.leadership import BEAT_SECONDS, LOST_SECONDS, ROWS_OF_LEADERSHIP, Leadership
-from gateway.policy.token_bucket import SharedCells, make_shared_memory
+from gateway.policy.link_capacity import BEAT_SECONDS, LOST_SECONDS, ROWS_OF_LEADERSHIP, Leadership
+from gateway.shared.arena import SharedCells, make_shared_memory
 
 PROCESSES = 4
 

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.origin.client import Direction
 from gateway.origin.traffic_meter import AnswerKind, Traffic
-from gateway.policy.bandwidth import Bandwidth, Ceiling
+from gateway.policy.bandwidth import Bandwidth, Ceiling, numbering_of
 from gateway.policy.capacity_controller import TICK_SECONDS, UNLIMITED_BYTES_PER_SECOND
 from tests.support.link_simulation import FarOrigin, FoundLinkSimulation
 from tests.support.manual_clock import ManualClock
@@ -255,21 +255,23 @@ async def tell(bandwidth: Bandwidth, clock: ManualClock, ticks: int, rate: float
 
 @in_event_loop
 async def test_what_was_found_stays_when_settings_change() -> None:
-    """They come with fresh memory: the rate is what it was from the first moment on, and so is what is usual."""
+    """10.9 The rate is what it was from the first moment on, and so is what is usual; also when it was a number
+    meanwhile."""
     clock = ManualClock()
-    before = bandwidths(clock)
-    await tell(before, clock, 10, 20e6, [0.02, 0.025, 0.03])
-    await tell(before, clock, 10, 20e6, [0.4, 0.45, 0.5])
-    found = before.found["read"].found(clock.monotonic())
+    bandwidth = bandwidths(clock)
+    await tell(bandwidth, clock, 10, 20e6, [0.02, 0.025, 0.03])
+    await tell(bandwidth, clock, 10, 20e6, [0.4, 0.45, 0.5])
+    found = bandwidth.found["read"].found(clock.monotonic())
     assert found.capacity == pytest.approx(20e6, rel=0.3)
-    after = bandwidths(clock)
-    after.continue_from(before)
-    link = after.link("read")
+    numbers = numbering_of([Ceiling("read", "a", 1e9)], [])
+    for generation, ceiling in enumerate([Ceiling("read", None, 1e6), Ceiling("read", None, None)], 1):
+        bandwidth.apply_settings([ceiling], [], numbers, generation)
+    link = bandwidth.link("read")
     assert link is not None
     link.level(clock.monotonic())
     assert link.rate < 2 * 20e6
-    assert after.found["read"].found(clock.monotonic()).capacity == found.capacity
-    assert after.window_bytes() is not None
+    assert bandwidth.found["read"].found(clock.monotonic()).capacity == found.capacity
+    assert bandwidth.window_bytes() is not None
 
 
 @in_event_loop

@@ -10,15 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.token_bucket import (
-    BURST_SECONDS,
-    ROWS_OF_ADJUSTABLE_BUCKET,
-    ROWS_OF_BUCKET,
-    AdjustableBucket,
-    SharedCells,
-    TokenBucket,
-    make_shared_memory,
-)
+from gateway.policy.token_bucket import BURST_SECONDS, ROWS_OF_BUCKET, TokenBucket
+from gateway.shared.arena import SharedCells, make_shared_memory
 
 RATES = st.floats(min_value=1.0, max_value=1e10)
 PROCESSES = 3
@@ -35,13 +28,13 @@ def shared(rate: float, started: float = 0.0, processes: int = PROCESSES) -> Ite
     descriptor = make_shared_memory(ROWS_OF_BUCKET, processes, started)
     try:
         cells = [SharedCells.attach(descriptor, ROWS_OF_BUCKET, processes, own) for own in range(processes)]
-        yield [one.bucket(0, rate) for one in cells]
+        yield [TokenBucket(one, 0, rate) for one in cells]
     finally:
         os.close(descriptor)
 
 
 def one(rate: float) -> TokenBucket:
-    return SharedCells.of_one_process(ROWS_OF_BUCKET, 0.0).bucket(0, rate)
+    return TokenBucket(SharedCells.of_one_process(ROWS_OF_BUCKET, 0.0), 0, rate)
 
 
 @given(RATES, STEPS, st.booleans())
@@ -114,38 +107,6 @@ def test_a_bucket_goes_on_exactly_after_ten_years_at_a_hundred_gigabytes_a_secon
     assert bucket.delay_seconds(ten_years) == pytest.approx(0.01, abs=1e-6)
 
 
-def test_memory_of_another_layout_is_refused() -> None:
-    """A child that was upgraded under a running gateway misreads nothing."""
-    descriptor = make_shared_memory(2, 3, 0.0)
-    try:
-        for rows, processes, own in ((1, 3, 0), (2, 2, 0), (2, 3, 3)):
-            with pytest.raises(ValueError, match="another version or configuration"):
-                SharedCells.attach(descriptor, rows, processes, own)
-    finally:
-        os.close(descriptor)
-
-
-def test_the_memory_cannot_be_made_smaller() -> None:
-    """Touching what is gone would kill the process that does."""
-    descriptor = make_shared_memory(1, 1, 0.0)
-    try:
-        with pytest.raises(PermissionError):
-            os.ftruncate(descriptor, 8)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def adjustable(rate: float, started: float = 0.0) -> Iterator[list[AdjustableBucket]]:
-    """One bucket whose rate changes, as each of some processes sees it."""
-    descriptor = make_shared_memory(ROWS_OF_ADJUSTABLE_BUCKET, PROCESSES, started)
-    try:
-        cells = [SharedCells.attach(descriptor, ROWS_OF_ADJUSTABLE_BUCKET, PROCESSES, own) for own in range(PROCESSES)]
-        yield [one.adjustable_bucket(0, rate) for one in cells]
-    finally:
-        os.close(descriptor)
-
-
 CHANGES = st.lists(
     st.tuples(st.floats(0.001, 5.0), st.integers(0, PROCESSES - 1), st.integers(1, 2**20), st.none() | RATES),
     min_size=1,
@@ -159,7 +120,7 @@ def test_no_span_sees_more_than_the_rates_that_were_in_force(
 ) -> None:
     """Whichever process changes the rate, and whichever takes: what has flowed at each rate, a burst and a piece."""
     now, flowed, greatest, passed = 1000.0, 0.0, rate, list[tuple[float, int]]()
-    with adjustable(rate, now) as buckets:
+    with shared(rate, now) as buckets:
         for pause, process, count, new_rate in steps:
             now += pause
             flowed += rate * pause
@@ -181,7 +142,7 @@ def test_no_span_sees_more_than_the_rates_that_were_in_force(
 @given(RATES, RATES, st.integers(1, 50))
 def test_who_waits_gets_the_new_rate_from_the_change_on(before: float, after: float, pieces: int) -> None:
     """Neither less, nor what the old rate would have been."""
-    with adjustable(before) as buckets:
+    with shared(before) as buckets:
         buckets[0].take(int(before * BURST_SECONDS) + 1)
         buckets[1].change_rate(after, 100.0)
         buckets[2].take(buckets[2].taken_bytes())
@@ -194,7 +155,7 @@ def test_who_waits_gets_the_new_rate_from_the_change_on(before: float, after: fl
 
 def test_a_process_that_was_stopped_while_it_changed_the_rate_changes_nothing_later() -> None:
     """What it had decided then is older than what others have decided since."""
-    with adjustable(1000.0) as buckets:
+    with shared(1000.0) as buckets:
         buckets[0].change_rate(500.0, 2.0)
         buckets[1].change_rate(100.0, 3.0)
         buckets[0].change_rate(900.0, 2.5)
@@ -204,7 +165,7 @@ def test_a_process_that_was_stopped_while_it_changed_the_rate_changes_nothing_la
 
 def test_a_record_half_written_is_not_believed() -> None:
     """A process killed while it writes: the rate before holds on, for all."""
-    with adjustable(1000.0) as buckets:
+    with shared(1000.0) as buckets:
         buckets[0].change_rate(500.0, 2.0)
         buckets[0]._changed_at[0] = 3.0  # as if the time came before the record
         assert buckets[1].delay_seconds(4.0) == 0.0

@@ -1,4 +1,4 @@
-"""Heads that are compared with pieces say what the same heads say that are parsed (`edge/server/test_mutated_heads.py`:
+"""Heads that are compared with pieces say what the same heads say that are parsed (`edge/test_mutated_heads.py`:
 and nothing that those do not)."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.core.errors import S3Error
 from gateway.edge.access import Authenticator, Caller, ConfiguredKeyring, Key
-from gateway.edge.server.request_head import HeadParser
+from gateway.edge.request_parsing import HeadParser
 from gateway.policy.slots import EVERYTHING
 from gateway.s3.prepared_head import PreparedHead, prepare
 from gateway.s3.requests import S3Request, encode_path, parse_query, parse_request

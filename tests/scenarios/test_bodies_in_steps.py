@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.edge.server import body_queue
+from gateway.edge import request_parsing
 from gateway.operations.payload import BUFFERED_SIZE_BYTES_MAX
 from gateway.policy.slots import Prefix
 from gateway.s3 import aws_chunked
@@ -98,7 +98,7 @@ def parts(count: int, more: bytes = b"") -> bytes:
 
 ATTRIBUTES = b" ".join(b"a%d=''" % number for number in range(900))
 AWS_LEAST, AWS_SMALL = aws_chunked.CHUNK_SIZE_BYTES_MIN, aws_chunked.SMALL_CHUNKS_MAX
-HTTP_LEAST, HTTP_SMALL = body_queue.CHUNK_BYTES_MIN, body_queue.SMALL_CHUNKS_MAX
+HTTP_LEAST, HTTP_SMALL = request_parsing.CHUNK_BYTES_MIN, request_parsing.SMALL_CHUNKS_MAX
 
 REQUESTS: Mapping[str, Callable[[], Request]] = {
     "counted": lambda: Request(bytes(SIZE_BYTES), 200, headers={"x-amz-content-sha256": "UNSIGNED-PAYLOAD"}),

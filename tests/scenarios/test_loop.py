@@ -11,7 +11,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from gateway.demo.shaping import Shape, ShapingRelay
+from gateway.demo.bucket import Shape, ShapingRelay
 from loadtests.harness.server_process import held_port
 from tests.support.gateway_process import ORIGIN_KEYS, GatewayProcess
 

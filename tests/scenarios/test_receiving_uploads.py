@@ -16,7 +16,7 @@ import trustme
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from gateway.edge.server.s3_server import TlsFiles
+from gateway.edge.s3_server import TlsFiles
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.payload import receive_verified
 from gateway.s3.error_codes import s3_error

@@ -18,7 +18,8 @@ from botocore.credentials import Credentials
 from gateway.core.clock import Moment, SystemClock
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
-from gateway.writeback.journal.records import BucketCapabilities, Conditions, Honoured, State
+from gateway.writeback.journal.buckets import BucketCapabilities, Conditions, Honoured
+from gateway.writeback.journal.records import State
 from gateway.writeback.journal.transaction import JournalTransaction
 from tests.support.asgi import ACCESS_KEY_ID, HOST, SECRET_ACCESS_KEY, call
 from tests.support.asgi import Answer as Got

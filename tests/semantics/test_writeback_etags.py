@@ -169,10 +169,10 @@ async def test_4_10_a_download_goes_on_when_its_object_is_flushed_under_another_
         await upload(client, "back/b", parts)
         pending = client.pending("back/b")
         assert pending is not None
-        context = SimpleNamespace(services=client.gateway.app.services, slot=LOCAL[0])
+        context = SimpleNamespace(services=client.gateway.app.services, buffer=client.buffer, slot=LOCAL[0])
         version = ObjectVersion(pending.key, pending.etag, pending.size_bytes)
         whole = ByteRange(0, pending.size_bytes - 1)
-        reader = _StagedReader(cast("RequestContext", context), client.buffer, pending, version, whole)
+        reader = _StagedReader(cast("RequestContext", context), pending, version, whole)
         await client.flush()
         got = bytearray()
         async for piece in reader.body():

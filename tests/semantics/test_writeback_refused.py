@@ -9,9 +9,9 @@ import pytest
 
 from gateway.core.clock import Moment
 from gateway.s3.requests import Operation
-from gateway.writeback.flushing.reconciler import REFUSED_AGAIN_SECONDS
+from gateway.writeback.flushing.flush_task import REFUSED_AGAIN_SECONDS
+from gateway.writeback.journal.buckets import FORMS_MAX
 from gateway.writeback.journal.records import Priority, Turn
-from gateway.writeback.key_forms import FORMS_MAX
 from gateway.writeback.offline_export import export
 from tests.support.asgi import Answer as Got
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Fault, on

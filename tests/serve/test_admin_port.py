@@ -23,8 +23,8 @@ from starlette.routing import Route
 from gateway.admin.guard import Guard
 from gateway.config import ServerSettings, Settings
 from gateway.config.live import LiveSettings
-from gateway.serve import admin_port
-from gateway.serve.admin_port import AT_WORK_MAX, admin_server
+from gateway.serve import background
+from gateway.serve.background import AT_WORK_MAX, admin_server
 from tests.serve.test_writeback import eventually
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.serving import PATIENCE_SECONDS, Wire, listening_socket, request
@@ -128,7 +128,7 @@ def test_connections_that_wait_make_room_and_idle_ones_end() -> None:
 
     async def scenario() -> None:
         async with port_of(answer_path, keep_alive_timeout="1s", head_timeout="1s") as port:
-            wires = [await port.connect() for _ in range(admin_port.CONNECTIONS_MAX + 50)]
+            wires = [await port.connect() for _ in range(background.CONNECTIONS_MAX + 50)]
             for wire in wires:
                 with suppress(ConnectionError):
                     await wire.say(HEAD)
@@ -174,7 +174,7 @@ def test_few_requests_are_at_work_and_slow_clients_are_not_among_them(monkeypatc
             assert sorted(set(statuses)) == [200, 503]
             assert most <= AT_WORK_MAX + 1  # the probe is beside them
 
-    monkeypatch.setattr(admin_port, "WAIT_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(background, "WAIT_SECONDS_MAX", 0.5)
     asyncio.run(scenario())
 
 
@@ -191,7 +191,7 @@ def test_a_body_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             assert await port.status("POST", "/", b"x" * 1000) == 200
             assert await port.status("POST", "/", b"x" * 1001) == 413
 
-    monkeypatch.setattr(admin_port, "BODY_BYTES_MAX", 1000)
+    monkeypatch.setattr(background, "BODY_BYTES_MAX", 1000)
     asyncio.run(scenario())
 
 

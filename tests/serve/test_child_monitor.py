@@ -1,26 +1,138 @@
-"""What a child hears that is being made while there is something to tell."""
+"""A child: its pipes, and what the supervisor makes of what it says, and of its end."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from gateway.core.errors import StartupError, StoreUnavailable
 from gateway.serve import child_monitor
-from gateway.serve.child_monitor import ChildMonitor
-from gateway.serve.child_process import ChildProcess, ChildSpec
+from gateway.serve.child_monitor import ChildMonitor, ChildProcess, ChildSpec
+from gateway.serve.fork_server import Child
+from gateway.serve.pipes import WAITING_BYTES_MAX, ReportPipe
 from gateway.serve.shared_directory import SharedFiles
 from tests.support.serving import until
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def test_nobody_waits_for_a_supervisor_that_does_not_read(pipe: tuple[int, int]) -> None:
+    """What it has not taken is bounded; when it goes on it has every line that was not refused, whole and in order."""
+    reading, writing = pipe
+
+    async def scenario() -> None:
+        report = ReportPipe(writing)
+        report.follow(asyncio.get_running_loop())
+        said, began = [], time.monotonic()
+        for number in range(100):
+            line = f"asks {number} " + "é" * 15_000
+            if report.tell(line):
+                said.append(line)
+        assert time.monotonic() - began < 5
+        assert 0 < len(said) * 30_000 < 2 * WAITING_BYTES_MAX
+        assert len(said) < 100
+        took = b""
+        while took.count(b"\n") < len(said):
+            took += await asyncio.to_thread(os.read, reading, 10_000)
+        assert took.decode().splitlines() == said
+        assert report.tell("follows 1\nand more")
+        assert os.read(reading, 100) == b"follows 1 and more\n"
+
+    asyncio.run(scenario())
+
+
+def test_a_supervisor_that_is_gone_is_told_nothing(pipe: tuple[int, int]) -> None:
+    """And nothing fails by it."""
+    reading, writing = os.pipe()
+    report = ReportPipe(writing)
+    os.close(reading)
+    assert report.tell("ready")
+    os.close(writing)
+
+
+class Ended:
+    """A process that is over."""
+
+    async def wait(self) -> int:
+        return 1
+
+
+class Told(asyncio.WriteTransport):
+    """Nobody reads it."""
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+class Pipe(asyncio.ReadTransport):
+    """Notes that it was closed."""
+
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def child_that_says(text: bytes) -> tuple[ChildProcess, Pipe]:
+    """And nothing more. In a running event loop."""
+    report, pipe = asyncio.StreamReader(), Pipe()
+    report.feed_data(text)
+    report.feed_eof()
+    return ChildProcess("background", cast(Child, Ended()), Told(), report, pipe), pipe
+
+
+def test_what_is_asked_before_a_child_is_ready_is_heard() -> None:
+    """The admin port answers while the cache directory is being opened: a change of slots that comes then is no end of
+    the start, and is not forgotten."""
+
+    async def scenario() -> None:
+        child, pipe = child_that_says(b"asks a\nasks b c\nready\nfollows 1\n")
+        await child.wait_until_ready()
+        assert not pipe.is_closed
+        assert [report async for report in child.reports()] == [("asks", "a"), ("asks", "b c"), ("follows", "1")]
+        assert pipe.is_closed
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("says", "error", "why"),
+    [
+        (b"asks a\nfailed a port is taken\n", StartupError, "background: a port is taken"),
+        (b"unusable the disk fails\n", StoreUnavailable, "the disk fails"),
+        (b"asks a\n", StartupError, r"ended before it was ready \(exit code 1\)"),
+    ],
+)
+def test_a_start_that_fails_says_why(says: bytes, error: type[Exception], why: str) -> None:
+    """Whatever was asked before."""
+
+    async def scenario() -> None:
+        child, pipe = child_that_says(says)
+        with pytest.raises(error, match=why):
+            await child.wait_until_ready()
+        assert pipe.is_closed
+
+    asyncio.run(scenario())
+
 
 FIRST_LINES = b'{"generation": 1, "settings": {}}\n'
 CHANGED = b'{"generation": 2, "settings": {}}\n'
 
 
-class Child:
+class ChildDouble:
     """Is ready at once, keeps what it is told, and ends by SIGTERM."""
 
     process_id = 1
@@ -55,7 +167,7 @@ class Maker:
         self.begun = 0
         self.failures = 0
         """So many of the next ones cannot be made."""
-        self.made: list[Child] = []
+        self.made: list[ChildDouble] = []
         self._may = asyncio.Semaphore(0)
 
     async def start(self, _spec: ChildSpec, lines: bytes) -> ChildProcess:
@@ -64,7 +176,7 @@ class Maker:
             self.failures -= 1
             raise BlockingIOError("no process can be made")
         await self._may.acquire()
-        self.made.append(Child(lines))
+        self.made.append(ChildDouble(lines))
         return cast(ChildProcess, self.made[-1])
 
     def let(self) -> None:

@@ -9,13 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gateway.serve.children import UNKNOWN_STATUS, Children, describe_exit
+from gateway.serve.fork_server import UNKNOWN_STATUS, Children, describe_exit
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 ADOPTING = """
 import asyncio, os, subprocess, sys, threading
-from gateway.serve.children import Children
+from gateway.serve.fork_server import Children
 from tests.support.processes import children_of
 from tests.support.serving import until
 

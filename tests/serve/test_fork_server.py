@@ -18,11 +18,10 @@ import pytest
 import gateway.serve.background
 import gateway.serve.worker
 from gateway.core.errors import StartupError
-from gateway.edge.server.response import next_request_id
+from gateway.edge.response import next_request_id
 from gateway.serve import fork_server
-from gateway.serve.child_process import ChildProcess, ChildSpec
-from gateway.serve.children import Children
-from gateway.serve.fork_server import ForkServer, ForkServerEnded
+from gateway.serve.child_monitor import ChildProcess, ChildSpec
+from gateway.serve.fork_server import Children, ForkServer, ForkServerEnded
 from tests.support.gateway_process import GatewayProcess
 from tests.support.processes import children_of, is_over
 from tests.support.serving import until
@@ -270,7 +269,7 @@ def test_forked_processes_number_their_requests_differently() -> None:
 
 def test_no_module_draws_by_lot_when_it_is_loaded() -> None:
     """It would draw the same in all processes. What is drawn anew after a fork is named here."""
-    renewed = {("gateway.edge.server.response", "_numbers")}
+    renewed = {("gateway.edge.response", "_numbers")}
     assert gateway.serve.worker
     assert gateway.serve.background
     found = {

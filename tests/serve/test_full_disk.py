@@ -15,9 +15,7 @@ from gateway.config import Settings
 from gateway.core.clock import Moment
 from gateway.core.errors import BufferUnavailable, StartupError, StoreUnavailable
 from gateway.serve import claim as claims
-from gateway.serve import full_disk
-from gateway.serve.claim import closed_mark, disable_directory
-from gateway.serve.recovering import recover_buffer
+from gateway.serve.claim import closed_mark, disable_directory, recover_buffer
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.opening import may_hold, recover
 from gateway.writeback.room import ReserveFile
@@ -79,7 +77,7 @@ def fill(monkeypatch: pytest.MonkeyPatch, *, reserve_suffices: bool = False) -> 
             raise BufferUnavailable("disk I/O error") from None
         return real(directory, now)
 
-    monkeypatch.setattr(full_disk, "check_room", check)
+    monkeypatch.setattr(claims, "check_room", check)
     monkeypatch.setattr("gateway.writeback.opening.recover", recover_with_room)
 
 

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from gateway.config import Settings, SlotSettings
 from gateway.config.fields import Section
+from gateway.config.live import Numbers
 from gateway.config.loading import load_settings
 from gateway.config.overlay import SlotTable, load_with_overlay, read_overlay, write_overlay
 from gateway.config.problems import SettingsError, table_of
@@ -36,8 +37,6 @@ from tests.support.gateway_process import to_toml
 from tests.support.serving import until
 from tests.support.settings import problems
 
-SLOTS_MAX = 1000
-
 
 class Node:
     """A gateway as far as its settings go: the file, the cache directory, and what is in force."""
@@ -48,6 +47,7 @@ class Node:
         self.file = base / "forebay.toml"
         self.write(**tables)
         self.running = load_with_overlay(self.file, {}).settings
+        self.numbers = Numbers.begin(self.running)
 
     def write(self, **tables: Any) -> None:
         cache = {"directory": str(self.directory), "capacity": "1GiB", "persistent": True}
@@ -63,11 +63,12 @@ class Node:
     def _follow(self, change: SlotChange | None) -> None:
         if change is not None:
             change = SlotChange.from_line(change.to_line())
-        loaded = Reloader(self.file, {}).load(self.running, change, SLOTS_MAX)
-        line = ChildConfig(loaded.settings, "instance", self.directory).to_line()
-        assert ChildConfig.from_line(line).settings.slots == loaded.settings.slots
+        loaded = Reloader(self.file, {}).load(self.running, self.numbers, change)
+        line = ChildConfig(loaded.settings, "instance", self.directory, Path("/memory"), loaded.numbers).to_line()
+        told = ChildConfig.from_line(line)
+        assert (told.settings.slots, told.numbers) == (loaded.settings.slots, loaded.numbers)
         loaded.keep()
-        self.running = loaded.settings
+        self.running, self.numbers = loaded.settings, loaded.numbers
         assert load_with_overlay(self.file, {}).settings.slots == self.running.slots, "another gateway after a restart"
 
     @property
@@ -269,7 +270,7 @@ def test_a_change_that_was_refused_does_not_last(tmp_path: Path, monkeypatch: py
     there before."""
     node = Node(tmp_path)
     node.change("old", slot("old"))
-    refused = Reloader(node.file, {}).load(node.running, SlotChange("asked", "new", slot("new")), SLOTS_MAX)
+    refused = Reloader(node.file, {}).load(node.running, node.numbers, SlotChange("asked", "new", slot("new")))
     answers, written = threading.Event(), write_overlay
 
     def late(directory: Path, slots: Sequence[SlotTable]) -> None:
@@ -313,7 +314,7 @@ def test_while_the_disk_hangs_the_settings_of_before_go_on(tmp_path: Path) -> No
     """What it will have of a change that was refused, nobody knows: that is not read. Callers can still be changed."""
     node = Node(tmp_path)
     node.change("new", slot("new"))
-    loaded = Reloader(node.file, {}).load(node.running, None, SLOTS_MAX, known=[])
+    loaded = Reloader(node.file, {}).load(node.running, node.numbers, None, known=[])
     assert [one.name for one in loaded.settings.slots] == []
 
 

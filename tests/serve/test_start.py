@@ -16,7 +16,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from gateway.config.buffers import file_system_kind
+from gateway.config.defaults import file_system_kind
 from gateway.serve.banner import banner, what_is_served
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.settings import load

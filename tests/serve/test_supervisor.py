@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.serve.children import describe_exit, restart_delay_seconds
+from gateway.serve.fork_server import describe_exit, restart_delay_seconds
 from gateway.serve.shared_directory import in_memory_directory
 from tests.support.cache_directory import begun
 

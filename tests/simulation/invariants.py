@@ -9,7 +9,7 @@ from functools import partial
 from gateway.core.model import ObjectKey
 from gateway.s3.headers import is_of_parts
 from gateway.writeback.checkpoints.layouts import member_of, rules_of
-from gateway.writeback.journal.records import DATED_EARLIER_SECONDS_MAX
+from gateway.writeback.journal.buckets import DATED_EARLIER_SECONDS_MAX
 from tests.simulation.histories import Attempt, KeyHistory, Value
 from tests.simulation.markers import PASSING, is_marker, missing
 from tests.simulation.node import NOTHING_KEPT, Kept

@@ -19,7 +19,6 @@ from gateway.edge.access import Authenticator, ConfiguredKeyring
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog
 from gateway.operations.context import AppContext
-from gateway.operations.writeback.write_back_policy import why_of_bucket
 from gateway.policy.slots import Prefix, Slots
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.buffer import WritebackBuffer
@@ -59,7 +58,9 @@ _MANY = 10_000
 
 def _absorbs(tx: JournalTransaction, bucket: str, *, with_local_etags: bool) -> bool:
     capabilities = tx.buckets.capabilities(bucket)
-    return capabilities is not None and why_of_bucket(capabilities, may_be_local=with_local_etags) is None
+    if capabilities is None or not capabilities.may_look:
+        return False
+    return with_local_etags or capabilities.foretells(of_parts=False)
 
 
 class _NoBlocks(PassthroughCache):

@@ -16,8 +16,8 @@ from typing import Any, Literal
 from unittest import mock
 from uuid import UUID
 
-from gateway.edge import asgi
-from gateway.operations.writeback import complete_upload, uploads
+from gateway.edge import receiving
+from gateway.operations.writeback import uploads
 from gateway.policy.slots import Prefix
 from gateway.writeback import bounds, pending_key_filter
 from gateway.writeback.journal import writes
@@ -446,7 +446,7 @@ def play(setting: Setting) -> World:
         world.node.install(loop)
         with ExitStack() as stack:
             stack.enter_context(simulated(Random(setting.seed), world.node.disk))
-            stack.enter_context(mock.patch.object(complete_upload, "PART_SIZE_BYTES_MIN", PART_BYTES))
+            stack.enter_context(mock.patch.object(uploads, "PART_SIZE_BYTES_MIN", PART_BYTES))
             stack.enter_context(mock.patch.object(multipart, "PART_SIZE_BYTES_MIN", PART_BYTES))
             stack.enter_context(mock.patch.object(writes, "SMALL_BYTES_MAX", LARGE_BYTES))  # in proportion to the line
             ids = Random(setting.seed)
@@ -455,7 +455,7 @@ def play(setting: Setting) -> World:
             stack.enter_context(mock.patch.object(uploads, "_created_through", _marked(uploads._created_through)))
             stack.enter_context(mock.patch.object(pending_key_filter, "QUIET_SECONDS", 1.0))
             stack.enter_context(mock.patch.object(bounds, "EXPOSURE_SECONDS", 10.0))
-            stack.enter_context(mock.patch.object(asgi, "_shared_threads", BodyThreads))
+            stack.enter_context(mock.patch.object(receiving, "_shared_threads", BodyThreads))
             asyncio.set_event_loop(loop)
             try:
                 loop.run_until_complete(world.run())

@@ -15,8 +15,8 @@ import sys
 from typing import Any
 
 from gateway.core.clock import SystemClock
-from gateway.policy.bandwidth import Bandwidth, BandwidthShare, Ceiling, cells_for
-from gateway.policy.token_bucket import SharedCells, TokenBucket
+from gateway.policy.bandwidth import Bandwidth, BandwidthShare, Ceiling, numbering_of, rows_for
+from gateway.shared.arena import SharedCells
 
 SHARES = [BandwidthShare("read", "a", 3), BandwidthShare("read", "b", 1)]
 
@@ -68,19 +68,15 @@ async def main(
     descriptor: int, own: int, processes: int, rate: float, piece: int, point: str, after: int, slot: str
 ) -> None:
     ceilings = ceilings_of(rate)
-    cells, stops = SharedCells.attach(descriptor, cells_for(ceilings, SHARES), processes, own), Stops(point)
-    make = cells.bucket
-
-    def stopping(row: int, rate: float) -> TokenBucket:
-        bucket = make(row, rate)
+    rows = rows_for(numbering_of(ceilings, SHARES).most)
+    cells, stops = SharedCells.attach(descriptor, rows, processes, own), Stops(point)
+    clock = SystemClock()
+    bandwidth = Bandwidth(ceilings, clock, cells, SHARES)
+    bucket = bandwidth.link("read")
+    if point != "-" and bucket is not None:
         bucket._taken = Cells(bucket._taken, stops, "taken")  # type: ignore[assignment]
         bucket._anchors = Cells(bucket._anchors, stops, "anchors")  # type: ignore[assignment]
-        return bucket
-
-    if point != "-":
-        cells.bucket = stopping  # type: ignore[method-assign]
-    clock = SystemClock()
-    limiter = Bandwidth(ceilings, clock, cells, SHARES).limiter("read", slot)
+    limiter = bandwidth.limiter("read", slot)
     assert limiter is not None
     pieces = 0
     while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gateway.serve.preparation import lock_directory, prepare_directory
+from gateway.serve.claim import lock_directory, prepare_directory
 
 
 def begun(directory: Path) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 import trustme
 
 from gateway.disk.pem import PemFile
-from gateway.edge.server import TlsFiles
+from gateway.edge.s3_server import TlsFiles
 
 
 def tls_files(certificate: trustme.LeafCert, directory: Path) -> TlsFiles:

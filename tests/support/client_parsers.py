@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from gateway.core.errors import OriginBodyError, S3Error
 from gateway.core.steps import at_once
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, authorise
-from gateway.edge.server.body_queue import ChunkedDecoder
-from gateway.edge.server.request_head import HeadParser, IncompleteHead
+from gateway.edge.request_parsing import ChunkedDecoder, HeadParser, IncompleteHead
 from gateway.operations.read_object import head_must_bypass, judged_by_the_origin
 from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slots
 from gateway.s3 import headers

@@ -16,18 +16,12 @@ from gateway.origin.client import Origin
 from gateway.s3.headers import multipart_etag
 from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.flushing.flush_logger import FlushLogger
-from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, SlotOrder
+from gateway.writeback.flushing.flush_task import FlushDependencies, SlotOrder
+from gateway.writeback.flushing.reconciler import Reconciler
 from gateway.writeback.flushing.requests import Requests
+from gateway.writeback.journal.buckets import BucketCapabilities, Conditions, Honoured
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.records import (
-    BucketCapabilities,
-    Conditions,
-    ExpectedVersion,
-    Honoured,
-    Part,
-    Write,
-    WriteSpec,
-)
+from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
 from gateway.writeback.staged_file import BufferThreads, StagedFile, Staging
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.origin import MemoryOrigin

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.layout import BlockSettings
@@ -128,3 +132,26 @@ async def gateway_app(
         await answers.close()
         await catalog.close()
         await blocks.close()
+
+
+AsyncTest: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
+
+
+def given(opened: Callable[..., AbstractAsyncContextManager[Any]], **options: Any) -> Callable[[AsyncTest], Any]:
+    """Make a test of an async function whose first parameter is what `opened` gives, for the test's directory."""
+
+    def made(test: AsyncTest) -> Callable[..., None]:
+        @wraps(test)
+        def run(tmp_path: Path, **values: Any) -> None:
+            async def scenario() -> None:
+                async with opened(tmp_path, **options) as what:
+                    await test(what, **values)
+
+            asyncio.run(scenario())
+
+        path = inspect.Parameter("tmp_path", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        _, *others = inspect.signature(test).parameters.values()
+        run.__signature__ = inspect.Signature([path, *others])  # type: ignore[attr-defined]
+        return run
+
+    return made

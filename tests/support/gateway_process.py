@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import httpx
 
-from gateway.config.own_directory import own_directory
+from gateway.config.defaults import own_directory
 from tests.support.prepared_process import PreparedProcess
 from tests.support.processes import MARK_VARIABLE, is_over, kill_if_there, marked
 

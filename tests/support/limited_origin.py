@@ -7,14 +7,14 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from gateway.core.errors import OriginBusy
 from gateway.origin.client import Direction, OriginRequest, Purpose
-from gateway.policy.request_rates import RequestRates, cells_for
-from gateway.policy.token_bucket import SharedCells, make_shared_memory
+from gateway.policy.request_rates import RequestRates, rows_for
+from gateway.shared.arena import SharedCells, make_shared_memory
 from tests.support.link_simulation import ProcessClock
 from tests.support.manual_clock import ManualClock
 
@@ -48,7 +48,7 @@ class RequestLimits:
 
 def shared_cells(slots: int, processes: int, started: float = 0.0) -> list[SharedCells]:
     """The same cells, as each process has them."""
-    rows = cells_for(slots, processes)
+    rows = rows_for(slots, processes)
     descriptor = make_shared_memory(rows, processes, started)
     try:
         return [SharedCells.attach(descriptor, rows, processes, own) for own in range(processes)]
@@ -62,7 +62,7 @@ class RequestSimulation:
     def __init__(
         self,
         limits: RequestLimits,
-        weights: Sequence[tuple[str, int]],
+        weights: Mapping[str, int],
         processes: int = 1,
         *,
         latency_seconds: float = 0.03,

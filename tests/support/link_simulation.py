@@ -14,9 +14,9 @@ from typing import Any
 
 from gateway.origin.client import Direction
 from gateway.origin.traffic_meter import AnswerKind, Traffic
-from gateway.policy.bandwidth import Bandwidth, BandwidthShare, Ceiling, cells_for
+from gateway.policy.bandwidth import Bandwidth, BandwidthShare, Ceiling, numbering_of, rows_for
 from gateway.policy.capacity_controller import TICK_SECONDS
-from gateway.policy.token_bucket import SharedCells, make_shared_memory
+from gateway.shared.arena import SharedCells, make_shared_memory
 from tests.support.manual_clock import ManualClock
 
 
@@ -68,7 +68,7 @@ class LinkSimulation:
         ceilings = [Ceiling("read", None, link)]
         ceilings += [Ceiling("read", one.name, one.ceiling) for one in slots if one.ceiling is not None]
         shares = [BandwidthShare("read", one.name, one.weight, one.guarantee) for one in slots]
-        rows = cells_for(ceilings, shares)
+        rows = rows_for(numbering_of(ceilings, shares).most)
         descriptor = make_shared_memory(rows, processes, 0.0)
         try:
             cells = [SharedCells.attach(descriptor, rows, processes, own) for own in range(processes)]
@@ -315,7 +315,7 @@ class FoundLinkSimulation:
         self.link = QueuedLink(self.clock, capacity)
         self._dice = random.Random(seed)
         ceilings, shares = [Ceiling("read", None, None), Ceiling("write", None, None)], [BandwidthShare("read", "a", 1)]
-        rows = cells_for(ceilings, shares)
+        rows = rows_for(numbering_of(ceilings, shares).most)
         descriptor = make_shared_memory(rows, processes, 0.0)
         try:
             self.processes = []

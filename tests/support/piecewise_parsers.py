@@ -10,10 +10,10 @@ from typing import Any
 from uvicorn.config import Config
 
 from gateway.core.errors import S3Error
-from gateway.edge.server.body_queue import ChunkedDecoder
-from gateway.edge.server.connection import S3Protocol
-from gateway.edge.server.s3_server import Receive, Scope, Send
-from gateway.edge.server.server_state import S3ServerState
+from gateway.edge.connection import S3Protocol
+from gateway.edge.request_parsing import ChunkedDecoder
+from gateway.edge.s3_server import Receive, Scope, Send
+from gateway.edge.server_state import S3ServerState
 from gateway.s3.aws_chunked import AwsChunkedDecoder
 from gateway.s3.signature_v4 import STREAMING_SIGNED_TRAILER, STREAMING_UNSIGNED_TRAILER, PayloadMode
 from tests.support.client_parsers import SEED

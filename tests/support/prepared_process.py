@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from gateway.serve.process_title import set_process_title
+from gateway.serve.system import set_process_title
 from tests.support.processes import NOT_COUNTED
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from gateway.core.clock import Clock
-from gateway.edge.server.connection import S3Protocol
-from gateway.edge.server.limits import ServerLimits
-from gateway.edge.server.prepared import PreparedRequests
-from gateway.edge.server.receiving import ReceiveThreads
-from gateway.edge.server.s3_server import ASGIApp, S3Server, TlsFiles
+from gateway.edge.connection import S3Protocol
+from gateway.edge.prepared import PreparedRequests
+from gateway.edge.receiving import ReceiveThreads
+from gateway.edge.s3_server import ASGIApp, S3Server, TlsFiles
+from gateway.edge.server_state import ServerLimits
 
 PATIENCE_SECONDS = 60.0
 """How long a test waits for what must come at once: long enough for a busy machine."""

@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from gateway.blocks.layout import FileRecord
 from gateway.blocks.policies import POLICIES, Eviction, Queue, SlotAccount
-from gateway.blocks.rows import FileRecord
 from gateway.blocks.transaction import REMEMBERED_TIMES
 
 BLOCK_BYTES = 8 * 1024 * 1024

@@ -22,9 +22,10 @@ class Slot(SlotSettings):
         stale_if_unreachable_seconds: float = 0.0,
         **more: Any,
     ) -> None:
-        super().__init__(name=name, prefix=prefix)
+        super().__init__(name="slot", prefix=prefix)
         self.__dict__.update(
             {
+                "name": name,
                 "mode": mode,
                 "stated_consistency": consistency,
                 "metadata_ttl_seconds": metadata_ttl_seconds,

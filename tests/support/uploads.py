@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.core.errors import S3Error
-from gateway.edge.server.receiving import RECEIVE_INTO, AsgiRequestBody
-from gateway.edge.server.s3_server import Receive, Scope, Send
+from gateway.edge.receiving import RECEIVE_INTO, AsgiRequestBody
+from gateway.edge.s3_server import Receive, Scope, Send
 from gateway.operations.context import Sink
 
 

@@ -17,14 +17,16 @@ from gateway.policy.slots import Prefix
 from gateway.s3.xml import text_of
 from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.flushing.flush_logger import FlushLogger
-from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler, order_of
+from gateway.writeback.flushing.flush_task import FlushDependencies, order_of
+from gateway.writeback.flushing.reconciler import Reconciler
 from gateway.writeback.flushing.requests import Requests
-from gateway.writeback.journal.records import Conditions, Honoured, Priority, State, Write
+from gateway.writeback.journal.buckets import Conditions, Honoured
+from gateway.writeback.journal.records import Priority, State, Write
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.journal.turns import Due
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
-from tests.support.gateway_app import GatewayApp, gateway_app
+from tests.support.gateway_app import AsyncTest, GatewayApp, gateway_app, given
 from tests.support.slots import Slot
 from tests.support.writeback import key
 
@@ -54,11 +56,12 @@ class _Gated(Reconciler):
 
     flushes = False
 
-    def _start_due(
+    def _chosen(
         self, tx: JournalTransaction, name: tuple[str, str], lane: Any, priority: Priority, now: float, room: int
-    ) -> None:
+    ) -> Sequence[Due]:
         if self.flushes or any(_is_waited_for(tx, one) for one in tx.turns.due(name, priority, now, 1000)):
-            super()._start_due(tx, name, lane, priority, now, room)
+            return super()._chosen(tx, name, lane, priority, now, room)
+        return ()
 
     async def _take_up(self, slot: str, lane: Any, priority: Priority, due: Due) -> None:
         if not self.flushes and not self._journal.read(lambda tx: _is_waited_for(tx, due)):
@@ -241,6 +244,14 @@ def _are_due(tx: JournalTransaction, until: float = 2.0**40) -> bool:
     )
 
 
+@asynccontextmanager
+async def a_client(path: Path, slots: Sequence[Slot] = tuple(SLOTS), **options: Any) -> AsyncIterator[Client]:
+    async with gateway_app(path, slots=slots, writeback=True, **options) as gateway:
+        client = Client(gateway)
+        async with client.running():
+            yield client
+
+
 def with_client(
     path: Path,
     scenario: Callable[[Client], Coroutine[Any, Any, None]],
@@ -248,20 +259,15 @@ def with_client(
     **options: Any,
 ) -> None:
     async def run() -> None:
-        async with gateway_app(path, slots=slots, writeback=True, **options) as gateway:
-            client = Client(gateway)
-            async with client.running():
-                await scenario(client)
+        async with a_client(path, slots, **options) as client:
+            await scenario(client)
 
     asyncio.run(run())
 
 
-@asynccontextmanager
-async def a_client(path: Path, slots: Sequence[Slot] = tuple(SLOTS), **options: Any) -> AsyncIterator[Client]:
-    async with gateway_app(path, slots=slots, writeback=True, **options) as gateway:
-        client = Client(gateway)
-        async with client.running():
-            yield client
+def with_a_client(slots: Sequence[Slot] = tuple(SLOTS), **options: Any) -> Callable[[AsyncTest], Any]:
+    """Make a test of an async function that begins with a client; the arguments are those of `with_client`."""
+    return given(a_client, slots=slots, **options)
 
 
 async def eventually(reached: Callable[[], bool]) -> None:

@@ -10,13 +10,14 @@ from gateway.core.model import ObjectKey
 from gateway.s3.headers import multipart_etag
 from gateway.writeback.journal.records import ExpectedVersion, Part, State, Write, WriteSpec
 from gateway.writeback.pending_key_filter import hash_slot_of
-from gateway.writeback.staged_file import FOOTER_BYTES, StagedFile, unpack_footer
+from gateway.writeback.staged_file import FOOTER_BYTES, StagedFile
 
 
 def body_bytes(directory: Path) -> int:
     """Of all staged files below a directory, as they say themselves."""
     files = [path.read_bytes() for path in directory.rglob("w*/*")]
-    return sum(footer.size_bytes for one in files if (footer := unpack_footer(one[-FOOTER_BYTES:])) is not None)
+    footers = [one[-FOOTER_BYTES:] for one in files]
+    return sum(int.from_bytes(one[16:24], "little") for one in footers if one.startswith(b"FBYSTAGE"))
 
 
 class PlainPresence:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gateway.api.documents import FlushProgress
 from gateway.policy.slots import Prefix
@@ -57,3 +59,14 @@ class AdminHarness:
 
     async def progress(self, prefix: Prefix = _EVERYTHING, through: int = 2**60) -> FlushProgress:
         return await self.admin.progress(prefix, through)
+
+
+def with_harness(path: Path, scenario: Callable[[AdminHarness], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        harness = AdminHarness(path)
+        try:
+            await scenario(harness)
+        finally:
+            await harness.close()
+
+    asyncio.run(run())

@@ -22,7 +22,6 @@ from gateway.writeback.bounds import (
     DELAY_SECONDS_MAX,
     RETRY_SECONDS_MAX,
     SHARED_SECONDS,
-    TROUBLE_SECONDS,
     Bound,
     SlotBounds,
     delay_seconds,
@@ -224,23 +223,6 @@ def test_who_writes_alone_has_all_of_the_room(tmp_path: Path) -> None:
     with_bounds(tmp_path, scenario)
 
 
-def test_it_is_known_whether_somebody_waits(tmp_path: Path) -> None:
-    """Only then a slow body has to give its room up."""
-
-    async def scenario(_: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
-        assert await bounds.take("slow", 1000, 0) is None
-        assert not bounds.is_awaited
-        waiting = asyncio.create_task(bounds.take("other", 10, 20.0))
-        await clock.advance(0.1)
-        assert bounds.is_awaited
-        bounds.give_back("slow", 1000)
-        await clock.advance(0.1)
-        assert await waiting is None
-        assert not bounds.is_awaited
-
-    with_bounds(tmp_path, scenario)
-
-
 def test_a_crowd_of_one_credential_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The journal is not asked for each of those who wait, 50 times a second."""
 
@@ -320,25 +302,6 @@ def test_a_journal_that_cannot_be_read_is_told_to_all_who_wait(tmp_path: Path, m
     with_bounds(tmp_path, scenario)
 
 
-def test_exposure_is_bytes_and_age(tmp_path: Path) -> None:
-    """Who asks learns it at once; what is too old, or too much, is only cured by the flush."""
-
-    async def scenario(buffer: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
-        assert await bounds.take("key", 300, 20.0) is None
-        assert await bounds.take("key", 201, 20.0) is Bound.EXPOSURE_BYTES
-        assert await bounds.take("key", 200, 20.0) is None
-        bounds.give_back("key", 500)
-        stored = await buffer.acknowledge(_acknowledged(pending(key("k"), parts=[written("x")]), clock.now()))
-        await clock.advance(60.0)
-        assert await bounds.take("key", 1, 20.0) is None
-        await clock.advance(0.1)
-        assert await bounds.take("key", 1, 20.0) is Bound.EXPOSURE_AGE
-        await buffer.journal.change(lambda tx: tx.writes.settle(stored.sequence, '"e"', Moment(1.0)))
-        assert await bounds.take("key", 1, 20.0) is None
-
-    with_bounds(tmp_path, scenario, slot(unflushed_bytes_max=500, unflushed_age_seconds_max=60.0))
-
-
 @pytest.mark.parametrize("set_by_seconds", [3600.0, -7200.0])
 def test_what_is_too_old_the_wall_clock_does_not_say(tmp_path: Path, set_by_seconds: float) -> None:
     """5.11 It may be set at any time: nothing becomes older by that, or younger; also what the journal kept."""
@@ -351,7 +314,7 @@ def test_what_is_too_old_the_wall_clock_does_not_say(tmp_path: Path, set_by_seco
             clock.set_wall(set_by_seconds)
             await clock.advance(60.0)
             assert bounds_of(buffer).now() is None
-            assert bounds_of(buffer).exposure().oldest_seconds == 60.0
+            assert bounds_of(buffer).age_seconds() == 60.0
         async with opened(tmp_path, clock, bounded) as buffer:
             await clock.advance(0.1)
             assert bounds_of(buffer).now() is Bound.EXPOSURE_AGE
@@ -363,19 +326,6 @@ def _acknowledged(one: Any, at: float) -> Any:
     from dataclasses import replace
 
     return replace(one, acknowledged_at=at)
-
-
-def test_a_disk_without_room_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much of the buffer is free: what is acknowledged must find room, and its place in the journal, too."""
-
-    async def scenario(_: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
-        monkeypatch.setattr("gateway.writeback.room.MARGIN_BYTES", 2**62)
-        assert await bounds.take("key", 1, 0) is Bound.DISK
-        monkeypatch.undo()
-        assert await bounds.take("key", 1, 0) is None
-        assert bounds.used_bytes() == 1
-
-    with_bounds(tmp_path, scenario)
 
 
 def test_checksums_find_room_on_the_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,25 +345,13 @@ def test_checksums_find_room_on_the_disk_too(tmp_path: Path, monkeypatch: pytest
     with_bounds(tmp_path, scenario, slot(buffer_bytes=size_bytes))
 
 
-def test_a_disk_that_has_failed_is_tried_again_after_a_while(tmp_path: Path) -> None:
-    """Clients' bodies are not thrown at it one after the other."""
-
-    async def scenario(buffer: WritebackBuffer, bounds: SlotBounds, clock: ManualClock) -> None:
-        buffer.bounds.trouble(BufferUnavailable("EIO"))
-        assert await bounds.take("key", 1, 0) is Bound.DISK
-        await clock.advance(TROUBLE_SECONDS)
-        assert await bounds.take("key", 1, 0) is None
-
-    with_bounds(tmp_path, scenario)
-
-
 def test_cells_are_as_wide_as_any_body(tmp_path: Path) -> None:
     """Thousands of bodies of 5 GiB fit in a number."""
     reservations = Reservations(tmp_path / "r", 256, ["a", "b"])
     a, b = reservations.row("a"), reservations.row("b")
     reservations.add(b, 10_000 * 5 * 2**30)
-    assert (sum(a), sum(b)) == (0, 10_000 * 5 * 2**30)
-    assert reservations.total_of_all() == sum(b)
+    assert (reservations.total(a), reservations.total(b)) == (0, 10_000 * 5 * 2**30)
+    assert reservations.total_of_all() == reservations.total(b)
     reservations.close()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.writeback.key_forms import FORMS_MAX, bounded, forms_of, refused_forms
+from gateway.writeback.journal.buckets import FORMS_MAX, bounded, forms_of, refused_forms
 
 
 @pytest.mark.parametrize(

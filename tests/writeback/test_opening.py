@@ -14,8 +14,8 @@ import pytest
 from gateway.core.clock import Moment
 from gateway.core.errors import BufferUnavailable, StartupError
 from gateway.core.model import Homes, ObjectKey
+from gateway.writeback.journal.buckets import BucketCapabilities, LastOwnWrite
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.records import BucketCapabilities, LastOwnWrite
 from gateway.writeback.opening import ARRIVING, FORMAT, ORIGIN, Recovered, drop, keep_to_homes, prepare, recover
 from gateway.writeback.staged_file import Staging
 from tests.support.writeback import key, md5, part, pending

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from gateway.core.clock import Moment
-from gateway.core.errors import InConflict
 from gateway.core.model import MARKERS
 from gateway.policy.slots import Prefix
 from gateway.writeback.buffer import WritebackBuffer
@@ -200,89 +199,6 @@ def test_a_marker_waits_for_all_that_came_before_it_in_its_directory(order: Orde
     assert order.is_due(marker)
 
 
-def test_what_waits_for_a_turn_is_no_hurry_of_its_directory(order: Order) -> None:
-    """A marker with nothing before it is due at once."""
-    assert order.is_due(order.put("ckpt/_SUCCESS"))
-    assert order.is_due(order.put("latest-not-after-that/x"))
-
-
-def test_a_shard_that_is_written_again_is_still_waited_for(order: Order) -> None:
-    """Its first version may never get to the origin: the later one is as good, and then there is one."""
-    order.put("ckpt/1")
-    marker = order.put("ckpt/_SUCCESS")
-    again = order.put("ckpt/1")
-    assert not order.is_due(marker)
-    once_more = order.put("ckpt/1")
-    assert (order.tx.turns.living([again.id]), order.is_due(marker)) == (set(), False)
-    order.settle(once_more)
-    assert order.is_due(marker)
-
-
-def test_a_shard_on_its_way_counts_and_what_follows_it_does_not(order: Order) -> None:
-    """The version before the marker has been at the origin then."""
-    shard = order.put("ckpt/1")
-    order.send(shard)
-    marker = order.put("ckpt/_SUCCESS")
-    later = order.put("ckpt/1")
-    order.settle(shard)
-    assert order.is_due(marker)
-    assert order.is_due(later)
-
-
-def test_a_shard_that_is_deleted_again_is_waited_for(order: Order) -> None:
-    """Whoever reads the marker finds what its writer has left."""
-    shard = order.put("ckpt/1")
-    order.send(shard)
-    order.put("ckpt/2")
-    gone = order.put("ckpt/1", deleted=True)
-    marker = order.put("ckpt/_SUCCESS")
-    order.settle(order.tx.writes.waiting(0, 10)[1])
-    assert not order.is_due(marker)
-    order.settle(shard)
-    assert not order.is_due(marker)
-    order.settle(gone)
-    assert order.is_due(marker)
-
-
-def test_a_multipart_shard_counts_from_its_complete(order: Order) -> None:
-    """An upload that is open is no object that anybody was told of."""
-    opened = order.tx.uploads.begin(upload("u", key("ckpt/1")))
-    order.tx.uploads.put_part("u", part(1, "p"), Moment(NOW))
-    first = order.put("ckpt/_SUCCESS")
-    assert order.is_due(first)
-    made = replace(pending(key("ckpt/1"), parts=[part(1, "p")], multipart=True), upload_id="u")
-    completed = order.tx.uploads.complete(with_order(made, SLOT))
-    assert completed is not None
-    assert completed.id == opened.id
-    second = order.put("ckpt/latest")
-    assert (order.is_due(first), order.is_due(completed), order.is_due(second)) == (True, True, False)
-
-
-def test_a_multipart_marker_waits_too(order: Order) -> None:
-    """However its bytes have come."""
-    shard = order.put("ckpt/1")
-    order.tx.uploads.begin(upload("u", key("ckpt/_SUCCESS")))
-    order.tx.uploads.put_part("u", part(1, "p"), Moment(NOW))
-    made = replace(pending(key("ckpt/_SUCCESS"), parts=[part(1, "p")], multipart=True), upload_id="u")
-    marker = order.tx.uploads.complete(with_order(made, SLOT))
-    assert marker is not None
-    assert not order.is_due(marker)
-    order.settle(shard)
-    assert order.is_due(marker)
-
-
-def test_directories_in_directories(order: Order) -> None:
-    """The outer marker waits for the inner one, and that for its own shards alone."""
-    inner_shard, outer_shard = order.put("a/b/1"), order.put("a/1")
-    inner, outer = order.put("a/b/_SUCCESS"), order.put("a/latest")
-    order.settle(inner_shard)
-    assert (order.is_due(inner), order.is_due(outer)) == (True, False)
-    order.settle(outer_shard)
-    assert not order.is_due(outer)
-    order.settle(inner)
-    assert order.is_due(outer)
-
-
 def test_of_two_markers_the_second_waits_for_the_first(order: Order) -> None:
     """Also when the first is written again: then both of it are sent, the second time behind what waited for it."""
     for where in ("a/", ""):
@@ -297,56 +213,6 @@ def test_of_two_markers_the_second_waits_for_the_first(order: Order) -> None:
         order.settle(second)
         assert order.is_due(last)
         order.settle(last)
-
-
-def test_a_marker_in_conflict_that_is_written_again_is_still_waited_for(order: Order) -> None:
-    """Until a person has decided; nothing waits for itself then."""
-    for decide in ("discard", "overwrite"):
-        first, second = order.put(f"{decide}/_SUCCESS"), order.put(f"{decide}/latest")
-        order.tx.writes.keep(first.id, "others")
-        again = order.put(f"{decide}/_SUCCESS")
-        assert not any(map(order.is_due, (second, again)))
-        if decide == "discard":
-            assert order.tx.writes.discard(first.id, Moment(NOW), only_conflict=True)
-        else:
-            assert order.tx.writes.overwrite(first.id, ExpectedVersion(('"theirs"',)), NOW)
-            assert [order.is_due(one) for one in (first, second, again)] == [True, False, False]
-            order.settle(first)
-        assert [order.is_due(one) for one in (second, again)] == [True, False]
-        order.settle(second)
-        assert order.is_due(again)
-
-
-def test_a_marker_that_is_deleted_is_still_waited_for(order: Order) -> None:
-    """And not sent, whatever waits for it."""
-    first, second = order.put("a/_SUCCESS"), order.put("latest")
-    gone = order.put("a/_SUCCESS", deleted=True)
-    assert order.tx.turns.living([first.id]) == set()
-    assert (order.is_due(gone), order.is_due(second)) == (True, False)
-    order.settle(gone)
-    assert order.is_due(second)
-
-
-def test_a_marker_takes_the_place_of_one_that_nothing_waits_for(order: Order) -> None:
-    """Markers elsewhere are others."""
-    first = order.put("a/_SUCCESS")
-    for elsewhere in ("b/latest", "a/c/latest", "ab/latest"):
-        order.put(elsewhere)
-    order.put("a/_SUCCESS")
-    assert order.tx.turns.living([first.id]) == set()
-
-
-def test_a_marker_that_is_overwritten_speaks_for_more(order: Order) -> None:
-    """What has come since the first one, it waits for as well."""
-    first_shard = order.put("a/1")
-    order.put("a/_SUCCESS")
-    second_shard = order.put("a/2")
-    marker = order.put("a/_SUCCESS")
-    assert [one.id for one in order.tx.writes.waiting(0, 10)] == [first_shard.id, second_shard.id, marker.id]
-    order.settle(first_shard)
-    assert not order.is_due(marker)
-    order.settle(second_shard)
-    assert order.is_due(marker)
 
 
 def test_a_conflict_holds_the_marker_until_somebody_has_decided(order: Order) -> None:
@@ -365,22 +231,6 @@ def test_a_conflict_holds_the_marker_until_somebody_has_decided(order: Order) ->
         assert order.is_due(marker)
 
 
-def test_a_deleted_marker_waits_for_nothing(order: Order) -> None:
-    """It takes the place of the one that waited."""
-    order.put("a/1")
-    marker = order.put("a/_SUCCESS")
-    gone = order.put("a/_SUCCESS", deleted=True)
-    assert (order.tx.turns.living([marker.id]), order.is_due(gone)) == (set(), True)
-
-
-def test_in_a_strict_slot_nobody_deletes_what_is_in_conflict(order: Order) -> None:
-    """A person decides first, as elsewhere."""
-    order.slot = STRICT
-    order.tx.writes.keep(order.put("a").id, "others")
-    with pytest.raises(InConflict):
-        order.tx.writes.write_tombstone(with_order(pending(key("a"), None, deleted=True), STRICT))
-
-
 def test_in_a_strict_slot_each_waits_for_all_before_it(order: Order) -> None:
     """Every version of a key gets to the origin; a conflict holds all; another slot, and another bucket, is another."""
     order.slot = STRICT
@@ -396,19 +246,6 @@ def test_in_a_strict_slot_each_waits_for_all_before_it(order: Order) -> None:
             assert not any(order.is_due(each) for each in writes[2:])
             order.tx.writes.overwrite(one.id, ExpectedVersion(absent=True), NOW)
         order.settle(one)
-
-
-def test_a_complete_for_which_its_client_waits_is_in_a_strict_slots_order(order: Order) -> None:
-    """What was acknowledged after it was asked for waits until it is over, one way or another."""
-    order.slot = STRICT
-    opened = order.tx.uploads.begin(upload("u", key("a")))
-    order.tx.uploads.put_part("u", part(1, "p"), Moment(NOW))
-    made = replace(pending(key("a"), parts=[part(1, "p")], multipart=True), upload_id="u")
-    assert order.tx.uploads.complete_at_origin(made)
-    later = order.put("b")
-    assert not order.is_due(later)
-    order.tx.uploads.answer(opened.id, "PreconditionFailed", is_over=True)
-    assert order.is_due(later)
 
 
 def test_an_upload_that_began_in_a_slot_of_another_name_is_ordered_by_the_one_of_now(tmp_path: Path) -> None:

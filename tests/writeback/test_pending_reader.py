@@ -7,7 +7,7 @@ import gc
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from gateway.core.errors import BufferDamaged
 from gateway.core.model import ByteRange
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import Part, Run, Write
-from gateway.writeback.pending_reader import PARTS_AT_ONCE, PIECE_BYTES, FileGone, PendingReader, part_range
+from gateway.writeback.pending_reader import PARTS_AT_ONCE, PIECE_BYTES, FileGone, part_range, pending_pieces
 from gateway.writeback.staged_file import BufferThreads, Staging
 from tests.support.descriptors import open_descriptors
 from tests.support.writeback import key, md5, pending
@@ -36,7 +36,6 @@ class Area:
         self.staging.prepare()
         self.threads = BufferThreads(1)
         self.journal = Journal(directory, lambda _: None)
-        self.reader = PendingReader(self.journal, self.staging, self.threads)
 
     def close(self) -> None:
         self.threads.shut_down()
@@ -52,7 +51,10 @@ class Area:
         return asyncio.run(self.journal.change(lambda tx: tx.writes.acknowledge(new)))
 
     async def read(self, pending: Write, first: int, last: int) -> bytes:
-        return b"".join([bytes(piece) async for piece in self.reader.pieces(pending, ByteRange(first, last))])
+        return b"".join([bytes(piece) async for piece in self.pieces(pending, ByteRange(first, last))])
+
+    def pieces(self, pending: Write, byte_range: ByteRange) -> AsyncGenerator[memoryview, None]:
+        return pending_pieces(self.journal, self.staging, self.threads, pending, byte_range)
 
 
 @pytest.fixture
@@ -151,7 +153,7 @@ def test_a_reader_that_leaves_lets_go(area: Area) -> None:
 
     async def leave() -> int:
         before = len(open_descriptors())
-        pieces = area.reader.pieces(pending, ByteRange(0, 3 * PIECE_BYTES - 1))
+        pieces = area.pieces(pending, ByteRange(0, 3 * PIECE_BYTES - 1))
         await anext(pieces)
         await pieces.aclose()
         return len(open_descriptors()) - before

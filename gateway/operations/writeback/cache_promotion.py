@@ -31,7 +31,7 @@ LEARN_SECONDS = 1.0
 
 
 class CachePromoter:
-    """Updates catalog, listing index and blocks (implements `writeback.flushing.reconciler.Publication`)."""
+    """Updates catalog, listing index and blocks (implements `writeback.flushing.flush_task.Publication`)."""
 
     def __init__(self, catalog: Catalog, blocks: BlockCache, slots: Slots, staging: Staging) -> None:
         self._catalog = catalog
@@ -41,27 +41,17 @@ class CachePromoter:
 
     async def publish(self, pending: Write, etag: str | None) -> None:
         """Publish the origin's version; None: the key is deleted."""
-        await self._blocks.invalidate(pending.key)
+        key, slot = pending.key, self._slots.find(*pending.key)
+        await self._blocks.invalidate(key)
         if etag is not None:
-            await self._keep(pending, ObjectVersion(pending.key, etag, pending.size_bytes))
-        await invalidate(WriteScope(self._catalog, self._slots, pending.key.bucket, [pending.key.key]))
-        if etag is not None:
-            await self._learn(pending.key)
-
-    async def _learn(self, key: ObjectKey) -> None:
-        slot = self._slots.find(key.bucket, key.key)
-        if is_remembered(slot, _HEADERS):
+            with suppress(BlockError, BufferDamaged):  # no room, a disk fault, or damage: the origin has the bytes
+                for ingested in self._ingested(pending, ObjectVersion(key, etag, pending.size_bytes)):
+                    await self._blocks.ingest(ingested, slot=slot.name)
+        await invalidate(WriteScope(self._catalog, self._slots, key.bucket, [key.key]))
+        if etag is not None and is_remembered(slot, _HEADERS):
             with suppress(OriginError, S3Error, TimeoutError):  # then the first reader asks
                 async with asyncio.timeout(LEARN_SECONDS):
                     await self._catalog.current(key, slot, headers=_HEADERS, look=True)
-
-    async def _keep(self, pending: Write, version: ObjectVersion) -> None:
-        slot = self._slots.find(pending.key.bucket, pending.key.key).name
-        for ingested in self._ingested(pending, version):
-            try:
-                await self._blocks.ingest(ingested, slot=slot)
-            except (BlockError, BufferDamaged):
-                return  # no room, a reported disk fault, or damage since it was sent: the origin has the bytes
 
     def _ingested(self, pending: Write, version: ObjectVersion) -> Iterator[IngestedFile]:
         offset = 0

@@ -11,45 +11,42 @@ Complete is carried out there.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from functools import partial
 
 from gateway.core.errors import BufferUnavailable, OriginUnreachable, PartInUse, S3Error
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import onward_request
-from gateway.operations.payload import Payload, announced_bytes, check_rate, receive_payload, receive_verified
+from gateway.operations.payload import (
+    Payload,
+    announced_bytes,
+    check_rate,
+    is_checksum,
+    receive_payload,
+    receive_verified,
+)
 from gateway.operations.writeback.past_the_buffer import goes_through
-from gateway.origin.client import OriginRequest, OriginResponse, StreamedBody
+from gateway.origin.client import OriginRequest, StreamedBody
 from gateway.s3.checksums import ALGORITHMS, PREFIX, upload_checksum_type
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import filter_response_headers, is_md5_etag, unquote, without
 from gateway.s3.requests import part_number
 from gateway.s3.xml import error_code_of
+from gateway.s3.xml_writer import element
 from gateway.telemetry import metrics
 from gateway.writeback.bounds import Bound
 from gateway.writeback.journal.records import Part, Write
 from gateway.writeback.staged_file import StagedFile
 
-if TYPE_CHECKING:
-    from gateway.writeback.buffer import WritebackBuffer
 
-
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """A sealed body, as its future part, and the checksum headers of the answer."""
-
-    part: Part
-    answer_headers: list[tuple[str, str]]
-
-
-async def stage_body(context: RequestContext, buffer: WritebackBuffer, slot: str, number: int) -> Staged:
-    """Receive the request's body into a durable staged file; after an S3Error nothing is left.
+async def stage_body(context: RequestContext, slot: str, number: int) -> Part:
+    """Receive the request's body into a durable staged file, as a future part; after an S3Error nothing is left.
 
     It has room on the account of `slot`, and loses it if it comes slowly while others wait for room.
     """
-    writer, bounds, clock = buffer.stage(), buffer.bounds.of(slot), context.services.clock
+    writer, bounds, clock = context.buffer.stage(), context.buffer.bounds.of(slot), context.services.clock
     received_bytes, own_seconds, started = 0, 0.0, clock.monotonic()
 
     def write(data: memoryview) -> None:
@@ -67,14 +64,19 @@ async def stage_body(context: RequestContext, buffer: WritebackBuffer, slot: str
     try:
         received = await receive_verified(context, write)
     except BaseException as error:
-        await buffer.discard(writer)
+        await context.buffer.discard(writer)
         if isinstance(error, BufferUnavailable):
-            buffer.bounds.trouble(error)
+            context.buffer.bounds.trouble(error)
         raise
-    file = await buffer.seal(writer, received.md5)
+    file = await context.buffer.seal(writer, received.md5)
     checksums = {name.removeprefix(PREFIX): value for name, value in received.checksums.items()}
-    part = Part(number, file, clock.now(), checksums)
-    return Staged(part, [("etag", file.etag), *received.checksums.items()])
+    return Part(number, file, clock.now(), checksums)
+
+
+def acknowledged(part: Part) -> Response:
+    """Return the answer to a PutObject or UploadPart that has become this part."""
+    checksums = [(PREFIX + name, value) for name, value in part.checksums.items()]
+    return Response(200, [("etag", part.file.etag), *checksums], b"", "absorbed")
 
 
 PATIENCE_SECONDS = 20.0
@@ -85,13 +87,14 @@ PATIENCE_BEFORE_THROUGH_SECONDS = 1.0
 
 
 @asynccontextmanager
-async def room_for_body(context: RequestContext, buffer: WritebackBuffer, slot: str) -> AsyncIterator[Bound | None]:
+async def room_for_body(context: RequestContext, slot: str) -> AsyncIterator[Bound | None]:
     """Hold room for the request's body on a slot's account; yield why it must go through if there is none.
 
-    Leave it when the write is in the journal. S3Error SlowDown if the slot wants that; with `write = "scratch"` nothing
-    goes through, and a body larger than the buffer is EntityTooLarge.
+    Leave it when the write is in the journal; while the buffer fills faster than it drains, that takes a while.
+    S3Error SlowDown if the slot wants that; with `write = "scratch"` nothing goes through, and a body larger than the
+    buffer is EntityTooLarge.
     """
-    bounds = buffer.bounds.of(slot)
+    bounds = context.buffer.bounds.of(slot)
     if bounds is None:
         yield None
         return
@@ -105,17 +108,21 @@ async def room_for_body(context: RequestContext, buffer: WritebackBuffer, slot: 
             yield None
         finally:
             bounds.give_back(context.credential, size_bytes)
+        seconds = bounds.delay_seconds(size_bytes)
+        if seconds > 0:
+            metrics.WRITEBACK_PACED_SECONDS.add(seconds, slot)
+            await context.services.clock.sleep(seconds)
         return
     if bound is Bound.SIZE and is_scratch:
         raise s3_error("EntityTooLarge", ProposedSize=str(size_bytes), MaxSizeAllowed=str(bounds.slot.buffer_bytes))
     if is_scratch or (bound.passes and slows_down):
-        raise slow_down(context, buffer, slot, bound)
+        raise slow_down(context, slot, bound)
     yield bound
 
 
-def leaves_to_the_origin(context: RequestContext, buffer: WritebackBuffer, *, takes_room: bool) -> bool:
+def leaves_to_the_origin(context: RequestContext, *, takes_room: bool) -> bool:
     """Return whether an upload that begins now, or a copy, which takes no room, is left to the origin."""
-    bounds = buffer.bounds.of(context.slot.name)
+    bounds = context.buffer.bounds.of(context.slot.name)
     bound = bounds.now(int(takes_room)) if bounds is not None else None
     if bounds is None or bound is None:
         return False
@@ -126,9 +133,9 @@ def leaves_to_the_origin(context: RequestContext, buffer: WritebackBuffer, *, ta
     return True
 
 
-def slow_down(context: RequestContext, buffer: WritebackBuffer, name: str, bound: Bound) -> S3Error:
+def slow_down(context: RequestContext, name: str, bound: Bound) -> S3Error:
     """Return the 503 for a body without room that does not go through, with the time that the flush needs for it."""
-    bounds = buffer.bounds.of(name)
+    bounds = context.buffer.bounds.of(name)
     assert bounds is not None  # noqa: S101 - there was a bound
     slot = bounds.slot
     metrics.WRITEBACK_SLOWED_DOWN.add(1, slot.name)
@@ -148,43 +155,31 @@ def slow_down(context: RequestContext, buffer: WritebackBuffer, name: str, bound
     )
 
 
-async def apply_backpressure(context: RequestContext, buffer: WritebackBuffer, slot: str) -> None:
-    """Delay the acknowledgement of a write in the journal while the buffer fills faster than it drains."""
-    bounds = buffer.bounds.of(slot)
-    seconds = bounds.delay_seconds(announced_bytes(context)) if bounds is not None else 0.0
-    if seconds > 0:
-        metrics.WRITEBACK_PACED_SECONDS.add(seconds, slot)
-        await context.services.clock.sleep(seconds)
-
-
 ANSWER_SIZE_BYTES_MAX = 64 * 1024
 
 
-async def buffer_part(context: RequestContext, buffer: WritebackBuffer) -> Response:
+async def buffer_part(context: RequestContext) -> Response:
     """Keep a part on this node's disk; without room for it, only its entry in the journal."""
-    found = upload_of(context, buffer)
+    found = upload_of(context)
     number = number_of_part(context)
-    check_algorithm(context, found)
+    _check_algorithm(context, found)
     await check_owner(context, found)
     check_not_in_use(found, number)
     slot = found.spec.slot
-    async with room_for_body(context, buffer, slot) as bound:
+    async with room_for_body(context, slot) as bound:
         if bound is None:
-            staged = await stage_body(context, buffer, slot, number)
-            await store_part(buffer, found, staged.part)
-    if bound is not None:
-        return await _send_through(context, buffer, _Through(found, number, bound))
-    await apply_backpressure(context, buffer, slot)
-    return Response(200, staged.answer_headers, b"", "absorbed")
+            part = await stage_body(context, slot, number)
+            await store_part(context, found, part)
+    return acknowledged(part) if bound is None else await _send_through(context, found, number, bound)
 
 
-async def store_part(buffer: WritebackBuffer, upload: Write, part: Part) -> None:
+async def store_part(context: RequestContext, upload: Write, part: Part) -> None:
     """Enter a part; S3Error NoSuchUpload, and its file is gone, if the upload does not exist any more.
 
     ServiceUnavailable, likewise, if the origin may just be completing it with the present part.
     """
     try:
-        is_stored = await buffer.put_part(upload.upload_id or "", part)
+        is_stored = await context.buffer.put_part(upload.upload_id or "", part)
     except PartInUse as error:
         raise _in_use() from error
     if not is_stored:
@@ -201,44 +196,33 @@ def _in_use() -> S3Error:
     return s3_error("ServiceUnavailable", "The upload is being completed with this part: try again.")
 
 
-# Past the buffer
-
-
-@dataclass(frozen=True, slots=True)
-class _Through:
-    """A part to send on, because of a bound."""
-
-    upload: Write
-    number: int
-    bound: Bound
-
-
-async def _send_through(context: RequestContext, buffer: WritebackBuffer, sending: _Through) -> Response:
-    """Send the part on, and note it; return the origin's refusal, if any. S3Error SlowDown if it must wait."""
-    upload = sending.upload
-    if upload.origin_upload_id is None or may_be_on_its_way(buffer, upload, sending.number):
-        raise slow_down(context, buffer, upload.spec.slot, sending.bound)
+async def _send_through(context: RequestContext, upload: Write, number: int, bound: Bound) -> Response:
+    """Send a part on, and note it; return the origin's refusal, if any. S3Error SlowDown if it must wait."""
+    slowed_down = partial(slow_down, context, upload.spec.slot, bound)
+    if upload.origin_upload_id is None or may_be_on_its_way(context, upload, number):
+        raise slowed_down()
     size_bytes = announced_bytes(context)
     payload = await receive_payload(context, with_md5=context.slot.etag == "local")
-    query = [("partNumber", str(sending.number)), ("uploadId", upload.origin_upload_id)]
+    query = [("partNumber", str(number)), ("uploadId", upload.origin_upload_id)]
     onward = onward_request(context, payload, query=query)
     if "x-amz-checksum-algorithm" not in upload.spec.headers:
         onward = _without_checksums(onward)
     try:
         response = await context.services.origin.send(onward)
     except OriginUnreachable as error:
-        raise slow_down(context, buffer, upload.spec.slot, sending.bound) from error
+        raise slowed_down() from error
     async with response:
         answer = await response.read(ANSWER_SIZE_BYTES_MAX)
     headers = without(filter_response_headers(response.headers), "content-length")
     if error_code_of(answer) == "NoSuchUpload":  # the origin has given it up; the local part may begin another
-        raise slow_down(context, buffer, upload.spec.slot, sending.bound)
-    goes_through(context, sending.bound)
+        raise slowed_down()
+    goes_through(context, bound)
     if response.status != 200:
         return Response(response.status, headers, answer, "forwarded")
-    file = StagedFile("", size_bytes, payload.md5() if payload.md5 is not None else _md5(response))
-    now, etag = context.services.clock.now(), response.headers.get("etag") or file.etag
-    await store_part(buffer, upload, Part(sending.number, file, now, _checksums(context, payload), etag))
+    etag = response.headers.get("etag", "")
+    file = StagedFile("", size_bytes, payload.md5() if payload.md5 is not None else md5_of(etag))
+    now, checksums = context.services.clock.now(), _checksums(context, payload)
+    await store_part(context, upload, Part(number, file, now, checksums, etag or file.etag))
     return Response(200, [*without(headers, "etag"), ("etag", file.etag)], b"", "forwarded")
 
 
@@ -252,15 +236,14 @@ def _without_checksums(request: OriginRequest) -> OriginRequest:
     return replace(request, headers=headers, body=body)
 
 
-def may_be_on_its_way(buffer: WritebackBuffer, upload: Write, number: int) -> bool:
+def may_be_on_its_way(context: RequestContext, upload: Write, number: int) -> bool:
     """Return whether the origin may just be getting a local part of this number: its order would be unknown."""
-    found = buffer.look(lambda tx: tx.parts.part(upload.id, number))
+    found = context.buffer.look(lambda tx: tx.parts.part(upload.id, number))
     return found is not None and found.file.is_here and found.origin_etag is None
 
 
-def _md5(response: OriginResponse) -> bytes:
-    """Return the MD5 at the origin. S3Error if its ETag is none, by which Complete would know the part."""
-    etag = response.headers.get("etag", "")
+def md5_of(etag: str) -> bytes:
+    """Return the MD5 in the origin's ETag of a part. S3Error if it has none, by which Complete would know the part."""
     if not is_md5_etag(etag):
         raise s3_error("ServiceUnavailable", "The origin's ETag of the part is not an MD5: try again.")
     return bytes.fromhex(unquote(etag))
@@ -279,19 +262,21 @@ def _checksums(context: RequestContext, payload: Payload) -> dict[str, str]:
 _OWNER = "x-amz-expected-bucket-owner"
 
 
-def upload_of(context: RequestContext, buffer: WritebackBuffer) -> Write:
+def upload_of(context: RequestContext) -> Write:
     """Return the upload; NoSuchUpload for one that has ended, or is of another key."""
     upload_id = context.request.parameter("uploadId") or ""
-    upload = buffer.look(lambda tx: tx.uploads.upload(upload_id))
+    upload = context.buffer.look(lambda tx: tx.uploads.upload(upload_id))
     if upload is None or upload.spec.key != context.object_key:
         raise no_such_upload(upload_id)
     return upload
 
 
-def is_known(context: RequestContext, buffer: WritebackBuffer) -> bool:
+def is_known(context: RequestContext) -> bool:
     """Return whether the request's upload is open here, or has ended here."""
     upload_id = context.request.parameter("uploadId") or ""
-    return buffer.look(lambda tx: tx.uploads.upload(upload_id) is not None or tx.uploads.ended(upload_id) is not None)
+    return context.buffer.look(
+        lambda tx: tx.uploads.upload(upload_id) is not None or tx.uploads.ended(upload_id) is not None
+    )
 
 
 async def check_owner(context: RequestContext, upload: Write) -> None:
@@ -313,30 +298,21 @@ def number_of_part(context: RequestContext) -> int:
     return part_number("partNumber", context.request.parameter("partNumber") or "")
 
 
-def number_of(context: RequestContext, name: str, default: int) -> int:
-    """Return a numeric parameter; `default` if it is missing."""
-    text = context.request.parameter(name)
-    if not text:
-        return default
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise s3_error("InvalidArgument", f"{name} must be a number.", ArgumentName=name, ArgumentValue=text)
-    return int(text)
-
-
-def check_algorithm(context: RequestContext, upload: Write) -> None:
+def _check_algorithm(context: RequestContext, upload: Write) -> None:
     """Raise unless the part has the checksum that Create has announced, or none."""
     declared = upload.spec.headers.get("x-amz-checksum-algorithm")
     if declared is None:
         return
     algorithm, _ = upload_checksum_type(declared, upload.spec.headers.get("x-amz-checksum-type"))
     headers = context.request.headers
-    brought = {name for name in (*headers, *headers.get("x-amz-trailer", "").split(",")) if _is_checksum(name.strip())}
-    if any(name.strip() != f"x-amz-checksum-{algorithm}" for name in brought):
+    brought = {name.strip() for name in (*headers, *headers.get("x-amz-trailer", "").split(","))}
+    sums = {name for name in brought if is_checksum(name)} - {f"{PREFIX}algorithm", f"{PREFIX}type"}
+    if sums - {PREFIX + algorithm}:
         raise s3_error("InvalidRequest", f"Checksum Type mismatch occurred, expected checksum Type: {algorithm}.")
 
 
-def _is_checksum(name: str) -> bool:
-    return name.startswith("x-amz-checksum-") and name not in ("x-amz-checksum-algorithm", "x-amz-checksum-type")
+def checksum_elements(checksums: Mapping[str, str]) -> str:
+    return "".join(element(f"Checksum{name.upper()}", value) for name, value in checksums.items())
 
 
 def no_such_upload(upload_id: str) -> S3Error:

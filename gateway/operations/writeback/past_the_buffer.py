@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Collection, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import compress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -21,9 +21,9 @@ from gateway.core.clock import Clock, Moment
 from gateway.core.errors import BufferUnavailable, ForebayError, OriginBodyError, OutcomeUnknown, S3Error
 from gateway.core.model import BodyStream, ObjectKey, PinnedFileSpan
 from gateway.core.steps import Steps, each, in_steps
-from gateway.metadata.listing.pages import END, key_successor, prefix_end
-from gateway.operations.context import Answer, CacheLabel, RequestContext, Response, s3_error_of
-from gateway.operations.payload import Payload, receive_payload
+from gateway.metadata.listing.pages import key_successor, prefix_end
+from gateway.operations.context import Answer, CacheLabel, RequestContext, Response, changed, s3_error_of
+from gateway.operations.payload import announced_bytes
 from gateway.operations.writeback.write_back_policy import Reason, has_conditions
 from gateway.origin.client import OriginRequest, Purpose
 from gateway.s3.error_codes import error_document, s3_error
@@ -40,17 +40,19 @@ from gateway.s3.xml import (
 from gateway.s3.xml_writer import PROLOG
 from gateway.telemetry import metrics
 from gateway.telemetry.logs import RateLimitedLog
+from gateway.writeback.bounds import Bound
 from gateway.writeback.checkpoints.manifests import NamedFiles, NotUnderstood, may_be_understood
-from gateway.writeback.flushing.manifest_files import AWAITED_PAUSE_SECONDS, FIRST_PAUSE_SECONDS, Presence, understood
+from gateway.writeback.flushing.manifest_files import (
+    AWAITED_PAUSE_SECONDS,
+    FIRST_PAUSE_SECONDS,
+    FilePresence,
+    understood,
+)
 from gateway.writeback.flushing.state import LookedFor, WriteRefused
-from gateway.writeback.journal.records import LastOwnWrite, State, Write
+from gateway.writeback.journal.buckets import LastOwnWrite
+from gateway.writeback.journal.records import State, Write
+from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.order import is_marker, key_prefix_before
-
-if TYPE_CHECKING:
-    from gateway.writeback.bounds import Bound
-    from gateway.writeback.buffer import WritebackBuffer
-    from gateway.writeback.journal.transaction import JournalTransaction
-
 
 PATIENCE_SECONDS = 20.0
 """Clients give up after some 60 seconds; a 503 before that makes them try again."""
@@ -73,9 +75,9 @@ class FlushWait:
     takes too long, OperationAborted (409) when a conflict is in the way.
     """
 
-    def __init__(self, context: RequestContext, buffer: WritebackBuffer) -> None:
+    def __init__(self, context: RequestContext) -> None:
         self._context = context
-        self._buffer = buffer
+        self._buffer = context.buffer
         self._clock = context.services.clock
         self._deadline = self._clock.monotonic() + PATIENCE_SECONDS
         self._waited: list[str] = []
@@ -83,21 +85,19 @@ class FlushWait:
 
     async def for_keys(self, keys: Iterable[ObjectKey]) -> None:
         """Wait for pending writes of these keys. Then the request's conditions name the origin's versions."""
-        pending = [(key, found.sequence) for key in keys if (found := self._buffer.pending(key)) is not None]
-        for key, sequence in pending:
-            await self.for_write(key, sequence)
-        name_by_bucket_etags(self._context, self._buffer)
+        for found in [found for key in keys if (found := self._buffer.pending(key)) is not None]:
+            await self.for_write(found.key, found.sequence)
+        name_by_bucket_etags(self._context)
 
     def is_needed(self, bucket: str, prefix: str) -> bool:
         start = prefix.encode()
-        stop = prefix_end(start) if start else END
-        return bool(self._buffer.look(lambda tx: tx.writes.listing(bucket, start, stop, 1)))
+        return bool(self._buffer.look(lambda tx: tx.writes.listing(bucket, start, prefix_end(start), 1)))
 
     async def for_prefix(self, bucket: str, prefix: str = "", *, past_local: bool = True) -> None:
         """Wait for writes under a prefix but local objects, which without `past_local` raise S3Error NotImplemented."""
         newest = self._buffer.look(lambda tx: tx.writes.newest())
         start = prefix.encode()
-        stop = prefix_end(start) if start else END
+        stop = prefix_end(start)
         while found := self._buffer.look(lambda tx: tx.writes.listing(bucket, start, stop, _KEYS_AT_A_LOOK)):  # noqa: B023
             for one in found:
                 if one.state is State.LOCAL and not past_local:
@@ -105,9 +105,8 @@ class FlushWait:
                         "NotImplemented",
                         "This node keeps objects of the bucket that are never sent to the origin: delete them first.",
                     )
-                if one.state is State.LOCAL:  # it never leaves this node
-                    continue
-                await self.for_write(one.key, min(one.sequence, newest))
+                if one.state is not State.LOCAL:  # those never leave this node
+                    await self.for_write(one.key, min(one.sequence, newest))
             start = key_successor(found[-1].key.key.encode())
 
     async def for_turn(self, key: ObjectKey) -> None:
@@ -125,18 +124,21 @@ class FlushWait:
                 self._waited.append(prefix)
         await self.for_keys([key])
 
-    async def for_files(self, named: NamedFiles | None) -> None:
-        """Wait for everything that a manifest names under the request's key, whichever node writes it; None: unknown.
+    async def for_files(self, content: bytes | None) -> None:
+        """Wait for everything that a manifest names under the request's key, whichever node writes it.
 
-        If the gateway may not look, as in a bucket whose writes it never absorbs, do not wait.
+        `content` is the manifest, None if it is too long to be looked at while its client waits. A manifest that cannot
+        be understood goes in the order of arrival, and the log says so. If the gateway may not look, as in a bucket
+        whose writes it never absorbs, do not wait.
         """
+        named = await _named_files(self._context, content)
         if not named:
             return
-        presence = Presence(self._context.object_key.bucket, named)
         origin, slot = self._context.services.origin, self._context.slot.name
-        pause_seconds, is_first = FIRST_PAUSE_SECONDS, True
+        bucket, pause_seconds = self._context.object_key.bucket, FIRST_PAUSE_SECONDS
+        presence = FilePresence(origin, bucket, named, slot=slot, purpose=Purpose.FORWARD, clock=self._clock)
         while True:
-            found = await presence.look(origin, slot, Purpose.FORWARD, self._clock, lambda _: False, is_first=is_first)
+            found = await presence.look()
             if isinstance(found, WriteRefused) or (isinstance(found, LookedFor) and not found.missing):
                 return
             if self._clock.monotonic() + pause_seconds >= self._deadline:
@@ -146,10 +148,23 @@ class FlushWait:
                 )
             with cancellation.turn():
                 await self._clock.sleep(pause_seconds)
-            pause_seconds, is_first = min(2 * pause_seconds, AWAITED_PAUSE_SECONDS), False
+            pause_seconds = min(2 * pause_seconds, AWAITED_PAUSE_SECONDS)
+
+    async def for_files_of_source(self) -> None:
+        """Wait as `for_files` for what the source of a copy names; the origin refuses a copy that it does not give."""
+        context = self._context
+        source = parse_copy_source(context.request.headers.get("x-amz-copy-source", ""))
+        query = [("versionId", source.version_id)] if source.version_id is not None else []
+        request = OriginRequest("GET", *source.key, query, purpose=Purpose.FORWARD, slot=context.slot.name)
+        async with await context.services.origin.send(request) as response:
+            if response.status != 200:
+                return
+            length = response.headers.get("content-length", "")
+            is_short = length.isdecimal() and int(length) <= CONTENT_BYTES_MAX
+            content = await response.read(CONTENT_BYTES_MAX) if is_short else None
+        await self.for_files(content)
 
     async def for_write(self, key: ObjectKey, sequence: int) -> None:
-        """Wait for writes of a key up to `sequence`."""
         looks, began = 0, self._clock.monotonic()
         while True:
             first = self._buffer.look(lambda tx: tx.writes.earliest(key))
@@ -198,6 +213,8 @@ def conflict(name: str) -> S3Error:
     )
 
 
+# Manifests: the origin shows one when the client has its 200, so the client waits for the files
+
 _log = RateLimitedLog(structlog.get_logger("forebay.writeback"))
 
 CONTENT_BYTES_MAX = 8 * 1024**2
@@ -215,49 +232,22 @@ def names_files(context: RequestContext) -> bool:
     return is_marker(key.key, slot.markers) and may_be_understood(key)
 
 
-async def receive_manifest(context: RequestContext, buffer: WritebackBuffer) -> tuple[Payload, NamedFiles | None]:
-    """Return the body of a PutObject, and the files that it names; None: unknown."""
-    payload = await receive_payload(context, buffered_bytes_max=CONTENT_BYTES_MAX)
-    if not isinstance(payload.body, bytes):
-        return payload, _told(context, NotUnderstood("it is too long to be looked at while its client waits"))
-    return payload, await named_by_bytes(context, buffer, payload.body)
-
-
-async def named_by_bytes(context: RequestContext, buffer: WritebackBuffer, content: bytes) -> NamedFiles | None:
-    """Return the files that an object of these bytes names under the request's key."""
-    named = _told(context, await understood(context.object_key, content, buffer.threads))
-    return await in_steps(_covered(context, named)) if named is not None else None
-
-
-async def named_by_copy(context: RequestContext, buffer: WritebackBuffer) -> NamedFiles | None:
-    if not names_files(context):
+async def _named_files(context: RequestContext, content: bytes | None) -> NamedFiles | None:
+    """Return the files that an object with this content names under the request's key; None: unknown."""
+    key = context.object_key
+    named: NamedFiles | NotUnderstood = NotUnderstood("it is too long to be looked at while its client waits")
+    if content is not None:
+        named = await understood(key, content, context.buffer.threads)
+    if isinstance(named, NotUnderstood):
+        _log.warning(
+            "a manifest's file names cannot be read: it goes to the origin in the order of arrival",
+            "manifest",
+            object=str(key),
+            slot=context.slot.name,
+            reason=named.reason,
+        )
         return None
-    source = parse_copy_source(context.request.headers.get("x-amz-copy-source", ""))
-    query = [("versionId", source.version_id)] if source.version_id is not None else []
-    request = OriginRequest(
-        "GET", source.key.bucket, source.key.key, query, purpose=Purpose.FORWARD, slot=context.slot.name
-    )
-    async with await context.services.origin.send(request) as response:
-        length = response.headers.get("content-length", "")
-        if response.status != 200:
-            return None  # the origin refuses the copy
-        if not length.isdecimal() or int(length) > CONTENT_BYTES_MAX:
-            return _told(context, NotUnderstood("it is too long to be looked at while its client waits"))
-        content = await response.read(CONTENT_BYTES_MAX)
-    return await named_by_bytes(context, buffer, content)
-
-
-def _told(context: RequestContext, named: NamedFiles | NotUnderstood) -> NamedFiles | None:
-    if isinstance(named, NamedFiles):
-        return named
-    _log.warning(
-        "a manifest's file names cannot be read: it goes to the origin in the order of arrival",
-        "manifest",
-        object=str(context.object_key),
-        slot=context.slot.name,
-        reason=named.reason,
-    )
-    return None
+    return await in_steps(_covered(context, named))
 
 
 def _covered(context: RequestContext, named: NamedFiles) -> Steps[NamedFiles]:
@@ -267,11 +257,14 @@ def _covered(context: RequestContext, named: NamedFiles) -> Steps[NamedFiles]:
     return NamedFiles(keys, tuple(one for one in named.directories if grant.covers(bucket, one)))
 
 
+# A client that reads an object in ranges names in each the version of the first answer (`If-Match`), and the flush may
+# come in between, with another ETag. So the journal remembers both ETags of the last flushed write of a key.
+
 _OF_SOURCE = "x-amz-copy-source"
 _CONDITIONS = ("if-match", "if-none-match", "if-range", f"{_OF_SOURCE}-if-match", f"{_OF_SOURCE}-if-none-match")
 
 
-def name_by_bucket_etags(context: RequestContext, buffer: WritebackBuffer) -> LastOwnWrite | None:
+def name_by_bucket_etags(context: RequestContext) -> LastOwnWrite | None:
     """Put the bucket's ETags in place of this node's in the request's conditions; return the write meant."""
     found, headers = None, context.request.headers
     if context.request.key is None:
@@ -283,7 +276,7 @@ def name_by_bucket_etags(context: RequestContext, buffer: WritebackBuffer) -> La
         key = context.object_key
         if name.startswith(_OF_SOURCE) and _OF_SOURCE in headers:
             key = parse_copy_source(headers[_OF_SOURCE]).key
-        own = buffer.look(lambda tx: tx.buckets.last_own_write(key))  # noqa: B023 - called at once
+        own = context.buffer.look(lambda tx: tx.buckets.last_own_write(key))  # noqa: B023 - called at once
         if own is None or own.answered is None or own.etag is None or not etag_matches(value, own.answered):
             continue
         found, named = own, value.replace(unquote(own.answered), unquote(own.etag))
@@ -293,19 +286,18 @@ def name_by_bucket_etags(context: RequestContext, buffer: WritebackBuffer) -> La
 
 def as_named(answer: Answer, own: LastOwnWrite) -> Answer:
     """Return the answer to a read whose condition named a write: with the client's name of the version."""
-    return _as_named(answer, own) if isinstance(answer, Response) else _as_named_later(answer, own)
+
+    def named(response: Response) -> Response:
+        pairs = [*response.encoded.pairs, *response.headers]
+        etag = next((value for name, value in pairs if name == "etag"), None)
+        if etag is None or unquote(etag) != unquote(own.etag or ""):
+            return response
+        return replace(response, headers=[*without(pairs, "etag"), ("etag", own.answered or "")], encoded=NO_HEADERS)
+
+    return changed(answer, named)
 
 
-async def _as_named_later(answer: Coroutine[Any, Any, Response], own: LastOwnWrite) -> Response:
-    return _as_named(await answer, own)
-
-
-def _as_named(response: Response, own: LastOwnWrite) -> Response:
-    pairs = [*response.encoded.pairs, *response.headers]
-    etag = next((value for name, value in pairs if name == "etag"), None)
-    if etag is None or unquote(etag) != unquote(own.etag or ""):
-        return response
-    return replace(response, headers=[*without(pairs, "etag"), ("etag", own.answered or "")], encoded=NO_HEADERS)
+# Writes
 
 
 def goes_through(context: RequestContext, reason: Reason | Bound) -> None:
@@ -315,27 +307,17 @@ def goes_through(context: RequestContext, reason: Reason | Bound) -> None:
         metrics.WRITEBACK_THROUGH.add(1, context.slot.name, reason.value)
 
 
-CHANGES_NO_OBJECT = frozenset(
-    {
-        Operation.CREATE_MULTIPART_UPLOAD,
-        Operation.UPLOAD_PART,
-        Operation.UPLOAD_PART_COPY,
-        Operation.ABORT_MULTIPART_UPLOAD,
-    }
-)
-"""Operations that leave the key's object at the origin as it was."""
-
-
-async def written_through(context: RequestContext, buffer: WritebackBuffer, write: Awaitable[Response]) -> Response:
+async def written_through(context: RequestContext, write: Awaitable[Response]) -> Response:
     """Carry out a write of the request's key at the origin, answered or not."""
     clock = context.services.clock
 
     async def note(etag: str | None, *, known: bool) -> None:
         with suppress(BufferUnavailable):
             own = LastOwnWrite.now(Moment.of(clock), etag, known=known)
-            await buffer.record_own_write(context.object_key, own, _said_bytes(context))
+            is_put = context.request.operation is Operation.PUT_OBJECT
+            await context.buffer.record_own_write(context.object_key, own, announced_bytes(context) if is_put else 0)
             if etag is not None and context.request.operation is Operation.COMPLETE_MULTIPART_UPLOAD:
-                await _learn_of_parts(context, buffer, etag)
+                await _learn_of_parts(context, etag)
 
     try:
         reply = await write
@@ -359,25 +341,13 @@ async def written_through(context: RequestContext, buffer: WritebackBuffer, writ
     return reply
 
 
-def _said_bytes(context: RequestContext) -> int:
-    """Return the length of a PutObject's body by its headers; 0 if they do not have it."""
-    headers = context.request.headers
-    said = headers.get("x-amz-decoded-content-length", headers.get("content-length", ""))
-    is_put = context.request.operation is Operation.PUT_OBJECT
-    return int(said) if is_put and said.isascii() and said.isdecimal() and len(said) < 16 else 0
-
-
-async def _learn_of_parts(context: RequestContext, buffer: WritebackBuffer, etag: str) -> None:
+async def _learn_of_parts(context: RequestContext, etag: str) -> None:
     """Note that the ETag of this object of parts could have been foretold, after others could not."""
     bucket = context.object_key.bucket
-    capabilities = buffer.look(lambda tx: tx.buckets.capabilities(bucket))
-    if (
-        capabilities is None
-        or capabilities.multipart_etags
-        or unquote(multipart_etag(context.made_of) or "") != unquote(etag)
-    ):
-        return
-    await buffer.journal.change(lambda tx: tx.buckets.amend(bucket, multipart_etags=True))
+    capabilities = context.buffer.look(lambda tx: tx.buckets.capabilities(bucket))
+    is_foretold = unquote(multipart_etag(context.made_of) or "") == unquote(etag)
+    if capabilities is not None and not capabilities.multipart_etags and is_foretold:
+        await context.buffer.journal.change(lambda tx: tx.buckets.amend(bucket, multipart_etags=True))
 
 
 class Note(Protocol):
@@ -429,35 +399,35 @@ async def whole_document(reply: Response, size_bytes_max: int = RESULT_SIZE_BYTE
 
 
 async def deleted_through(
-    context: RequestContext, buffer: WritebackBuffer, entries: Iterable[DeleteEntry], delete: Awaitable[Response]
+    context: RequestContext, entries: Iterable[DeleteEntry], delete: Awaitable[Response]
 ) -> Response:
     """Carry out a DeleteObjects at the origin, answered or not. OriginBodyError for an incomplete answer.
 
     Keys reported as deleted leave their checkpoints, except those with a version: others may remain.
     """
     bucket, slots = context.request.bucket or "", context.services.slots
-    changed = [one for one in entries if slots.find(bucket, one.key).is_buffered]
-    left: Collection[DeleteEntry] = changed
+    noted = [one for one in entries if slots.find(bucket, one.key).is_buffered]
+    left: Collection[DeleteEntry] = noted
     try:
         reply = await delete
-        if reply.status == 200 and changed:
+        if reply.status == 200 and noted:
             document = await whole_document(reply, DELETE_RESULT_BYTES_MAX)
-            left = await in_steps(entries_left(document, changed))
+            left = await in_steps(entries_left(document, noted))
             reply = replace(reply, headers=without(reply.headers, "content-length"), body=document, resource=None)
         return reply
     finally:
         own = LastOwnWrite.now(Moment.of(context.services.clock), known=False)
 
         def note(tx: JournalTransaction) -> None:
-            for one in changed:
+            for one in noted:
                 key = ObjectKey(bucket, one.key)
                 tx.buckets.record_own_write(key, own)
                 if one not in left and one.version_id is None:
                     tx.writes.leave_checkpoint(key)
 
-        if changed:
+        if noted:
             with suppress(BufferUnavailable):
-                await buffer.journal.change(note)
+                await context.buffer.journal.change(note)
 
 
 # An answer that may take longer than clients wait without a byte: head and white space first, the outcome when known
@@ -489,8 +459,6 @@ async def with_retries(
 
 
 class _Wait:
-    """The wait of one answer."""
-
     def __init__(self, answering: asyncio.Task[Response], clock: Clock) -> None:
         self.answering = answering
         self._clock = clock
@@ -507,16 +475,14 @@ class _Wait:
         yield _PROLOG
         while not await self.is_over():
             yield b" "
-        yield without_prolog(await self._document())
+        try:
+            reply = await self.answering
+            assert isinstance(reply.body, bytes)  # noqa: S101 - as `with_retries` says
+            document = reply.body
+        except ForebayError as error:
+            document = error_document(s3_error_of(error), resource="", request_id="", host_id="")
+        yield without_prolog(document)
 
     async def aclose(self) -> None:
         self.answering.cancel()
         await asyncio.gather(self.answering, return_exceptions=True)
-
-    async def _document(self) -> bytes:
-        try:
-            reply = await self.answering
-        except ForebayError as error:
-            return error_document(s3_error_of(error), resource="", request_id="", host_id="")
-        assert isinstance(reply.body, bytes)  # noqa: S101 - as `with_retries` says
-        return reply.body

@@ -12,31 +12,30 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gateway.core.errors import BufferUnavailable, OriginAnswered, OriginBodyError, OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import forward_write
-from gateway.operations.payload import Payload, receive_payload
-from gateway.operations.writeback.parts import apply_backpressure, room_for_body, stage_body
+from gateway.operations.payload import BUFFERED_SIZE_BYTES_MAX, Payload, receive_payload
+from gateway.operations.writeback.parts import acknowledged, room_for_body, stage_body
 from gateway.operations.writeback.past_the_buffer import (
+    CONTENT_BYTES_MAX,
     FlushWait,
     goes_through,
-    named_by_bytes,
     names_files,
-    receive_manifest,
     written_through,
 )
 from gateway.operations.writeback.write_back_policy import (
     Reason,
+    capabilities_of,
     check_stored,
     fixed_headers,
+    is_foretold,
     is_supported_header,
     makes_md5_etags,
     refuse_unless_kept_here,
     storage_classes,
-    takes_local_etag,
     why_of_bucket,
     why_of_headers,
     why_of_key,
@@ -44,19 +43,9 @@ from gateway.operations.writeback.write_back_policy import (
 from gateway.s3.checksums import PREFIX
 from gateway.s3.headers import filter_request_headers, unquote
 from gateway.writeback.bounds import Bound
-from gateway.writeback.journal.records import (
-    LAST_OWN_WRITE_KEPT_SECONDS,
-    BucketCapabilities,
-    ExpectedVersion,
-    Part,
-    Write,
-    WriteSpec,
-)
-
-if TYPE_CHECKING:
-    from gateway.writeback.buffer import WritebackBuffer
-    from gateway.writeback.journal.transaction import JournalTransaction
-
+from gateway.writeback.journal.buckets import LAST_OWN_WRITE_KEPT_SECONDS, BucketCapabilities
+from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
+from gateway.writeback.journal.transaction import JournalTransaction
 
 LEARNED_AGAIN_SECONDS = 600.0
 """Seconds after which a bucket whose writes are not absorbed is looked at again: rights and encryption may change."""
@@ -66,29 +55,25 @@ UNREADABLE_AGAIN_SECONDS = 15.0
 key, and checkpoints must be absorbed soon after the key is renewed."""
 
 
-async def buffer_put(context: RequestContext, buffer: WritebackBuffer) -> Response:
+async def buffer_put(context: RequestContext) -> Response:
     """Acknowledge an object on this node's disk, or write it through if its answer cannot be foretold."""
-    reason = why_of_key(context.object_key.key) or why_of_headers(context.request.headers, is_supported_header)
+    headers = context.request.headers
+    reason = why_of_key(context.object_key.key) or why_of_headers(headers, is_supported_header)
+    refuse_unless_kept_here(context, reason)
     if context.slot.write == "scratch":
-        refuse_unless_kept_here(reason)
-        return await _keep(context, buffer)
-    capabilities = buffer.look(lambda tx: tx.buckets.capabilities(context.object_key.bucket))
+        return await _keep(context)
+    capabilities = capabilities_of(context)
     if reason is not None:
-        return await _through(context, buffer, reason)
-    headers, key = context.request.headers, context.object_key.key
-    reason = why_of_bucket(capabilities, headers=headers, may_be_local=takes_local_etag(context), key=key)
+        return await _through(context, reason)
+    reason = why_of_bucket(context, capabilities, headers=headers)
     if reason is not None:
         learns = capabilities is None or reason is Reason.STORAGE_CLASS or _is_old(context, capabilities)
-        return await (_through_and_learn if learns else _through)(context, buffer, reason)
-    check_stored(context.request.headers)
-    async with room_for_body(context, buffer, context.slot.name) as bound:
+        return await (_through_and_learn if learns else _through)(context, reason)
+    check_stored(headers)
+    async with room_for_body(context, context.slot.name) as bound:
         if bound is None:
-            is_local = capabilities is not None and not capabilities.foretells(of_parts=False)
-            reply = await _absorb(context, buffer, is_etag_local=is_local)
-    if bound is None:
-        await apply_backpressure(context, buffer, context.slot.name)
-        return reply
-    return await _through(context, buffer, bound)
+            reply = await _absorb(context, is_etag_local=not is_foretold(context, of_parts=False))
+    return reply if bound is None else await _through(context, bound)
 
 
 def _is_old(context: RequestContext, capabilities: BucketCapabilities) -> bool:
@@ -96,35 +81,35 @@ def _is_old(context: RequestContext, capabilities: BucketCapabilities) -> bool:
     return not 0 <= context.services.clock.now() - capabilities.learned_at < again_seconds
 
 
-async def _keep(context: RequestContext, buffer: WritebackBuffer) -> Response:
+async def _keep(context: RequestContext) -> Response:
     """Acknowledge an object that stays here, without asking the origin."""
     check_stored(context.request.headers)
-    async with room_for_body(context, buffer, context.slot.name):
+    async with room_for_body(context, context.slot.name):
         nothing = ExpectedVersion.unknown(context.services.clock)
-        staged = await stage_body(context, buffer, context.slot.name, 1)
-        await buffer.acknowledge(_write(context, staged.part, nothing, nothing.asked_at))
-    await apply_backpressure(context, buffer, context.slot.name)
-    return Response(200, staged.answer_headers, b"", "absorbed")
+        part = await stage_body(context, context.slot.name, 1)
+        await context.buffer.acknowledge(_write(context, part, nothing, nothing.asked_at))
+    return acknowledged(part)
 
 
-async def _absorb(context: RequestContext, buffer: WritebackBuffer, *, is_etag_local: bool) -> Response:
+async def _absorb(context: RequestContext, *, is_etag_local: bool) -> Response:
     async with aclosing(ExpectedVersionQuery(context)) as question:
-        staged = await stage_body(context, buffer, context.slot.name, 1)
-        part = staged.part
+        part = await stage_body(context, context.slot.name, 1)
         try:
-            expected = await expected_version(context, buffer, question)
+            expected = await expected_version(context, question)
         except OriginAnswered as refusal:
             try:
-                await goes_through_unseen(context, buffer, refusal)
-                return await _send_staged(context, buffer, part)
+                await goes_through_unseen(context, refusal)
+                checksums = {PREFIX + name: value for name, value in part.checksums.items()}
+                reply, _ = await _sent(context, Payload(await context.buffer.body(part), checksums))
+                return reply
             finally:
-                await buffer.give_up(part)
+                await context.buffer.give_up(part)
         except BaseException:
-            await buffer.give_up(part)
+            await context.buffer.give_up(part)
             raise
     write = _write(context, part, expected, question.nothing.asked_at)
-    await buffer.acknowledge(replace(write, is_etag_local=is_etag_local))
-    return Response(200, staged.answer_headers, b"", "absorbed")
+    await context.buffer.acknowledge(replace(write, is_etag_local=is_etag_local))
+    return acknowledged(part)
 
 
 def _write(context: RequestContext, part: Part, expected: ExpectedVersion, began_at: float) -> Write:
@@ -141,27 +126,26 @@ def _write(context: RequestContext, part: Part, expected: ExpectedVersion, began
     )
 
 
-async def _send_staged(context: RequestContext, buffer: WritebackBuffer, part: Part) -> Response:
-    checksums = {PREFIX + name: value for name, value in part.checksums.items()}
-    payload, wait = Payload(await buffer.body(part), checksums), FlushWait(context, buffer)
-    await wait.for_turn(context.object_key)
-    if names_files(context) and isinstance(payload.body, bytes):
-        await wait.for_files(await named_by_bytes(context, buffer, payload.body))
-    return await written_through(context, buffer, forward_write(context, payload))
-
-
-async def _through(context: RequestContext, buffer: WritebackBuffer, reason: Reason | Bound) -> Response:
+async def _through(context: RequestContext, reason: Reason | Bound) -> Response:
     goes_through(context, reason)
-    wait = FlushWait(context, buffer)
+    reply, _ = await _sent(context)
+    return reply
+
+
+async def _sent(
+    context: RequestContext, staged: Payload | None = None, *, with_md5: bool = False
+) -> tuple[Response, Payload]:
+    """Write the request's body, or a staged one, through to the origin; return the answer and the body."""
+    wait, is_manifest = FlushWait(context), names_files(context)
     await wait.for_turn(context.object_key)
-    if not names_files(context):
-        return await written_through(context, buffer, forward_write(context))
-    payload, named = await receive_manifest(context, buffer)
-    await wait.for_files(named)
-    return await written_through(context, buffer, forward_write(context, payload))
+    size_bytes_max = CONTENT_BYTES_MAX if is_manifest else BUFFERED_SIZE_BYTES_MAX
+    payload = staged or await receive_payload(context, with_md5=with_md5, buffered_bytes_max=size_bytes_max)
+    if is_manifest:
+        await wait.for_files(payload.body if isinstance(payload.body, bytes) else None)
+    return await written_through(context, forward_write(context, payload)), payload
 
 
-async def _through_and_learn(context: RequestContext, buffer: WritebackBuffer, reason: Reason) -> Response:
+async def _through_and_learn(context: RequestContext, reason: Reason) -> Response:
     """Write through, and learn from a bucket's first write its kind of ETags and whether we may look at its keys.
 
     If the origin does not say the latter, the next write asks again. The question is about a missing key: an origin may
@@ -169,12 +153,7 @@ async def _through_and_learn(context: RequestContext, buffer: WritebackBuffer, r
     """
     async with aclosing(ExpectedVersionQuery(context, absent_key(context))) as question:
         goes_through(context, reason)
-        wait = FlushWait(context, buffer)
-        await wait.for_turn(context.object_key)
-        payload = await receive_payload(context, with_md5=True)
-        if names_files(context) and isinstance(payload.body, bytes):
-            await wait.for_files(await named_by_bytes(context, buffer, payload.body))
-        reply = await written_through(context, buffer, forward_write(context, payload))
+        reply, payload = await _sent(context, with_md5=True)
         try:
             may_look, is_certain = True, (await question.answer()).is_told
         except OriginAnswered:
@@ -194,7 +173,7 @@ async def _through_and_learn(context: RequestContext, buffer: WritebackBuffer, r
             tx.buckets.learn(context.object_key.bucket, replace(told, multipart_etags=known.multipart_etags))
 
         with suppress(BufferUnavailable):  # the origin has the object: the next write learns about the bucket
-            await buffer.journal.change(learn)
+            await context.buffer.journal.change(learn)
     return reply
 
 
@@ -256,23 +235,21 @@ class ExpectedVersionQuery:
         return replace(nothing, etags=(etag,), known=True) if etag else nothing
 
 
-async def expected_version(
-    context: RequestContext, buffer: WritebackBuffer, question: ExpectedVersionQuery
-) -> ExpectedVersion:
+async def expected_version(context: RequestContext, question: ExpectedVersionQuery) -> ExpectedVersion:
     """Return the answer, unless this gateway has changed the key since. OriginAnswered if the origin refuses."""
     deadline = context.services.clock.monotonic() + ANSWER_SECONDS_MAX
-    return await current_expected_version(context, buffer, await question.answer(deadline), deadline)
+    return await current_expected_version(context, await question.answer(deadline), deadline)
 
 
 async def current_expected_version(
-    context: RequestContext, buffer: WritebackBuffer, expected: ExpectedVersion, deadline: float | None = None
+    context: RequestContext, expected: ExpectedVersion, deadline: float | None = None
 ) -> ExpectedVersion:
     """Return `expected` if this gateway has not changed the key past the buffer since; else the version there now.
 
     The journal knows changes through the buffer. `deadline` is monotonic; None: a second from now. OriginAnswered if
     the origin refuses.
     """
-    own = buffer.look(lambda tx: tx.buckets.last_own_write(context.object_key))
+    own = context.buffer.look(lambda tx: tx.buckets.last_own_write(context.object_key))
     clock = context.services.clock
     nothing = ExpectedVersion.unknown(clock)
     is_old = not 0 <= nothing.asked_then.since(expected.asked_then)[0] < LAST_OWN_WRITE_KEPT_SECONDS / 2
@@ -291,11 +268,10 @@ def absent_key(context: RequestContext) -> ObjectKey:
 
 
 def is_for_want_of_rights(refusal: OriginAnswered) -> bool:
-    """Return whether the gateway's own key pair lacks the right."""
     return refusal.status in (401, 403)
 
 
-async def goes_through_unseen(context: RequestContext, buffer: WritebackBuffer, refusal: OriginAnswered) -> None:
+async def goes_through_unseen(context: RequestContext, refusal: OriginAnswered) -> None:
     """Send a write through whose present version the origin does not tell.
 
     If the right is missing, later writes go through too: otherwise one might be acknowledged while the origin is slow
@@ -312,4 +288,4 @@ async def goes_through_unseen(context: RequestContext, buffer: WritebackBuffer, 
             tx.buckets.learn(bucket, replace(known, may_look=False, learned_at=now))
 
     with suppress(BufferUnavailable):  # then the next write learns it
-        await buffer.journal.change(learn)
+        await context.buffer.journal.change(learn)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from gateway.operations.context import RequestContext
 from gateway.operations.read_object import judged_by_the_origin
@@ -16,10 +15,7 @@ from gateway.s3.checksums import ALGORITHMS, PREFIX
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import etag_matches, sendable
 from gateway.s3.requests import S3Request
-from gateway.writeback.journal.records import BucketCapabilities
-
-if TYPE_CHECKING:
-    from gateway.writeback.buffer import WritebackBuffer
+from gateway.writeback.journal.buckets import BucketCapabilities
 
 
 class Reason(StrEnum):
@@ -56,7 +52,7 @@ class Reason(StrEnum):
     """Only the origin has some of the upload's parts."""
 
 
-def check_condition(context: RequestContext, buffer: WritebackBuffer) -> None:
+def check_condition(context: RequestContext) -> None:
     """Raise S3Error if a pending write fails a write's condition. A passing condition is left to the origin.
 
     So is a request that names an owner or payer, as it may not be allowed to know that. A repeated Complete gets the
@@ -66,9 +62,9 @@ def check_condition(context: RequestContext, buffer: WritebackBuffer) -> None:
     if_match, if_none_match = headers.get("if-match"), headers.get("if-none-match")
     if (if_match is None and if_none_match is None) or judged_by_the_origin(context.request):
         return
-    pending = buffer.pending(context.object_key)
+    pending = context.buffer.pending(context.object_key)
     upload_id = context.request.parameter("uploadId") or ""
-    if pending is None or (upload_id and buffer.look(lambda tx: tx.uploads.ended(upload_id)) is not None):
+    if pending is None or (upload_id and context.buffer.look(lambda tx: tx.uploads.ended(upload_id)) is not None):
         return
     if pending.deleted:
         if if_match is not None:
@@ -85,14 +81,7 @@ METADATA_SIZE_BYTES_MAX = 2048
 _METADATA = "x-amz-meta-"
 
 _STORED = frozenset(
-    {
-        "cache-control",
-        "content-disposition",
-        "content-encoding",
-        "content-language",
-        "content-type",
-        "expires",
-    }
+    {"cache-control", "content-disposition", "content-encoding", "content-language", "content-type", "expires"}
 )
 """Headers with values that S3 always takes."""
 
@@ -140,9 +129,9 @@ def why_of_key(key: str) -> Reason | None:
     return None
 
 
-def refuse_unless_kept_here(reason: Reason | None) -> None:
+def refuse_unless_kept_here(context: RequestContext, reason: Reason | None) -> None:
     """Raise S3Error NotImplemented for a write in a slot with `write = "scratch"` that only the origin could judge."""
-    if reason is not None:
+    if reason is not None and context.slot.write == "scratch":
         raise s3_error(
             "NotImplemented",
             'The slot has write = "scratch": Forebay sends nothing to the origin, and only the origin could judge this '
@@ -157,23 +146,28 @@ def why_of_headers(headers: Mapping[str, str], foreseen: Callable[[str, str], bo
     return Reason.CONDITION if has_conditions(headers) else Reason.HEADER
 
 
+def capabilities_of(context: RequestContext) -> BucketCapabilities | None:
+    return context.buffer.look(lambda tx: tx.buckets.capabilities(context.object_key.bucket))
+
+
 def why_of_bucket(
+    context: RequestContext,
     capabilities: BucketCapabilities | None,
     *,
     of_parts: bool = False,
     headers: Mapping[str, str] | None = None,
-    may_be_local: bool = False,
-    key: str = "",
 ) -> Reason | None:
     """Return why a bucket's writes, of objects or, with `of_parts`, of objects of parts, are not absorbed, or None.
 
-    `headers` are those of a write whose storage class the bucket may not have taken yet. `may_be_local`: this node's
-    ETag will do if the bucket's cannot be foretold (`takes_local_etag`).
+    `headers` are those of a write whose storage class the bucket may not have taken yet. If the bucket's ETag cannot be
+    foretold, this node's may answer, except with a customer key: that cannot be flushed.
     """
     if capabilities is None:
         return Reason.BUCKET_UNKNOWN
-    if capabilities.refuses(key):
+    if capabilities.refuses(context.object_key.key):
         return Reason.KEY
+    has_key = any(name.startswith(f"{_ENCRYPTION}-customer-") for name in context.request.headers)
+    may_be_local = context.slot.etag == "local" and not has_key
     if not capabilities.foretells(of_parts=of_parts) and not may_be_local:
         return Reason.BUCKET_ETAGS
     if not capabilities.may_look:
@@ -181,17 +175,15 @@ def why_of_bucket(
     return None if storage_classes(headers or {}) <= capabilities.storage_classes else Reason.STORAGE_CLASS
 
 
-def takes_local_etag(context: RequestContext) -> bool:
-    """Return whether this node's ETag may answer a write. With a customer key it cannot be flushed."""
-    headers = context.request.headers
-    return context.slot.etag == "local" and not any(name.startswith(f"{_ENCRYPTION}-customer-") for name in headers)
+def is_foretold(context: RequestContext, created: Mapping[str, str] | None = None, *, of_parts: bool = True) -> bool:
+    """Return whether the bucket's ETag of the object is known.
 
-
-def is_foretold(capabilities: BucketCapabilities | None, created: Mapping[str, str]) -> bool:
-    """Return whether the ETag is known of an object of parts whose upload began with these headers."""
-    if names_encryption(created):
-        return makes_md5_etags(created)
-    return capabilities is None or capabilities.foretells(of_parts=True)
+    `of_parts`: it is of parts, whose upload began with the headers `created`.
+    """
+    if names_encryption(created or {}):
+        return makes_md5_etags(created or {})
+    capabilities = capabilities_of(context)
+    return capabilities is None or capabilities.foretells(of_parts=of_parts)
 
 
 def storage_classes(headers: Mapping[str, str]) -> frozenset[str]:
@@ -209,7 +201,10 @@ def may_begin_without_origin(request: S3Request) -> bool:
     Customer keys, which are never written down; KMS, whose ETags are no MD5s; owners, payers, rights, tags, redirects,
     locks, archive classes.
     """
-    return all(_may_be_replayed(name, value) for name, value in request.headers.items())
+    return all(
+        name in _REPLAYED or (name, value) in _REPLAYED_PAIRS or is_supported_header(name, value)
+        for name, value in request.headers.items()
+    )
 
 
 def tells_encryption(answer: Mapping[str, str]) -> bool:
@@ -270,12 +265,6 @@ def _is_stored(name: str) -> bool:
 
 def _is_about_the_upload(name: str) -> bool:
     return name.startswith("x-amz-") and name not in _OF_THE_REQUEST
-
-
-def _may_be_replayed(name: str, value: str) -> bool:
-    if name in _REPLAYED or (name, value) in _REPLAYED_PAIRS:
-        return True
-    return is_supported_header(name, value)
 
 
 def is_supported_header(name: str, value: str) -> bool:

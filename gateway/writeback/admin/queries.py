@@ -23,9 +23,8 @@ from gateway.core.errors import BufferDamaged, BufferUnavailable
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
 from gateway.writeback.checkpoints.state import CheckpointState
-from gateway.writeback.journal import codec
 from gateway.writeback.journal.files import Usage
-from gateway.writeback.journal.records import State, Write
+from gateway.writeback.journal.records import State, Write, unpack_write
 from gateway.writeback.journal.rows import OPEN, PENDING, Table, Value, at, keys_under, marks, text
 from gateway.writeback.journal.schema import connect_reading
 from gateway.writeback.journal.transaction import JournalTransaction
@@ -377,7 +376,7 @@ class PendingQueries(Table):
 def _unpacked(write_id: int, record: bytes) -> tuple[Write | None, str | None]:
     """Return the write, or how its row is damaged."""
     try:
-        return codec.unpack_write(write_id, record), None
+        return unpack_write(write_id, record), None
     except BufferDamaged as error:
         return None, str(error)
 

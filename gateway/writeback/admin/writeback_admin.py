@@ -17,9 +17,12 @@ from gateway.policy.slots import Prefix
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.checkpoints import CheckpointsReport
 from gateway.writeback.admin.queries import Name, Pending, from_token, may_be_name, name_of, to_token
-from gateway.writeback.flushing.reconciler import Attempts, FlushDependencies, Reconciler
+from gateway.writeback.flushing.flush_task import FlushDependencies
+from gateway.writeback.flushing.reconciler import Attempts, Reconciler
 from gateway.writeback.flushing.state import Headed, Lost, WriteRefused
-from gateway.writeback.journal.records import BucketCapabilities, ExpectedVersion, Write, WriteSpec
+from gateway.writeback.flushing.verdicts import first_key
+from gateway.writeback.journal.buckets import BucketCapabilities
+from gateway.writeback.journal.records import ExpectedVersion, Write, WriteSpec
 from gateway.writeback.journal.rows import keys_under, text
 from gateway.writeback.journal.transaction import JournalTransaction
 
@@ -124,10 +127,15 @@ class WritebackAdmin:
         under = keys_under(prefix.key_prefix)
         if not self._journal.read(lambda tx: tx.writes.listing(prefix.bucket, *under, 1)):
             return prefix
-        first_key = self._tools.requests.first_key  # None also if the origin does not say
-        is_there = await first_key(prefix.bucket, prefix.key_prefix) == prefix.key_prefix
-        is_there = is_there or await first_key(prefix.bucket, f"{prefix.key_prefix}/") is not None
-        return name_of(prefix) if is_there else prefix
+        is_object = await self._first_key(prefix.bucket, prefix.key_prefix) == prefix.key_prefix
+        if is_object or await self._first_key(prefix.bucket, f"{prefix.key_prefix}/") is not None:
+            return name_of(prefix)
+        return prefix
+
+    async def _first_key(self, bucket: str, prefix: str) -> str | None:
+        """Return the first key with a prefix; None also if the origin does not say."""
+        found = await first_key(self._tools.requests.origin, bucket, prefix)
+        return found if isinstance(found, str) else None
 
     async def _raise_priority(self, scope: Prefix) -> None:
         now, ranges = self._clock.now(), [keys_under(scope.key_prefix)]
@@ -183,7 +191,7 @@ class WritebackAdmin:
     async def _keep_ours(self, pending: Pending) -> str | None:
         """Return the ETag at the origin that will be overwritten."""
         now = self._clock.now()
-        if pending.write is not None and self._tools.manifests.is_waiting(pending.id):
+        if pending.write is not None and pending.id in self._tools.manifests.waiting():
             self._tools.manifests.waive(pending.id)
             await self._journal.change(lambda tx: tx.turns.try_now(*pending.key, now, [pending.id]))
             _log.warning("a manifest is sent although the origin lacks files that it names", object=str(pending.key))
@@ -203,7 +211,7 @@ class WritebackAdmin:
 
     async def _give_up(self, pending: Pending, decision: Decision) -> None:
         shown, only = pending.document, pending.is_conflict
-        is_hopeless = shown.state == "damaged" or shown.failures > 0 or self._tools.manifests.is_waiting(pending.id)
+        is_hopeless = shown.state == "damaged" or shown.failures > 0 or pending.id in self._tools.manifests.waiting()
         if not only and not (is_hopeless and decision is Decision.DISCARD):
             _not_to_be_decided(pending)
         await self._tools.publication.publish(_gone(pending), None)

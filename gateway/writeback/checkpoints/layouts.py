@@ -122,7 +122,7 @@ class _Directory(NamedTuple):
 
 def _known(key: ObjectKey) -> CheckpointName | None:
     parts = key.key.split("/")
-    said = _layout_of_file(parts[-1])
+    said = next((layout for layout, pattern in _FILES.items() if pattern.fullmatch(parts[-1])), None)
     found = _directory(parts)
     if found is not None:
         layout = said if said is not None and found.layout == "step" else found.layout
@@ -186,13 +186,8 @@ _OBJECT = re.compile(
     rf"(?:^|[-_.])(?:ckpt|checkpoint|chkpt|step|iter|iteration|epoch)[-_=]?(?:{_N}_)?({_N})\.{_KINDS}$"
 )
 
-
 LAYOUTS = ("dcp", "huggingface", "safetensors", "deepspeed", "megatron", "lightning", "nemo", "ranks", "step")
 """The layouts that are known without patterns."""
-
-
-def _layout_of_file(name: str) -> str | None:
-    return next((layout for layout, pattern in _FILES.items() if pattern.fullmatch(name)), None)
 
 
 def _object(name: str) -> tuple[int, str] | None:

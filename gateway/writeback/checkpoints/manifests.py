@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pickletools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,9 +99,8 @@ def may_be_understood(key: ObjectKey) -> bool:
 
 def named_files(key: ObjectKey, content: bytes) -> NamedFiles | NotUnderstood:
     """Return the files that a manifest names. Takes a second per 10 MiB: keep it off the event loop."""
-    directory = key.key[: len(key.key) - len(_name(key))]
     try:
-        return _named(_name(key), directory, key.key, content)
+        return _named(key.key, content)
     except _Strange as strange:
         return NotUnderstood(str(strange))
 
@@ -110,21 +109,26 @@ def _name(key: ObjectKey) -> str:
     return key.key.rpartition("/")[2]
 
 
-def _named(name: str, directory: str, own: str, content: bytes) -> NamedFiles:
+def _named(key: str, content: bytes) -> NamedFiles:
     if len(content) > CONTENT_BYTES_MAX:
         raise _Strange(f"it is longer than {CONTENT_BYTES_MAX} bytes")
+    above, slash, name = key.rpartition("/")
+    directory = above + slash
     if name == _DCP:
-        return NamedFiles(_keys(directory, own, _paths_of_pickle(content)))
+        return NamedFiles(_keys(directory, key, _paths_of_pickle(content)))
     if name.endswith(_INDEX):
-        return NamedFiles(_keys(directory, own, _paths_of_index(content)))
+        return NamedFiles(_keys(directory, key, _paths_of_index(content)))
     if name in _DEEPSPEED:
-        return NamedFiles(directories=_keys(directory, own, [_tag(_line(content))]))
+        line = _line(content)
+        if _TAG.fullmatch(line) is None:
+            raise _Strange("it is no name that directories of checkpoints have")
+        return NamedFiles(directories=_keys(directory, key, [line]))
     if name == _MEGATRON:
-        return NamedFiles(directories=_keys(directory, own, [_iteration(_line(content))]))
+        return NamedFiles(directories=_keys(directory, key, [_iteration(_line(content))]))
     raise _Strange("it is of no known kind")
 
 
-def _keys(directory: str, own: str, paths: Iterator[str] | list[str]) -> tuple[str, ...]:
+def _keys(directory: str, own: str, paths: Iterable[str]) -> tuple[str, ...]:
     """Return the keys of paths relative to a directory, each once, in order, without the manifest's own."""
     found: dict[str, None] = {}
     for path in paths:
@@ -172,7 +176,11 @@ def _paths_of_pickle(content: bytes) -> Iterator[str]:
                 if strings > strings_max:
                     raise _Strange("it has more strings than PyTorch writes")
             continue
-        pushed = str(argument) if name in _TEXT else _remembered(memo, int(argument)) if name in _GET else None
+        pushed = None
+        if name in _TEXT:
+            pushed = str(argument)
+        elif name in _GET and 0 <= int(argument) < len(memo):
+            pushed = memo[int(argument)]
         if has_path:
             if pushed is None:
                 raise _Strange("it has a path that is no string")
@@ -181,10 +189,6 @@ def _paths_of_pickle(content: bytes) -> Iterator[str]:
         has_path, top = pushed == _PATH and not has_path, pushed
     if not has_storage:
         raise _Strange("it is no manifest of PyTorch's")
-
-
-def _remembered(memo: Sequence[str | None], number: int) -> str | None:
-    return memo[number] if 0 <= number < len(memo) else None
 
 
 def _opcodes(content: bytes) -> Iterator[tuple[str, Any]]:
@@ -198,9 +202,6 @@ def _opcodes(content: bytes) -> Iterator[tuple[str, Any]]:
             raise _Strange(f"it is no pickle: {error}"[:200]) from error
         yield opcode.name, argument
     raise _Strange("it is a pickle of too many opcodes")
-
-
-# Others
 
 
 # Indexes of shards
@@ -294,13 +295,6 @@ def _line(content: bytes) -> str:
         return content.decode().strip()
     except UnicodeDecodeError as error:
         raise _Strange("it is no text") from error
-
-
-def _tag(line: str) -> str:
-    """Return the directory that DeepSpeed's `latest` names."""
-    if _TAG.fullmatch(line) is None:
-        raise _Strange("it is no name that directories of checkpoints have")
-    return line
 
 
 def _iteration(line: str) -> str:

@@ -15,6 +15,7 @@ import mmap
 import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,14 +64,16 @@ class ReadPass(NamedTuple):
     """Answers that are being sent."""
 
 
+@dataclass(slots=True)
 class _Entry:
-    __slots__ = ("at", "first_at", "last_at", "of_before", "open", "read_bytes")
+    """The passes of a file; `at` is its row."""
 
-    def __init__(self, at: int, now: float) -> None:
-        self.at = at
-        self.open = self.read_bytes = 0
-        self.first_at = self.last_at = now
-        self.of_before = (0, 0.0, 0.0)
+    at: int
+    first_at: float
+    last_at: float
+    read_bytes: int = 0
+    open: int = 0
+    of_before: tuple[int, float, float] = (0, 0.0, 0.0)
 
 
 class CheckpointReads:
@@ -84,8 +87,8 @@ class CheckpointReads:
         """Files in the order of their last reads."""
         found = [(file, at, passes) for at, (file, passes) in enumerate(_rows(self._map)) if passes]
         for file, at, passes in sorted(found, key=lambda one: one[2][0].last_at):
-            entry = self._entries[file] = _Entry(at, 0.0)
-            entry.read_bytes, entry.first_at, entry.last_at, _ = passes[0]
+            read_bytes, first_at, last_at, _ = passes[0]
+            entry = self._entries[file] = _Entry(at, first_at, last_at, read_bytes)
             entry.of_before = passes[1][:3] if len(passes) > 1 else entry.of_before
             self._write(file, entry)
 
@@ -96,7 +99,11 @@ class CheckpointReads:
         """Count an answer with bytes of a file that is about to be sent; `end` must follow."""
         now, entry = self._clock.now(), self._entries.get(file)
         if entry is None:
-            entry = self._place(file, now)
+            at = len(self._entries)
+            if at >= FILES_MAX:
+                _, oldest = self._entries.popitem(last=False)
+                at = oldest.at
+            entry = self._entries[file] = _Entry(at, now, now)
         else:
             self._entries.move_to_end(file)
             if not entry.open and now - entry.last_at >= PAUSE_SECONDS:
@@ -115,27 +122,11 @@ class CheckpointReads:
         entry.read_bytes += sent_bytes
         self._write(file, entry)
 
-    def _place(self, file: bytes, now: float) -> _Entry:
-        at = len(self._entries)
-        if at >= FILES_MAX:
-            _, oldest = self._entries.popitem(last=False)
-            at = oldest.at
-        entry = self._entries[file] = _Entry(at, now)
-        return entry
-
     def _write(self, file: bytes, one: _Entry) -> None:
         if self._map.closed:
             return
-        _ROW.pack_into(
-            self._map,
-            one.at * _ROW.size,
-            file,
-            one.open,
-            one.read_bytes,
-            one.first_at,
-            one.last_at,
-            *one.of_before,
-        )
+        row = (file, one.open, one.read_bytes, one.first_at, one.last_at, *one.of_before)
+        _ROW.pack_into(self._map, one.at * _ROW.size, *row)
 
 
 def _rows(content: bytes | mmap.mmap) -> Iterator[tuple[bytes, Sequence[ReadPass]]]:

@@ -14,16 +14,25 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
-from gateway.core.errors import OriginBodyError, OriginUnreachable
+import structlog
+
+from gateway.core.clock import Clock, Moment
+from gateway.core.errors import BufferUnavailable, OriginBodyError, OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.core.steps import at_once
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, error_code_of, text_of
-from gateway.writeback.journal.records import Conditions, Honoured
-
-ANSWER_SIZE_BYTES_MAX = 64 * 1024
+from gateway.writeback.flushing.requests import Requests
+from gateway.writeback.flushing.state import Aborted, Event, Lost, WriteRefused
+from gateway.writeback.flushing.verdicts import ANSWER_SIZE_BYTES_MAX, answered, refusal_of
+from gateway.writeback.journal.buckets import BucketCapabilities, Conditions, Honoured
+from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.records import CreateAttempt, Write
 
 LEARNED_AGAIN_SECONDS = 7 * 24 * 3600.0
 """Seconds after which a bucket is probed again: origins are upgraded."""
@@ -35,12 +44,12 @@ _NO_ETAG = '"00000000000000000000000000000000"'
 _FAILING: Sequence[Mapping[str, str]] = ({"if-none-match": "*"}, {"if-match": _NO_ETAG})
 """Conditions that an existing object does not meet."""
 
-_DONE = (200, 204)
-
 _PART = b"-"
 
 A = TypeVar("A")
 B = TypeVar("B")
+
+_log = structlog.get_logger("forebay.writeback")
 
 
 def probe_key(bucket: str, key_prefix: str, node: str) -> ObjectKey:
@@ -58,8 +67,124 @@ def is_due(known: Conditions, now: float) -> bool:
     return not 0 <= now - known.learned_at < again_seconds
 
 
-class _Away(OriginUnreachable):
-    """The origin does not do its work, or something else answers in its stead."""
+class ConditionProbes:
+    """Probes buckets when that is due, one probe of a bucket at a time."""
+
+    def __init__(self, journal: Journal, requests: Requests, clock: Clock) -> None:
+        self._journal = journal
+        self._requests = requests
+        self._clock = clock
+        self._under_way: dict[str, asyncio.Task[Conditions]] = {}
+        self._keys = set[ObjectKey]()
+        """Keys of probes, or of their remains, that a task is working on."""
+
+    @property
+    def tasks(self) -> Sequence[asyncio.Task[Conditions]]:
+        return list(self._under_way.values())
+
+    async def conditions(self, write: Write, key_prefix: str) -> Conditions:
+        """Return the known conditions of a bucket; probe it before its first write, and again while others go on."""
+        bucket = write.key.bucket
+        capabilities = self._journal.read(lambda tx: tx.buckets.capabilities(bucket))
+        if capabilities is None or not write.is_acknowledged:
+            return Conditions()
+        if not is_due(capabilities.conditions, self._clock.now()):
+            return capabilities.conditions
+        probing = self._under_way.get(bucket)
+        if probing is None:
+            node, _ = self._journal.read(lambda tx: tx.node())
+            key = probe_key(bucket, key_prefix, node)
+            probing = asyncio.create_task(self._probe(key, write.spec.slot, capabilities))
+            self._under_way[bucket] = probing
+            probing.add_done_callback(partial(self._ended, bucket))
+        return capabilities.conditions if capabilities.conditions.learned_at else await asyncio.shield(probing)
+
+    def _ended(self, bucket: str, probing: asyncio.Task[Conditions]) -> None:
+        del self._under_way[bucket]
+        if not probing.cancelled() and (error := probing.exception()) is not None:
+            _log.warning(
+                "Forebay could not find out which conditions a bucket honours", bucket=bucket, reason=repr(error)
+            )
+
+    async def _probe(self, key: ObjectKey, slot: str, capabilities: BucketCapabilities) -> Conditions:
+        if key in self._keys:
+            return capabilities.conditions  # the remains of a probe are just being removed
+        self._keys.add(key)
+        try:
+            found = await self._probed(key, slot)
+        finally:
+            self._keys.discard(key)
+        if found is None:
+            return capabilities.conditions
+        found = replace(found, learned_at=self._clock.now())  # the clock may have been set meanwhile
+        await self._journal.change(lambda tx: tx.buckets.amend(key.bucket, conditions=found))
+        _log.info(
+            "Forebay has found out which conditions a bucket honours",
+            bucket=key.bucket,
+            put=found.put.name.lower(),
+            complete=found.complete.name.lower(),
+            delete=found.delete.name.lower(),
+        )
+        return found
+
+    async def _probed(self, key: ObjectKey, slot: str) -> Conditions | None:
+        """Enter the probe first, so that the remains of a killed one are removed. All failed ones share a row."""
+        rows = self._journal.read(lambda tx: tx.uploads.asked(key))
+        asked = CreateAttempt(self._journal.worker, Moment.of(self._clock))
+        row_id = rows[0].id if rows else await self._journal.change(lambda tx: tx.uploads.ask(key, slot, asked))
+        found, probe = None, Probe(self._requests.origin, key, slot)
+        try:
+            found = await probe.run(self._clock.now())
+        finally:
+            with suppress(BufferUnavailable):  # the next start marks it instead
+                if probe.has_left or (found is None and probe.has_asked):
+                    await self._journal.change(lambda tx: tx.uploads.mark_in_doubt(row_id, Moment.of(self._clock)))
+                elif not rows:  # else an earlier probe may have left something
+                    await self._journal.change(lambda tx: tx.uploads.forget(row_id))
+        return found
+
+    async def clear(self, write: Write) -> Event | None:
+        """Remove what a killed probe has left. None if the write is about no probe."""
+        node, _ = self._journal.read(lambda tx: tx.node())
+        if not is_probe_key(write.key, node):
+            return None
+        if write.key in self._keys:
+            return Lost("the bucket is just being probed")
+        self._keys.add(write.key)
+        try:
+            return await self._cleared(write)
+        finally:
+            self._keys.discard(write.key)
+
+    @answered
+    async def _cleared(self, write: Write) -> Event:
+        await Probe(self._requests.origin, write.key, write.spec.slot).clear()
+        listed = await self._requests.open_uploads(write.key)
+        if isinstance(listed, WriteRefused | Lost):
+            return listed
+        for one in listed.uploads:
+            aborted = await self._requests.abort(replace(write, origin_upload_id=one.upload_id))
+            if not isinstance(aborted, Aborted):
+                return aborted
+        return Aborted()
+
+
+class _Answer(NamedTuple):
+    """An answer of the origin's own; `code` is that of its error, if it is one."""
+
+    status: int
+    code: str | None
+    document: bytes
+
+    def honoured(self, *, holds: bool) -> Honoured:
+        """Return what this answer to a request says about its condition, which holds or not."""
+        if self.code == "PreconditionFailed":
+            return Honoured.REFUSED if holds else Honoured.YES
+        if self.code == "NotImplemented":
+            return Honoured.REFUSED
+        if self.code is not None or self.status not in (200, 204):
+            return Honoured.UNKNOWN
+        return Honoured.YES if holds else Honoured.IGNORED
 
 
 class Probe:
@@ -99,16 +224,16 @@ class Probe:
 
     async def clear(self) -> None:
         """Remove the object, its versions and the upload. OriginUnreachable when the object cannot be removed."""
-        (status, _), _ = await _both(self._ask("DELETE"), self._abort())
-        if status not in (200, 204, 404):
-            raise OriginUnreachable(f"an object of the gateway's own cannot be removed: HTTP {status}")
+        removed, _ = await _both(self._ask("DELETE"), self._abort())
+        if removed.status not in (200, 204, 404):
+            raise OriginUnreachable(f"an object of the gateway's own cannot be removed: HTTP {removed.status}")
         while self._version_ids:
             await self._ask("DELETE", [("versionId", self._version_ids[-1])])  # a right that the gateway may lack
             self._version_ids.pop()
 
     async def _probe(self, now: float) -> Conditions:
         # Side by side: what concerns the upload alone changes nothing under the key.
-        put, _ = await _both(self._put(), self._begin())
+        put, _ = await _both(self._put(), self._begin())  # put is None if the object cannot be made
         if put is None:
             return Conditions(learned_at=now)
         complete = await self._complete()
@@ -116,13 +241,12 @@ class Probe:
         if put is Honoured.YES:
             if delete is not Honoured.YES:  # else the object is gone
                 await self._ask("DELETE")
-            put = _meaning_of_holding(*(await self._ask("PUT", headers={"if-none-match": "*"})))
+            put = (await self._ask("PUT", headers={"if-none-match": "*"})).honoured(holds=True)
         return Conditions(put, complete, delete, now)
 
     async def _put(self) -> Honoured | None:
-        """None: the object cannot be made."""
-        status, _ = await self._ask("PUT")
-        return await self._found("PUT", [*_FAILING, None]) if status == 200 else None
+        made = await self._ask("PUT")
+        return await self._found("PUT", [*_FAILING, None]) if made.status == 200 else None
 
     async def _found(
         self,
@@ -139,17 +263,17 @@ class Probe:
         for one in conditions:
             condition = {"if-match": self._etag} if one is None else one
             answer = await self._ask(method, query, {**(headers or {}), **condition}, body)
-            found = _meaning_of_holding(*answer) if one is None else _meaning_of_failing(*answer)
+            found = answer.honoured(holds=one is None)
             if found is not Honoured.YES:
                 return found
         return Honoured.YES
 
     async def _begin(self) -> None:
-        status, answer = await self._ask("POST", [("uploads", None)])
-        self._upload_id = text_of(answer, "UploadId") if status == 200 else None
+        begun = await self._ask("POST", [("uploads", None)])
+        self._upload_id = text_of(begun.document, "UploadId") if begun.status == 200 else None
         if self._upload_id is not None:
-            status, _ = await self._ask("PUT", [("partNumber", "1"), ("uploadId", self._upload_id)], body=_PART)
-            self._has_part = status == 200
+            sent = await self._ask("PUT", [("partNumber", "1"), ("uploadId", self._upload_id)], body=_PART)
+            self._has_part = sent.status == 200
 
     async def _complete(self) -> Honoured:
         if self._upload_id is None or not self._has_part:
@@ -161,8 +285,8 @@ class Probe:
 
     async def _abort(self) -> None:
         if self._upload_id is not None:
-            status, _ = await self._ask("DELETE", [("uploadId", self._upload_id)])
-            self.has_left = status not in (200, 204, 404)  # 404: a Complete was carried out
+            aborted = await self._ask("DELETE", [("uploadId", self._upload_id)])
+            self.has_left = aborted.status not in (200, 204, 404)  # 404: a Complete was carried out
 
     async def _ask(
         self,
@@ -170,7 +294,8 @@ class Probe:
         query: Sequence[tuple[str, str | None]] = (),
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
-    ) -> tuple[int, bytes]:
+    ) -> _Answer:
+        """OriginUnreachable if the origin does not do its work, or something else answers in its stead."""
         sums = {}
         if method == "PUT":
             md5 = hashlib.md5(body, usedforsecurity=False)
@@ -186,19 +311,22 @@ class Probe:
             raise
         async with response:
             answer = await response.read(ANSWER_SIZE_BYTES_MAX)
-        status, code = response.status, error_code_of(answer)
+        status = response.status
+        code = {412: "PreconditionFailed", 501: "NotImplemented"}.get(status) or error_code_of(answer)
         made = response.headers.get("etag") if method == "PUT" else text_of(answer, "ETag")
         is_deleted = status == 204 or (status == 200 and method == "DELETE" and not answer)
         is_made = made or (made is not None and method == "POST")  # radosgw leaves the ETag of a Complete empty
-        is_told = code or is_made or is_deleted or status in (412, 501) or text_of(answer, "UploadId")
-        if not is_told or (status >= 500 and status != 501):
-            raise _Away(f"HTTP {status}")
+        is_success = status < 300 and (is_made or is_deleted or text_of(answer, "UploadId"))
+        if code is None and not is_success:
+            raise OriginUnreachable(f"HTTP {status}")
+        if code is not None and isinstance(refusal_of(status, code, answer), Lost):
+            raise OriginUnreachable(f"HTTP {status}: {code}")
         version_id = response.headers.get("x-amz-version-id", "null")
         if version_id != "null" and not any(name == "versionId" for name, _ in query):
             self._version_ids.append(version_id)
         if status == 200 and code is None and not (method == "PUT" and query):  # that would be a part's
             self._etag = made or self._etag
-        return status, answer
+        return _Answer(status, code, answer)
 
 
 async def _both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
@@ -208,21 +336,3 @@ async def _both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -
     if one.exception() is not None:
         other.exception()  # retrieved, or asyncio would report it
     return one.result(), other.result()
-
-
-def _meaning_of_failing(status: int, answer: bytes) -> Honoured:
-    """Return the treatment of a condition that does not hold. An error may follow a 200."""
-    code = error_code_of(answer)
-    if status == 412 or code == "PreconditionFailed":
-        return Honoured.YES
-    if status == 501 or code == "NotImplemented":
-        return Honoured.REFUSED
-    return Honoured.IGNORED if status in _DONE and code is None else Honoured.UNKNOWN
-
-
-def _meaning_of_holding(status: int, answer: bytes) -> Honoured:
-    code = error_code_of(answer)
-    if status in _DONE and code is None:
-        return Honoured.YES
-    refused = status in (412, 501) or code in ("PreconditionFailed", "NotImplemented")
-    return Honoured.REFUSED if refused else Honoured.UNKNOWN

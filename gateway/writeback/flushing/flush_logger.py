@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import structlog
 
 from gateway.core.clock import Clock, Moment
@@ -16,7 +14,6 @@ _log = structlog.get_logger("forebay.writeback")
 LINES_PER_MINUTE = 30
 """For failing flushes, for those that recover, and for manifests: with the origin away, every flush fails."""
 
-
 FLUSHED_LINES_PER_SECOND = 100
 """Flushed objects that have a line each; those beyond share one."""
 
@@ -26,9 +23,7 @@ class FlushLogger:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._failing = _RateLimitedLogger(LINES_PER_MINUTE, clock.monotonic)
-        self._going_on = _RateLimitedLogger(LINES_PER_MINUTE, clock.monotonic)
-        self._manifests = _RateLimitedLogger(LINES_PER_MINUTE, clock.monotonic)
+        self._failing, self._going_on, self._manifests = (_Lines(clock) for _ in range(3))
         self._lines = 0
         self._objects = 0
         self._deletions = 0
@@ -75,36 +70,18 @@ class FlushLogger:
     def failing(self, write: Write, failures: int, reason: str, kind: FailureKind) -> None:
         """Count and log a failed attempt that another one follows."""
         metrics.WRITEBACK_FLUSH_FAILURES.add(1, write.spec.slot, kind)
-        if failures & (failures - 1) == 0 and self._failing.may_tell():  # the 1st, 2nd, 4th, 8th, …
-            _log.warning(
-                "a write cannot be flushed yet, and stays here",
-                object=str(write.key),
-                slot=write.spec.slot,
-                failures=failures,
-                reason=reason,
-                **self._failing.left_out(),
-            )
+        if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, …
+            message, slot = "a write cannot be flushed yet, and stays here", write.spec.slot
+            self._failing.log("warning", message, str(write.key), slot, failures=failures, reason=reason)
 
     def not_looked_after(self, name: str, slot: str, reason: str) -> None:
         """Something has failed on this node, and is tried again."""
-        if self._failing.may_tell():
-            _log.error(
-                "a write cannot be processed, and stays here",
-                object=name,
-                slot=slot,
-                reason=reason,
-                **self._failing.left_out(),
-            )
+        self._failing.log("error", "a write cannot be processed, and stays here", name, slot, reason=reason)
 
     def goes_on(self, write: Write) -> None:
         """Log that the origin has taken a part of a write that had failed."""
-        if self._going_on.may_tell():
-            _log.info(
-                "a write that could not be flushed makes progress again",
-                object=str(write.key),
-                slot=write.spec.slot,
-                **self._going_on.left_out(),
-            )
+        message = "a write that could not be flushed makes progress again"
+        self._going_on.log("info", message, str(write.key), write.spec.slot)
 
     def conflict(self, write: Write, reason: str) -> None:
         metrics.WRITEBACK_CONFLICTS.add(1, write.spec.slot)
@@ -127,24 +104,12 @@ class FlushLogger:
 
     def not_understood(self, write: Write, reason: str) -> None:
         """Log a manifest that cannot be read, and is flushed in the order of arrival."""
-        if self._manifests.may_tell():
-            _log.warning(
-                "a manifest's file names cannot be read: it goes to the origin in the order of arrival",
-                object=str(write.key),
-                slot=write.spec.slot,
-                reason=reason,
-                **self._manifests.left_out(),
-            )
+        message = "a manifest's file names cannot be read: it goes to the origin in the order of arrival"
+        self._manifests.log("warning", message, str(write.key), write.spec.slot, reason=reason)
 
     def awaits_files(self, write: Write, reason: str) -> None:
-        if self._manifests.may_tell():
-            _log.info(
-                "a manifest waits here until the origin has the files that it names",
-                object=str(write.key),
-                slot=write.spec.slot,
-                reason=reason,
-                **self._manifests.left_out(),
-            )
+        message = "a manifest waits here until the origin has the files that it names"
+        self._manifests.log("info", message, str(write.key), write.spec.slot, reason=reason)
 
     def expired(self, write: Write, reason: str) -> None:
         """Log an open upload that has ended without being completed."""
@@ -157,28 +122,24 @@ class FlushLogger:
         )
 
 
-class _RateLimitedLogger:
-    """Allows some lines a minute, and counts those left out."""
+class _Lines:
+    """Log lines about writes, LINES_PER_MINUTE at most; the next line tells how many were left out."""
 
-    def __init__(self, lines_per_minute: int, monotonic: Callable[[], float]) -> None:
-        self._most = lines_per_minute
-        self._monotonic = monotonic
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._minute = 0
-        self._told = 0
+        self._lines = 0
         self._left_out = 0
 
-    def may_tell(self) -> bool:
-        """Return whether there is room for a line now, and take it."""
-        minute = int(self._monotonic() // 60)
+    def log(self, level: str, message: str, name: str, slot: str, **fields: object) -> None:
+        minute = int(self._clock.monotonic() // 60)
         if minute != self._minute:
-            self._minute, self._told = minute, 0
-        if self._told == self._most:
+            self._minute, self._lines = minute, 0
+        if self._lines == LINES_PER_MINUTE:
             self._left_out += 1
-            return False
-        self._told += 1
-        return True
-
-    def left_out(self) -> dict[str, int]:
-        """Return `lines_left_out` for the present line, if there were any."""
-        number, self._left_out = self._left_out, 0
-        return {"lines_left_out": number} if number else {}
+            return
+        self._lines += 1
+        if self._left_out:
+            fields["lines_left_out"] = self._left_out
+            self._left_out = 0
+        getattr(_log, level)(message, object=name, slot=slot, **fields)

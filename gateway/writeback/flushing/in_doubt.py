@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 
 from gateway.core.clock import Clock, Moment
 from gateway.core.errors import BufferUnavailable
@@ -34,24 +35,21 @@ async def in_doubt(journal: Journal, key: ObjectKey, slot: str, clock: Clock) ->
     finally:
         if not question.is_over:
             with suppress(BufferUnavailable):  # the next start marks it instead
-                await journal.change(lambda tx: question.leave(tx, Moment.of(clock)))
+                if question.is_refused:
+                    await journal.change(lambda tx: tx.uploads.forget(question.id))
+                else:
+                    await journal.change(lambda tx: tx.uploads.mark_in_doubt(question.id, Moment.of(clock)))
 
 
+@dataclass(slots=True)
 class CreateInDoubt:
     """One request for an upload at the origin; `id` is that of its row."""
 
-    def __init__(self, row_id: int) -> None:
-        self.id = row_id
-        self.is_over = False
-        """A transaction has noted the outcome."""
-        self.is_refused = False
-        """The origin has answered that it has begun none."""
-
-    def leave(self, tx: JournalTransaction, now: Moment) -> None:
-        if self.is_refused:
-            tx.uploads.forget(self.id)
-        else:
-            tx.uploads.mark_in_doubt(self.id, now)
+    id: int
+    is_over: bool = False
+    """A transaction has noted the outcome."""
+    is_refused: bool = False
+    """The origin has answered that it has begun none."""
 
 
 def settle_in_doubt(tx: JournalTransaction, key: ObjectKey, listed: OpenUploads, now: Moment) -> Sequence[OpenUpload]:

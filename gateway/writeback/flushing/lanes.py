@@ -17,7 +17,6 @@ import math
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 
 from gateway.writeback.journal.records import Priority
 
@@ -201,20 +200,21 @@ class PartPlaces:
     def __init__(self, places: int, hurried_places: int) -> None:
         self._free = places
         self._hurried_free = hurried_places
-        self._waiting: list[_PartWaiter] = []
+        self._waiting: dict[asyncio.Future[bool], Callable[[], bool]] = {}
+        """Futures in order of arrival; their result is True for one of the hurried places."""
 
     @asynccontextmanager
     async def place(self, is_hurried: Callable[[], bool]) -> AsyncIterator[None]:
         """Wait for a place; `is_hurried` returns at any time whether a request waits for the part."""
-        waiter = _PartWaiter(is_hurried, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiter)
+        told = asyncio.get_running_loop().create_future()
+        self._waiting[told] = is_hurried
         self.give()
         try:
-            is_hurried_place = await waiter.told
+            is_hurried_place = await told
         except BaseException:
-            if not waiter.told.cancelled():  # it was just given a place
-                self._take_back(is_hurried_place=waiter.told.result())
-            self._waiting = [one for one in self._waiting if one is not waiter]
+            if not told.cancelled():  # it was just given a place
+                self._take_back(is_hurried_place=told.result())
+            self._waiting.pop(told, None)
             raise
         try:
             yield
@@ -223,16 +223,16 @@ class PartPlaces:
 
     def give(self) -> None:
         """Hand out places, after one was freed or a part became hurried."""
-        waiting = [one for one in self._waiting if not one.told.done()]  # others are about to leave
-        asked = [(one.is_hurried(), one) for one in waiting]
-        for is_hurried, one in sorted(asked, key=lambda pair: not pair[0]):  # stable: keeps the order of arrival
+        waiting = {told: one for told, one in self._waiting.items() if not told.done()}  # others are about to leave
+        asked = [(is_hurried(), told) for told, is_hurried in waiting.items()]
+        for is_hurried, told in sorted(asked, key=lambda pair: not pair[0]):  # stable: keeps the order of arrival
             if self._free:
                 self._free -= 1
-                one.told.set_result(False)
+                told.set_result(False)
             elif is_hurried and self._hurried_free:
                 self._hurried_free -= 1
-                one.told.set_result(True)
-        self._waiting = [one for one in waiting if not one.told.done()]
+                told.set_result(True)
+        self._waiting = {told: one for told, one in waiting.items() if not told.done()}
 
     def _take_back(self, *, is_hurried_place: bool) -> None:
         if is_hurried_place:
@@ -240,10 +240,3 @@ class PartPlaces:
         else:
             self._free += 1
         self.give()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _PartWaiter:
-    is_hurried: Callable[[], bool]
-    told: asyncio.Future[bool]
-    """The result is True for one of the hurried places."""

@@ -13,20 +13,16 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from gateway.core.clock import Clock
-from gateway.core.errors import OriginBodyError, OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.core.steps import each, in_steps
 from gateway.origin.client import Origin, OriginRequest, Purpose
-from gateway.s3.xml import text_of
 from gateway.writeback.checkpoints.manifests import CONTENT_BYTES_MAX, NamedFiles, NotUnderstood, named_files
-from gateway.writeback.flushing.failures import kind_of_error
 from gateway.writeback.flushing.flush_logger import FlushLogger
-from gateway.writeback.flushing.requests import failure_of, head_of
 from gateway.writeback.flushing.state import LookedFor, Lost, WriteRefused
+from gateway.writeback.flushing.verdicts import answered, first_key, head_of
 from gateway.writeback.journal.records import Write
 from gateway.writeback.staged_file import BufferThreads
 
@@ -61,46 +57,43 @@ SMALL_BYTES = 8 * 1024
 LONG_BYTES = 1024**2
 """Manifests beyond this size are read one at a time."""
 
-_ANSWER_BYTES_MAX = 64 * 1024
-
 Answer: TypeAlias = bool | WriteRefused | Lost
 """True if a file exists, False if it does not, or why the origin does not say."""
 
 
-class Presence:
+class FilePresence:
     """The files of a manifest, found at the origin or missing."""
 
-    def __init__(self, bucket: str, named: NamedFiles) -> None:
+    def __init__(
+        self, origin: Origin, bucket: str, named: NamedFiles, *, slot: str, purpose: Purpose, clock: Clock
+    ) -> None:
+        self._origin = origin
         self._bucket = bucket
+        self._slot = slot
+        self._purpose = purpose
+        self._clock = clock
         self._missing: dict[str, None] = dict.fromkeys([*named.keys, *(f"{one}/" for one in named.directories)])
         self._found: dict[str, float] = {}
         self.names_count = len(self._missing)
+        self.looks = 0
+        """Looks that came to their end."""
+        self.missing_count = 0
+        """The missing files by the last of them."""
 
-    async def look(
-        self,
-        origin: Origin,
-        slot: str,
-        purpose: Purpose,
-        clock: Clock,
-        ignored: Callable[[str], bool],
-        *,
-        is_first: bool,
-    ) -> LookedFor | WriteRefused | Lost:
+    async def look(self, ignored: Callable[[str], bool] = lambda _: False) -> LookedFor | WriteRefused | Lost:
         """Look for missing files, without those that `ignored` says to skip; the first time, for all of them."""
-        began = clock.monotonic()
+        began = self._clock.monotonic()
         while True:
             are_ignored = await in_steps(each(ignored, list(self._missing)))
             asked = [one for one, is_ignored in zip(self._missing, are_ignored, strict=True) if not is_ignored]
-            failure = await self._ask(
-                origin, asked, slot, purpose, clock, at_once=len(asked) if is_first else FIRST_LOOK
-            )
+            failure = await self._seek(asked, FIRST_LOOK if self.looks else len(asked))
             if failure is not None:
                 return failure
             left = [one for one in asked if one in self._missing]
             if left or not self._doubt_old(began):
                 break
-        example = str(ObjectKey(self._bucket, left[0])) if left else ""
-        return LookedFor(len(left), self.names_count, example)
+        self.looks, self.missing_count = self.looks + 1, len(left)
+        return LookedFor(len(left), self.names_count, str(ObjectKey(self._bucket, left[0])) if left else "")
 
     def _doubt_old(self, began: float) -> bool:
         old = [one for one, at in self._found.items() if began - at > FOUND_AGAIN_SECONDS]
@@ -109,64 +102,53 @@ class Presence:
             self._missing[one] = None
         return bool(old)
 
-    async def _ask(
-        self, origin: Origin, asked: Sequence[str], slot: str, purpose: Purpose, clock: Clock, *, at_once: int
-    ) -> WriteRefused | Lost | None:
+    async def _seek(self, asked: Sequence[str], at_once: int) -> WriteRefused | Lost | None:
         """Ask about files, `at_once` a time, until none of a batch is there. Return why the origin does not say."""
         for first in range(0, len(asked), at_once or 1):
-            answers = await _asked(origin, self._bucket, asked[first : first + at_once], slot, purpose)
+            answers = await self._ask(asked[first : first + at_once])
             for one, answer in answers.items():
                 if answer is True:
                     del self._missing[one]
-                    self._found[one] = clock.monotonic()
+                    self._found[one] = self._clock.monotonic()
             failure = next((one for one in answers.values() if not isinstance(one, bool)), None)
             if failure is not None or not any(answers.values()):
                 return failure
         return None
 
+    async def _ask(self, names: Sequence[str]) -> Mapping[str, Answer]:
+        """Return which names exist. If one question fails, the result may lack others."""
+        waiting, answers = iter(names), dict[str, Answer]()
 
-async def _asked(
-    origin: Origin, bucket: str, names: Sequence[str], slot: str, purpose: Purpose
-) -> Mapping[str, Answer]:
-    """Return which names exist. If one question fails, the result may lack others."""
-    waiting, answers = iter(names), dict[str, Answer]()
+        async def ask() -> None:
+            for one in waiting:
+                answers[one] = await self._is_there(one)
+                if not isinstance(answers[one], bool):
+                    return
 
-    async def ask() -> None:
-        for one in waiting:
-            answers[one] = await _is_there(origin, bucket, one, slot, purpose)
-            if not isinstance(answers[one], bool):
-                return
+        asking = [asyncio.ensure_future(ask()) for _ in range(min(PARALLEL, len(names)))]
+        try:
+            await asyncio.gather(*asking)
+        finally:
+            for one in asking:
+                one.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        return answers
 
-    asking = [asyncio.ensure_future(ask()) for _ in range(min(PARALLEL, len(names)))]
-    try:
-        await asyncio.gather(*asking)
-    finally:
-        for one in asking:
-            one.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
-    return answers
+    @answered
+    async def _is_there(self, name: str) -> Answer:
+        """Return whether an object exists, or, for a name that ends with a slash, a directory.
 
-
-async def _is_there(origin: Origin, bucket: str, name: str, slot: str, purpose: Purpose) -> Answer:
-    """Return whether an object exists, or, for a name that ends with a slash, a directory."""
-    try:
+        A directory is looked for as S3 orders names: `step-1`, `step-1.pt` and `step-1/x` come before `step-10`.
+        """
         if name.endswith("/"):
-            return await _has_any(origin, bucket, name[:-1], slot, purpose)
-        request = OriginRequest("HEAD", bucket, name, purpose=purpose, slot=slot)
-        found = await head_of(origin, request, believes_404=True)
-        return found if isinstance(found, WriteRefused | Lost) else found is not None
-    except (OriginUnreachable, OriginBodyError, OSError) as error:
-        return Lost(str(error), kind_of_error(error))
-
-
-async def _has_any(origin: Origin, bucket: str, beginning: str, slot: str, purpose: Purpose) -> Answer:
-    """Look for the name as S3 orders it: `step-1`, `step-1.pt` and `step-1/x` come before `step-10`."""
-    query = [("list-type", "2"), ("prefix", beginning), ("max-keys", "1")]
-    async with await origin.send(OriginRequest("GET", bucket, None, query, purpose=purpose, slot=slot)) as response:
-        if response.status != 200:
-            return await failure_of(response)
-        listed = text_of(await response.read(_ANSWER_BYTES_MAX), "Key")
-    return listed is not None and listed.startswith(beginning) and not listed[len(beginning) :][:1].isalnum()
+            beginning = name[:-1]
+            first = await first_key(self._origin, self._bucket, beginning, self._slot, self._purpose)
+            if isinstance(first, WriteRefused | Lost):
+                return first
+            return first is not None and first.startswith(beginning) and not first[len(beginning) :][:1].isalnum()
+        request = OriginRequest("HEAD", self._bucket, name, purpose=self._purpose, slot=self._slot)
+        head = await head_of(self._origin, request, believes_404=True)
+        return head if isinstance(head, WriteRefused | Lost) else head is not None
 
 
 async def understood(key: ObjectKey, content: bytes, threads: BufferThreads) -> NamedFiles | NotUnderstood:
@@ -176,22 +158,19 @@ async def understood(key: ObjectKey, content: bytes, threads: BufferThreads) -> 
     return await threads.run(named_files, key, content)
 
 
-@dataclass(slots=True)
-class _Known:
+class _Manifest(NamedTuple):
     """A manifest that was read. `presence` None: it is not understood."""
 
     key: ObjectKey
     etag: str
-    presence: Presence | None
-    looks: int = 0
-    missing: int = 0
+    presence: FilePresence | None
 
 
 class ManifestFiles:
     """The pending manifests of the flushing process, by write id. It reads forgotten ones, and seeks files, again."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[int, _Known] = OrderedDict()
+        self._read = OrderedDict[int, _Manifest]()
         self._waived: set[int] = set()
         self._reading = asyncio.Lock()
 
@@ -201,61 +180,49 @@ class ManifestFiles:
         """Return whether all that this manifest names is there. BufferDamaged."""
         if write.id in self._waived or journal.read(lambda tx: is_to_be_deleted(tx, write)):
             return LookedFor()
-        known = self._known.get(write.id)
-        if known is None or known.etag != write.etag:  # an upload that was completed anew, for instance
-            known = await self._read(write, requests, log)
-        if known.presence is None:
+        manifest = self._read.get(write.id)
+        if manifest is None or manifest.etag != write.etag:  # an upload that was completed anew, for instance
+            # One large manifest at a time: its bytes are in memory, and several times as many while it is parsed.
+            async with self._reading if write.size_bytes > LONG_BYTES else nullcontext():
+                manifest = await self._learn(write, requests, clock, log)
+        if manifest.presence is None:
             return LookedFor()
 
         def ignored(name: str) -> bool:
             key = ObjectKey(write.key.bucket, name)
             return journal.pending_keys.may_be(key) and journal.read(lambda tx: comes_behind(tx, write, key))
 
-        found = await known.presence.look(
-            requests.origin, write.spec.slot, Purpose.FLUSH, clock, ignored, is_first=known.looks == 0
-        )
-        if isinstance(found, LookedFor):
-            known.looks, known.missing = known.looks + 1, found.missing
-        return found
+        return await manifest.presence.look(ignored)
 
-    async def _read(self, write: Write, requests: Requests, log: FlushLogger) -> _Known:
-        # One large manifest at a time: its bytes are in memory, and several times as many while it is parsed.
-        async with self._reading if write.size_bytes > LONG_BYTES else nullcontext():
-            return await self._learned(write, requests, log)
-
-    async def _learned(self, write: Write, requests: Requests, log: FlushLogger) -> _Known:
+    async def _learn(self, write: Write, requests: Requests, clock: Clock, log: FlushLogger) -> _Manifest:
+        named: NamedFiles | NotUnderstood = NotUnderstood("it is too long, or its parts are not here")
         content = await requests.content(write, CONTENT_BYTES_MAX)
-        if content is None:
-            named: NamedFiles | NotUnderstood = NotUnderstood("it is too long, or its parts are not here")
-        else:
+        if content is not None:
             named = await understood(write.key, content, requests.threads)
+        presence, bucket, slot = None, write.key.bucket, write.spec.slot
         if isinstance(named, NotUnderstood):
             log.not_understood(write, named.reason)
-            known = _Known(write.key, write.etag, None)
         else:
-            known = _Known(write.key, write.etag, Presence(write.key.bucket, named))
-        self._known[write.id] = known
-        names = sum(one.presence.names_count for one in self._known.values() if one.presence is not None)
-        while len(self._known) > 1 and (names > REMEMBERED_NAMES_MAX or len(self._known) > REMEMBERED_MAX):
-            _, dropped = self._known.popitem(last=False)
+            presence = FilePresence(requests.origin, bucket, named, slot=slot, purpose=Purpose.FLUSH, clock=clock)
+        manifest = self._read[write.id] = _Manifest(write.key, write.etag, presence)
+        names = sum(one.presence.names_count for one in self._read.values() if one.presence is not None)
+        while len(self._read) > 1 and (names > REMEMBERED_NAMES_MAX or len(self._read) > REMEMBERED_MAX):
+            _, dropped = self._read.popitem(last=False)
             names -= dropped.presence.names_count if dropped.presence is not None else 0
-        return known
+        return manifest
 
     def awaits(self, write: Write, reason: str, log: FlushLogger) -> float:
-        known = self._known.get(write.id)
-        looks = known.looks if known is not None else 1
+        """Return the seconds until the next look."""
+        manifest = self._read.get(write.id)
+        looks = manifest.presence.looks if manifest is not None and manifest.presence is not None else 1
         if looks == 1:
             log.awaits_files(write, reason)
         return float(min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(looks - 1, 10)))
 
-    def waiting(self, covers: Callable[[ObjectKey], bool]) -> Mapping[int, int]:
-        """Return the number of missing files of each waiting manifest whose key is covered."""
-        return {one: known.missing for one, known in self._known.items() if known.missing and covers(known.key)}
-
-    def is_waiting(self, write_id: int) -> bool:
-        """Return whether it is a manifest with files that were missing at the last look."""
-        known = self._known.get(write_id)
-        return known is not None and known.missing > 0
+    def waiting(self, covers: Callable[[ObjectKey], bool] = lambda _: True) -> Mapping[int, int]:
+        """Return the files that were missing at the last look, of each manifest that waits and whose key is covered."""
+        read = [(one, found.presence) for one, found in self._read.items() if covers(found.key)]
+        return {one: presence.missing_count for one, presence in read if presence and presence.missing_count}
 
     def waive(self, write_id: int) -> None:
         """Send a manifest at once whatever it names, as a person has decided. Holds while this process runs."""
@@ -264,7 +231,7 @@ class ManifestFiles:
 
     def forget(self, write_ids: Iterable[int]) -> None:
         for one in write_ids:
-            self._known.pop(one, None)
+            self._read.pop(one, None)
 
     def settled(self, write_id: int) -> None:
         self._waived.discard(write_id)

@@ -25,16 +25,8 @@ from typing import Literal, TypeAlias
 from gateway.core.clock import Moment
 from gateway.s3.headers import is_of_parts, unquote
 from gateway.telemetry.metrics import FailureKind
-from gateway.writeback.journal.records import (
-    DATED_EARLIER_SECONDS_MAX,
-    IDLE_SECONDS_MIN,
-    UPLOAD_LOOK_SECONDS,
-    Conditions,
-    Honoured,
-    Part,
-    State,
-    Write,
-)
+from gateway.writeback.journal.buckets import DATED_EARLIER_SECONDS_MAX, Conditions, Honoured
+from gateway.writeback.journal.records import IDLE_SECONDS_MIN, UPLOAD_LOOK_SECONDS, Part, State, Write
 
 PARTS_AT_ONCE = 4
 
@@ -98,14 +90,11 @@ class PartSent:
 
 @dataclass(frozen=True, slots=True)
 class PartFailed:
-    """A part failed, or its outcome is unknown. `code` is S3's, if the origin has answered, with `refusal`."""
+    """The origin has not taken a part, or nobody knows whether it has."""
 
     origin_upload_id: str
     number: int
-    reason: str
-    code: str | None = None
-    kind: FailureKind = "other"
-    refusal: WriteRefused | None = field(default=None, compare=False)
+    failure: WriteRefused | Lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +142,10 @@ class WriteRefused:
     words: str = field(default="", compare=False)
     is_final: bool = field(default=False, compare=False)
 
+    @property
+    def reason(self) -> str:
+        return self.code
+
 
 @dataclass(frozen=True, slots=True)
 class Lost:
@@ -179,14 +172,23 @@ Event: TypeAlias = (
 # Instructions: requests to the origin, each with one event
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Ask(Enum):
+    """Requests about the write's own key or upload."""
+
+    HEAD = auto()
     """Ask what the origin has under the key → Headed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
+    BEGIN = auto()
     """Open an upload at the origin, and record its id → Begun."""
+    COMPLETE = auto()
+    """Complete the upload under the conditions of its client, which waits → Finished."""
+    FIND = auto()
+    """Ask whether the origin's upload is open → FoundObject."""
+    LOOK_FOR_FILES = auto()
+    """Look at the origin for everything that this manifest names → LookedFor."""
+    SEEK = auto()
+    """Look for uploads of the key that were begun when this one was asked for, and abort ours → Aborted."""
+    ABORT = auto()
+    """Abort the origin's upload → Aborted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +212,6 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class Complete:
-    """Complete the upload under the conditions of its client, which waits → Finished."""
-
-
-@dataclass(frozen=True, slots=True)
 class Delete:
     """Record that the tombstone is publishing, then delete the key, if it has this version → Finished."""
 
@@ -229,48 +226,16 @@ class Compare:
     etag: str
 
 
-@dataclass(frozen=True, slots=True)
-class Find:
-    """Ask whether the origin's upload is open → Found."""
+class Note(Enum):
+    """Instructions without an event."""
 
-
-@dataclass(frozen=True, slots=True)
-class LookForFiles:
-    """Look at the origin for everything that this manifest names → LookedFor."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seek:
-    """Look for uploads of the key that were begun when this one was asked for, and abort ours → Aborted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """Abort the origin's upload → Aborted."""
-
-
-# Instructions: notes, without an event
-
-
-@dataclass(frozen=True, slots=True)
-class Learn:
-    """The bucket answers 501 to conditions on such requests, and takes them without."""
-
-    kind: Kind
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeAgain:
+    LEARN = auto()
+    """The bucket answers 501 to conditions on requests of this kind (`kind_of`), and takes them without."""
+    PROBE_AGAIN = auto()
     """The bucket refuses a request under a condition that holds: probe it again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unmark:
+    UNMARK = auto()
     """The origin certainly has nothing of it that could become visible."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartOver:
+    START_OVER = auto()
     """The origin's upload is gone, or useless: begin it anew."""
 
 
@@ -356,10 +321,16 @@ class AwaitFiles:
     reason: str
 
 
-Request: TypeAlias = Head | Begin | SendPart | Finish | Complete | Delete | Compare | Find | LookForFiles | Seek | Abort
-Note: TypeAlias = Learn | ProbeAgain | Unmark | StartOver
+Request: TypeAlias = Ask | SendPart | Finish | Delete | Compare
 End: TypeAlias = Settle | MarkConflict | Completed | OriginReply | Expire | Forget | Rest | Wait | AwaitFiles
 Instruction: TypeAlias = Request | Note | End
+
+
+def kind_of(write: Write) -> Kind:
+    """Return the kind of request that makes a write visible."""
+    if write.deleted:
+        return "delete"
+    return "complete" if write.multipart else "put"
 
 
 class _Step(Enum):
@@ -428,10 +399,6 @@ class Progress:
     _made: str | None = None
     _refused_with: str | None = None
     """The origin's code for a condition that does not hold."""
-
-    _refusal: WriteRefused | None = None
-    """The origin's last refusal."""
-
     _has_resent: bool = False
     _has_left_out: bool = False
     _are_files_there: bool = False
@@ -446,17 +413,17 @@ class Progress:
             case State.ABORTING:
                 self._step = _Step.ABORT
                 if write.origin_upload_id is None:
-                    return [Seek()]
-                return self._perhaps_ours() if write.asked is not None else [Abort()]
+                    return [Ask.SEEK]
+                return self._perhaps_ours() if write.asked is not None else [Ask.ABORT]
             case State.OPEN:
                 return self._idle() if self.is_scratch else self._begin_or_send()
             case State.PUBLISHING if not write.is_acknowledged:
-                return self._ask(_Step.FIND, Find()) if self._was_asked() else self._begin_or_send()
+                return self._ask(_Step.FIND, Ask.FIND) if self.write.answer is not None else self._begin_or_send()
         if self._may_skip_check():
             return self._finish(write.expected.etags[0] if write.expected.etags else None)
         if write.multipart and write.state is State.COMMITTED and any(part.origin_etag for part in write.parts):
             return self._begin_or_send()
-        return self._ask(_Step.CHECK, Head())
+        return self._ask(_Step.CHECK, Ask.HEAD)
 
     def after(self, event: Event) -> Sequence[Instruction]:
         match event:
@@ -481,10 +448,9 @@ class Progress:
             case Aborted() if self._step is _Step.ABORT:
                 return self._end(Forget())
             case WriteRefused() if self._step is not _Step.END:
-                self._refusal = event
-                return self._refused(event.code, event.kind)
+                return self._refused(event)
             case Lost() if self._step is not _Step.END:
-                return self._lost(event.reason, event.kind)
+                return self._lost(event)
         raise ValueError(f"{event} does not follow from {self._step.name}")
 
     # What the origin has
@@ -496,12 +462,7 @@ class Progress:
         return self._honours() is Honoured.YES and (not write.deleted or bool(write.expected.etags))
 
     def _honours(self) -> Honoured:
-        return getattr(self.conditions, self._kind())  # type: ignore[no-any-return]
-
-    def _kind(self) -> Kind:
-        if self.write.deleted:
-            return "delete"
-        return "complete" if self.write.multipart else "put"
+        return getattr(self.conditions, kind_of(self.write))  # type: ignore[no-any-return]
 
     def _checked(self, found: Headed) -> Sequence[Instruction]:
         write = self.write
@@ -544,7 +505,7 @@ class Progress:
 
     def _begin_or_send(self) -> Sequence[Instruction]:
         if self.write.multipart and self.write.origin_upload_id is None:
-            return self._ask(_Step.BEGIN, Begin())
+            return self._ask(_Step.BEGIN, Ask.BEGIN)
         return self._begin_parts()
 
     def _begun(self, write: Write) -> Sequence[Instruction]:
@@ -572,12 +533,12 @@ class Progress:
         if self.write.state is State.OPEN:
             return self._idle()
         if self._is_to_look_for_files():
-            return self._ask(_Step.FILES, LookForFiles())
+            return self._ask(_Step.FILES, Ask.LOOK_FOR_FILES)
         if self.write.is_completed_at_origin:
-            return self._ask(_Step.FINISH, Complete())
+            return self._ask(_Step.FINISH, Ask.COMPLETE)
         if self._honours() is Honoured.YES and (self._expected is not None or self.write.expected.is_exact):
             return self._finish(self._expected or next(iter(self.write.expected.etags), None))
-        return self._ask(_Step.LAST_LOOK, Head())
+        return self._ask(_Step.LAST_LOOK, Ask.HEAD)
 
     def _part_sent(self, event: PartSent) -> Sequence[Instruction]:
         if event.origin_upload_id != self.write.origin_upload_id or self._step is not _Step.PARTS:
@@ -592,8 +553,7 @@ class Progress:
         if event.origin_upload_id != self.write.origin_upload_id or self._step is not _Step.PARTS:
             return []  # another part has failed before
         del self._under_way[event.number]
-        self._refusal = event.refusal
-        return self._failed(event.reason, event.code, event.kind)
+        return self._failed(event.failure)
 
     # Open uploads
 
@@ -602,7 +562,7 @@ class Progress:
         if idle_seconds >= self.expiry_seconds:
             return self._end(Expire(f"no part of it has come for {idle_seconds:.0f} seconds"))
         if self._is_left_alone() and self.write.origin_upload_id is not None:
-            return self._ask(_Step.FIND, Find())
+            return self._ask(_Step.FIND, Ask.FIND)
         return self._rest(idle_seconds)
 
     def _is_left_alone(self) -> bool:
@@ -621,18 +581,15 @@ class Progress:
         if write.state is State.ABORTING:
             if found.has_parts:
                 return self._end(Forget("it has parts, and so is another writer's"))
-            return self._ask(_Step.ABORT, Abort()) if found.is_open else self._end(Forget())
+            return self._ask(_Step.ABORT, Ask.ABORT) if found.is_open else self._end(Forget())
         if write.state is State.OPEN:
             return self._rest(self._idle_seconds()) if found.is_open else self._end(Expire("the bucket has ended it"))
         if not found.is_open:
-            return self._ask(_Step.VERIFY, Head())
+            return self._ask(_Step.VERIFY, Ask.HEAD)
         asked_seconds = abs(self._idle_seconds())  # the clock may have been set back
         if self._refused_with is not None or asked_seconds > ANSWER_GIVEN_UP_SECONDS:
             return self._end(OriginReply(self._refused_with or write.answer or "PreconditionFailed", is_over=True))
         return self._end(Rest(min(ANSWER_LOOK_SECONDS_MAX, max(5.0, asked_seconds))))
-
-    def _was_asked(self) -> bool:
-        return self.write.answer is not None
 
     # Becoming visible
 
@@ -649,12 +606,12 @@ class Progress:
             return self._when_all_sent()
         if self._honours() is Honoured.YES:
             return self._finish(self._expected)
-        return self._ask(_Step.LAST_LOOK, Head())  # the look for files may have taken long
+        return self._ask(_Step.LAST_LOOK, Ask.HEAD)  # the look for files may have taken long
 
     def _finish(self, expected: str | None) -> Sequence[Instruction]:
         self._expected = expected
         if self._is_to_look_for_files():
-            return self._ask(_Step.FILES, LookForFiles())
+            return self._ask(_Step.FILES, Ask.LOOK_FOR_FILES)
         self.write = replace(self.write, state=State.PUBLISHING)
         is_conditional = self._honours() is not Honoured.REFUSED
         if self.write.deleted:
@@ -663,7 +620,7 @@ class Progress:
 
     def _finished(self, event: Finished) -> Sequence[Instruction]:
         # Learned only now: without this success, the refusal may have had another cause.
-        learned = [Learn(self._kind())] if self._has_left_out else []
+        learned = [Note.LEARN] if self._has_left_out else []
         return [*learned, *self._made_visible(event)]
 
     def _made_visible(self, event: Finished) -> Sequence[Instruction]:
@@ -674,7 +631,7 @@ class Progress:
             return self._end(Settle(None))
         self._in_doubt = True
         if event.etag is None:
-            return self._ask(_Step.VERIFY, Head())
+            return self._ask(_Step.VERIFY, Ask.HEAD)
         if write.is_etag_local:  # no ETag to compare: Content-MD5 has vouched for the bytes
             return self._end(Settle(event.etag))
         if self._is_ours(event.etag):
@@ -698,7 +655,7 @@ class Progress:
     def _not_completed(self) -> Sequence[Instruction]:
         if self._is_lost:
             return self._end(OriginReply("ServiceUnavailable", is_over=False))
-        return [StartOver(), *self._end(OriginReply("NoSuchUpload", is_over=True))]
+        return [Note.START_OVER, *self._end(OriginReply("NoSuchUpload", is_over=True))]
 
     def _compared(self, event: Compared) -> Sequence[Instruction]:
         if self.write.is_completed_at_origin:
@@ -714,22 +671,22 @@ class Progress:
 
     # Failures
 
-    def _refused(self, code: str, kind: FailureKind) -> Sequence[Instruction]:
-        step, write = self._step, self.write
+    def _refused(self, refusal: WriteRefused) -> Sequence[Instruction]:
+        step, write, code = self._step, self.write, refusal.code
         if write.state is State.ABORTING:
-            return self._not_aborted(code, kind)
+            return self._not_aborted(refusal)
         if write.is_completed_at_origin and step is _Step.FINISH:
             return self._completion_refused(code)
         if step is _Step.FIND and (code in _NOT_IMPLEMENTED or self._refused_with or write.state is State.OPEN):
             return self._upload_found(FoundObject(True))  # the result decides nothing that is not known otherwise
         if step is _Step.FINISH and code in _NOT_IMPLEMENTED and self._honours() is not Honoured.REFUSED:
-            self.conditions = replace(self.conditions, **{self._kind(): Honoured.REFUSED})
+            self.conditions = replace(self.conditions, **{kind_of(self.write): Honoured.REFUSED})
             self._has_left_out = True
-            return self._ask(_Step.LAST_LOOK, Head())
+            return self._ask(_Step.LAST_LOOK, Ask.HEAD)
         if step is _Step.FINISH and code in _DOES_NOT_HOLD and self._refused_with is None:
             self._refused_with = code
-            return self._ask(_Step.LAST_LOOK, Head())
-        return self._failed(code, code, kind)
+            return self._ask(_Step.LAST_LOOK, Ask.HEAD)
+        return self._failed(refusal)
 
     def _completion_refused(self, code: str) -> Sequence[Instruction]:
         here = [part for part in self.write.parts if part.file.is_here]
@@ -739,10 +696,10 @@ class Progress:
             self.write = replace(self.write, parts=parts)
             return self._begin_parts()
         if code == "NoSuchUpload":
-            return self._ask(_Step.VERIFY, Head())
+            return self._ask(_Step.VERIFY, Ask.HEAD)
         if code in _DOES_NOT_HOLD:
             self._refused_with = code
-            return self._ask(_Step.FIND, Find())  # if it is still open, it was not completed before
+            return self._ask(_Step.FIND, Ask.FIND)  # if it is still open, it was not completed before
         return self._end(OriginReply(code, is_over=True))
 
     def _perhaps_ours(self) -> Sequence[Instruction]:
@@ -751,9 +708,10 @@ class Progress:
         waited_seconds = self.now.passed_since(asked.begun) if asked is not None else UNUSED_SECONDS
         if waited_seconds < UNUSED_SECONDS:
             return self._end(Rest(max(1.0, min(UPLOAD_LOOK_SECONDS, UNUSED_SECONDS - waited_seconds))))
-        return self._ask(_Step.FIND, Find())
+        return self._ask(_Step.FIND, Ask.FIND)
 
-    def _not_aborted(self, code: str, kind: FailureKind) -> Sequence[Instruction]:
+    def _not_aborted(self, refusal: WriteRefused) -> Sequence[Instruction]:
+        code = refusal.code
         if self._step is _Step.FIND:
             return self._end(Forget(f"it may be another writer's, and the bucket does not list its parts: {code}"))
         if self.write.origin_upload_id is None:
@@ -761,43 +719,43 @@ class Progress:
             waited_seconds = self.now.passed_since(begun)
             if code in _NOT_IMPLEMENTED or waited_seconds > UNLISTED_GIVEN_UP_SECONDS:
                 return self._end(Forget(f"the bucket does not list its uploads: {code}"))
-        return self._end(Wait(code, is_away=False, kind=kind))
+        return self._end(Wait(code, is_away=False, kind=refusal.kind))
 
-    def _lost(self, reason: str, kind: FailureKind) -> Sequence[Instruction]:
+    def _lost(self, lost: Lost) -> Sequence[Instruction]:
         if self._step is _Step.FINISH:
             self._in_doubt = True
             if self.write.is_completed_at_origin:
                 self._is_lost = True
-                return self._ask(_Step.VERIFY, Head())
-        if self._step is _Step.VERIFY and self.write.is_completed_at_origin and not self._was_asked():
+                return self._ask(_Step.VERIFY, Ask.HEAD)
+        if self._step is _Step.VERIFY and self.write.is_completed_at_origin and self.write.answer is None:
             return self._end(OriginReply("ServiceUnavailable", is_over=False))
-        return self._failed(reason, None, kind)
+        return self._failed(lost)
 
-    def _failed(self, reason: str, code: str | None, kind: FailureKind) -> Sequence[Instruction]:
-        step, write = self._step, self.write
-        if write.is_completed_at_origin and not self._was_asked() and step in (_Step.BEGIN, _Step.PARTS):
+    def _failed(self, failure: WriteRefused | Lost) -> Sequence[Instruction]:
+        step, write, reason, kind = self._step, self.write, failure.reason, failure.kind
+        code = failure.code if isinstance(failure, WriteRefused) else None
+        if write.is_completed_at_origin and write.answer is None and step in (_Step.BEGIN, _Step.PARTS):
             if code == "NoSuchUpload":
-                return self._ask(_Step.VERIFY, Head())
+                return self._ask(_Step.VERIFY, Ask.HEAD)
             return self._end(OriginReply(code or "ServiceUnavailable", is_over=True))
         notes: list[Instruction] = []
-        refusal = self._refusal if code is not None else None
-        is_final = refusal is not None and refusal.is_final and code not in _UPLOAD_OF_NO_USE
+        is_final = isinstance(failure, WriteRefused) and failure.is_final and code not in _UPLOAD_OF_NO_USE
         if step is _Step.FINISH and code == "PreconditionFailed":  # for the second time, and the key is as expected
-            notes.append(ProbeAgain())
+            notes.append(Note.PROBE_AGAIN)
         if code in _UPLOAD_OF_NO_USE and step in (_Step.PARTS, _Step.FINISH):
             if write.state is State.OPEN and self._is_left_alone():
                 return self._end(Expire("the bucket has ended it"))
-            notes.append(StartOver())
+            notes.append(Note.START_OVER)
             is_final = write.restarts >= RESTARTS_MAX
             kind = kind if is_final else "changed"
         elif step is _Step.FINISH and code is not None and not self._in_doubt:
-            notes.append(Unmark())
+            notes.append(Note.UNMARK)
         if code is not None and kind in _OF_THE_GATEWAY:
             reason = f"{code}: {_OF_THE_GATEWAY[kind]}"
         if not is_final or not write.is_acknowledged:
             return [*notes, *self._end(Wait(reason, is_away=code is None, kind=kind))]
-        if refusal is not None and refusal.words:
-            reason = f"{code}: {refusal.words}"
+        if isinstance(failure, WriteRefused) and failure.words:
+            reason = f"{code}: {failure.words}"
         return [*notes, *self._end(Wait(reason, is_away=False, kind=kind, refused_with=code))]
 
     def _ask(self, step: _Step, request: Request) -> Sequence[Instruction]:

@@ -1,38 +1,213 @@
-"""The facts about buckets, and this gateway's last changes to keys: the tables `profiles` and `origin`."""
+"""The facts about buckets, and this gateway's last changes to keys: the tables `profiles` and `origin`.
+
+S3 takes every key. Stores that keep objects as files do not: they refuse an empty part of a path, one that is too long,
+an object where there is a directory. If a bucket has refused the key of an acknowledged write, the gateway asks it
+before it acknowledges another key of that form, until the bucket takes one.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any, Self
 
 from gateway.core.clock import Moment
 from gateway.core.errors import BufferDamaged
 from gateway.core.model import ObjectKey
-from gateway.writeback.journal import codec
-from gateway.writeback.journal.records import (
-    LAST_OWN_WRITE_KEPT_SECONDS,
-    BucketCapabilities,
-    LastOwnWrite,
-)
-from gateway.writeback.journal.rows import OPEN, Table, at, decoded
-from gateway.writeback.key_forms import bounded, forms_of, refused_forms
+from gateway.s3.headers import is_of_parts, unquote
+from gateway.writeback.journal.rows import OPEN, Table, as_moment, at, decoded, moment_record, pack, unpack
+
+LAST_OWN_WRITE_KEPT_SECONDS = 600.0
+"""Seconds for which a last own write is kept: later questions to the origin have seen it (a write that takes longer
+asks again). Longer only while an upload of the key has been open for longer."""
+
+DATED_EARLIER_SECONDS_MAX = 7 * 24 * 3600.0
+"""S3 dates an object of parts by the start of its upload ("the date of initiation", System-defined object metadata):
+its completion may be this much later."""
 
 LAST_OWN_WRITES_MAX = 50_000
 """The most own writes, some 300 bytes each. With more, the oldest are forgotten early: then a write may pass for
 another writer's, which loses nothing."""
+
+FORMS_MAX = 64
+"""The most forms that the gateway keeps of a bucket."""
+
+EVERY_KEY = "*"
+
+_UNUSUAL = {
+    "an empty part": re.compile(r"^/|//"),
+    "a slash at the end": re.compile(r"/$"),
+    "a part of dots": re.compile(r"(^|/)\.{1,2}(/|$)"),
+    "a long part": re.compile(r"[^/]{256}"),
+    "a long key": re.compile(r"(?s).{901}"),
+    "control characters": re.compile(r"[\x00-\x1f\x7f]"),
+    "not ASCII": re.compile(r"[^\x00-\x7f]"),
+    "special characters": re.compile(r"""[\\:*?"'<>|`^{}\[\]#%~&$@=;+, ]"""),
+}
+"""Patterns over bytes, one a character. File systems take 255 of a part."""
+
+
+def forms_of(key: str) -> frozenset[str]:
+    """Return all forms that a key has; `refused_forms` of another key are among these."""
+    return _unusual(key) | _directories_of(key) | {EVERY_KEY}
+
+
+def refused_forms(key: str, code: str) -> frozenset[str]:
+    """Return the forms to avoid after a key's final refusal: its unusual ones, or a usual key's directories'."""
+    return frozenset({EVERY_KEY}) if code == "NoSuchBucket" else _unusual(key) or _directories_of(key)
+
+
+def bounded(forms: frozenset[str]) -> frozenset[str]:
+    """Keep what is unusual about keys, and the shortest directories: those that most keys have."""
+    return frozenset(sorted(forms, key=lambda form: (form.startswith("in /"), len(form), form))[:FORMS_MAX])
+
+
+def _unusual(key: str) -> frozenset[str]:
+    text = key.encode("utf-8", "surrogatepass").decode("latin-1")
+    return frozenset(name for name, pattern in _UNUSUAL.items() if pattern.search(text))
+
+
+def _directories_of(key: str) -> frozenset[str]:
+    """Return the prefixes that end with a slash, and the empty one: one of them may be an object, or no directory."""
+    return frozenset({"in /", *(f"in /{key[: at + 1]}" for at, character in enumerate(key) if character == "/")})
+
+
+class Honoured(IntEnum):
+    """An origin's treatment of a condition on a request that changes something."""
+
+    UNKNOWN = 0
+    YES = 1
+    IGNORED = 2
+    """It takes the request as if it had no condition."""
+
+    REFUSED = 3
+    """It answers 501, or 412 whether the condition holds or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """The conditions that a bucket honours, by the kind of request; `learned_at` 0: never tried."""
+
+    put: Honoured = Honoured.UNKNOWN
+    complete: Honoured = Honoured.UNKNOWN
+    delete: Honoured = Honoured.UNKNOWN
+    learned_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BucketCapabilities:
+    """Facts about a bucket, learned from its own answers.
+
+    `md5_etags`: its ETags are MD5s, and can be foretold. `may_look`: the gateway's own key pair may HEAD its objects,
+    and learns when there is none; otherwise no flush could know what it overwrites. `multipart_etags`: ETags of objects
+    of parts can be foretold too, as far as is known. `storage_classes` are those besides STANDARD that it has taken,
+    `refused_forms` the forms of keys that it has refused for good.
+    """
+
+    md5_etags: bool
+    may_look: bool
+    learned_at: float
+    conditions: Conditions = Conditions()
+    multipart_etags: bool = True
+    storage_classes: frozenset[str] = frozenset()
+    refused_forms: frozenset[str] = frozenset()
+
+    def foretells(self, *, of_parts: bool) -> bool:
+        """Return whether the ETag of an object, or of one of parts, is known before the bucket has it."""
+        return self.md5_etags and (self.multipart_etags or not of_parts)
+
+    def refuses(self, key: str) -> bool:
+        """Return whether the bucket has refused for good an acknowledged write of a similar key."""
+        return bool(self.refused_forms) and not self.refused_forms.isdisjoint(forms_of(key))
+
+
+@dataclass(frozen=True, slots=True)
+class LastOwnWrite:
+    """The last change by this gateway to a key at the origin, in seconds since 1970.
+
+    `etag` None: it deleted the object. If `known` is false, a forwarded request changed it in an unknown way, and
+    `etag` is the one put there before, if known. `answered` is the ETag by which it was acknowledged here, if that
+    differs.
+    """
+
+    at: float
+    etag: str | None = None
+    known: bool = True
+    moment: Moment | None = field(default=None, compare=False)
+    answered: str | None = field(default=None, compare=False)
+
+    @classmethod
+    def now(cls, now: Moment, etag: str | None = None, *, known: bool = True, answered: str | None = None) -> Self:
+        is_other = etag is not None and answered is not None and unquote(etag) != unquote(answered)
+        return cls(now.at, etag, known, now, answered if is_other else None)
+
+    @property
+    def kept_seconds(self) -> float:
+        """Return how long to remember it: later questions to the origin have seen it."""
+        # An object of parts must be known while other objects of the same date may still come after it.
+        return (
+            DATED_EARLIER_SECONDS_MAX
+            if self.etag is not None and is_of_parts(self.etag)
+            else LAST_OWN_WRITE_KEPT_SECONDS
+        )
+
+    def seconds_after(self, moment: Moment) -> float:
+        return (self.moment or Moment(self.at)).since(moment)[0]
+
+
+def _pack_capabilities(bucket: str, capabilities: BucketCapabilities) -> bytes:
+    known = capabilities.conditions
+    record = {
+        "md5_etags": capabilities.md5_etags,
+        "may_look": capabilities.may_look,
+        "learned": capabilities.learned_at,
+        "multipart_etags": capabilities.multipart_etags,
+        "conditions": [known.put, known.complete, known.delete, known.learned_at],
+        "storage_classes": sorted(capabilities.storage_classes),
+        "refused_forms": sorted(capabilities.refused_forms),
+    }
+    return pack(("profiles", bucket), record)
+
+
+def _unpack_capabilities(bucket: str, packed: bytes) -> BucketCapabilities | None:
+    """Return None for a damaged row."""
+    try:
+        record = unpack(("profiles", bucket), packed)
+    except BufferDamaged:
+        return None
+    put, complete, delete, learned_at = record["conditions"]
+    return BucketCapabilities(
+        record["md5_etags"],
+        record["may_look"],
+        record["learned"],
+        Conditions(Honoured(put), Honoured(complete), Honoured(delete), learned_at),
+        record.get("multipart_etags", True),
+        frozenset(record.get("storage_classes", ())),
+        frozenset(record.get("refused_forms", ())),
+    )
+
+
+def as_last_own_write(key: ObjectKey, at: float, record: bytes) -> LastOwnWrite:
+    """Return a row's own write; for a damaged row, one at this time that is not `known`."""
+    try:
+        own = unpack(("origin", key.bucket, key.key), record)
+    except BufferDamaged:
+        return LastOwnWrite(at, None, known=False)
+    return LastOwnWrite(own["at"], own["etag"], own["known"], as_moment(own.get("moment")), own.get("answered"))
 
 
 class Buckets(Table):
     def capabilities(self, bucket: str) -> BucketCapabilities | None:
         """Return the facts learned of a bucket. An unreadable row counts as unknown: the next write learns it anew."""
         row = self._row("SELECT record FROM profiles WHERE bucket = ?", bucket)
-        return _capabilities(bucket, row[0]) if row else None
+        return _unpack_capabilities(bucket, row[0]) if row else None
 
     def all_capabilities(self) -> Sequence[tuple[str, BucketCapabilities]]:
         found = self._all("SELECT bucket, record FROM profiles ORDER BY bucket")
-        read = [(bucket, _capabilities(bucket, record)) for bucket, record in found]
+        read = [(bucket, _unpack_capabilities(bucket, record)) for bucket, record in found]
         return [(bucket, capabilities) for bucket, capabilities in read if capabilities is not None]
 
     def learn(self, bucket: str, capabilities: BucketCapabilities) -> None:
@@ -59,7 +234,7 @@ class Buckets(Table):
             self._set(key.bucket, replace(known, refused_forms=forms))
 
     def _set(self, bucket: str, capabilities: BucketCapabilities) -> None:
-        self._put("profiles", bucket, codec.pack_capabilities(bucket, capabilities))
+        self._put("profiles", bucket, _pack_capabilities(bucket, capabilities))
 
     def forget(self, buckets: Callable[[str], bool]) -> None:
         """Forget all that was learned of these buckets, and own writes there."""
@@ -86,7 +261,14 @@ class Buckets(Table):
             if taken is not None and taken.refuses(key.key):
                 self._set(key.bucket, replace(taken, refused_forms=taken.refused_forms - forms_of(key.key)))
         looked_at = own.at + own.kept_seconds - LAST_OWN_WRITE_KEPT_SECONDS
-        self._put("origin", *at(key), looked_at, codec.pack_last_own_write(key, own))
+        record = {
+            "at": own.at,
+            "etag": own.etag,
+            "known": own.known,
+            "moment": moment_record(own.moment),
+            "answered": own.answered,
+        }
+        self._put("origin", *at(key), looked_at, pack(("origin", *key), record))
 
     def forget_old(self, moment: Moment, count_max: int) -> int:
         """Forget own writes that no request can need. Return how many rows it took."""
@@ -105,17 +287,3 @@ class Buckets(Table):
             oldest = "SELECT bucket, key FROM origin ORDER BY at LIMIT ?"
             self._change(f"DELETE FROM origin WHERE (bucket, key) IN ({oldest})", too_many)
         return max(len(found), too_many)
-
-
-def _capabilities(bucket: str, record: bytes) -> BucketCapabilities | None:
-    try:
-        return codec.unpack_capabilities(bucket, record)
-    except BufferDamaged:
-        return None
-
-
-def as_last_own_write(key: ObjectKey, at: float, record: bytes) -> LastOwnWrite:
-    try:
-        return codec.unpack_last_own_write(key, record)
-    except BufferDamaged:
-        return LastOwnWrite(at, None, known=False)

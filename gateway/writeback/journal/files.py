@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from gateway.s3.requests import PARTS_COUNT_MAX
-from gateway.writeback.journal import codec
-from gateway.writeback.journal.records import Part
+from gateway.writeback.journal.records import Part, pack_file, pack_part, unpack_file, unpack_part
 from gateway.writeback.journal.rows import Table
 from gateway.writeback.staged_file import StagedFile
 
@@ -22,8 +22,7 @@ _USAGES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Bytes of referenced staged files, a shared file once, and the number of pending objects and tombstones.
 
     The local ones (`State.LOCAL`) among both, a shared file once per object.
@@ -66,7 +65,7 @@ class Files(Table):
     def put(self, file: StagedFile, slot: str) -> None:
         """Enter a file on a slot's account, unless it is on another's already, or only the origin has it."""
         if file.is_here:
-            row = (file.name, slot, file.size_bytes, codec.pack_file(file))
+            row = (file.name, slot, file.size_bytes, pack_file(file))
             self._change("INSERT INTO files VALUES (?, ?, ?, ?) ON CONFLICT (name) DO NOTHING", *row)
 
     def free(self, names: Iterable[str]) -> None:
@@ -124,8 +123,8 @@ class Parts(Table):
             (write_id, after, until, count_max),
         )
         for number, record, name, file in found:
-            staged = codec.unpack_file(name, file) if name is not None else None
-            yield codec.unpack_part(write_id, number, record, staged)
+            staged = unpack_file(name, file) if name is not None else None
+            yield unpack_part(write_id, number, record, staged)
 
     def part(self, write_id: int, number: int) -> Part | None:
         return next(self.of(write_id, number - 1, number), None)
@@ -149,7 +148,7 @@ class Parts(Table):
 
     def put_row(self, write_id: int, part: Part) -> None:
         is_sent = part.origin_etag is not None
-        packed = codec.pack_part(write_id, part)
+        packed = pack_part(write_id, part)
         self._put("parts", write_id, part.number, part.file.name, is_sent, part.file.size_bytes, packed)
 
     def send_again(self, write_id: int) -> None:

@@ -1,6 +1,6 @@
 """Checks at the start that the journal is whole, before it is read, or anything is sent or removed on its word.
 
-SQLite does not checksum its pages. A changed row is found when it is read (codec.py); but a row that an index has lost
+SQLite does not checksum its pages. A changed row is found when it is read (rows.py); but a row that an index has lost
 escapes its readers, and files without references are removed.
 
 SQLite takes the first frame of its log with a wrong checksum for the end of the log
@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import sqlite3
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from gateway.core.errors import BufferDamaged, BufferUnavailable
 from gateway.writeback.journal.schema import check_version, connect_reading, has_our_tables, is_new
@@ -24,18 +24,23 @@ from gateway.writeback.journal.schema import check_version, connect_reading, has
 _HEADER = struct.Struct(">IIIIIIII")
 _FRAME_HEADER = struct.Struct(">IIIIII")
 _MAGIC = 0x377F0682
-_VERSION = 3007000
+_PAGE_BYTES = 4096
 _MASK = 0xFFFFFFFF
 
+_TOLD_MAX = 3
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """A frame's place in the log, its header, and its bytes."""
+_OF_THE_DISK = frozenset(
+    {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_NOMEM}
+)
+"""Errors that do not come from the journal's content."""
 
-    offset: int
+
+class _Frame(NamedTuple):
+    """A frame of the log: whether it ends a commit, the log's generation, its checksum, and what that is of."""
+
     commits: bool
-    salts: tuple[int, int]
-    checksum: tuple[int, int]
+    salts: list[int]
+    checksum: list[int]
     summed: memoryview
     page: memoryview
 
@@ -49,28 +54,23 @@ def check_log(path: Path) -> None:
     if len(content) < _HEADER.size:
         return
     magic, _, page_bytes, _, *salts, first, second = _HEADER.unpack_from(content)
-    big_endian = bool(magic & 1)
-    header_holds = magic & ~1 == _MAGIC and _sum(content[:24], (0, 0), big_endian) == (first, second)
-    if not header_holds:
-        _refuse_if_commits(path, 0, _frames(content, _likely_page_bytes(page_bytes)))
+    order = ">" if magic & 1 else "<"
+    running = [first, second]
+    if magic & ~1 != _MAGIC or _sum(content[:24], [0, 0], order) != running:
+        likely_bytes = page_bytes if page_bytes in {512 << n for n in range(8)} else _PAGE_BYTES
+        _refuse_if_commits(path, 0, _frames(content, likely_bytes))
         return
-    _check_frames(path, _frames(content, page_bytes), (salts[0], salts[1]), (first, second), big_endian)
-
-
-def _check_frames(
-    path: Path, frames: list[_Frame], salts: tuple[int, int], running: tuple[int, int], big_endian: bool
-) -> None:
-    current = [frame for frame in frames if frame.salts == salts]
+    frames = _frames(content, page_bytes)
     for number, frame in enumerate(frames):
-        running = _sum(frame.page, _sum(frame.summed, running, big_endian), big_endian)
+        running = _sum(frame.page, _sum(frame.summed, running, order), order)
         if frame.salts != salts or frame.checksum != running:
-            behind = [one for one in current if one.offset >= frame.offset]
+            behind = [one for one in frames[number:] if one.salts == salts]
             damaged = [frame] if frame.salts != salts and behind else []
             _refuse_if_commits(path, number, [*damaged, *behind])
             return
 
 
-def _refuse_if_commits(path: Path, number: int, frames: list[_Frame]) -> None:
+def _refuse_if_commits(path: Path, number: int, frames: Sequence[_Frame]) -> None:
     commits = sum(frame.commits for frame in frames)
     if commits > 1:
         raise BufferDamaged(
@@ -80,36 +80,21 @@ def _refuse_if_commits(path: Path, number: int, frames: list[_Frame]) -> None:
 
 def _frames(content: memoryview, page_bytes: int) -> list[_Frame]:
     """Return all frames that the log has room for, whichever generation wrote them."""
-    step = _FRAME_HEADER.size + page_bytes
-    offsets = range(_HEADER.size, len(content) - step + 1, step)
-    return [_frame(content[offset : offset + step], offset) for offset in offsets]
+    found, step = list[_Frame](), _FRAME_HEADER.size + page_bytes
+    for offset in range(_HEADER.size, len(content) - step + 1, step):
+        _, size_after_commit, *rest = _FRAME_HEADER.unpack_from(content, offset)
+        summed, page = content[offset : offset + 8], content[offset + _FRAME_HEADER.size : offset + step]
+        found.append(_Frame(size_after_commit != 0, rest[:2], rest[2:], summed, page))
+    return found
 
 
-def _frame(content: memoryview, offset: int) -> _Frame:
-    _, size_after_commit, *rest = _FRAME_HEADER.unpack_from(content)
-    salts, checksum = (rest[0], rest[1]), (rest[2], rest[3])
-    return _Frame(offset, size_after_commit != 0, salts, checksum, content[:8], content[_FRAME_HEADER.size :])
-
-
-def _likely_page_bytes(page_bytes: int) -> int:
-    return page_bytes if page_bytes in {512 << n for n in range(8)} else 4096
-
-
-def _sum(content: memoryview, running: tuple[int, int], big_endian: bool) -> tuple[int, int]:
+def _sum(content: memoryview, running: list[int], order: str) -> list[int]:
     first, second = running
-    words = struct.unpack(f"{'>' if big_endian else '<'}{len(content) // 4}I", content)
+    words = struct.unpack(f"{order}{len(content) // 4}I", content)
     for even, odd in zip(words[::2], words[1::2], strict=True):
         first = (first + even + second) & _MASK
         second = (second + odd + first) & _MASK
-    return first, second
-
-
-_TOLD_MAX = 3
-
-_OF_THE_DISK = frozenset(
-    {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_NOMEM}
-)
-"""Errors that do not come from the journal's content."""
+    return [first, second]
 
 
 def check_journal(directory: Path) -> bool:
@@ -148,22 +133,13 @@ def _findings(connection: sqlite3.Connection) -> list[str]:
 
 def _without_text(connection: sqlite3.Connection) -> Iterator[str]:
     """Yield text columns that hold no text: SQLite does not check that, and readers would fail on it."""
-    connection.text_factory = bytes
-    tables = [
-        name for (name,) in connection.execute("SELECT CAST(name AS BLOB) FROM sqlite_schema WHERE type = 'table'")
-    ]
-    for table in (name.decode() for name in tables):
-        columns = [
-            name.decode() for _, name, kind, *_ in connection.execute(f"PRAGMA table_info({table})") if kind == b"TEXT"
-        ]
-        for row in connection.execute(f"SELECT {', '.join(columns)} FROM {table}") if columns else ():
-            if not all(_is_text(value) for value in row):
+    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+    for table in tables:
+        columns = [name for _, name, kind, *_ in connection.execute(f"PRAGMA table_info({table})") if kind == "TEXT"]
+        as_bytes = ", ".join(f"CAST({name} AS BLOB)" for name in columns)
+        for row in connection.execute(f"SELECT {as_bytes} FROM {table}") if columns else ():
+            try:
+                for value in row:
+                    (value or b"").decode()
+            except UnicodeDecodeError:
                 yield f"a row of {table} holds text that is none"
-
-
-def _is_text(value: bytes | None) -> bool:
-    try:
-        (value or b"").decode()
-    except UnicodeDecodeError:
-        return False
-    return True

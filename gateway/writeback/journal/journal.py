@@ -63,6 +63,7 @@ STEADY_SECONDS = 300.0
 _log = structlog.get_logger("forebay.writeback")
 
 _Waiting = tuple[Callable[[JournalTransaction], Any], "Future[Any]"]
+_Tell = Callable[["Future[Any]"], None]
 
 
 class Journal:
@@ -176,17 +177,15 @@ class Journal:
 
         Blocks. BufferUnavailable when the disk does not take it.
         """
-        self._remove(self.read(lambda tx: tx.files.left_behind()))
 
         def put_right(tx: JournalTransaction) -> None:
-            tx.files.removed(self._removed)
             while tx.forget_ended(now):
                 pass
             tx.files.recount()
             tx.uploads.mark_all_in_doubt(now)
 
+        self._remove(self.read(lambda tx: tx.files.left_behind()))
         self._change_alone(put_right)
-        self._removed.clear()
         self._tidy()
         return self.read(lambda tx: tx.counts())
 
@@ -200,19 +199,13 @@ class Journal:
         Also remove files that any process had no time to remove.
         """
         self._remove(self.read(lambda tx: tx.files.left_behind()))
-
-        def take(tx: JournalTransaction) -> None:
-            tx.uploads.mark_all_in_doubt(now, self.worker)
-            tx.files.removed(self._removed)
-
         with suppress(BufferRefused):  # then the next start does it
-            self._change_alone(take)
-            self._removed.clear()
+            self._change_alone(lambda tx: tx.uploads.mark_all_in_doubt(now, self.worker))
 
-    def _change_alone(self, step: Callable[[JournalTransaction], None]) -> None:
+    def _change_alone(self, step: Callable[[JournalTransaction], object]) -> None:
         try:
-            with self._transaction():
-                step(JournalTransaction(self._writer, self.pending_keys))
+            with self._transaction() as tx:
+                step(tx)
         except sqlite3.Error as error:
             raise _not_written(error) from error
 
@@ -264,19 +257,15 @@ class Journal:
             waiting, self._waiting = self._waiting, []
         return waiting
 
-    def _commit_with_room(
-        self, batch: list[_Waiting]
-    ) -> tuple[JournalTransaction, list[Callable[[Future[Any]], None]]]:
-        tx = JournalTransaction(self._writer, self.pending_keys)
+    def _commit_with_room(self, batch: list[_Waiting]) -> tuple[JournalTransaction, list[_Tell]]:
         try:
-            return tx, self._commit(tx, batch)
+            return self._commit(batch)
         except sqlite3.Error as error:
             if self._meets_a_quota(error):
                 error.sqlite_errorcode = sqlite3.SQLITE_FULL
             if _primary_code(error) != sqlite3.SQLITE_FULL or not self.make_room():
                 raise
-        tx = JournalTransaction(self._writer, self.pending_keys)
-        return tx, self._commit(tx, batch)
+        return self._commit(batch)
 
     def _meets_a_quota(self, error: sqlite3.Error) -> bool:
         """Return whether a write has met a quota: SQLite knows only ENOSPC. Nothing was synced, so nothing is lost."""
@@ -289,33 +278,31 @@ class Journal:
             return refused.errno == errno.EDQUOT
         return False
 
-    def _commit(self, tx: JournalTransaction, batch: list[_Waiting]) -> list[Callable[[Future[Any]], None]]:
-        with self._transaction():
-            tx.files.removed(self._removed)
-            outcomes = [self._carry_out(tx, step) for step, _ in batch]
-        self._removed.clear()
-        return outcomes
+    def _commit(self, batch: list[_Waiting]) -> tuple[JournalTransaction, list[_Tell]]:
+        with self._transaction() as tx:
+            return tx, [self._carry_out(tx, step) for step, _ in batch]
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """Run a write transaction, committed at the end."""
+    def _transaction(self) -> Iterator[JournalTransaction]:
+        """Yield a transaction that writes, committed at the end."""
+        tx = JournalTransaction(self._writer, self.pending_keys)
         self._writer.execute("BEGIN IMMEDIATE")
         try:
-            yield
+            tx.files.removed(self._removed)
+            yield tx
             self._writer.execute("COMMIT")
         except BaseException:
             if self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
             raise
+        self._removed.clear()
 
     def _remove(self, names: Sequence[str]) -> None:
         """Remove files, and note them for the next commit: their removal is not worth a commit of its own."""
         self._freed(list(names))
         self._removed += names
 
-    def _carry_out(
-        self, tx: JournalTransaction, step: Callable[[JournalTransaction], Any]
-    ) -> Callable[[Future[Any]], None]:
+    def _carry_out(self, tx: JournalTransaction, step: Callable[[JournalTransaction], Any]) -> _Tell:
         freed = len(tx.files.freed)
         self._writer.execute("SAVEPOINT change")
         try:
@@ -448,20 +435,15 @@ class JournalGC:
         unasked_at, forget_at = began + UNASKED_SECONDS, began
         while True:
             with suppress(BufferUnavailable):  # the journal's writers report it
-                if self.needed or self._clock.monotonic() >= unasked_at:
-                    unasked_at = self._clock.monotonic() + UNASKED_SECONDS
-                    pause_seconds = max(TIDY_SECONDS, _SHARE * await self._tidy())
+                began = self._clock.monotonic()
+                if self.needed or began >= unasked_at:
+                    unasked_at = began + UNASKED_SECONDS
+                    self.needed = False
+                    await self._journal.tidy()
+                    pause_seconds = max(TIDY_SECONDS, _SHARE * (self._clock.monotonic() - began))
                 if self._clock.monotonic() >= forget_at:
                     forget_at = self._clock.monotonic() + FORGET_SECONDS
-                    await self._forget()
+                    forget = partial(JournalTransaction.forget_ended, now=Moment.of(self._clock))
+                    while await self._journal.change(forget):
+                        pass
             await self._clock.sleep(pause_seconds)
-
-    async def _tidy(self) -> float:
-        self.needed = False
-        began = self._clock.monotonic()
-        await self._journal.tidy()
-        return self._clock.monotonic() - began
-
-    async def _forget(self) -> None:
-        while await self._journal.change(partial(JournalTransaction.forget_ended, now=Moment.of(self._clock))):
-            pass

@@ -1,32 +1,28 @@
-"""The journal's values: writes, their parts, and the known facts about buckets and keys at the origin."""
+"""The journal's values: writes and their parts, and the records that their rows hold."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from gateway.core.clock import Clock, Moment
+from gateway.core.errors import BufferDamaged
 from gateway.core.model import ObjectKey
-from gateway.s3.headers import is_of_parts, unquote
-from gateway.writeback.checkpoints.layouts import Member
-from gateway.writeback.key_forms import forms_of
-from gateway.writeback.staged_file import StagedFile
-
-LAST_OWN_WRITE_KEPT_SECONDS = 600.0
-"""Seconds for which a last own write is kept: later questions to the origin have seen it (a write that takes longer
-asks again). Longer only while an upload of the key has been open for longer."""
+from gateway.core.steps import Steps, each
+from gateway.s3.headers import unquote
+from gateway.s3.xml import CompletedPart
+from gateway.writeback.checkpoints.layouts import CheckpointName, Member
+from gateway.writeback.journal.rows import as_moment, moment_record, pack, unpack
+from gateway.writeback.staged_file import TRAILER_VERSION, StagedFile
 
 UPLOAD_LOOK_SECONDS = 180.0
 """Seconds without client activity after which an open upload may have been ended at the bucket."""
 
 IDLE_SECONDS_MIN = 10.0
 """Seconds without a part after which an open upload is looked at when other writes find no room."""
-
-DATED_EARLIER_SECONDS_MAX = 7 * 24 * 3600.0
-"""S3 dates an object of parts by the start of its upload ("the date of initiation", System-defined object metadata):
-its completion may be this much later."""
 
 
 class State(IntEnum):
@@ -226,7 +222,7 @@ class Write:
     acknowledged: Moment | None = None
     """`acknowledged_at` for ages; None: an earlier version of Forebay has acknowledged it."""
     completed_of: str = ""
-    """The parts that its client chose to complete it (`codec.parts_digest`)."""
+    """The parts that its client chose to complete it (`parts_digest`)."""
     behind: str | None = None
     """Set of a marker: earlier writes under this prefix reach the origin first."""
     in_order: bool = False
@@ -316,84 +312,147 @@ class UploadOutcome:
     checksums: Mapping[str, str] = field(default_factory=dict)
 
 
-class Honoured(IntEnum):
-    """An origin's treatment of a condition on a request that changes something."""
-
-    UNKNOWN = 0
-    YES = 1
-    IGNORED = 2
-    """It takes the request as if it had no condition."""
-
-    REFUSED = 3
-    """It answers 501, or 412 whether the condition holds or not."""
+# Records of rows. JSON has the fields under names of its own; without those at their defaults
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """The conditions that a bucket honours, by the kind of request; `learned_at` 0: never tried."""
-
-    put: Honoured = Honoured.UNKNOWN
-    complete: Honoured = Honoured.UNKNOWN
-    delete: Honoured = Honoured.UNKNOWN
-    learned_at: float = 0.0
+def pack_file(file: StagedFile) -> bytes:
+    """Pack a file's row; `trailer` is the version of what lies behind the file's bytes."""
+    return pack(("files", file.name), {"size": file.size_bytes, "md5": file.md5.hex(), "trailer": TRAILER_VERSION})
 
 
-@dataclass(frozen=True, slots=True)
-class BucketCapabilities:
-    """Facts about a bucket, learned from its own answers.
-
-    `md5_etags`: its ETags are MD5s, and can be foretold. `may_look`: the gateway's own key pair may HEAD its objects,
-    and learns when there is none; otherwise no flush could know what it overwrites. `multipart_etags`: ETags of objects
-    of parts can be foretold too, as far as is known. `storage_classes` are those besides STANDARD that it has taken,
-    `refused_forms` the forms of keys that it has refused for good (key_forms.py).
-    """
-
-    md5_etags: bool
-    may_look: bool
-    learned_at: float
-    conditions: Conditions = Conditions()
-    multipart_etags: bool = True
-    storage_classes: frozenset[str] = frozenset()
-    refused_forms: frozenset[str] = frozenset()
-
-    def foretells(self, *, of_parts: bool) -> bool:
-        """Return whether the ETag of an object, or of one of parts, is known before the bucket has it."""
-        return self.md5_etags and (self.multipart_etags or not of_parts)
-
-    def refuses(self, key: str) -> bool:
-        """Return whether the bucket has refused for good an acknowledged write of a similar key."""
-        return bool(self.refused_forms) and not self.refused_forms.isdisjoint(forms_of(key))
+def unpack_file(name: str, packed: bytes) -> StagedFile:
+    record = unpack(("files", name), packed)
+    return StagedFile(name, record["size"], bytes.fromhex(record["md5"]))
 
 
-@dataclass(frozen=True, slots=True)
-class LastOwnWrite:
-    """The last change by this gateway to a key at the origin, in seconds since 1970.
+def pack_part(write_id: int, part: Part) -> bytes:
+    record = {
+        "file": part.file.name,
+        "stored": part.stored_at,
+        "checksums": dict(part.checksums),
+        "origin_etag": part.origin_etag,
+    }
+    if not part.file.is_here:
+        record |= {"size": part.file.size_bytes, "md5": part.file.md5.hex()}
+    return pack(("parts", write_id, part.number), record)
 
-    `etag` None: it deleted the object. If `known` is false, a forwarded request changed it in an unknown way, and
-    `etag` is the one put there before, if known. `answered` is the ETag by which it was acknowledged here, if that
-    differs.
-    """
 
-    at: float
-    etag: str | None = None
-    known: bool = True
-    moment: Moment | None = field(default=None, compare=False)
-    answered: str | None = field(default=None, compare=False)
+def unpack_part(write_id: int, number: int, packed: bytes, file: StagedFile | None) -> Part:
+    """`file` None: only the origin has the part, or the row of its file is missing, which is BufferDamaged."""
+    place = ("parts", write_id, number)
+    record = unpack(place, packed)
+    if file is None and record["file"]:
+        raise BufferDamaged(f"the journal's row {place!r} names a file that it does not know")
+    if file is None:
+        file = StagedFile("", record["size"], bytes.fromhex(record["md5"]))
+    return Part(number, file, record["stored"], record["checksums"], record["origin_etag"])
 
-    @classmethod
-    def now(cls, now: Moment, etag: str | None = None, *, known: bool = True, answered: str | None = None) -> Self:
-        is_other = etag is not None and answered is not None and unquote(etag) != unquote(answered)
-        return cls(now.at, etag, known, now, answered if is_other else None)
 
-    @property
-    def kept_seconds(self) -> float:
-        """Return how long to remember it: later questions to the origin have seen it."""
-        # An object of parts must be known while other objects of the same date may still come after it.
-        return (
-            DATED_EARLIER_SECONDS_MAX
-            if self.etag is not None and is_of_parts(self.etag)
-            else LAST_OWN_WRITE_KEPT_SECONDS
-        )
+_ALWAYS = {
+    "began": "began_at",
+    "etag": "etag",
+    "size": "size_bytes",
+    "upload": "upload_id",
+    "sequence": "sequence",
+}
+_IF_SET = {
+    "deleted": "deleted",
+    "multipart": "multipart",
+    "origin_upload": "origin_upload_id",
+    "checksums": "checksums",
+    "acknowledged": "acknowledged_at",
+    "conditions": "conditions",
+    "asked_as": "asked_as",
+    "answer": "answer",
+    "completed_of": "completed_of",
+    "behind": "behind",
+    "in_order": "in_order",
+    "etag_local": "is_etag_local",
+    "restarts": "restarts",
+}
+"""Name in the record → attribute of a Write, of those that JSON has as they are. `_IF_SET` are left out at defaults."""
 
-    def seconds_after(self, moment: Moment) -> float:
-        return (self.moment or Moment(self.at)).since(moment)[0]
+_BLANK = Write(WriteSpec(ObjectKey("", ""), {}, ""), ExpectedVersion(), 0.0)
+
+
+def pack_write(write: Write) -> bytes:
+    """Pack a write without its parts, which have their own rows."""
+    base, asked, member = write.expected, write.asked, write.member
+    record: dict[str, Any] = {
+        "bucket": write.key.bucket,
+        "key": write.key.key,
+        "headers": write.spec.headers,
+        "slot": write.spec.slot,
+        "state": write.state,
+        "base": {"etags": base.etags, "absent": base.absent, "known": base.known, "asked": base.asked_at},
+    }
+    record |= {name: getattr(write, attribute) for name, attribute in _ALWAYS.items()}
+    for name, attribute in _IF_SET.items():
+        if (value := getattr(write, attribute)) != getattr(_BLANK, attribute):
+            record[name] = value
+    if base.asked is not None:
+        record["base"]["moment"] = moment_record(base.asked)
+    if write.runs:
+        record["runs"] = [tuple(run) for run in write.runs]
+    if asked is not None:
+        record["asked"] = asked.worker, moment_record(asked.begun), moment_record(asked.in_doubt_since)
+    if write.touched is not None:
+        record["touched"] = moment_record(write.touched)
+    if write.acknowledged is not None:
+        record["acknowledged_moment"] = moment_record(write.acknowledged)
+    if member is not None:  # the length of its prefix is enough, as the key begins with it
+        of = member.checkpoint
+        record["checkpoint"] = len(of.prefix), of.step, of.layout, member.rank
+    return pack(("writes", write.id), record)
+
+
+def unpack_write(write_id: int, packed: bytes) -> Write:
+    record = unpack(("writes", write_id), packed)
+    key, base, asked, member = ObjectKey(record["bucket"], record["key"]), record["base"], None, None
+    if "asked" in record:
+        worker, begun, in_doubt_since = record["asked"]
+        asked = CreateAttempt(worker, Moment(*begun), as_moment(in_doubt_since))
+    if "checkpoint" in record:
+        length, step, layout, rank = record["checkpoint"]
+        member = Member(CheckpointName(key.bucket, key.key[:length], step, layout), rank)
+    return Write(
+        WriteSpec(key, record["headers"], record["slot"]),
+        ExpectedVersion(
+            tuple(base["etags"]), base["absent"], base["known"], base["asked"], as_moment(base.get("moment"))
+        ),
+        state=State(record["state"]),
+        runs=tuple(Run(*run) for run in record.get("runs", ())),
+        asked=asked,
+        touched=as_moment(record.get("touched")),
+        acknowledged=as_moment(record.get("acknowledged_moment")),
+        member=member,
+        id=write_id,
+        **{attribute: record[name] for name, attribute in _ALWAYS.items()},
+        **{attribute: record[name] for name, attribute in _IF_SET.items() if name in record},
+    )
+
+
+_OF_ENDED = {
+    "upload": "upload_id",
+    "at": "ended_at",
+    "etag": "etag",
+    "parts": "parts",
+    "checksums": "checksums",
+}
+
+
+def pack_ended(write_id: int, ended: UploadOutcome) -> bytes:
+    record = {name: getattr(ended, attribute) for name, attribute in _OF_ENDED.items()}
+    return pack(("ended", write_id), {"bucket": ended.key.bucket, "key": ended.key.key} | record)
+
+
+def unpack_ended(write_id: int, packed: bytes) -> UploadOutcome:
+    record = unpack(("ended", write_id), packed)
+    key = ObjectKey(record["bucket"], record["key"])
+    return UploadOutcome(key=key, **{attribute: record[name] for name, attribute in _OF_ENDED.items()})
+
+
+def parts_digest(parts: Sequence[CompletedPart]) -> Steps[str]:
+    """Return a digest of the numbers and unquoted ETags of a CompleteMultipartUpload."""
+    lines = yield from each(lambda part: f"{part.number} {unquote(part.etag)}", parts)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

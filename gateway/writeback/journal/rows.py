@@ -1,11 +1,20 @@
-"""Tables of the journal, as one transaction reads and changes them."""
+"""Tables of the journal, as one transaction reads and changes them, and the records in their rows.
+
+A record is JSON behind a CRC32C of the row's table, its keys and itself: SQLite does not checksum its pages. A row that
+was changed without SQLite, or moved, raises BufferDamaged instead of passing for what was acknowledged.
+"""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
+import orjson
+from awscrt import checksums as crt
+
+from gateway.core.clock import Moment
+from gateway.core.errors import BufferDamaged
 from gateway.core.model import ObjectKey
 
 PENDING = "pending = 1 AND state < 5"
@@ -80,3 +89,39 @@ def directories(key: str) -> list[bytes]:
     """Return the prefixes of a key that end with a slash, and the empty one."""
     whole = text(key)
     return [b"", *(whole[: stop + 1] for stop, byte in enumerate(whole) if byte == ord("/"))]
+
+
+_CRC_BYTES = 4
+
+Place = tuple[str | int | bytes, ...]
+"""A row's table and the values of its key columns."""
+
+
+def pack(place: Place, record: dict[str, Any]) -> bytes:
+    head = orjson.dumps(record, default=dict)  # other mappings
+    return _seal(place, len(head).to_bytes(4, "little") + head)
+
+
+def unpack(place: Place, packed: object) -> Any:
+    """Return the record; BufferDamaged unless it was packed for this place.
+
+    A damaged row may give a record that is no bytes at all.
+    """
+    body = packed[_CRC_BYTES:] if isinstance(packed, bytes) else b""
+    if len(body) < 4 or _seal(place, body) != packed:
+        raise BufferDamaged(f"the journal's row {place!r} is damaged")
+    stop = 4 + int.from_bytes(body[:4], "little")
+    return orjson.loads(body[4:stop])
+
+
+def _seal(place: Place, body: bytes) -> bytes:
+    value: int = crt.crc32c(body, crt.crc32c(repr(place).encode("utf-8", "backslashreplace")))
+    return value.to_bytes(_CRC_BYTES, "little") + body
+
+
+def moment_record(moment: Moment | None) -> tuple[float, float, str] | None:
+    return None if moment is None else (moment.at, moment.monotonic, moment.boot_id)
+
+
+def as_moment(record: Sequence[Any] | None) -> Moment | None:
+    return None if record is None else Moment(*record)

@@ -9,11 +9,10 @@ from dataclasses import replace
 from gateway.core.clock import Moment
 from gateway.core.errors import BufferDamaged, PartInUse
 from gateway.core.model import ObjectKey
-from gateway.writeback.journal import codec
+from gateway.writeback.journal.buckets import LastOwnWrite
 from gateway.writeback.journal.records import (
     CreateAttempt,
     ExpectedVersion,
-    LastOwnWrite,
     Part,
     Priority,
     State,
@@ -21,6 +20,8 @@ from gateway.writeback.journal.records import (
     UploadOutcome,
     Write,
     WriteSpec,
+    unpack_ended,
+    unpack_write,
 )
 from gateway.writeback.journal.rows import OPEN, Table, text
 from gateway.writeback.journal.writes import Writes, as_outcome
@@ -57,7 +58,7 @@ class Uploads(Table):
             if not key.startswith(text(prefix)):
                 return
             if (key, upload_id) > (text(after[0]), after[1]):
-                yield codec.unpack_write(write_id, record)
+                yield unpack_write(write_id, record)
 
     def is_being_completed(self, upload: Write) -> bool:
         """Return whether the origin may be carrying out a Complete of the upload whose client has no answer yet."""
@@ -71,8 +72,8 @@ class Uploads(Table):
             return None
         write_id, state, pending, record = row
         if state == State.DONE:
-            return codec.unpack_ended(write_id, record)
-        return as_outcome(codec.unpack_write(write_id, record)) if pending else None
+            return unpack_ended(write_id, record)
+        return as_outcome(unpack_write(write_id, record)) if pending else None
 
     def begin(self, upload: Write, asked_as: int | None = None) -> Write:
         """Enter an open upload, which the origin has begun, or will; `asked_as`, the entry of `ask`, is done."""
@@ -274,7 +275,7 @@ class Uploads(Table):
         asked = "SELECT id, record FROM writes WHERE state = 4 AND due_at IS NULL AND damaged = 0"
         for write_id, record in self._all(asked):
             try:
-                write = codec.unpack_write(write_id, record)
+                write = unpack_write(write_id, record)
             except BufferDamaged:
                 self._change("UPDATE writes SET due_at = 0 WHERE id = ?", write_id)
             else:
@@ -322,7 +323,7 @@ class Uploads(Table):
         count = 0
         for write_id, record in self._rows.execute("SELECT id, record FROM writes WHERE state = 4"):
             with suppress(BufferDamaged):
-                found = codec.unpack_write(write_id, record)
+                found = unpack_write(write_id, record)
                 count -= found.asked is not None and found.origin_upload_id is not None
             count += 1
         return count

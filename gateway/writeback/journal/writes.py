@@ -17,21 +17,22 @@ from gateway.core.clock import Moment
 from gateway.core.errors import BufferDamaged, InConflict
 from gateway.core.model import ObjectKey
 from gateway.writeback.checkpoints.layouts import Member
-from gateway.writeback.journal import codec
-from gateway.writeback.journal.buckets import Buckets
+from gateway.writeback.journal.buckets import Buckets, LastOwnWrite
 from gateway.writeback.journal.checkpoints import Checkpoints
 from gateway.writeback.journal.files import Parts
 from gateway.writeback.journal.records import (
     CreateAttempt,
     ExpectedVersion,
-    LastOwnWrite,
     Priority,
     State,
     Turn,
     UploadOutcome,
     Write,
     WriteSpec,
+    pack_ended,
+    pack_write,
     runs_of,
+    unpack_write,
 )
 from gateway.writeback.journal.rows import BEHIND_ALL, PENDING, Table, Value, at, directories, keys_under, marks, text
 from gateway.writeback.journal.turns import Turns
@@ -85,11 +86,11 @@ class Writes(Table):
     def first(self, condition: str, *values: Value) -> Write | None:
         """Return the first write that a condition finds, in its order."""
         row = self._row(f"SELECT id, record FROM writes WHERE {condition} LIMIT 1", *values)
-        return None if row is None else codec.unpack_write(*row)
+        return None if row is None else unpack_write(*row)
 
     def found(self, condition: str, *values: Value) -> list[Write]:
         found = self._all(f"SELECT id, record FROM writes WHERE {condition}", *values)
-        return [codec.unpack_write(write_id, record) for write_id, record in found]
+        return [unpack_write(write_id, record) for write_id, record in found]
 
     def insert(self, write: Write, turn: Turn) -> Write:
         key = write.key
@@ -106,7 +107,7 @@ class Writes(Table):
         behind = None if write.behind is None else text(write.behind)
         self._change(
             "UPDATE writes SET state = ?, sequence = ?, behind = ?, record = ? WHERE id = ?",
-            *(write.state, write.sequence or None, behind, codec.pack_write(write), write.id),
+            *(write.state, write.sequence or None, behind, pack_write(write), write.id),
         )
         if turn is not None:
             self.turns.put(write.id, turn)
@@ -148,7 +149,7 @@ class Writes(Table):
             "GROUP BY key ORDER BY key LIMIT ?",
             *(bucket, start, BEHIND_ALL if stop is None else stop, count_max),
         )
-        return [codec.unpack_write(write_id, record) for write_id, record, _ in found]
+        return [unpack_write(write_id, record) for write_id, record, _ in found]
 
     def has_any(self, bucket: str, name: str) -> bool:
         """Return whether a key, or one under it as a directory, is pending or was flushed in the last minutes."""
@@ -365,7 +366,7 @@ class Writes(Table):
         """Let the writes that waited for one that has left the order wait for another, or start."""
         for write_id, record in self._all("SELECT id, record FROM writes WHERE after_sequence = ?", sequence):
             try:
-                self.wait_or_start(codec.unpack_write(write_id, record), now)
+                self.wait_or_start(unpack_write(write_id, record), now)
             except BufferDamaged:  # its reader reports it
                 self._change("UPDATE writes SET after_sequence = NULL, due_at = ? WHERE id = ?", now, write_id)
 
@@ -415,7 +416,7 @@ class Writes(Table):
             "UPDATE writes SET state = 5, pending = 0, sequence = NULL, since_sequence = NULL, "
             "after_sequence = NULL, due_at = ?, attempts = 0, last_error = NULL, failing_since = NULL, record = ? "
             "WHERE id = ?",
-            *(ended.ended_at + ENDED_KEPT_SECONDS, codec.pack_ended(write.id, ended), write.id),
+            *(ended.ended_at + ENDED_KEPT_SECONDS, pack_ended(write.id, ended), write.id),
         )
         if write.sequence:
             self.release(write.sequence, now)

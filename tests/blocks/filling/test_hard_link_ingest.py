@@ -242,7 +242,7 @@ def test_a_process_killed_while_it_adopts_leaves_nothing(
             opened.blocks.ingest(adoption)
     monkeypatch.undo()
     opened.locks.close()
-    opened._locks_of_workers.give_back_own()
+    opened.worker_locks.give_back_own()
     assert len(block_files(tmp_path / "c")) == (1 if step == "commit" else 0)
     again = open_directory(settings, 0)
     usage = again.blocks.index.usage()

@@ -51,7 +51,7 @@ def kill(opened: OpenDirectory) -> None:
     """Close what the kernel would, and nothing more."""
     opened.blocks.index.close()
     opened.locks.close()
-    opened._locks_of_workers.give_back_own()
+    opened.worker_locks.give_back_own()
 
 
 def append_all(appender: SegmentAppender, slot: str, blocks: list[SmallBlock]) -> None:
@@ -81,7 +81,7 @@ def assert_exact(opened: OpenDirectory, directory: Path) -> None:
     assert {name: file.disk_bytes for name, file in files.items()} == sizes
     usage = index.usage()
     assert (usage.used_bytes, usage.reserved_bytes) == (sum(sizes.values()), 0)
-    lying = {name: set(index.contents(name)) for name in files}
+    lying = {name: {one.block_id for one in index.blocks() if one.extent.file == name} for name in files}
     assert {name: len(blocks) for name, blocks in lying.items()} == {name: file.blocks for name, file in files.items()}
     assert {block.block_id for block in index.blocks()} == set().union(*lying.values())
     assert usage.blocks == sum(file.blocks for file in files.values())

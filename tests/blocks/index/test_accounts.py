@@ -49,7 +49,7 @@ def kill(opened: OpenDirectory) -> None:
     """End as SIGKILL would: the kernel takes the lock back, nothing else happens."""
     opened.blocks.index.close()
     opened.locks.close()
-    opened._locks_of_workers.give_back_own()
+    opened.worker_locks.give_back_own()
 
 
 SLOTS = Slots(

@@ -11,9 +11,8 @@ import pytest
 
 from gateway.blocks import index as index_module
 from gateway.blocks.index import WrittenBytes
-from gateway.blocks.layout import BlockSettings
+from gateway.blocks.layout import BlockRecord, BlockSettings
 from gateway.blocks.opening import OpenDirectory, open_directory
-from gateway.blocks.rows import BlockRecord
 from gateway.blocks.small_block_fetch import SegmentAppender
 from gateway.blocks.transaction import IndexTransaction
 from gateway.core.errors import NotKept, StoreUnavailable

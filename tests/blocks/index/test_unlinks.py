@@ -111,7 +111,7 @@ def test_what_a_killed_process_could_not_remove_is_removed_later(
         transaction.evict(file)
     opened.blocks.index.close()  # as SIGKILL would
     opened.locks.close()
-    opened._locks_of_workers.give_back_own()
+    opened.worker_locks.give_back_own()
     with sticking(monkeypatch, stuck):
         opened = open_lru(directory, worker)
         assert opened.blocks.index.usage().pending_unlink_bytes == file.disk_bytes

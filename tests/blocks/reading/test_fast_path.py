@@ -21,7 +21,8 @@ SLOT = "default"
 
 
 def span_of(cache: BlockCache, version: ObjectVersion, byte_range: ByteRange | None = None) -> PinnedFileSpan | None:
-    return cache.warm_span(version, byte_range or whole(version), slot=SLOT)
+    asked = byte_range or whole(version)
+    return cache.warm_span(version, asked.first, asked.length, slot=SLOT)
 
 
 async def warm_up(cache: BlockCache, version: ObjectVersion) -> None:

@@ -120,9 +120,9 @@ def test_where_memory_has_no_room_the_fill_waits_for_it(tmp_path: Path, monkeypa
 
     async def scenario() -> None:
         monkeypatch.setattr(small_block_fetch, "GATHERING_SECONDS", 0.05)
+        monkeypatch.setattr(small_block_fetch, "HELD_BYTES_MAX", len(CONTENT) + 1)
         async with gateway(tmp_path) as one:
             one.origin.put("bucket", "l", CONTENT)
-            one.blocks._dependencies.writer._held_bytes_max = len(CONTENT) + 1
             answers = await asyncio.gather(*(call(one.app, "GET", f"/bucket/{key}") for key in "kl"))
             assert [answer.body for answer in answers] == [CONTENT] * 2
             assert one.blocks._dependencies.writer.held_bytes <= 2 * len(CONTENT)

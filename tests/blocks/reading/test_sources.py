@@ -10,10 +10,10 @@ from typing import Any
 
 from gateway.blocks.block_file import ChunkChecksums, lease_of
 from gateway.blocks.directory import DiskThreads
-from gateway.blocks.inflight_fetch import InflightFetch
 from gateway.blocks.layout import block_at, data_offset
 from gateway.blocks.page_cache import Residency
 from gateway.blocks.reader import FillSource
+from gateway.blocks.single_flight import InflightFetch
 from gateway.core.model import FileSpan, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 

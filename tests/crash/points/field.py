@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.writeback.journal import codec
-from gateway.writeback.journal.records import State
+from gateway.writeback.journal.records import State, unpack_write
 from loadtests.harness.server_process import held_port
 from tests.crash.points.client import BUCKET, PATIENCE_SECONDS, Client, Interrupted, SentAway
 from tests.crash.points.ledger import Difference, Ledger
@@ -278,7 +277,7 @@ class Field:
         """
         with closing(self._journal()) as journal:
             found = journal.execute("SELECT id, record FROM writes WHERE state = ?", (State.ABORTING,)).fetchall()
-        writes = [codec.unpack_write(*row) for row in found]
+        writes = [unpack_write(*row) for row in found]
         return sum(one.origin_upload_id is not None and one.asked is None for one in writes)
 
     def _rows(self, table: str, condition: str) -> int:

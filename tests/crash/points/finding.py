@@ -9,7 +9,8 @@ from typing import cast
 
 from gateway.core.clock import Moment, SystemClock
 from gateway.origin.client import Origin
-from gateway.writeback.flushing.reconciler import FlushDependencies, Reconciler
+from gateway.writeback.flushing.flush_task import FlushDependencies
+from gateway.writeback.flushing.reconciler import Reconciler
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.flushing.state import UNUSED_SECONDS
 from gateway.writeback.journal.journal import Journal

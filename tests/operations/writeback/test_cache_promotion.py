@@ -11,25 +11,22 @@ import pytest
 from gateway.s3.requests import Operation
 from gateway.writeback.staged_file import CHUNK_BYTES, StagedFile, Staging, trailer_bytes
 from tests.support.blocks import block_files
-from tests.support.write_back_gateway import PART_BYTES, Client, with_client
+from tests.support.write_back_gateway import PART_BYTES, Client, with_a_client, with_client
 
 SIZES = [PART_BYTES, PART_BYTES + CHUNK_BYTES, PART_BYTES + 12_345, 100]
 
 
-def test_flushed_parts_are_read_from_the_cache(tmp_path: Path) -> None:
+@with_a_client()
+async def test_flushed_parts_are_read_from_the_cache(client: Client) -> None:
     """Each block that lies wholly in a part; the others are fetched, and not put together with what is no part."""
-
-    async def scenario(client: Client) -> None:
-        bodies = {number: os.urandom(size) for number, size in enumerate(SIZES, 1)}
-        upload_id = await client.create("back/m")
-        etags = {number: await client.part("back/m", upload_id, number, body) for number, body in bodies.items()}
-        await client.complete("back/m", upload_id, etags)
-        await client.flush()
-        assert client.gateway.blocks.usage().blocks > 0
-        for number in range(2):
-            assert (await client.ask("GET", "back/m")).body == b"".join(bodies.values()), number
-
-    with_client(tmp_path, scenario)
+    bodies = {number: os.urandom(size) for number, size in enumerate(SIZES, 1)}
+    upload_id = await client.create("back/m")
+    etags = {number: await client.part("back/m", upload_id, number, body) for number, body in bodies.items()}
+    await client.complete("back/m", upload_id, etags)
+    await client.flush()
+    assert client.gateway.blocks.usage().blocks > 0
+    for number in range(2):
+        assert (await client.ask("GET", "back/m")).body == b"".join(bodies.values()), number
 
 
 def test_the_room_of_the_trailer_is_counted(tmp_path: Path) -> None:
@@ -59,8 +56,9 @@ def _of_footer(file: StagedFile) -> int:
 
 
 @pytest.mark.parametrize("place", [_of_checksums, _of_footer])
-def test_what_is_damaged_since_it_was_sent_is_not_kept(
-    tmp_path: Path, place: Callable[[StagedFile], int], monkeypatch: pytest.MonkeyPatch
+@with_a_client()
+async def test_what_is_damaged_since_it_was_sent_is_not_kept(
+    client: Client, place: Callable[[StagedFile], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The origin has it: the flush ends well, and the next reader fetches it."""
     checksums = Staging.checksums
@@ -73,13 +71,10 @@ def test_what_is_damaged_since_it_was_sent_is_not_kept(
             raw.write(bytes([byte ^ 1]))
         return checksums(staging, file)
 
-    async def scenario(client: Client) -> None:
-        await client.learn()
-        body = os.urandom(PART_BYTES)
-        await client.ask("PUT", "back/k", body)
-        monkeypatch.setattr(Staging, "checksums", damaged_before)
-        await client.flush()
-        assert client.gateway.blocks.usage().blocks == 0
-        assert (await client.ask("GET", "back/k")).body == body
-
-    with_client(tmp_path, scenario)
+    await client.learn()
+    body = os.urandom(PART_BYTES)
+    await client.ask("PUT", "back/k", body)
+    monkeypatch.setattr(Staging, "checksums", damaged_before)
+    await client.flush()
+    assert client.gateway.blocks.usage().blocks == 0
+    assert (await client.ask("GET", "back/k")).body == body

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.clock import SystemClock
 from gateway.core.steps import at_once
-from gateway.operations.writeback import complete_upload, uploads
+from gateway.operations.writeback import uploads
 from gateway.origin.client import OriginRequest
 from gateway.s3.requests import Operation
 from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, etag_of_result
@@ -20,7 +20,7 @@ from tests.support.asgi import call
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
 from tests.support.slots import slot_with
-from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client
+from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_a_client, with_client
 from tests.support.writeback import key
 
 IF_ABSENT = {"If-None-Match": "*"}
@@ -34,79 +34,64 @@ async def uploaded(client: Client, name: str = "back/m") -> tuple[str, dict[int,
     return upload_id, etags, bodies[1] + bodies[2]
 
 
-def test_the_200_is_the_origins(tmp_path: Path) -> None:
+@with_a_client()
+async def test_the_200_is_the_origins(client: Client) -> None:
     """When it is sent, the object is there, nothing is pending, and nothing is left here."""
-
-    async def scenario(client: Client) -> None:
-        upload_id, etags, content = await uploaded(client)
-        answer = await client.complete("back/m", upload_id, etags, headers=IF_ABSENT)
-        assert answer.headers["x-forebay-cache"] == "forwarded"
-        assert client.origin.data("bucket", "back/m") == content
-        assert client.pending("back/m") is None
-        assert list(client.buffer.staging.names()) == []
-        assert not client.origin.buckets["bucket"].uploads
-        again = await client.complete("back/m", upload_id, etags, headers=IF_ABSENT)
-        assert again.body == answer.body
-
-    with_client(tmp_path, scenario)
+    upload_id, etags, content = await uploaded(client)
+    answer = await client.complete("back/m", upload_id, etags, headers=IF_ABSENT)
+    assert answer.headers["x-forebay-cache"] == "forwarded"
+    assert client.origin.data("bucket", "back/m") == content
+    assert client.pending("back/m") is None
+    assert list(client.buffer.staging.names()) == []
+    assert not client.origin.buckets["bucket"].uploads
+    again = await client.complete("back/m", upload_id, etags, headers=IF_ABSENT)
+    assert again.body == answer.body
 
 
-def test_a_condition_that_does_not_hold_leaves_the_upload_open(tmp_path: Path) -> None:
+@with_a_client()
+async def test_a_condition_that_does_not_hold_leaves_the_upload_open(client: Client) -> None:
     """412 of the origin's; a Complete without it, later, is absorbed."""
-
-    async def scenario(client: Client) -> None:
-        upload_id, etags, content = await uploaded(client)
-        client.origin.put("bucket", "back/m", b"theirs")
-        answer = await client.complete("back/m", upload_id, etags, 412, headers=IF_ABSENT)
-        assert b"<Code>PreconditionFailed</Code>" in answer.body
-        assert client.origin.data("bucket", "back/m") == b"theirs"
-        client.origin.buckets["bucket"].remove("back/m")
-        await client.complete("back/m", upload_id, etags)
-        await client.flush()
-        assert client.origin.data("bucket", "back/m") == content
-        assert client.origin.count(Operation.UPLOAD_PART, key="back/m") == 2
-
-    with_client(tmp_path, scenario)
+    upload_id, etags, content = await uploaded(client)
+    client.origin.put("bucket", "back/m", b"theirs")
+    answer = await client.complete("back/m", upload_id, etags, 412, headers=IF_ABSENT)
+    assert b"<Code>PreconditionFailed</Code>" in answer.body
+    assert client.origin.data("bucket", "back/m") == b"theirs"
+    client.origin.buckets["bucket"].remove("back/m")
+    await client.complete("back/m", upload_id, etags)
+    await client.flush()
+    assert client.origin.data("bucket", "back/m") == content
+    assert client.origin.count(Operation.UPLOAD_PART, key="back/m") == 2
 
 
-def test_own_pending_writes_count(tmp_path: Path) -> None:
+@with_a_client()
+async def test_own_pending_writes_count(client: Client) -> None:
     """What was acknowledged before, and does not fail the condition, is at the origin when that is judged."""
-
-    async def scenario(client: Client) -> None:
-        upload_id, etags, content = await uploaded(client)
-        pending = (await client.ask("PUT", "back/m", b"pending")).headers["etag"]
-        async with client.flushing():
-            await client.complete("back/m", upload_id, etags, headers={"If-Match": pending})
-        assert client.origin.data("bucket", "back/m") == content
-
-    with_client(tmp_path, scenario)
+    upload_id, etags, content = await uploaded(client)
+    pending = (await client.ask("PUT", "back/m", b"pending")).headers["etag"]
+    async with client.flushing():
+        await client.complete("back/m", upload_id, etags, headers={"If-Match": pending})
+    assert client.origin.data("bucket", "back/m") == content
 
 
 @pytest.mark.parametrize("effect", [Unreachable(late=True), Answer(500, late=True)], ids=str)
-def test_a_lost_answer_is_decided_by_the_etag(tmp_path: Path, effect: Unreachable | Answer) -> None:
+@with_a_client()
+async def test_a_lost_answer_is_decided_by_the_etag(client: Client, effect: Unreachable | Answer) -> None:
     """The origin has done it: 200, though nobody said so."""
-
-    async def scenario(client: Client) -> None:
-        upload_id, etags, content = await uploaded(client)
-        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), effect)
-        await client.complete("back/m", upload_id, etags, headers=IF_ABSENT)
-        assert client.origin.data("bucket", "back/m") == content
-
-    with_client(tmp_path, scenario)
+    upload_id, etags, content = await uploaded(client)
+    client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), effect)
+    await client.complete("back/m", upload_id, etags, headers=IF_ABSENT)
+    assert client.origin.data("bucket", "back/m") == content
 
 
 @pytest.mark.parametrize("operation", [Operation.UPLOAD_PART, Operation.COMPLETE_MULTIPART_UPLOAD])
-def test_a_failure_can_be_tried_again(tmp_path: Path, operation: Operation) -> None:
+@with_a_client()
+async def test_a_failure_can_be_tried_again(client: Client, operation: Operation) -> None:
     """503 with the origin away, and what the origin has by then is not sent twice."""
-
-    async def scenario(client: Client) -> None:
-        upload_id, etags, content = await uploaded(client)
-        client.origin.inject(on(operation), Unreachable())
-        await client.complete("back/m", upload_id, etags, 503, headers=IF_ABSENT)
-        await client.complete("back/m", upload_id, etags, headers=IF_ABSENT)
-        assert client.origin.data("bucket", "back/m") == content
-
-    with_client(tmp_path, scenario)
+    upload_id, etags, content = await uploaded(client)
+    client.origin.inject(on(operation), Unreachable())
+    await client.complete("back/m", upload_id, etags, 503, headers=IF_ABSENT)
+    await client.complete("back/m", upload_id, etags, headers=IF_ABSENT)
+    assert client.origin.data("bucket", "back/m") == content
 
 
 def is_asked_for(client: Client, upload_id: str) -> bool:
@@ -115,127 +100,114 @@ def is_asked_for(client: Client, upload_id: str) -> bool:
     return upload is not None and upload.is_completed_at_origin
 
 
-def test_the_parts_are_those_that_complete_names(tmp_path: Path) -> None:
+@with_a_client()
+async def test_the_parts_are_those_that_complete_names(client: Client) -> None:
     """While they are on their way nothing takes the place of one; another may come, and this one when it is over."""
-
-    async def scenario(client: Client) -> None:
-        upload_id, etags, content = await uploaded(client)
-        reached, resume = asyncio.Event(), asyncio.Event()
-        client.origin.inject(on(Operation.UPLOAD_PART), Hold(resume, reached))
-        under_way = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
-        await reached.wait()
-        again = f"back/m?partNumber=1&uploadId={upload_id}"
-        refused = await client.ask("PUT", again, b"other bytes", status=503)
-        assert b"is being completed" in refused.body
-        copied = {"x-amz-copy-source": "bucket/there"}
-        await client.ask("PUT", "there", b"source")
-        await client.ask("PUT", again, headers=copied, status=503)
-        await client.part("back/m", upload_id, 99, b"another")
-        resume.set()
-        answer = await under_way
-        assert client.origin.data("bucket", "back/m") == content
-        assert etag_of_result(answer.body) == client.origin.buckets["bucket"].object("back/m").etag
-
-    with_client(tmp_path, scenario)
+    upload_id, etags, content = await uploaded(client)
+    reached, resume = asyncio.Event(), asyncio.Event()
+    client.origin.inject(on(Operation.UPLOAD_PART), Hold(resume, reached))
+    under_way = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
+    await reached.wait()
+    again = f"back/m?partNumber=1&uploadId={upload_id}"
+    refused = await client.ask("PUT", again, b"other bytes", status=503)
+    assert b"is being completed" in refused.body
+    copied = {"x-amz-copy-source": "bucket/there"}
+    await client.ask("PUT", "there", b"source")
+    await client.ask("PUT", again, headers=copied, status=503)
+    await client.part("back/m", upload_id, 99, b"another")
+    resume.set()
+    answer = await under_way
+    assert client.origin.data("bucket", "back/m") == content
+    assert etag_of_result(answer.body) == client.origin.buckets["bucket"].object("back/m").etag
 
 
-def test_what_the_origin_may_have_done_is_written_down(tmp_path: Path) -> None:
+@with_a_client()
+async def test_what_the_origin_may_have_done_is_written_down(client: Client) -> None:
     """Before it is asked; until its answer is known."""
-
-    async def scenario(client: Client) -> None:
-        upload_id, etags, _ = await uploaded(client)
-        assert not is_asked_for(client, upload_id)
-        reached, resume = asyncio.Event(), asyncio.Event()
-        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(resume, reached))
-        under_way = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
-        await reached.wait()
-        assert is_asked_for(client, upload_id)
-        resume.set()
-        await under_way
-        assert not is_asked_for(client, upload_id)
-
-    with_client(tmp_path, scenario)
+    upload_id, etags, _ = await uploaded(client)
+    assert not is_asked_for(client, upload_id)
+    reached, resume = asyncio.Event(), asyncio.Event()
+    client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(resume, reached))
+    under_way = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
+    await reached.wait()
+    assert is_asked_for(client, upload_id)
+    resume.set()
+    await under_way
+    assert not is_asked_for(client, upload_id)
 
 
-def test_a_refusal_says_that_nothing_was_done(tmp_path: Path) -> None:
+@with_a_client()
+async def test_a_refusal_says_that_nothing_was_done(client: Client) -> None:
     """Nobody need find out; nor where an answer before was lost, when the origin has the upload still."""
-
-    async def scenario(client: Client) -> None:
-        client.origin.put("bucket", "back/m", b"theirs")
-        upload_id, etags, _ = await uploaded(client)
-        await client.complete("back/m", upload_id, etags, 412, headers=IF_ABSENT)
-        assert not is_asked_for(client, upload_id)
-        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable())
-        await client.complete("back/m", upload_id, etags, 503, headers=IF_ABSENT)
-        assert is_asked_for(client, upload_id)
-        await client.complete("back/m", upload_id, etags, 412, headers=IF_ABSENT)
-        assert not is_asked_for(client, upload_id)
-        await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=204)
-        await client.flush()
-        assert client.origin.data("bucket", "back/m") == b"theirs"
-        assert not client.origin.buckets["bucket"].uploads
+    client.origin.put("bucket", "back/m", b"theirs")
+    upload_id, etags, _ = await uploaded(client)
+    await client.complete("back/m", upload_id, etags, 412, headers=IF_ABSENT)
+    assert not is_asked_for(client, upload_id)
+    client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable())
+    await client.complete("back/m", upload_id, etags, 503, headers=IF_ABSENT)
+    assert is_asked_for(client, upload_id)
+    await client.complete("back/m", upload_id, etags, 412, headers=IF_ABSENT)
+    assert not is_asked_for(client, upload_id)
+    await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=204)
+    await client.flush()
+    assert client.origin.data("bucket", "back/m") == b"theirs"
+    assert not client.origin.buckets["bucket"].uploads
 
 
-def test_a_question_that_was_lost_ends_with_the_upload(tmp_path: Path) -> None:
+@with_a_client()
+async def test_a_question_that_was_lost_ends_with_the_upload(client: Client) -> None:
     """The client may abort what nobody knows the outcome of."""
-
-    async def scenario(client: Client) -> None:
-        upload_id, etags, _ = await uploaded(client)
-        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable())
-        await client.complete("back/m", upload_id, etags, 503, headers=IF_ABSENT)
-        await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=204)
-        assert not is_asked_for(client, upload_id)
-        await client.flush()
-        assert "back/m" not in client.origin.buckets["bucket"].objects
-        assert not client.origin.buckets["bucket"].uploads
-
-    with_client(tmp_path, scenario)
+    upload_id, etags, _ = await uploaded(client)
+    client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable())
+    await client.complete("back/m", upload_id, etags, 503, headers=IF_ABSENT)
+    await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=204)
+    assert not is_asked_for(client, upload_id)
+    await client.flush()
+    assert "back/m" not in client.origin.buckets["bucket"].objects
+    assert not client.origin.buckets["bucket"].uploads
 
 
 @pytest.mark.parametrize("holds", [True, False], ids=["holds", "does not hold"])
-def test_an_abort_waits_for_a_complete_that_is_under_way(tmp_path: Path, *, holds: bool) -> None:
+@with_a_client()
+async def test_an_abort_waits_for_a_complete_that_is_under_way(client: Client, *, holds: bool) -> None:
     """The origin has it in hand: who is told that the upload is aborted has no object, and who has one was told so."""
-
-    async def scenario(client: Client) -> None:
-        if not holds:
-            client.origin.put("bucket", "back/m", b"theirs")
-        upload_id, etags, content = await uploaded(client)
-        reached, resume = asyncio.Event(), asyncio.Event()
-        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(resume, reached))
-        under_way = asyncio.create_task(completed(client, upload_id, etags))
-        await reached.wait()
-        aborting = asyncio.create_task(call(client.gateway.app, "DELETE", f"/bucket/back/m?uploadId={upload_id}"))
-        await asyncio.wait([aborting], timeout=0.2)
-        assert is_asked_for(client, upload_id)
-        resume.set()
-        assert (await aborting).status == (404 if holds else 204)
-        assert (await under_way).status in ({200} if holds else {404, 412})  # whoever hears of it first
-        await client.flush()
-        assert client.origin.data("bucket", "back/m") == (content if holds else b"theirs")
-        assert not client.origin.buckets["bucket"].uploads
-
-    with_client(tmp_path, scenario)
+    if not holds:
+        client.origin.put("bucket", "back/m", b"theirs")
+    upload_id, etags, content = await uploaded(client)
+    reached, resume = asyncio.Event(), asyncio.Event()
+    client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(resume, reached))
+    under_way = asyncio.create_task(completed(client, upload_id, etags))
+    await reached.wait()
+    aborting = asyncio.create_task(call(client.gateway.app, "DELETE", f"/bucket/back/m?uploadId={upload_id}"))
+    await asyncio.wait([aborting], timeout=0.2)
+    assert is_asked_for(client, upload_id)
+    resume.set()
+    assert (await aborting).status == (404 if holds else 204)
+    assert (await under_way).status in ({200} if holds else {404, 412})  # whoever hears of it first
+    await client.flush()
+    assert client.origin.data("bucket", "back/m") == (content if holds else b"theirs")
+    assert not client.origin.buckets["bucket"].uploads
 
 
-def test_an_abort_of_what_takes_too_long_is_to_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@with_a_client()
+async def test_an_abort_of_what_takes_too_long_is_to_be_tried_again(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """503; and the Complete has the answer that it would have had."""
     monkeypatch.setattr(uploads, "PATIENCE_SECONDS", 0.1)
-
-    async def scenario(client: Client) -> None:
-        upload_id, etags, _ = await uploaded(client)
-        reached, resume = asyncio.Event(), asyncio.Event()
-        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(resume, reached))
-        under_way = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
-        await reached.wait()
-        await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=503)
-        resume.set()
-        await under_way
-
-    with_client(tmp_path, scenario)
+    upload_id, etags, _ = await uploaded(client)
+    reached, resume = asyncio.Event(), asyncio.Event()
+    client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(resume, reached))
+    under_way = asyncio.create_task(client.complete("back/m", upload_id, etags, headers=IF_ABSENT))
+    await reached.wait()
+    await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=503)
+    resume.set()
+    await under_way
 
 
-def test_an_abort_of_what_nobody_knows_the_outcome_of_says_nothing_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@with_a_client()
+async def test_an_abort_of_what_nobody_knows_the_outcome_of_says_nothing_of_it(
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who has not been told yet is told that nobody knows; and what the origin has by that is this node's doing."""
     ended = asyncio.Event()
@@ -243,27 +215,23 @@ def test_an_abort_of_what_nobody_knows_the_outcome_of_says_nothing_of_it(
     async def until_it_has_ended(*_: object) -> None:
         await ended.wait()
 
-    monkeypatch.setattr(complete_upload, "until_next_look", until_it_has_ended)
+    monkeypatch.setattr(uploads, "until_next_look", until_it_has_ended)
+    upload_id, etags, _ = await uploaded(client)
+    client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable(late=True))
+    client.origin.inject(on(Operation.HEAD_OBJECT), Unreachable())
+    asked = asyncio.create_task(client.complete("back/m", upload_id, etags, 424, headers=IF_ABSENT))
 
-    async def scenario(client: Client) -> None:
-        upload_id, etags, _ = await uploaded(client)
-        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable(late=True))
-        client.origin.inject(on(Operation.HEAD_OBJECT), Unreachable())
-        asked = asyncio.create_task(client.complete("back/m", upload_id, etags, 424, headers=IF_ABSENT))
+    def is_unclear(tx: JournalTransaction) -> bool:
+        upload = tx.uploads.upload(upload_id)
+        return upload is not None and upload.answer is not None
 
-        def is_unclear(tx: JournalTransaction) -> bool:
-            upload = tx.uploads.upload(upload_id)
-            return upload is not None and upload.answer is not None
-
-        await eventually(lambda: client.buffer.look(is_unclear))
-        await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=204)
-        ended.set()
-        await asked
-        own = client.buffer.look(lambda tx: tx.buckets.last_own_write(key("back/m")))
-        assert own is not None
-        assert not own.known
-
-    with_client(tmp_path, scenario)
+    await eventually(lambda: client.buffer.look(is_unclear))
+    await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=204)
+    ended.set()
+    await asked
+    own = client.buffer.look(lambda tx: tx.buckets.last_own_write(key("back/m")))
+    assert own is not None
+    assert not own.known
 
 
 def test_what_it_has_done_while_nobody_listened_is_found_out(tmp_path: Path) -> None:
@@ -328,25 +296,22 @@ def test_what_is_found_out_is_seen_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("late", [False, True], ids=["in time", "its answer is lost"])
 @pytest.mark.slow
-def test_a_complete_is_answered_with_what_the_origin_has_made(tmp_path: Path, *, late: bool) -> None:
+@with_a_client()
+async def test_a_complete_is_answered_with_what_the_origin_has_made(client: Client, *, late: bool) -> None:
     """Of two at once, of other parts each: nobody is told that it has made what it has not."""
-
-    async def scenario(client: Client) -> None:
-        upload_id, etags, _ = await uploaded(client)
-        reached, resume = asyncio.Event(), asyncio.Event()
-        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(resume, reached))
-        if late:
-            client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable(late=True))
-        first = asyncio.create_task(completed(client, upload_id, {1: etags[1]}))
-        await reached.wait()
-        second = asyncio.create_task(completed(client, upload_id, etags))
-        await asyncio.wait([first], timeout=5.0)  # it is told that another has asked, or waits
-        resume.set()
-        answers = await asyncio.gather(first, second)
-        stored = client.origin.buckets["bucket"].object("back/m").etag
-        assert {etag_of_result(answer.body) for answer in answers if etag_of_result(answer.body)} <= {stored}
-
-    with_client(tmp_path, scenario)
+    upload_id, etags, _ = await uploaded(client)
+    reached, resume = asyncio.Event(), asyncio.Event()
+    client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Hold(resume, reached))
+    if late:
+        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable(late=True))
+    first = asyncio.create_task(completed(client, upload_id, {1: etags[1]}))
+    await reached.wait()
+    second = asyncio.create_task(completed(client, upload_id, etags))
+    await asyncio.wait([first], timeout=5.0)  # it is told that another has asked, or waits
+    resume.set()
+    answers = await asyncio.gather(first, second)
+    stored = client.origin.buckets["bucket"].object("back/m").etag
+    assert {etag_of_result(answer.body) for answer in answers if etag_of_result(answer.body)} <= {stored}
 
 
 async def completed(client: Client, upload_id: str, etags: dict[int, str]) -> Got:
@@ -357,35 +322,29 @@ async def completed(client: Client, upload_id: str, etags: dict[int, str]) -> Go
     return await call(client.gateway.app, "POST", target, IF_ABSENT, document)
 
 
-def test_an_upload_that_is_given_a_part_since_stays_open(tmp_path: Path) -> None:
+@with_a_client()
+async def test_an_upload_that_is_given_a_part_since_stays_open(client: Client) -> None:
     """The origin has completed it, and nobody heard: its client has more in mind, and may go on."""
-
-    async def scenario(client: Client) -> None:
-        upload_id, etags, content = await uploaded(client)
-        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable(late=True))
-        client.origin.inject(on(Operation.HEAD_OBJECT), Unreachable())
-        await client.complete("back/m", upload_id, etags, 503, headers=IF_ABSENT)
-        more = {1: etags[1], 3: await client.part("back/m", upload_id, 3, b"more")}
-        await client.find_lost_completions()
-        assert client.origin.data("bucket", "back/m") == content
-        await client.complete("back/m", upload_id, more)
-        await client.flush()
-        assert client.origin.data("bucket", "back/m") == content[:PART_BYTES] + b"more"
-        assert not client.origin.buckets["bucket"].uploads
-
-    with_client(tmp_path, scenario)
+    upload_id, etags, content = await uploaded(client)
+    client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable(late=True))
+    client.origin.inject(on(Operation.HEAD_OBJECT), Unreachable())
+    await client.complete("back/m", upload_id, etags, 503, headers=IF_ABSENT)
+    more = {1: etags[1], 3: await client.part("back/m", upload_id, 3, b"more")}
+    await client.find_lost_completions()
+    assert client.origin.data("bucket", "back/m") == content
+    await client.complete("back/m", upload_id, more)
+    await client.flush()
+    assert client.origin.data("bucket", "back/m") == content[:PART_BYTES] + b"more"
+    assert not client.origin.buckets["bucket"].uploads
 
 
-def test_an_upload_begun_with_the_origin_away_is_begun_there(tmp_path: Path) -> None:
+@with_a_client()
+async def test_an_upload_begun_with_the_origin_away_is_begun_there(client: Client) -> None:
     """Its parts follow."""
-
-    async def scenario(client: Client) -> None:
-        await client.learn()
-        away = client.origin.inject(lambda _: True, Unreachable(), times=None)
-        upload_id, etags, content = await uploaded(client)
-        away.times = 0
-        await client.complete("back/m", upload_id, etags, headers=IF_ABSENT)
-        assert client.origin.data("bucket", "back/m") == content
-        assert (await call(client.gateway.app, "GET", "/bucket/back/m")).body == content
-
-    with_client(tmp_path, scenario)
+    await client.learn()
+    away = client.origin.inject(lambda _: True, Unreachable(), times=None)
+    upload_id, etags, content = await uploaded(client)
+    away.times = 0
+    await client.complete("back/m", upload_id, etags, headers=IF_ABSENT)
+    assert client.origin.data("bucket", "back/m") == content
+    assert (await call(client.gateway.app, "GET", "/bucket/back/m")).body == content

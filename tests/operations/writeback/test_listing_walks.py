@@ -20,7 +20,8 @@ from gateway.edge.asgi import S3App
 from gateway.metadata.listing.pages import ListRequest
 from gateway.policy.slots import Prefix
 from gateway.writeback.buffer import WritebackBuffer
-from gateway.writeback.journal.records import BucketCapabilities, ExpectedVersion, Write, WriteSpec
+from gateway.writeback.journal.buckets import BucketCapabilities
+from gateway.writeback.journal.records import ExpectedVersion, Write, WriteSpec
 from tests.origin.origins import xml
 from tests.support import listing_model as model
 from tests.support.asgi import Answer, call

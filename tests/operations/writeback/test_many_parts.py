@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from gateway.writeback.journal.records import Part
 from gateway.writeback.staged_file import StagedFile
 from tests.support.loop_steps import longest_step
 from tests.support.memory_origin.faults import Unreachable, on
-from tests.support.write_back_gateway import Client, eventually, with_client
+from tests.support.write_back_gateway import Client, eventually, with_a_client
 from tests.support.writeback import md5
 
 PARTS = 10_000
@@ -34,30 +33,27 @@ async def put_parts(client: Client, upload_id: str) -> dict[int, str]:
 
 
 @pytest.mark.slow
-def test_it_is_listed_completed_and_flushed_in_steps(tmp_path: Path) -> None:
+@with_a_client()
+async def test_it_is_listed_completed_and_flushed_in_steps(client: Client) -> None:
     """ListParts, Complete with a checksum of the whole, a HEAD of a part, and the Complete that the origin is sent."""
-
-    async def scenario(client: Client) -> None:
-        create = {"x-amz-checksum-algorithm": "CRC64NVME", "x-amz-checksum-type": "FULL_OBJECT"}
-        upload_id = await client.create("back/m", create)
-        etags = await put_parts(client, upload_id)
-        with longest_step() as longest:
-            page = await client.ask("GET", f"back/m?uploadId={upload_id}&part-number-marker=8998")
-        assert page.body.count(b"<Part>") == 1000
-        assert b"<NextPartNumberMarker>9998</NextPartNumberMarker>" in page.body
-        assert longest.lines < LINES_MAX, str(longest)
-        with longest_step() as longest:
-            completed = await client.complete("back/m", upload_id, etags)
-        assert b"<ChecksumCRC64NVME>" in completed.body
-        assert longest.lines < LINES_MAX, str(longest)
-        with longest_step() as longest:
-            head = await client.ask("HEAD", "back/m?partNumber=9999", status=206)
-        assert head.headers["x-amz-mp-parts-count"] == str(PARTS)
-        assert longest.lines < LINES_MAX, str(longest)
-        client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable(), times=None)
-        with longest_step() as longest:
-            async with client.flushing():
-                await eventually(lambda: client.origin.count(Operation.COMPLETE_MULTIPART_UPLOAD) > 0)
-        assert longest.lines < LINES_MAX, str(longest)
-
-    with_client(tmp_path, scenario)
+    create = {"x-amz-checksum-algorithm": "CRC64NVME", "x-amz-checksum-type": "FULL_OBJECT"}
+    upload_id = await client.create("back/m", create)
+    etags = await put_parts(client, upload_id)
+    with longest_step() as longest:
+        page = await client.ask("GET", f"back/m?uploadId={upload_id}&part-number-marker=8998")
+    assert page.body.count(b"<Part>") == 1000
+    assert b"<NextPartNumberMarker>9998</NextPartNumberMarker>" in page.body
+    assert longest.lines < LINES_MAX, str(longest)
+    with longest_step() as longest:
+        completed = await client.complete("back/m", upload_id, etags)
+    assert b"<ChecksumCRC64NVME>" in completed.body
+    assert longest.lines < LINES_MAX, str(longest)
+    with longest_step() as longest:
+        head = await client.ask("HEAD", "back/m?partNumber=9999", status=206)
+    assert head.headers["x-amz-mp-parts-count"] == str(PARTS)
+    assert longest.lines < LINES_MAX, str(longest)
+    client.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), Unreachable(), times=None)
+    with longest_step() as longest:
+        async with client.flushing():
+            await eventually(lambda: client.origin.count(Operation.COMPLETE_MULTIPART_UPLOAD) > 0)
+    assert longest.lines < LINES_MAX, str(longest)

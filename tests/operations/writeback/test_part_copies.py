@@ -21,7 +21,7 @@ from tests.support.asgi import call
 from tests.support.counting import on_count
 from tests.support.memory_origin.faults import Answer, CutBody, Effect, Fault, Hold, Unreachable, on
 from tests.support.slots import slot_with
-from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client
+from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_a_client, with_client
 
 
 def parts_of(client: Client, upload_id: str) -> list[Part]:
@@ -47,26 +47,23 @@ async def copied(
     return text_of(answer.body, "ETag") or "", answer
 
 
-def test_parts_are_copied_by_the_origin_and_uploaded_here(tmp_path: Path) -> None:
+@with_a_client()
+async def test_parts_are_copied_by_the_origin_and_uploaded_here(client: Client) -> None:
     """Of one upload some, by the whole or by a range; byte-equal in the end, with the ETag that was answered."""
-
-    async def scenario(client: Client) -> None:
-        await client.learn()
-        source = os.urandom(PART_BYTES + 100)
-        client.origin.put("bucket", "source", source)
-        upload_id = await client.create("back/m")
-        own = os.urandom(PART_BYTES)
-        etags = {1: await client.part("back/m", upload_id, 1, own)}
-        etags[2], _ = await copied(client, upload_id, 2, "source")
-        etags[3], _ = await copied(client, upload_id, 3, "source", x_amz_copy_source_range="bytes=10-29")
-        listed = await client.ask("GET", f"back/m?uploadId={upload_id}")
-        assert [b"<Size>%d</Size>" % size in listed.body for size in (PART_BYTES, PART_BYTES + 100, 20)] == [True] * 3
-        done = await client.complete("back/m", upload_id, etags)
-        assert client.origin.data("bucket", "back/m") == own + source + source[10:30]
-        assert client.origin.buckets["bucket"].object("back/m").etag == text_of(done.body, "ETag")
-        assert not client.origin.buckets["bucket"].uploads
-
-    with_client(tmp_path, scenario)
+    await client.learn()
+    source = os.urandom(PART_BYTES + 100)
+    client.origin.put("bucket", "source", source)
+    upload_id = await client.create("back/m")
+    own = os.urandom(PART_BYTES)
+    etags = {1: await client.part("back/m", upload_id, 1, own)}
+    etags[2], _ = await copied(client, upload_id, 2, "source")
+    etags[3], _ = await copied(client, upload_id, 3, "source", x_amz_copy_source_range="bytes=10-29")
+    listed = await client.ask("GET", f"back/m?uploadId={upload_id}")
+    assert [b"<Size>%d</Size>" % size in listed.body for size in (PART_BYTES, PART_BYTES + 100, 20)] == [True] * 3
+    done = await client.complete("back/m", upload_id, etags)
+    assert client.origin.data("bucket", "back/m") == own + source + source[10:30]
+    assert client.origin.buckets["bucket"].object("back/m").etag == text_of(done.body, "ETag")
+    assert not client.origin.buckets["bucket"].uploads
 
 
 def away(client: Client) -> Fault:
@@ -82,181 +79,157 @@ async def pending_source(client: Client, name: str = "back/source") -> bytes:
     return bodies[1] + bodies[2]
 
 
-def test_what_is_pending_is_copied_here(tmp_path: Path) -> None:
+@with_a_client()
+async def test_what_is_pending_is_copied_here(client: Client) -> None:
     """2.4 By the whole and by a range across its parts, with the origin away from the first request to the last."""
-
-    async def scenario(client: Client) -> None:
-        await client.learn()
-        outage = away(client)
-        source = await pending_source(client)
-        upload_id = await client.create("back/m")
-        first, last = PART_BYTES - 10, PART_BYTES + 19
-        whole, answer = await copied(client, upload_id, 1, "back/source")
-        assert (whole, answer.headers["x-forebay-cache"]) == (f'"{md5(source).hexdigest()}"', "absorbed")
-        part, _ = await copied(client, upload_id, 2, "back/source", x_amz_copy_source_range=f"bytes={first}-{last}")
-        done = await client.complete("back/m", upload_id, {1: whole, 2: part})
-        assert done.headers["x-forebay-cache"] == "absorbed"
-        content = source + source[first : last + 1]
-        assert (await client.ask("GET", "back/m")).body == content
-        outage.times = 0
-        await client.flush()
-        assert client.origin.data("bucket", "back/m") == content
-        assert client.origin.buckets["bucket"].object("back/m").etag == text_of(done.body, "ETag")
-
-    with_client(tmp_path, scenario)
+    await client.learn()
+    outage = away(client)
+    source = await pending_source(client)
+    upload_id = await client.create("back/m")
+    first, last = PART_BYTES - 10, PART_BYTES + 19
+    whole, answer = await copied(client, upload_id, 1, "back/source")
+    assert (whole, answer.headers["x-forebay-cache"]) == (f'"{md5(source).hexdigest()}"', "absorbed")
+    part, _ = await copied(client, upload_id, 2, "back/source", x_amz_copy_source_range=f"bytes={first}-{last}")
+    done = await client.complete("back/m", upload_id, {1: whole, 2: part})
+    assert done.headers["x-forebay-cache"] == "absorbed"
+    content = source + source[first : last + 1]
+    assert (await client.ask("GET", "back/m")).body == content
+    outage.times = 0
+    await client.flush()
+    assert client.origin.data("bucket", "back/m") == content
+    assert client.origin.buckets["bucket"].object("back/m").etag == text_of(done.body, "ETag")
 
 
-def test_a_copied_part_takes_the_place_of_another(tmp_path: Path) -> None:
+@with_a_client()
+async def test_a_copied_part_takes_the_place_of_another(client: Client) -> None:
     """As one that is uploaded does; nothing of the one before is left."""
-
-    async def scenario(client: Client) -> None:
-        await client.learn()
-        await client.ask("PUT", "back/source", b"pending")
-        upload_id = await client.create("back/m")
-        await client.part("back/m", upload_id, 1, b"here, and not sent yet")
-        etag, _ = await copied(client, upload_id, 1, "back/source")
-        assert len(list(client.buffer.staging.names())) == 2
-        await client.complete("back/m", upload_id, {1: etag})
-        await client.flush()
-        assert client.origin.data("bucket", "back/m") == b"pending"
-
-    with_client(tmp_path, scenario)
+    await client.learn()
+    await client.ask("PUT", "back/source", b"pending")
+    upload_id = await client.create("back/m")
+    await client.part("back/m", upload_id, 1, b"here, and not sent yet")
+    etag, _ = await copied(client, upload_id, 1, "back/source")
+    assert len(list(client.buffer.staging.names())) == 2
+    await client.complete("back/m", upload_id, {1: etag})
+    await client.flush()
+    assert client.origin.data("bucket", "back/m") == b"pending"
 
 
-def test_conditions_on_a_pending_source_are_judged_here(tmp_path: Path) -> None:
+@with_a_client()
+async def test_conditions_on_a_pending_source_are_judged_here(client: Client) -> None:
     """By its ETag and the time of its acknowledgement: every failure is a 412, and no part is stored."""
-
-    async def scenario(client: Client) -> None:
-        await client.learn()
-        etag = (await client.ask("PUT", "back/source", b"pending")).headers["etag"]
-        upload_id = await client.create("back/m")
-        away(client)
-        past, future = format_http_date(1.0), format_http_date(4_000_000_000.0)
-        name = "x-amz-copy-source-if-"
-        for failing in (("match", '"other"'), ("none-match", etag), ("unmodified-since", past)):
-            _, refused = await copied(client, upload_id, 1, "back/source", 412, {name + failing[0]: failing[1]})
-            assert b"<Code>PreconditionFailed</Code>" in refused.body
-        assert parts_of(client, upload_id) == []
-        for number, holding in enumerate((("match", etag), ("none-match", '"other"'), ("unmodified-since", future)), 1):
-            await copied(client, upload_id, number, "back/source", headers={name + holding[0]: holding[1]})
-
-    with_client(tmp_path, scenario)
+    await client.learn()
+    etag = (await client.ask("PUT", "back/source", b"pending")).headers["etag"]
+    upload_id = await client.create("back/m")
+    away(client)
+    past, future = format_http_date(1.0), format_http_date(4_000_000_000.0)
+    name = "x-amz-copy-source-if-"
+    for failing in (("match", '"other"'), ("none-match", etag), ("unmodified-since", past)):
+        _, refused = await copied(client, upload_id, 1, "back/source", 412, {name + failing[0]: failing[1]})
+        assert b"<Code>PreconditionFailed</Code>" in refused.body
+    assert parts_of(client, upload_id) == []
+    for number, holding in enumerate((("match", etag), ("none-match", '"other"'), ("unmodified-since", future)), 1):
+        await copied(client, upload_id, number, "back/source", headers={name + holding[0]: holding[1]})
 
 
-def test_what_is_no_part_of_the_source_is_refused(tmp_path: Path) -> None:
+@with_a_client()
+async def test_what_is_no_part_of_the_source_is_refused(client: Client) -> None:
     """A range behind its end, a source that is deleted here, an upload that is over: as S3 says it, at once."""
-
-    async def scenario(client: Client) -> None:
-        await client.learn()
-        await client.ask("PUT", "back/first", b"pending")  # over what the origin has
-        upload_id = await client.create("back/m")
-        away(client)
-        for asked in ("bytes=0-7", "bytes=3-", "bytes=3-1"):
-            _, refused = await copied(client, upload_id, 1, "back/first", 400, x_amz_copy_source_range=asked)
-            assert b"<Code>InvalidArgument</Code>" in refused.body
-        deleting = asyncio.create_task(call(client.gateway.app, "DELETE", "/bucket/back/first"))
-        await eventually(lambda: (last := client.pending("back/first")) is not None and last.deleted)
-        _, refused = await copied(client, upload_id, 1, "back/first", 404)
-        assert b"<Code>NoSuchKey</Code>" in refused.body
-        await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=204)
-        _, refused = await copied(client, upload_id, 1, "back/first", 404)
-        assert b"<Code>NoSuchUpload</Code>" in refused.body
-        deleting.cancel()
-        await asyncio.gather(deleting, return_exceptions=True)
-
-    with_client(tmp_path, scenario)
+    await client.learn()
+    await client.ask("PUT", "back/first", b"pending")  # over what the origin has
+    upload_id = await client.create("back/m")
+    away(client)
+    for asked in ("bytes=0-7", "bytes=3-", "bytes=3-1"):
+        _, refused = await copied(client, upload_id, 1, "back/first", 400, x_amz_copy_source_range=asked)
+        assert b"<Code>InvalidArgument</Code>" in refused.body
+    deleting = asyncio.create_task(call(client.gateway.app, "DELETE", "/bucket/back/first"))
+    await eventually(lambda: (last := client.pending("back/first")) is not None and last.deleted)
+    _, refused = await copied(client, upload_id, 1, "back/first", 404)
+    assert b"<Code>NoSuchKey</Code>" in refused.body
+    await client.ask("DELETE", f"back/m?uploadId={upload_id}", status=204)
+    _, refused = await copied(client, upload_id, 1, "back/first", 404)
+    assert b"<Code>NoSuchUpload</Code>" in refused.body
+    deleting.cancel()
+    await asyncio.gather(deleting, return_exceptions=True)
 
 
-def test_the_checksum_that_create_has_announced_is_made(tmp_path: Path) -> None:
+@with_a_client()
+async def test_the_checksum_that_create_has_announced_is_made(client: Client) -> None:
     """As S3 makes it: in the answer and in ListParts, and Complete takes it."""
-
-    async def scenario(client: Client) -> None:
-        await client.learn()
-        source = await pending_source(client)
-        upload_id = await client.create("back/m", {"x-amz-checksum-algorithm": "SHA256"})
-        etag, answer = await copied(client, upload_id, 1, "back/source")
-        checksum = b64encode(sha256(source).digest()).decode()
-        assert text_of(answer.body, "ChecksumSHA256") == checksum
-        assert checksum.encode() in (await client.ask("GET", f"back/m?uploadId={upload_id}")).body
-        done = await client.complete("back/m", upload_id, {1: etag})
-        assert (text_of(done.body, "ChecksumSHA256") or "").endswith("-1")
-        await client.flush()
-        assert client.origin.data("bucket", "back/m") == source
-
-    with_client(tmp_path, scenario)
+    await client.learn()
+    source = await pending_source(client)
+    upload_id = await client.create("back/m", {"x-amz-checksum-algorithm": "SHA256"})
+    etag, answer = await copied(client, upload_id, 1, "back/source")
+    checksum = b64encode(sha256(source).digest()).decode()
+    assert text_of(answer.body, "ChecksumSHA256") == checksum
+    assert checksum.encode() in (await client.ask("GET", f"back/m?uploadId={upload_id}")).body
+    done = await client.complete("back/m", upload_id, {1: etag})
+    assert (text_of(done.body, "ChecksumSHA256") or "").endswith("-1")
+    await client.flush()
+    assert client.origin.data("bucket", "back/m") == source
 
 
 @pytest.mark.parametrize("is_cached", [True, False])
-def test_an_upload_that_the_origin_does_not_have_takes_copies_here(tmp_path: Path, *, is_cached: bool) -> None:
+@with_a_client()
+async def test_an_upload_that_the_origin_does_not_have_takes_copies_here(client: Client, *, is_cached: bool) -> None:
     """Begun while it was away: the source is read as by everybody's GET, from the cache where it lies there."""
-
-    async def scenario(client: Client) -> None:
-        await client.learn()
-        source = os.urandom(PART_BYTES + 100)
-        theirs = client.origin.put("bucket", "source", source)
-        if is_cached:
-            assert (await client.ask("GET", "source")).body == source
-            client.origin.inject(on(Operation.GET_OBJECT), Unreachable(), times=None)
-        outage = away(client)
-        upload_id = await client.create("back/m")
-        _, refused = await copied(client, upload_id, 1, "source", 503)
-        outage.times = 0
-        whole, answer = await copied(client, upload_id, 1, "source", x_amz_copy_source_if_match=theirs)
-        assert (whole, answer.headers["x-forebay-cache"]) == (f'"{md5(source).hexdigest()}"', "absorbed")
-        part, _ = await copied(client, upload_id, 2, "source", x_amz_copy_source_range="bytes=10-29")
-        _, refused = await copied(client, upload_id, 3, "nothing", 404)
-        assert b"<Code>NoSuchKey</Code>" in refused.body
-        assert client.origin.count(Operation.UPLOAD_PART_COPY) == 0
-        await client.complete("back/m", upload_id, {1: whole, 2: part})
-        await client.flush()
-        assert client.origin.data("bucket", "back/m") == source + source[10:30]
-
-    with_client(tmp_path, scenario)
+    await client.learn()
+    source = os.urandom(PART_BYTES + 100)
+    theirs = client.origin.put("bucket", "source", source)
+    if is_cached:
+        assert (await client.ask("GET", "source")).body == source
+        client.origin.inject(on(Operation.GET_OBJECT), Unreachable(), times=None)
+    outage = away(client)
+    upload_id = await client.create("back/m")
+    _, refused = await copied(client, upload_id, 1, "source", 503)
+    outage.times = 0
+    whole, answer = await copied(client, upload_id, 1, "source", x_amz_copy_source_if_match=theirs)
+    assert (whole, answer.headers["x-forebay-cache"]) == (f'"{md5(source).hexdigest()}"', "absorbed")
+    part, _ = await copied(client, upload_id, 2, "source", x_amz_copy_source_range="bytes=10-29")
+    _, refused = await copied(client, upload_id, 3, "nothing", 404)
+    assert b"<Code>NoSuchKey</Code>" in refused.body
+    assert client.origin.count(Operation.UPLOAD_PART_COPY) == 0
+    await client.complete("back/m", upload_id, {1: whole, 2: part})
+    await client.flush()
+    assert client.origin.data("bucket", "back/m") == source + source[10:30]
 
 
-def test_a_part_is_of_one_version_of_its_source(tmp_path: Path) -> None:
+@with_a_client()
+async def test_a_part_is_of_one_version_of_its_source(client: Client) -> None:
     """Where others change it between the look and the bytes: an error that is tried again, and nothing is kept."""
-
-    async def scenario(client: Client) -> None:
-        await client.learn()
-        client.origin.put("bucket", "source", os.urandom(100_000))
-        outage = away(client)
-        upload_id = await client.create("back/m")
-        outage.times = 0
-        reached, resume = asyncio.Event(), asyncio.Event()
-        client.origin.inject(on(Operation.GET_OBJECT), Hold(resume, reached))
-        copying = asyncio.create_task(copied(client, upload_id, 1, "source", 503))
-        await reached.wait()
-        client.origin.put("bucket", "source", b"another")
-        resume.set()
-        await copying
-        assert list(client.buffer.staging.names()) == []
-        etag, _ = await copied(client, upload_id, 1, "source")
-        assert etag == f'"{md5(b"another").hexdigest()}"'
-
-    with_client(tmp_path, scenario)
+    await client.learn()
+    client.origin.put("bucket", "source", os.urandom(100_000))
+    outage = away(client)
+    upload_id = await client.create("back/m")
+    outage.times = 0
+    reached, resume = asyncio.Event(), asyncio.Event()
+    client.origin.inject(on(Operation.GET_OBJECT), Hold(resume, reached))
+    copying = asyncio.create_task(copied(client, upload_id, 1, "source", 503))
+    await reached.wait()
+    client.origin.put("bucket", "source", b"another")
+    resume.set()
+    await copying
+    assert list(client.buffer.staging.names()) == []
+    etag, _ = await copied(client, upload_id, 1, "source")
+    assert etag == f'"{md5(b"another").hexdigest()}"'
 
 
 @pytest.mark.parametrize("effect", [CutBody(10), Unreachable()], ids=str)
-def test_a_source_that_breaks_off_leaves_nothing(tmp_path: Path, effect: Effect) -> None:
+@with_a_client()
+async def test_a_source_that_breaks_off_leaves_nothing(client: Client, effect: Effect) -> None:
     """Neither file nor room; then it works."""
-
-    async def scenario(client: Client) -> None:
-        await client.learn()
-        client.origin.put("bucket", "source", os.urandom(PART_BYTES))
-        outage = away(client)
-        upload_id = await client.create("back/m")
-        outage.times = 0
-        broken = client.origin.inject(on(Operation.GET_OBJECT), effect, times=None)
-        await copied(client, upload_id, 1, "source", 503)
-        broken.times = 0
-        assert list(client.buffer.staging.names()) == []
-        bounds = client.buffer.bounds.of("back")
-        assert bounds is not None
-        assert bounds.used_bytes() == 0
-        await copied(client, upload_id, 1, "source")
-
-    with_client(tmp_path, scenario)
+    await client.learn()
+    client.origin.put("bucket", "source", os.urandom(PART_BYTES))
+    outage = away(client)
+    upload_id = await client.create("back/m")
+    outage.times = 0
+    broken = client.origin.inject(on(Operation.GET_OBJECT), effect, times=None)
+    await copied(client, upload_id, 1, "source", 503)
+    broken.times = 0
+    assert list(client.buffer.staging.names()) == []
+    bounds = client.buffer.bounds.of("back")
+    assert bounds is not None
+    assert bounds.used_bytes() == 0
+    await copied(client, upload_id, 1, "source")
 
 
 def test_without_room_the_origin_copies_what_is_pending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,43 +260,35 @@ def test_without_room_the_origin_copies_what_is_pending(tmp_path: Path, monkeypa
     with_client(tmp_path, scenario, slots)
 
 
-def test_errors_of_the_copy_are_the_origins(tmp_path: Path) -> None:
+@with_a_client()
+async def test_errors_of_the_copy_are_the_origins(client: Client) -> None:
     """No such source, a 5xx, a part on its way: an error, and nothing is noted; then it works."""
-
-    async def scenario(client: Client) -> None:
-        await client.learn()
-        client.origin.put("bucket", "source", b"content")
-        upload_id = await client.create("back/m")
-        _, missing = await copied(client, upload_id, 1, "nothing", 404)
-        assert b"NoSuchKey" in missing.body
-        client.origin.inject(on(Operation.UPLOAD_PART_COPY), Answer(503, "SlowDown"))
-        await copied(client, upload_id, 1, "source", 503)
-        client.origin.inject(on(Operation.LIST_PARTS), Unreachable())
-        await copied(client, upload_id, 1, "source", 503)
-        assert parts_of(client, upload_id) == []
-        await client.part("back/m", upload_id, 2, b"here, and not sent yet")
-        _, overtaking = await copied(client, upload_id, 2, "source", 503)
-        assert b"SlowDown" in overtaking.body
-        etag, _ = await copied(client, upload_id, 1, "source")
-        await client.complete("back/m", upload_id, {1: etag})
-        assert client.origin.data("bucket", "back/m") == b"content"
-
-    with_client(tmp_path, scenario)
+    await client.learn()
+    client.origin.put("bucket", "source", b"content")
+    upload_id = await client.create("back/m")
+    _, missing = await copied(client, upload_id, 1, "nothing", 404)
+    assert b"NoSuchKey" in missing.body
+    client.origin.inject(on(Operation.UPLOAD_PART_COPY), Answer(503, "SlowDown"))
+    await copied(client, upload_id, 1, "source", 503)
+    client.origin.inject(on(Operation.LIST_PARTS), Unreachable())
+    await copied(client, upload_id, 1, "source", 503)
+    assert parts_of(client, upload_id) == []
+    await client.part("back/m", upload_id, 2, b"here, and not sent yet")
+    _, overtaking = await copied(client, upload_id, 2, "source", 503)
+    assert b"SlowDown" in overtaking.body
+    etag, _ = await copied(client, upload_id, 1, "source")
+    await client.complete("back/m", upload_id, {1: etag})
+    assert client.origin.data("bucket", "back/m") == b"content"
 
 
-def test_an_upload_that_the_origin_does_not_have_takes_no_copies_that_only_it_can_make(tmp_path: Path) -> None:
+@with_a_client()
+async def test_an_upload_that_the_origin_does_not_have_takes_no_copies_that_only_it_can_make(client: Client) -> None:
     """Begun while it was away: told so, with what to do."""
-
-    async def scenario(client: Client) -> None:
-        await client.learn()
-        client.origin.put("bucket", "source", b"content")
-        outage = away(client)
-        upload_id = await client.create("back/m")
-        outage.times = 0
-        _, refused = await copied(
-            client, upload_id, 1, "source", 503, x_amz_source_expected_bucket_owner="111122223333"
-        )
-        assert b"begin another" in refused.body
-        assert refused.headers["x-forebay-not-absorbed"] == "header"
-
-    with_client(tmp_path, scenario)
+    await client.learn()
+    client.origin.put("bucket", "source", b"content")
+    outage = away(client)
+    upload_id = await client.create("back/m")
+    outage.times = 0
+    _, refused = await copied(client, upload_id, 1, "source", 503, x_amz_source_expected_bucket_owner="111122223333")
+    assert b"begin another" in refused.body
+    assert refused.headers["x-forebay-not-absorbed"] == "header"

@@ -16,28 +16,25 @@ from gateway.operations.payload import BUFFERED_SIZE_BYTES_MAX
 from gateway.operations.writeback.write_back_policy import check_stored, created_headers, fixed_headers
 from gateway.s3.headers import sendable
 from gateway.s3.requests import Operation
+from gateway.writeback.journal.buckets import BucketCapabilities
 from gateway.writeback.journal.journal import Journal
-from gateway.writeback.journal.records import BucketCapabilities
 from tests.support.asgi import call, signed_headers
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Effect, Hold, Unreachable, on
-from tests.support.write_back_gateway import Client, eventually, with_client
+from tests.support.write_back_gateway import Client, eventually, with_a_client, with_client
 
 
-def test_a_journal_that_cannot_be_read_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@with_a_client()
+async def test_a_journal_that_cannot_be_read_leaves_no_file(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The body has come and is synced when it is asked what this gateway has done to the key meanwhile."""
+    await client.learn()
 
-    async def scenario(client: Client) -> None:
-        await client.learn()
+    async def fails(*_: object) -> None:
+        raise BufferUnavailable("disk I/O error")
 
-        async def fails(*_: object) -> None:
-            raise BufferUnavailable("disk I/O error")
-
-        monkeypatch.setattr("gateway.operations.writeback.put_object.expected_version", fails)
-        assert (await call(client.gateway.app, "PUT", "/bucket/back/k", None, b"body")).status == 503
-        assert list(client.buffer.staging.names()) == []
-        assert client.pending("back/k") is None
-
-    with_client(tmp_path, scenario)
+    monkeypatch.setattr("gateway.operations.writeback.put_object.expected_version", fails)
+    assert (await call(client.gateway.app, "PUT", "/bucket/back/k", None, b"body")).status == 503
+    assert list(client.buffer.staging.names()) == []
+    assert client.pending("back/k") is None
 
 
 def test_what_a_failed_commit_leaves_goes_when_the_journal_takes_changes_again(
@@ -73,124 +70,109 @@ def _fails_in_the_disk(*_: object) -> None:
     raise error
 
 
-def test_a_connection_that_fails_is_no_trouble_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@with_a_client()
+async def test_a_connection_that_fails_is_no_trouble_of_the_disk(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What other clients send is absorbed on; nothing stays of the body."""
+    await client.learn()
 
-    async def scenario(client: Client) -> None:
-        await client.learn()
+    async def fails(*_: object) -> None:
+        raise OSError(errno.EHOSTUNREACH, "No route to host")
 
-        async def fails(*_: object) -> None:
-            raise OSError(errno.EHOSTUNREACH, "No route to host")
-
-        with monkeypatch.context() as patched:
-            patched.setattr("gateway.operations.writeback.parts.receive_verified", fails)
-            assert (await call(client.gateway.app, "PUT", "/bucket/back/k", None, b"body")).status >= 500
-        assert (await client.ask("PUT", "back/k", b"body")).headers["x-forebay-cache"] == "absorbed"
-        assert len(list(client.buffer.staging.names())) == 1
-
-    with_client(tmp_path, scenario)
+    with monkeypatch.context() as patched:
+        patched.setattr("gateway.operations.writeback.parts.receive_verified", fails)
+        assert (await call(client.gateway.app, "PUT", "/bucket/back/k", None, b"body")).status >= 500
+    assert (await client.ask("PUT", "back/k", b"body")).headers["x-forebay-cache"] == "absorbed"
+    assert len(list(client.buffer.staging.names())) == 1
 
 
 @pytest.mark.parametrize("effect", [Answer(503, "SlowDown"), Unreachable()], ids=str)
-def test_a_look_that_fails_tells_nothing_of_the_bucket(tmp_path: Path, effect: Effect) -> None:
+@with_a_client()
+async def test_a_look_that_fails_tells_nothing_of_the_bucket(client: Client, effect: Effect) -> None:
     """The next write asks again: nothing is learned for good from an origin that was busy."""
-
-    async def scenario(client: Client) -> None:
-        client.origin.inject(on(Operation.HEAD_OBJECT), effect)
-        for how in ("forwarded", "forwarded", "absorbed"):
-            assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == how
-
-    with_client(tmp_path, scenario)
+    client.origin.inject(on(Operation.HEAD_OBJECT), effect)
+    for how in ("forwarded", "forwarded", "absorbed"):
+        assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == how
 
 
-def test_a_bucket_that_is_not_absorbed_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@with_a_client()
+async def test_a_bucket_that_is_not_absorbed_is_looked_at_again(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some time after the gateway was given the right to look, its writes are."""
-
-    async def scenario(client: Client) -> None:
-        refused = client.origin.inject(on(Operation.HEAD_OBJECT), Answer(403, "AccessDenied"), times=None)
-        await client.learn()
-        refused.times = 0
-        assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == "forwarded"
-        monkeypatch.setattr("gateway.operations.writeback.put_object.UNREADABLE_AGAIN_SECONDS", 0.0)
-        for how in ("forwarded", "absorbed"):
-            assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == how
-
-    with_client(tmp_path, scenario)
+    refused = client.origin.inject(on(Operation.HEAD_OBJECT), Answer(403, "AccessDenied"), times=None)
+    await client.learn()
+    refused.times = 0
+    assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == "forwarded"
+    monkeypatch.setattr("gateway.operations.writeback.put_object.UNREADABLE_AGAIN_SECONDS", 0.0)
+    for how in ("forwarded", "absorbed"):
+        assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == how
 
 
 @pytest.mark.parametrize("size_bytes", [1, BUFFERED_SIZE_BYTES_MAX + 1], ids=["whole", "streamed"])
 @pytest.mark.parametrize("is_md5", [True, False])
-def test_what_an_etag_is_the_first_write_tells(tmp_path: Path, size_bytes: int, is_md5: bool) -> None:
+@with_a_client()
+async def test_what_an_etag_is_the_first_write_tells(client: Client, size_bytes: int, is_md5: bool) -> None:
     """Not what the bucket says of its encryption: others than S3 say nothing of it, and make other ETags."""
-
-    async def scenario(client: Client) -> None:
-        if not is_md5:
-            client.origin.inject(on(Operation.PUT_OBJECT), AlterHeaders({"etag": f'"{"0" * 32}"'}))
-        for how in ("forwarded", "absorbed" if is_md5 else "forwarded"):
-            answer = await client.ask("PUT", "back/k", b"x" * size_bytes)
-            assert answer.headers["x-forebay-cache"] == how
-
-    with_client(tmp_path, scenario)
+    if not is_md5:
+        client.origin.inject(on(Operation.PUT_OBJECT), AlterHeaders({"etag": f'"{"0" * 32}"'}))
+    for how in ("forwarded", "absorbed" if is_md5 else "forwarded"):
+        answer = await client.ask("PUT", "back/k", b"x" * size_bytes)
+        assert answer.headers["x-forebay-cache"] == how
 
 
-def test_what_is_pending_is_flushed_before_a_bucket_is_looked_at_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@with_a_client()
+async def test_what_is_pending_is_flushed_before_a_bucket_is_looked_at_again(
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """4.7 Or its flush would meet what was acknowledged after it, and take it for somebody else's, or its place."""
     monkeypatch.setattr("gateway.operations.writeback.put_object.LEARNED_AGAIN_SECONDS", 0.0)
-
-    async def scenario(client: Client) -> None:
-        await client.learn()
-        await client.ask("PUT", "back/k", b"first")
-        unknown = BucketCapabilities(md5_etags=False, may_look=True, learned_at=0.0)
-        await client.buffer.journal.change(lambda tx: tx.buckets.learn("bucket", unknown))
-        async with client.flushing():
-            assert (await client.ask("PUT", "back/k", b"second")).headers["x-forebay-cache"] == "forwarded"
-        await client.flush()
-        assert client.origin.data("bucket", "back/k") == b"second"
-
-    with_client(tmp_path, scenario)
+    await client.learn()
+    await client.ask("PUT", "back/k", b"first")
+    unknown = BucketCapabilities(md5_etags=False, may_look=True, learned_at=0.0)
+    await client.buffer.journal.change(lambda tx: tx.buckets.learn("bucket", unknown))
+    async with client.flushing():
+        assert (await client.ask("PUT", "back/k", b"second")).headers["x-forebay-cache"] == "forwarded"
+    await client.flush()
+    assert client.origin.data("bucket", "back/k") == b"second"
 
 
 @pytest.mark.parametrize("name", ["content-type", "expires", "cache-control"])
 @pytest.mark.parametrize("value", ["\xff", "a\xc3", "\xc3\x28"], ids=["latin-1", "cut", "overlong"])
 @pytest.mark.parametrize(("method", "query"), [("PUT", ""), ("POST", "?uploads")], ids=["PUT", "Create"])
-def test_what_could_never_be_sent_is_not_acknowledged(
-    tmp_path: Path, name: str, value: str, method: str, query: str
+@with_a_client()
+async def test_what_could_never_be_sent_is_not_acknowledged(
+    client: Client, name: str, value: str, method: str, query: str
 ) -> None:
     """4.6 The flush would be refused for ever by this gateway's own client: S3 takes header values in UTF-8 only."""
-
-    async def scenario(client: Client) -> None:
-        await client.learn()
-        target = f"/bucket/back/k{query}"
-        headers = signed_headers(method, target, {}, b"") | {name: value}
-        refused = await call(client.gateway.app, method, target, headers, sign=False)
-        assert (refused.status, b"<Code>InvalidArgument</Code>" in refused.body) == (400, True)
-        assert client.pending("back/k") is None
-        assert list(client.buffer.staging.names()) == []
-
-    with_client(tmp_path, scenario)
+    await client.learn()
+    target = f"/bucket/back/k{query}"
+    headers = signed_headers(method, target, {}, b"") | {name: value}
+    refused = await call(client.gateway.app, method, target, headers, sign=False)
+    assert (refused.status, b"<Code>InvalidArgument</Code>" in refused.body) == (400, True)
+    assert client.pending("back/k") is None
+    assert list(client.buffer.staging.names()) == []
 
 
 @pytest.mark.parametrize("how", ["PUT", "copy"])
-def test_no_acknowledgement_waits_for_a_slow_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+@with_a_client()
+async def test_no_acknowledgement_waits_for_a_slow_bucket(
+    client: Client, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     """4.1 What lies under the key is unknown then: what others write there afterwards is a conflict."""
-
-    async def scenario(client: Client) -> None:
-        await client.learn()
-        held = asyncio.Event()
-        await client.ask("PUT", "back/source", b"y")
-        monkeypatch.setattr("gateway.operations.writeback.put_object.ANSWER_SECONDS_MAX", 0.05)
-        client.origin.inject(on(Operation.HEAD_OBJECT, key="back/k"), Hold(held), times=None)
-        headers = {"x-amz-copy-source": "/bucket/back/source"} if how == "copy" else {}
-        answer = await client.ask("PUT", "back/k", b"" if how == "copy" else b"x", headers)
-        assert answer.headers["x-forebay-cache"] == "absorbed"
-        client.origin.put("bucket", "back/k", b"theirs")
-        held.set()
-        await client.flush_until_conflict("back/k")
-        assert client.origin.data("bucket", "back/k") == b"theirs"
-
-    with_client(tmp_path, scenario)
+    await client.learn()
+    held = asyncio.Event()
+    await client.ask("PUT", "back/source", b"y")
+    monkeypatch.setattr("gateway.operations.writeback.put_object.ANSWER_SECONDS_MAX", 0.05)
+    client.origin.inject(on(Operation.HEAD_OBJECT, key="back/k"), Hold(held), times=None)
+    headers = {"x-amz-copy-source": "/bucket/back/source"} if how == "copy" else {}
+    answer = await client.ask("PUT", "back/k", b"" if how == "copy" else b"x", headers)
+    assert answer.headers["x-forebay-cache"] == "absorbed"
+    client.origin.put("bucket", "back/k", b"theirs")
+    held.set()
+    await client.flush_until_conflict("back/k")
+    assert client.origin.data("bucket", "back/k") == b"theirs"
 
 
 _VALUES = st.text("aé\xff\xc3\xa9\t\x7f ")

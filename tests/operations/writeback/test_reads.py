@@ -8,14 +8,13 @@ import hashlib
 import os
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call
 from tests.support.memory_origin.faults import Unreachable
-from tests.support.write_back_gateway import PART_BYTES, Client, with_client
+from tests.support.write_back_gateway import PART_BYTES, Client, with_a_client
 
 _OF_ONE_ANSWER = {
     "date",
@@ -72,92 +71,78 @@ async def ask_everything(client: Client, name: str) -> list[tuple[int, Mapping[s
     ]
 
 
-def test_pending_and_flushed_objects_answer_alike(tmp_path: Path) -> None:
+@with_a_client()
+async def test_pending_and_flushed_objects_answer_alike(client: Client) -> None:
     """Every header and byte, for ranges, parts, conditions, overrides and checksums."""
-
-    async def scenario(client: Client) -> None:
-        await client.learn()
-        metadata = {"x-amz-meta-step": "1", "Content-Type": "text/x", "x-amz-checksum-crc32": crc32(b"single")}
-        await client.ask("PUT", "back/single", b"single", metadata)
-        upload_id = await client.create("back/multi", {"Cache-Control": "max-age=3"})
-        etags = {n: await client.part("back/multi", upload_id, n, os.urandom(PART_BYTES + n)) for n in (1, 2)}
-        await client.complete("back/multi", upload_id, etags)
-        full = {"x-amz-checksum-algorithm": "CRC32", "x-amz-checksum-type": "FULL_OBJECT"}
-        upload_id = await client.create("back/checked", full)
-        etags = {
-            n: await client.part("back/checked", upload_id, n, SOME, x_amz_checksum_crc32=crc32(SOME)) for n in (1, 2)
-        }
-        await client.complete("back/checked", upload_id, etags)
-        names = ("back/single", "back/multi", "back/checked")
-        before = [await ask_everything(client, name) for name in names]
-        assert client.origin.count(Operation.GET_OBJECT) == 0
-        await client.flush()
-        after = [await ask_everything(client, name) for name in names]
-        for pending, flushed in zip(before, after, strict=True):
-            for question, one, other in zip([q for q in QUESTIONS for _ in "12"], pending, flushed, strict=True):
-                assert one == other, question
-
-    with_client(tmp_path, scenario)
+    await client.learn()
+    metadata = {"x-amz-meta-step": "1", "Content-Type": "text/x", "x-amz-checksum-crc32": crc32(b"single")}
+    await client.ask("PUT", "back/single", b"single", metadata)
+    upload_id = await client.create("back/multi", {"Cache-Control": "max-age=3"})
+    etags = {n: await client.part("back/multi", upload_id, n, os.urandom(PART_BYTES + n)) for n in (1, 2)}
+    await client.complete("back/multi", upload_id, etags)
+    full = {"x-amz-checksum-algorithm": "CRC32", "x-amz-checksum-type": "FULL_OBJECT"}
+    upload_id = await client.create("back/checked", full)
+    etags = {n: await client.part("back/checked", upload_id, n, SOME, x_amz_checksum_crc32=crc32(SOME)) for n in (1, 2)}
+    await client.complete("back/checked", upload_id, etags)
+    names = ("back/single", "back/multi", "back/checked")
+    before = [await ask_everything(client, name) for name in names]
+    assert client.origin.count(Operation.GET_OBJECT) == 0
+    await client.flush()
+    after = [await ask_everything(client, name) for name in names]
+    for pending, flushed in zip(before, after, strict=True):
+        for question, one, other in zip([q for q in QUESTIONS for _ in "12"], pending, flushed, strict=True):
+            assert one == other, question
 
 
-def test_the_last_write_is_read_with_the_origin_away(tmp_path: Path) -> None:
+@with_a_client()
+async def test_the_last_write_is_read_with_the_origin_away(client: Client) -> None:
     """Overwritten, deleted and written again: each answer is of the last acknowledged state."""
-
-    async def scenario(client: Client) -> None:
-        await client.learn()
-        client.origin.inject(lambda _: True, Unreachable(), times=None)
-        for body in (b"one", b"two", b""):
-            await client.ask("PUT", "back/k", body)
-            answer = await client.ask("GET", "back/k")
-            assert (answer.body, answer.headers["x-forebay-cache"]) == (body, "hit")
-        deleting = asyncio.create_task(call(client.gateway.app, "DELETE", "/bucket/back/k"))
-        while (shown := client.pending("back/k")) is None or not shown.deleted:  # noqa: ASYNC110 - a commit on a thread
-            await asyncio.sleep(0.001)
-        assert b"NoSuchKey" in (await client.ask("GET", "back/k", status=404)).body
-        await client.ask("HEAD", "back/k", status=404)
-        await client.ask("PUT", "back/k", b"again")
-        assert (await client.ask("GET", "back/k")).body == b"again"
-        deleting.cancel()
-        await asyncio.gather(deleting, return_exceptions=True)
-
-    with_client(tmp_path, scenario)
+    await client.learn()
+    client.origin.inject(lambda _: True, Unreachable(), times=None)
+    for body in (b"one", b"two", b""):
+        await client.ask("PUT", "back/k", body)
+        answer = await client.ask("GET", "back/k")
+        assert (answer.body, answer.headers["x-forebay-cache"]) == (body, "hit")
+    deleting = asyncio.create_task(call(client.gateway.app, "DELETE", "/bucket/back/k"))
+    while (shown := client.pending("back/k")) is None or not shown.deleted:  # noqa: ASYNC110 - a commit on a thread
+        await asyncio.sleep(0.001)
+    assert b"NoSuchKey" in (await client.ask("GET", "back/k", status=404)).body
+    await client.ask("HEAD", "back/k", status=404)
+    await client.ask("PUT", "back/k", b"again")
+    assert (await client.ask("GET", "back/k")).body == b"again"
+    deleting.cancel()
+    await asyncio.gather(deleting, return_exceptions=True)
 
 
 @pytest.mark.parametrize("files_left", [0, 1])
-def test_a_read_goes_on_where_the_flush_has_taken_the_files(
-    tmp_path: Path, files_left: int, monkeypatch: pytest.MonkeyPatch
+@with_a_client()
+async def test_a_read_goes_on_where_the_flush_has_taken_the_files(
+    client: Client, files_left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bytes are those of the version that was begun, from the cache or the origin by its ETag."""
-
-    async def scenario(client: Client) -> None:
-        upload_id = await client.create("back/m")
-        bodies = {number: os.urandom(PART_BYTES) for number in (1, 2)}
-        etags = {number: await client.part("back/m", upload_id, number, body) for number, body in bodies.items()}
-        await client.complete("back/m", upload_id, etags)
-        pending = client.pending("back/m")
-        assert pending is not None
-        kept = [client.buffer.staging.path(part.file).read_bytes() for part in pending.parts[:files_left]]
-        await client.flush()
-        for part, left in zip(pending.parts, kept, strict=False):
-            client.buffer.staging.path(part.file).write_bytes(left)
-        monkeypatch.setattr(client.buffer, "pending", lambda _: pending)  # as it was looked up a moment before
-        assert (await client.ask("GET", "back/m")).body == bodies[1] + bodies[2]
-        some = await client.ask("GET", "back/m", headers={"Range": f"bytes=10-{PART_BYTES + 5}"}, status=206)
-        assert some.body == (bodies[1] + bodies[2])[10 : PART_BYTES + 6]
-
-    with_client(tmp_path, scenario)
+    upload_id = await client.create("back/m")
+    bodies = {number: os.urandom(PART_BYTES) for number in (1, 2)}
+    etags = {number: await client.part("back/m", upload_id, number, body) for number, body in bodies.items()}
+    await client.complete("back/m", upload_id, etags)
+    pending = client.pending("back/m")
+    assert pending is not None
+    kept = [client.buffer.staging.path(part.file).read_bytes() for part in pending.parts[:files_left]]
+    await client.flush()
+    for part, left in zip(pending.parts, kept, strict=False):
+        client.buffer.staging.path(part.file).write_bytes(left)
+    monkeypatch.setattr(client.buffer, "pending", lambda _: pending)  # as it was looked up a moment before
+    assert (await client.ask("GET", "back/m")).body == bodies[1] + bodies[2]
+    some = await client.ask("GET", "back/m", headers={"Range": f"bytes=10-{PART_BYTES + 5}"}, status=206)
+    assert some.body == (bodies[1] + bodies[2])[10 : PART_BYTES + 6]
 
 
 @pytest.mark.parametrize("headers", [{"x-amz-expected-bucket-owner": "1"}, {"Origin": "http://page.example"}])
-def test_what_only_the_origin_can_judge_waits_for_it(tmp_path: Path, headers: dict[str, str]) -> None:
+@with_a_client()
+async def test_what_only_the_origin_can_judge_waits_for_it(client: Client, headers: dict[str, str]) -> None:
     """The flush comes first, then the origin answers."""
-
-    async def scenario(client: Client) -> None:
-        await client.learn()
-        async with client.flushing():
-            await client.ask("PUT", "back/k", b"x")
-            answer = await client.ask("GET", "back/k", headers=headers)
-        assert answer.body == b"x"
-        assert client.pending("back/k") is None
-
-    with_client(tmp_path, scenario)
+    await client.learn()
+    async with client.flushing():
+        await client.ask("PUT", "back/k", b"x")
+        answer = await client.ask("GET", "back/k", headers=headers)
+    assert answer.body == b"x"
+    assert client.pending("back/k") is None

@@ -16,7 +16,7 @@ from tests.origin.origins import xml
 from tests.support.asgi import Answer
 from tests.support.memory_origin.faults import Unreachable
 from tests.support.slots import Slot
-from tests.support.write_back_gateway import Client, with_client
+from tests.support.write_back_gateway import Client, with_a_client, with_client
 
 EVERYWHERE = [Slot("back", Prefix.parse("s3://bucket/"), write="back")]
 Row = tuple[str, str]
@@ -64,69 +64,60 @@ def rolled_up(uploads: Sequence[Row], prefix: str, delimiter: str) -> set[Row]:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_every_upload_is_listed_once_by_the_id_that_clients_have(tmp_path: Path, seed: int) -> None:
+@with_a_client(EVERYWHERE)
+async def test_every_upload_is_listed_once_by_the_id_that_clients_have(client: Client, seed: int) -> None:
     """Page by page, in the order of keys; what was completed or aborted is not, whatever the origin still has."""
-
-    async def scenario(client: Client) -> None:
-        dice = random.Random(seed)
-        opened: list[Row] = []
-        for _ in range(24):
-            key = "".join(dice.choices(["a", "b", "/", "é"], k=dice.randint(1, 3)))
-            target = quote(key)
-            if dice.random() < 0.4:
-                opened.append((key, await begin_at_origin(client, key)))
-                continue
-            upload_id = await client.create(target)
-            fate = dice.random()
-            if fate < 0.3:
-                etag = await client.part(target, upload_id, 1, b"x")
-                await client.complete(target, upload_id, {1: etag})
-            elif fate < 0.5:
-                await client.ask("DELETE", f"{target}?uploadId={upload_id}", status=204)
-            else:
-                opened.append((key, upload_id))
-        for limit, prefix, delimiter in [(1000, "", ""), (1, "", ""), (3, "", "/"), (2, "a", ""), (1, "a", "/")]:
-            found = await pages(client, limit, prefix, delimiter)
-            listed = [row for page in found for row in page]
-            assert sorted(listed) == sorted(rolled_up(opened, prefix, delimiter))
-            assert [row[0].encode() for row in listed] == sorted(row[0].encode() for row in listed)
-            assert all(len(page) == limit for page in found[:-1])
-
-    with_client(tmp_path, scenario, EVERYWHERE)
+    dice = random.Random(seed)
+    opened: list[Row] = []
+    for _ in range(24):
+        key = "".join(dice.choices(["a", "b", "/", "é"], k=dice.randint(1, 3)))
+        target = quote(key)
+        if dice.random() < 0.4:
+            opened.append((key, await begin_at_origin(client, key)))
+            continue
+        upload_id = await client.create(target)
+        fate = dice.random()
+        if fate < 0.3:
+            etag = await client.part(target, upload_id, 1, b"x")
+            await client.complete(target, upload_id, {1: etag})
+        elif fate < 0.5:
+            await client.ask("DELETE", f"{target}?uploadId={upload_id}", status=204)
+        else:
+            opened.append((key, upload_id))
+    for limit, prefix, delimiter in [(1000, "", ""), (1, "", ""), (3, "", "/"), (2, "a", ""), (1, "a", "/")]:
+        found = await pages(client, limit, prefix, delimiter)
+        listed = [row for page in found for row in page]
+        assert sorted(listed) == sorted(rolled_up(opened, prefix, delimiter))
+        assert [row[0].encode() for row in listed] == sorted(row[0].encode() for row in listed)
+        assert all(len(page) == limit for page in found[:-1])
 
 
-def test_markers_are_good_when_what_they_name_has_ended(tmp_path: Path) -> None:
+@with_a_client(EVERYWHERE)
+async def test_markers_are_good_when_what_they_name_has_ended(client: Client) -> None:
     """A client that aborts what it has seen listed before it asks for the next page gets all the others."""
-
-    async def scenario(client: Client) -> None:
-        ids = [await client.create("k") for _ in range(3)] + [await begin_at_origin(client, "z")]
-        first = await client.ask("GET", "?max-uploads=1&uploads=")
-        assert rows(first) == [("k", ids[0])]
-        following = text_of(first.body, "NextUploadIdMarker") or ""
-        await client.ask("DELETE", f"k?uploadId={ids[0]}", status=204)
-        second = await client.ask("GET", f"?key-marker=k&upload-id-marker={following}&uploads=")
-        assert rows(second) == [("k", ids[1]), ("k", ids[2]), ("z", ids[3])]
-        by_id = await client.ask("GET", f"?key-marker=k&upload-id-marker={ids[1]}&uploads=")
-        assert rows(by_id) == [("k", ids[2]), ("z", ids[3])]
-        assert rows(await client.ask("GET", "?key-marker=k&uploads=")) == [("z", ids[3])]
-
-    with_client(tmp_path, scenario, EVERYWHERE)
+    ids = [await client.create("k") for _ in range(3)] + [await begin_at_origin(client, "z")]
+    first = await client.ask("GET", "?max-uploads=1&uploads=")
+    assert rows(first) == [("k", ids[0])]
+    following = text_of(first.body, "NextUploadIdMarker") or ""
+    await client.ask("DELETE", f"k?uploadId={ids[0]}", status=204)
+    second = await client.ask("GET", f"?key-marker=k&upload-id-marker={following}&uploads=")
+    assert rows(second) == [("k", ids[1]), ("k", ids[2]), ("z", ids[3])]
+    by_id = await client.ask("GET", f"?key-marker=k&upload-id-marker={ids[1]}&uploads=")
+    assert rows(by_id) == [("k", ids[2]), ("z", ids[3])]
+    assert rows(await client.ask("GET", "?key-marker=k&uploads=")) == [("z", ids[3])]
 
 
-def test_an_upload_is_listed_with_what_create_said(tmp_path: Path) -> None:
+@with_a_client(EVERYWHERE)
+async def test_an_upload_is_listed_with_what_create_said(client: Client) -> None:
     """Storage class, date and checksum algorithm; its id is good for ListParts."""
-
-    async def scenario(client: Client) -> None:
-        headers = {"x-amz-storage-class": "STANDARD_IA", "x-amz-checksum-algorithm": "crc32"}
-        upload_id = await client.create("k", headers)
-        answer = await client.ask("GET", "?uploads=")
-        (node,) = xml(answer.body).iter("Upload")
-        assert (node.findtext("UploadId"), node.findtext("StorageClass")) == (upload_id, "STANDARD_IA")
-        assert node.findtext("ChecksumAlgorithm") == "CRC32"
-        assert (node.findtext("Initiated") or "").endswith(".000Z")
-        await client.ask("GET", f"k?uploadId={upload_id}")
-
-    with_client(tmp_path, scenario, EVERYWHERE)
+    headers = {"x-amz-storage-class": "STANDARD_IA", "x-amz-checksum-algorithm": "crc32"}
+    upload_id = await client.create("k", headers)
+    answer = await client.ask("GET", "?uploads=")
+    (node,) = xml(answer.body).iter("Upload")
+    assert (node.findtext("UploadId"), node.findtext("StorageClass")) == (upload_id, "STANDARD_IA")
+    assert node.findtext("ChecksumAlgorithm") == "CRC32"
+    assert (node.findtext("Initiated") or "").endswith(".000Z")
+    await client.ask("GET", f"k?uploadId={upload_id}")
 
 
 def test_an_upload_that_ends_meanwhile_is_no_stranger(tmp_path: Path) -> None:
@@ -152,19 +143,16 @@ def test_an_upload_that_ends_meanwhile_is_no_stranger(tmp_path: Path) -> None:
     with_client(tmp_path, scenario, EVERYWHERE)
 
 
-def test_other_buckets_are_the_origins_own(tmp_path: Path) -> None:
+@with_a_client()
+async def test_other_buckets_are_the_origins_own(client: Client) -> None:
     """Nothing can be open there; and its errors are passed on everywhere."""
-
-    async def scenario(client: Client) -> None:
-        answer = await client.ask("GET", "?prefix=other&uploads=")
-        assert answer.headers["x-forebay-cache"] == "forwarded"
-        for query in (
-            "max-uploads=x&uploads=",
-            "encoding-type=gzip&uploads=",
-            "key-marker=k&upload-id-marker=fb1.x&uploads=",
-        ):
-            await client.ask("GET", f"?{query}", status=400)
-        client.origin.inject(lambda _: True, Unreachable(), times=None)
-        await client.ask("GET", "?uploads=", status=503)
-
-    with_client(tmp_path, scenario)
+    answer = await client.ask("GET", "?prefix=other&uploads=")
+    assert answer.headers["x-forebay-cache"] == "forwarded"
+    for query in (
+        "max-uploads=x&uploads=",
+        "encoding-type=gzip&uploads=",
+        "key-marker=k&upload-id-marker=fb1.x&uploads=",
+    ):
+        await client.ask("GET", f"?{query}", status=400)
+    client.origin.inject(lambda _: True, Unreachable(), times=None)
+    await client.ask("GET", "?uploads=", status=503)

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from xml.sax.saxutils import unescape
 
-from gateway.demo.processes import DemoProcess
+from gateway.demo.stack import DemoProcess
 from tests.scenarios.transparency.signing import KeyPair, wire_bytes
 from tests.scenarios.transparency.steps import Step, put
 from tests.scenarios.transparency.wire import Answer, Connection
@@ -106,7 +106,7 @@ def _moto(directory: Path, number: int) -> Iterator[str]:
     """moto's server in a process of its own: two in one process would share their buckets."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     ready, log = re.compile(r"listening on (\d+)"), directory / f"moto-{number}.log"
-    process = DemoProcess("moto", ["gateway.demo.origin"], ready, environment | {"TMPDIR": str(directory)}, log)
+    process = DemoProcess("moto", ["gateway.demo.bucket"], ready, environment | {"TMPDIR": str(directory)}, log)
     try:
         yield f"http://127.0.0.1:{process.wait_until_ready()[1]}"
     finally:

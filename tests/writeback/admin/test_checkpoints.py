@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,21 +28,10 @@ from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.faults import Answer, on
 from tests.support.slots import Slot
 from tests.support.writeback import key
-from tests.support.writeback_admin import AdminHarness
+from tests.support.writeback_admin import AdminHarness, with_harness
 
 EVERYTHING = Prefix("")
 SLOT = Slot("slot", Prefix(""))
-
-
-def with_harness(path: Path, scenario: Callable[[AdminHarness], Coroutine[Any, Any, None]]) -> None:
-    async def run() -> None:
-        harness = AdminHarness(path)
-        try:
-            await scenario(harness)
-        finally:
-            await harness.close()
-
-    asyncio.run(run())
 
 
 async def put(harness: AdminHarness, name: str | ObjectKey, content: bytes = b"x") -> Write:
@@ -81,190 +70,161 @@ async def state(harness: AdminHarness, prefix: str) -> str:
     return found
 
 
-def test_a_save_is_shown_from_its_first_byte_until_the_origin_has_it(tmp_path: Path) -> None:
+async def test_a_save_is_shown_from_its_first_byte_until_the_origin_has_it(harness: AdminHarness) -> None:
     """With files, bytes, ranks, the time of the save, what is flushed, and for how long it is here alone."""
-
-    async def scenario(harness: AdminHarness) -> None:
-        await harness.buffer.learn()
-        await put(harness, "run/step-1/__0_0.distcp", b"12345")
-        await harness.buffer.clock.advance(3.0)
-        [begun] = await shown(harness)
-        assert (begun["state"], begun["save_seconds"], begun["exposed_seconds"]) == ("writing", 0.0, 3.0)
-        assert begun["missing"] == {"ranks": [], "objects": ["run/step-1/.metadata"], "open_uploads": 0}
-        await put(harness, "run/step-1/__1_0.distcp")
-        await put(harness, "run/step-1/.metadata")
-        [whole] = await shown(harness)
-        assert (whole["bucket"], whole["prefix"], whole["step"]) == ("bucket", "run/step-1/", 1)
-        assert (whole["layout"], whole["slot"], whole["state"]) == ("dcp", "slot", "acknowledged")
-        assert (whole["files"], whole["bytes"], whole["bytes_flushed"]) == (3, 7, 0)
-        assert (whole["ranks"], whole["ranks_seen"], whole["save_seconds"]) == (2, [0, 1], 3.0)
-        assert whole["missing"] == {"ranks": [], "objects": [], "open_uploads": 0}
-        harness.start()
-        await harness.buffer.until(lambda: not harness.buffer.left())
-        [there] = await shown(harness)
-        assert (there["state"], there["bytes_flushed"], there["exposed_seconds"]) == ("durable", 7, None)
-        assert there["flush_seconds_left"] is None
-        assert await shown(harness) == [there]
-
-    with_harness(tmp_path, scenario)
+    await harness.buffer.learn()
+    await put(harness, "run/step-1/__0_0.distcp", b"12345")
+    await harness.buffer.clock.advance(3.0)
+    [begun] = await shown(harness)
+    assert (begun["state"], begun["save_seconds"], begun["exposed_seconds"]) == ("writing", 0.0, 3.0)
+    assert begun["missing"] == {"ranks": [], "objects": ["run/step-1/.metadata"], "open_uploads": 0}
+    await put(harness, "run/step-1/__1_0.distcp")
+    await put(harness, "run/step-1/.metadata")
+    [whole] = await shown(harness)
+    assert (whole["bucket"], whole["prefix"], whole["step"]) == ("bucket", "run/step-1/", 1)
+    assert (whole["layout"], whole["slot"], whole["state"]) == ("dcp", "slot", "acknowledged")
+    assert (whole["files"], whole["bytes"], whole["bytes_flushed"]) == (3, 7, 0)
+    assert (whole["ranks"], whole["ranks_seen"], whole["save_seconds"]) == (2, [0, 1], 3.0)
+    assert whole["missing"] == {"ranks": [], "objects": [], "open_uploads": 0}
+    harness.start()
+    await harness.buffer.until(lambda: not harness.buffer.left())
+    [there] = await shown(harness)
+    assert (there["state"], there["bytes_flushed"], there["exposed_seconds"]) == ("durable", 7, None)
+    assert there["flush_seconds_left"] is None
+    assert await shown(harness) == [there]
 
 
-def test_what_is_on_its_way_says_how_much_is_there_and_how_long_the_rest_takes(tmp_path: Path) -> None:
+async def test_what_is_on_its_way_says_how_much_is_there_and_how_long_the_rest_takes(harness: AdminHarness) -> None:
     """By what was seen of it within the last minute."""
+    await harness.buffer.learn()
+    name = "run/step-1/__0_0.distcp"
+    sizes = [PART_BYTES] * 3
+    opened = await harness.buffer.upload(key(name), sizes)
+    await put(harness, "run/step-1/.metadata")
+    made = with_order(opened, SLOT)
+    await harness.buffer.journal.change(lambda tx: tx.checkpoints.acknowledged(made))
 
-    async def scenario(harness: AdminHarness) -> None:
-        await harness.buffer.learn()
-        name = "run/step-1/__0_0.distcp"
-        sizes = [PART_BYTES] * 3
-        opened = await harness.buffer.upload(key(name), sizes)
-        await put(harness, "run/step-1/.metadata")
-        made = with_order(opened, SLOT)
-        await harness.buffer.journal.change(lambda tx: tx.checkpoints.acknowledged(made))
+    async def send(part: Part) -> None:
+        await harness.buffer.journal.change(lambda tx: tx.uploads.part_sent(opened.id, part))
 
-        async def send(part: Part) -> None:
-            await harness.buffer.journal.change(lambda tx: tx.uploads.part_sent(opened.id, part))
-
-        await shown(harness)
-        for number, part in enumerate(list(await harness.buffer.journal.parts(opened.id))[:2], 1):
-            await harness.buffer.clock.advance(3.0)
-            await send(replace(part, origin_etag='"1"'))
-            [one] = await shown(harness)
-            assert (one["state"], one["bytes_flushed"]) == ("flushing", number * PART_BYTES)
-            if number == 1:
-                assert one["flush_seconds_left"] is None, "one part in three seconds is not known to go on so"
-        assert one["flush_seconds_left"] == pytest.approx(3.0, rel=0.01)
-
-    with_harness(tmp_path, scenario)
+    await shown(harness)
+    for number, part in enumerate(list(await harness.buffer.journal.parts(opened.id))[:2], 1):
+        await harness.buffer.clock.advance(3.0)
+        await send(replace(part, origin_etag='"1"'))
+        [one] = await shown(harness)
+        assert (one["state"], one["bytes_flushed"]) == ("flushing", number * PART_BYTES)
+        if number == 1:
+            assert one["flush_seconds_left"] is None, "one part in three seconds is not known to go on so"
+    assert one["flush_seconds_left"] == pytest.approx(3.0, rel=0.01)
 
 
-def test_where_there_is_no_checkpoint_it_is_told_what_there_is(tmp_path: Path) -> None:
+async def test_where_there_is_no_checkpoint_it_is_told_what_there_is(harness: AdminHarness) -> None:
     """What is pending, and what was flushed a moment ago; not what was deleted, and nothing where there is one."""
 
-    async def scenario(harness: AdminHarness) -> None:
-        async def ungrouped(prefix: str, after: str = "", states: tuple[str, ...] = ()) -> dict[str, Any] | None:
-            page = await harness.admin.checkpoints(Prefix("bucket", prefix), after, 100, states)
-            return None if page.ungrouped is None else page.ungrouped.document()
+    async def ungrouped(prefix: str, after: str = "", states: tuple[str, ...] = ()) -> dict[str, Any] | None:
+        page = await harness.admin.checkpoints(Prefix("bucket", prefix), after, 100, states)
+        return None if page.ungrouped is None else page.ungrouped.document()
 
-        await harness.buffer.learn()
-        assert await ungrouped("") is None
-        for name in ("x/weights", "x/optimizer", "y/other"):
-            await put(harness, name)
-        there = {"objects": 2, "first": "s3://bucket/x/optimizer", "slot": "slot"}
-        assert await ungrouped("x/") == there
-        assert await ungrouped("x/", states=("failed",)) is None
-        assert await ungrouped("z/") is None
-        everything = await harness.admin.checkpoints(EVERYTHING, "", 100, ())
-        assert everything.ungrouped is not None
-        assert everything.ungrouped.objects == 3
-        await save(harness, 1)
-        assert await ungrouped("run/") is None
-        assert await ungrouped("") is None, "there is a checkpoint"
-        harness.start()
-        await harness.buffer.until(lambda: not harness.buffer.left())
-        assert await ungrouped("x/") == there | {"slot": None}
-        await harness.buffer.delete(key("x/weights"))
-        left = {"objects": 1, "first": "s3://bucket/x/optimizer", "slot": None}
-        assert await ungrouped("x/") == left
-        await harness.buffer.until(lambda: not harness.buffer.left())
-        assert await ungrouped("x/") == left
-
-    with_harness(tmp_path, scenario)
+    await harness.buffer.learn()
+    assert await ungrouped("") is None
+    for name in ("x/weights", "x/optimizer", "y/other"):
+        await put(harness, name)
+    there = {"objects": 2, "first": "s3://bucket/x/optimizer", "slot": "slot"}
+    assert await ungrouped("x/") == there
+    assert await ungrouped("x/", states=("failed",)) is None
+    assert await ungrouped("z/") is None
+    everything = await harness.admin.checkpoints(EVERYTHING, "", 100, ())
+    assert everything.ungrouped is not None
+    assert everything.ungrouped.objects == 3
+    await save(harness, 1)
+    assert await ungrouped("run/") is None
+    assert await ungrouped("") is None, "there is a checkpoint"
+    harness.start()
+    await harness.buffer.until(lambda: not harness.buffer.left())
+    assert await ungrouped("x/") == there | {"slot": None}
+    await harness.buffer.delete(key("x/weights"))
+    left = {"objects": 1, "first": "s3://bucket/x/optimizer", "slot": None}
+    assert await ungrouped("x/") == left
+    await harness.buffer.until(lambda: not harness.buffer.left())
+    assert await ungrouped("x/") == left
 
 
-def test_a_failure_and_a_conflict_are_states_of_the_whole(tmp_path: Path) -> None:
+async def test_a_failure_and_a_conflict_are_states_of_the_whole(harness: AdminHarness) -> None:
     """With the reason; and are over when they are."""
-
-    async def scenario(harness: AdminHarness) -> None:
-        await harness.buffer.learn()
-        await save(harness, 1)
-        refused = harness.buffer.origin.inject(
-            on(Operation.PUT_OBJECT, key="run/step-1/__0_0.distcp"), Answer(403, "AccessDenied"), times=None
-        )
-        harness.start()
-        await harness.buffer.until(lambda: len(harness.buffer.left()) == 2 and bool(harness.buffer.observer.failures))
-        [failed] = await shown(harness, states=("failed", "conflict"))
-        assert (failed["state"], "AccessDenied" in failed["reason"]) == ("failed", True)
-        refused.times = 0
-        harness.buffer.origin.put("bucket", "run/step-1/__0_0.distcp", b"theirs")
-        await harness.buffer.until(lambda: bool(harness.buffer.observer.conflicts))
-        assert await state(harness, "run/") == "conflict"
-        await harness.admin.resolve(key("run/step-1/__0_0.distcp"), "keep-ours", None)
-        await harness.buffer.until(lambda: not harness.buffer.left())
-        assert await state(harness, "run/") == "durable"
-
-    with_harness(tmp_path, scenario)
+    await harness.buffer.learn()
+    await save(harness, 1)
+    refused = harness.buffer.origin.inject(
+        on(Operation.PUT_OBJECT, key="run/step-1/__0_0.distcp"), Answer(403, "AccessDenied"), times=None
+    )
+    harness.start()
+    await harness.buffer.until(lambda: len(harness.buffer.left()) == 2 and bool(harness.buffer.observer.failures))
+    [failed] = await shown(harness, states=("failed", "conflict"))
+    assert (failed["state"], "AccessDenied" in failed["reason"]) == ("failed", True)
+    refused.times = 0
+    harness.buffer.origin.put("bucket", "run/step-1/__0_0.distcp", b"theirs")
+    await harness.buffer.until(lambda: bool(harness.buffer.observer.conflicts))
+    assert await state(harness, "run/") == "conflict"
+    await harness.admin.resolve(key("run/step-1/__0_0.distcp"), "keep-ours", None)
+    await harness.buffer.until(lambda: not harness.buffer.left())
+    assert await state(harness, "run/") == "durable"
 
 
-def test_a_save_whose_ranks_do_not_come_stalls(tmp_path: Path) -> None:
+async def test_a_save_whose_ranks_do_not_come_stalls(harness: AdminHarness) -> None:
     """It says which: those that the checkpoint before it in the same run had."""
-
-    async def scenario(harness: AdminHarness) -> None:
-        for rank in range(4):
-            await put(harness, f"run/step-1/rank_{rank}.pt")
-        await harness.buffer.clock.advance(100.0)
-        for rank in (0, 2):
-            await put(harness, f"run/step-2/rank_{rank}.pt")
-        await put(harness, "other/step-2/rank_0.pt")
-        await harness.buffer.clock.advance(STALLED_SECONDS - 1)
-        assert await state(harness, "run/step-2/") == "writing"
-        await harness.buffer.clock.advance(1.0)
-        [stalled] = await shown(harness, states=("stalled",))
-        assert (stalled["prefix"], stalled["missing"]["ranks"]) == ("run/step-2/", [1, 3])
-        for rank in (1, 3):
-            await put(harness, f"run/step-2/rank_{rank}.pt")
-        await harness.buffer.clock.advance(STALLED_SECONDS)
-        assert await state(harness, "run/step-2/") == "acknowledged"
-
-    with_harness(tmp_path, scenario)
+    for rank in range(4):
+        await put(harness, f"run/step-1/rank_{rank}.pt")
+    await harness.buffer.clock.advance(100.0)
+    for rank in (0, 2):
+        await put(harness, f"run/step-2/rank_{rank}.pt")
+    await put(harness, "other/step-2/rank_0.pt")
+    await harness.buffer.clock.advance(STALLED_SECONDS - 1)
+    assert await state(harness, "run/step-2/") == "writing"
+    await harness.buffer.clock.advance(1.0)
+    [stalled] = await shown(harness, states=("stalled",))
+    assert (stalled["prefix"], stalled["missing"]["ranks"]) == ("run/step-2/", [1, 3])
+    for rank in (1, 3):
+        await put(harness, f"run/step-2/rank_{rank}.pt")
+    await harness.buffer.clock.advance(STALLED_SECONDS)
+    assert await state(harness, "run/step-2/") == "acknowledged"
 
 
-def test_an_open_upload_is_of_its_checkpoint(tmp_path: Path) -> None:
+async def test_an_open_upload_is_of_its_checkpoint(harness: AdminHarness) -> None:
     """Before anything of it is acknowledged; aborted, nothing is left of either."""
-
-    async def scenario(harness: AdminHarness) -> None:
-        now = harness.buffer.clock.now()
-        opened = with_order(
-            Write(WriteSpec(key("run/step-1/rank_3.pt"), HEADERS, "slot"), ExpectedVersion(), now, upload_id="u"), SLOT
-        )
-        await harness.buffer.journal.change(lambda tx: tx.uploads.begin(opened))
-        [one] = await shown(harness)
-        assert (one["state"], one["files"], one["save_seconds"]) == ("writing", 0, None)
-        assert one["missing"] == {"ranks": [3], "objects": [], "open_uploads": 1}
-        await harness.admin.abort(["u"])
-        assert await shown(harness) == []
-
-    with_harness(tmp_path, scenario)
+    now = harness.buffer.clock.now()
+    opened = with_order(
+        Write(WriteSpec(key("run/step-1/rank_3.pt"), HEADERS, "slot"), ExpectedVersion(), now, upload_id="u"), SLOT
+    )
+    await harness.buffer.journal.change(lambda tx: tx.uploads.begin(opened))
+    [one] = await shown(harness)
+    assert (one["state"], one["files"], one["save_seconds"]) == ("writing", 0, None)
+    assert one["missing"] == {"ranks": [3], "objects": [], "open_uploads": 1}
+    await harness.admin.abort(["u"])
+    assert await shown(harness) == []
 
 
-def test_checkpoints_come_in_pages(tmp_path: Path) -> None:
+async def test_checkpoints_come_in_pages(harness: AdminHarness) -> None:
     """Each once, in the order of buckets and prefixes, under a prefix, and by state, whatever the size of the pages."""
-
-    async def scenario(harness: AdminHarness) -> None:
-        names = [ObjectKey(bucket, f"é/step-{step}/x") for bucket in ("a", "bucket") for step in (1, 2, 30)]
-        for one in reversed(names):
-            await put(harness, one)
-        await put(harness, "z/ckpt-7.pt")
-        for count in (1, 2, 100):
-            found, after = [], ""
-            while True:
-                page = await harness.admin.checkpoints(Prefix.parse("s3://"), after, count, ["writing"])
-                found += [(one.bucket, one.prefix) for one in page.checkpoints]
-                if page.next is None:
-                    break
-                after = page.next
-            assert found == sorted(
-                [*((one.bucket, one.key.removesuffix("x")) for one in names), ("bucket", "z/ckpt-7.pt")]
-            )
-        under = await shown(harness, Prefix("bucket", "é/step-3"))
-        assert [one["step"] for one in under] == [30]
-        assert await shown(harness, states=("durable",)) == []
-        for after in ("x", "WzFd"):
-            with pytest.raises(ValueError, match="token"):
-                await harness.admin.checkpoints(EVERYTHING, after, 1, [])
-        with pytest.raises(ValueError, match="'lost' is none"):
-            await harness.admin.checkpoints(EVERYTHING, "", 1, ["lost"])
-
-    with_harness(tmp_path, scenario)
+    names = [ObjectKey(bucket, f"é/step-{step}/x") for bucket in ("a", "bucket") for step in (1, 2, 30)]
+    for one in reversed(names):
+        await put(harness, one)
+    await put(harness, "z/ckpt-7.pt")
+    for count in (1, 2, 100):
+        found, after = [], ""
+        while True:
+            page = await harness.admin.checkpoints(Prefix.parse("s3://"), after, count, ["writing"])
+            found += [(one.bucket, one.prefix) for one in page.checkpoints]
+            if page.next is None:
+                break
+            after = page.next
+        assert found == sorted([*((one.bucket, one.key.removesuffix("x")) for one in names), ("bucket", "z/ckpt-7.pt")])
+    under = await shown(harness, Prefix("bucket", "é/step-3"))
+    assert [one["step"] for one in under] == [30]
+    assert await shown(harness, states=("durable",)) == []
+    for after in ("x", "WzFd"):
+        with pytest.raises(ValueError, match="token"):
+            await harness.admin.checkpoints(EVERYTHING, after, 1, [])
+    with pytest.raises(ValueError, match="'lost' is none"):
+        await harness.admin.checkpoints(EVERYTHING, "", 1, ["lost"])
 
 
 def test_a_restart_changes_nothing(tmp_path: Path) -> None:
@@ -285,40 +245,32 @@ def test_a_restart_changes_nothing(tmp_path: Path) -> None:
     assert seen[0] == seen[1]
 
 
-def test_the_same_name_saved_again_is_shown_as_that_save(tmp_path: Path) -> None:
+async def test_the_same_name_saved_again_is_shown_as_that_save(harness: AdminHarness) -> None:
     """Its time is not that since the first."""
-
-    async def scenario(harness: AdminHarness) -> None:
-        await save(harness, 1)
-        await harness.buffer.clock.advance(1000.0)
-        await put(harness, "run/step-1/__0_0.distcp")
-        assert await state(harness, "run/") == "writing"
-        await harness.buffer.clock.advance(5.0)
-        await put(harness, "run/step-1/__1_0.distcp")
-        await put(harness, "run/step-1/.metadata")
-        [again] = await shown(harness)
-        assert (again["state"], again["save_seconds"], again["files"]) == ("acknowledged", 5.0, 3)
-
-    with_harness(tmp_path, scenario)
+    await save(harness, 1)
+    await harness.buffer.clock.advance(1000.0)
+    await put(harness, "run/step-1/__0_0.distcp")
+    assert await state(harness, "run/") == "writing"
+    await harness.buffer.clock.advance(5.0)
+    await put(harness, "run/step-1/__1_0.distcp")
+    await put(harness, "run/step-1/.metadata")
+    [again] = await shown(harness)
+    assert (again["state"], again["save_seconds"], again["files"]) == ("acknowledged", 5.0, 3)
 
 
-def test_checkpoints_are_counted_by_slot_and_state(tmp_path: Path) -> None:
+async def test_checkpoints_are_counted_by_slot_and_state(harness: AdminHarness) -> None:
     """Every state, also where there is none; again and again."""
     told = metrics.CHECKPOINTS.kept
-
-    async def scenario(harness: AdminHarness) -> None:
-        watching = asyncio.create_task(harness.admin.report.watch(["slot", "idle"]))
-        await save(harness, 1)
-        await harness.buffer.until(lambda: metrics.CHECKPOINTS.value("slot", "acknowledged") == 1)
-        assert set(told()) == {(slot, state) for slot in ("slot", "idle") for state in STATES}
-        assert counted(metrics.CHECKPOINTS) == 1
-        await harness.buffer.delete(key("run/step-1/.metadata"))
-        await harness.buffer.clock.advance(LOOK_SECONDS)
-        await harness.buffer.until(lambda: metrics.CHECKPOINTS.value("slot", "acknowledged") == 0)
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-
-    with_harness(tmp_path, scenario)
+    watching = asyncio.create_task(harness.admin.report.watch(["slot", "idle"]))
+    await save(harness, 1)
+    await harness.buffer.until(lambda: metrics.CHECKPOINTS.value("slot", "acknowledged") == 1)
+    assert set(told()) == {(slot, state) for slot in ("slot", "idle") for state in STATES}
+    assert counted(metrics.CHECKPOINTS) == 1
+    await harness.buffer.delete(key("run/step-1/.metadata"))
+    await harness.buffer.clock.advance(LOOK_SECONDS)
+    await harness.buffer.until(lambda: metrics.CHECKPOINTS.value("slot", "acknowledged") == 0)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
 
 
 def test_without_a_buffer_there_are_none() -> None:
@@ -345,53 +297,45 @@ class SlowQueries(CheckpointQueries):
         """None."""
 
 
-def test_pages_do_not_look_at_all_checkpoints_each() -> None:
+async def test_pages_do_not_look_at_all_checkpoints_each() -> None:
     """Where that takes long it is done a fiftieth of the time at most, however many pages are read."""
-
-    async def scenario() -> None:
-        clock = ManualClock()
-        queries = SlowQueries(clock)
-        report = CheckpointsReport(queries, clock)
-        for _ in range(100):
-            await report.page(EVERYTHING, "", 100, ())
-        assert queries.looks == 1
-        await clock.advance(200.0)
+    clock = ManualClock()
+    queries = SlowQueries(clock)
+    report = CheckpointsReport(queries, clock)
+    for _ in range(100):
         await report.page(EVERYTHING, "", 100, ())
-        assert queries.looks == 2
+    assert queries.looks == 1
+    await clock.advance(200.0)
+    await report.page(EVERYTHING, "", 100, ())
+    assert queries.looks == 2
 
-    asyncio.run(scenario())
 
-
-def test_a_stalled_restore_is_shown(tmp_path: Path) -> None:
+async def test_a_stalled_restore_is_shown(harness: AdminHarness) -> None:
     """From what workers have counted; nothing of it where nothing was read."""
-
-    async def scenario(harness: AdminHarness) -> None:
-        await harness.buffer.learn()
-        await save(harness, 1)
-        await save(harness, 2)
-        of_checkpoint, now = checkpoint_id("bucket", "run/step-1/"), harness.buffer.clock.now()
-        first = file_id(of_checkpoint, "run/step-1/__0_0.distcp")
-        harness.admin.report.reads = lambda: {of_checkpoint: {first: [ReadPass(1, now, now)]}}
-        reading, other = await shown(harness)
-        assert (reading["restore"]["state"], other["restore"]) == ("reading", None)
-        await harness.buffer.clock.advance(60.0)
-        stalled, _ = await shown(harness)
-        assert stalled["restore"] == {
-            "state": "stalled",
-            "began_at": now,
-            "last_at": now,
-            "files": 2,
-            "files_begun": 1,
-            "files_behind": 1,
-            "bytes": 2,
-            "bytes_read": 1,
-            "behind": {
-                "ranks": [1],
-                "objects": [{"key": "run/step-1/__1_0.distcp", "bytes": 1, "bytes_read": 0, "last_at": None}],
-            },
-        }
-
-    with_harness(tmp_path, scenario)
+    await harness.buffer.learn()
+    await save(harness, 1)
+    await save(harness, 2)
+    of_checkpoint, now = checkpoint_id("bucket", "run/step-1/"), harness.buffer.clock.now()
+    first = file_id(of_checkpoint, "run/step-1/__0_0.distcp")
+    harness.admin.report.reads = lambda: {of_checkpoint: {first: [ReadPass(1, now, now)]}}
+    reading, other = await shown(harness)
+    assert (reading["restore"]["state"], other["restore"]) == ("reading", None)
+    await harness.buffer.clock.advance(60.0)
+    stalled, _ = await shown(harness)
+    assert stalled["restore"] == {
+        "state": "stalled",
+        "began_at": now,
+        "last_at": now,
+        "files": 2,
+        "files_begun": 1,
+        "files_behind": 1,
+        "bytes": 2,
+        "bytes_read": 1,
+        "behind": {
+            "ranks": [1],
+            "objects": [{"key": "run/step-1/__1_0.distcp", "bytes": 1, "bytes_read": 0, "last_at": None}],
+        },
+    }
 
 
 @pytest.mark.parametrize(
@@ -404,30 +348,24 @@ def test_a_stalled_restore_is_shown(tmp_path: Path) -> None:
         ("run/step-10/x/" + "y/" * 500, ["run/step-10/"]),
     ],
 )
-def test_a_prefix_finds_what_lies_under_it_and_around_it(tmp_path: Path, prefix: str, found: list[str]) -> None:
+async def test_a_prefix_finds_what_lies_under_it_and_around_it(
+    harness: AdminHarness, prefix: str, found: list[str]
+) -> None:
     """The checkpoint in whose directory an object lies, too."""
-
-    async def scenario(harness: AdminHarness) -> None:
-        for directory in ("run/step-1/", "run/step-1/inner/step-2/", "run/step-10/"):
-            await put(harness, f"{directory}rank_0.pt")
-        assert [one["prefix"] for one in await shown(harness, Prefix("bucket", prefix))] == found
-
-    with_harness(tmp_path, scenario)
+    for directory in ("run/step-1/", "run/step-1/inner/step-2/", "run/step-10/"):
+        await put(harness, f"{directory}rank_0.pt")
+    assert [one["prefix"] for one in await shown(harness, Prefix("bucket", prefix))] == found
 
 
-def test_a_page_has_a_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_page_has_a_bounded_size(harness: AdminHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends before, and goes on behind what it has."""
     monkeypatch.setattr(report, "PAGE_BYTES", 1)
-
-    async def scenario(harness: AdminHarness) -> None:
-        for step in range(3):
-            await put(harness, f"run/step-{step}/rank_0.pt")
-        found = list[str]()
-        after: Any = ""
-        for _ in range(3):
-            page = await harness.admin.checkpoints(EVERYTHING, after, 100, ())
-            [one], after = page.checkpoints, page.next
-            found.append(one.prefix)
-        assert (found, after) == ([f"run/step-{step}/" for step in range(3)], None)
-
-    with_harness(tmp_path, scenario)
+    for step in range(3):
+        await put(harness, f"run/step-{step}/rank_0.pt")
+    found = list[str]()
+    after: Any = ""
+    for _ in range(3):
+        page = await harness.admin.checkpoints(EVERYTHING, after, 100, ())
+        [one], after = page.checkpoints, page.next
+        found.append(one.prefix)
+    assert (found, after) == ([f"run/step-{step}/" for step in range(3)], None)

@@ -16,9 +16,10 @@ from gateway.core.clock import Moment
 from gateway.policy.slots import Prefix
 from gateway.writeback.journal import checkpoints
 from gateway.writeback.journal import local as local_writes
+from gateway.writeback.journal.buckets import LastOwnWrite
 from gateway.writeback.journal.checkpoints import AGAIN_SECONDS
 from gateway.writeback.journal.files import Usage
-from gateway.writeback.journal.records import LastOwnWrite, State, Write
+from gateway.writeback.journal.records import State, Write
 from gateway.writeback.journal.schema import prepare
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.order import with_order

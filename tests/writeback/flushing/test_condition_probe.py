@@ -7,7 +7,6 @@ import asyncio
 import itertools
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import cast
 
 import pytest
@@ -24,10 +23,11 @@ from gateway.writeback.flushing.condition_probe import (
     is_probe_key,
     probe_key,
 )
-from gateway.writeback.flushing.reconciler import SlotOrder
-from gateway.writeback.journal.records import BucketCapabilities, Conditions, ExpectedVersion, Honoured
+from gateway.writeback.flushing.flush_task import SlotOrder
+from gateway.writeback.journal.buckets import BucketCapabilities, Conditions, Honoured
+from gateway.writeback.journal.records import ExpectedVersion
 from gateway.writeback.journal.uploads import CARRIED_OUT_SECONDS
-from tests.support.flushing import Buffer, with_buffer
+from tests.support.flushing import Buffer
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.faults import AlterBody, Answer, Delay, Hold, Unreachable, on
 from tests.support.memory_origin.origin import MemoryOrigin
@@ -88,97 +88,73 @@ AT = probe_key("bucket", "data/", "node")
 
 
 @pytest.mark.parametrize(("put", "complete", "delete"), list(itertools.product(MEANINGS, repeat=3)))
-def test_each_kind_of_request_is_found_out(put: str, complete: str, delete: str) -> None:
+async def test_each_kind_of_request_is_found_out(put: str, complete: str, delete: str) -> None:
     """And nothing is left: no object, no upload."""
-
-    async def scenario() -> None:
-        origin = MemoryOrigin(ManualClock())
-        bucket = origin.create_bucket("bucket")
-        found = await Probe(Kind(origin, put, complete, delete), AT, "slot").run(7.0)
-        assert found == Conditions(MEANINGS[put], MEANINGS[complete], MEANINGS[delete], 7.0)
-        assert not bucket.objects
-        assert not bucket.uploads
-        assert {call.key for call in origin.calls} == {AT.key}
-
-    asyncio.run(scenario())
+    origin = MemoryOrigin(ManualClock())
+    bucket = origin.create_bucket("bucket")
+    found = await Probe(Kind(origin, put, complete, delete), AT, "slot").run(7.0)
+    assert found == Conditions(MEANINGS[put], MEANINGS[complete], MEANINGS[delete], 7.0)
+    assert not bucket.objects
+    assert not bucket.uploads
+    assert {call.key for call in origin.calls} == {AT.key}
 
 
-def test_a_probe_takes_eleven_times_what_one_request_takes() -> None:
+async def test_a_probe_takes_eleven_times_what_one_request_takes() -> None:
     """What belongs to the upload goes beside what belongs to the object: the first flush to a bucket waits for it."""
-
-    async def scenario() -> None:
-        clock = ManualClock()
-        origin = MemoryOrigin(clock)
-        origin.create_bucket("bucket")
-        origin.inject(lambda _: True, Delay(10.0), times=None)
-        probing = asyncio.create_task(Probe(origin, AT, "slot").run(7.0))
-        while not probing.done():
-            await clock.advance(1.0)
-        assert await probing == ALL_HONOURED
-        assert len(origin.calls) == 14
-        assert clock.monotonic() <= 11 * 10.0 + 1.0
-
-    asyncio.run(scenario())
+    clock = ManualClock()
+    origin = MemoryOrigin(clock)
+    origin.create_bucket("bucket")
+    origin.inject(lambda _: True, Delay(10.0), times=None)
+    probing = asyncio.create_task(Probe(origin, AT, "slot").run(7.0))
+    while not probing.done():
+        await clock.advance(1.0)
+    assert await probing == ALL_HONOURED
+    assert len(origin.calls) == 14
+    assert clock.monotonic() <= 11 * 10.0 + 1.0
 
 
 @pytest.mark.parametrize("number", range(1, 16))
 @pytest.mark.parametrize("late", [False, True])
-def test_an_origin_that_goes_away_tells_nothing(number: int, late: bool) -> None:
+async def test_an_origin_that_goes_away_tells_nothing(number: int, late: bool) -> None:
     """At whatever request: nothing is concluded; it is asked again later."""
-
-    async def scenario() -> None:
-        origin = MemoryOrigin(ManualClock())
-        origin.create_bucket("bucket")
-        origin.inject(lambda call: call.number == number, Unreachable(late=late))
-        found = await Probe(origin, AT, "slot").run(7.0)
-        assert found is None or (found == ALL_HONOURED and len(origin.calls) < number)
-
-    asyncio.run(scenario())
+    origin = MemoryOrigin(ManualClock())
+    origin.create_bucket("bucket")
+    origin.inject(lambda call: call.number == number, Unreachable(late=late))
+    found = await Probe(origin, AT, "slot").run(7.0)
+    assert found is None or (found == ALL_HONOURED and len(origin.calls) < number)
 
 
 @pytest.mark.parametrize("effect", [Answer(503, "SlowDown"), Answer(500)], ids=str)
-def test_an_origin_that_does_not_do_its_work_tells_nothing(effect: Answer) -> None:
+async def test_an_origin_that_does_not_do_its_work_tells_nothing(effect: Answer) -> None:
     """Whatever it is asked."""
-
-    async def scenario() -> None:
-        for operation in (Operation.PUT_OBJECT, Operation.COMPLETE_MULTIPART_UPLOAD, Operation.DELETE_OBJECT):
-            origin = MemoryOrigin(ManualClock())
-            origin.create_bucket("bucket")
-            origin.inject(on(operation), effect, times=None)
-            assert await Probe(origin, AT, "slot").run(7.0) is None
-
-    asyncio.run(scenario())
-
-
-def test_a_complete_with_an_empty_etag_is_one() -> None:
-    """radosgw answers so: it has carried it out, and the probe learns what it does with conditions."""
-
-    async def scenario() -> None:
-        origin = MemoryOrigin(ManualClock())
-        bucket = origin.create_bucket("bucket")
-        empty = AlterBody(lambda body: re.sub(rb"<ETag>[^<]*</ETag>", b"<ETag></ETag>", body))
-        origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), empty, times=None)
-        found = await Probe(Kind(origin, "honoured", "ignored", "honoured"), AT, "slot").run(7.0)
-        assert found is not None
-        assert (found.put, found.complete) == (Honoured.YES, Honoured.IGNORED)
-        assert not bucket.uploads
-
-    asyncio.run(scenario())
-
-
-def test_without_the_right_to_write_nothing_is_known() -> None:
-    """It is asked again sooner then."""
-
-    async def scenario() -> None:
+    for operation in (Operation.PUT_OBJECT, Operation.COMPLETE_MULTIPART_UPLOAD, Operation.DELETE_OBJECT):
         origin = MemoryOrigin(ManualClock())
         origin.create_bucket("bucket")
-        origin.inject(on(Operation.PUT_OBJECT), Answer(403, "AccessDenied"), times=None)
-        found = await Probe(origin, AT, "slot").run(7.0)
-        assert found == Conditions(learned_at=7.0)
-        assert not is_due(found, 7.0 + UNKNOWN_AGAIN_SECONDS - 1)
-        assert is_due(found, 7.0 + UNKNOWN_AGAIN_SECONDS)
+        origin.inject(on(operation), effect, times=None)
+        assert await Probe(origin, AT, "slot").run(7.0) is None
 
-    asyncio.run(scenario())
+
+async def test_a_complete_with_an_empty_etag_is_one() -> None:
+    """radosgw answers so: it has carried it out, and the probe learns what it does with conditions."""
+    origin = MemoryOrigin(ManualClock())
+    bucket = origin.create_bucket("bucket")
+    empty = AlterBody(lambda body: re.sub(rb"<ETag>[^<]*</ETag>", b"<ETag></ETag>", body))
+    origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), empty, times=None)
+    found = await Probe(Kind(origin, "honoured", "ignored", "honoured"), AT, "slot").run(7.0)
+    assert found is not None
+    assert (found.put, found.complete) == (Honoured.YES, Honoured.IGNORED)
+    assert not bucket.uploads
+
+
+async def test_without_the_right_to_write_nothing_is_known() -> None:
+    """It is asked again sooner then."""
+    origin = MemoryOrigin(ManualClock())
+    origin.create_bucket("bucket")
+    origin.inject(on(Operation.PUT_OBJECT), Answer(403, "AccessDenied"), times=None)
+    found = await Probe(origin, AT, "slot").run(7.0)
+    assert found == Conditions(learned_at=7.0)
+    assert not is_due(found, 7.0 + UNKNOWN_AGAIN_SECONDS - 1)
+    assert is_due(found, 7.0 + UNKNOWN_AGAIN_SECONDS)
 
 
 def test_buckets_are_probed_again_some_day() -> None:
@@ -215,135 +191,115 @@ def probes(buffer: Buffer) -> int:
     return sum(1 for call in buffer.origin.calls if ".forebay/" in (call.key or ""))
 
 
-def test_a_bucket_is_probed_once_before_the_first_of_its_writes(tmp_path: Path) -> None:
+async def test_a_bucket_is_probed_once_before_the_first_of_its_writes(buffer: Buffer) -> None:
     """However many come at once; the next process knows it. Nothing of it is left, and nothing is in doubt."""
-
-    async def scenario(buffer: Buffer) -> None:
-        buffer.slots["slot"] = SlotOrder(key_prefix="data/")
-        await know(buffer)
-        for number in range(20):
-            await buffer.put(key(f"data/{number}"), b"x")
-        buffer.start()
-        await buffer.flushed()
-        first = [call.key for call in buffer.origin.calls][: probes(buffer)]
-        assert all((name or "").startswith("data/.forebay/") for name in first)
-        assert len(buffer.origin.calls) - probes(buffer) == 20
-        assert replace(conditions(buffer), learned_at=7.0) == ALL_HONOURED
-        asked = probes(buffer)
-        await buffer.kill()
-        buffer.start()
-        await buffer.put(key("data/late"), b"x")
-        await buffer.flushed()
-        assert probes(buffer) == asked
-        assert sorted(buffer.bucket.objects) == sorted([*(f"data/{number}" for number in range(20)), "data/late"])
-        assert not buffer.bucket.uploads
-        assert not buffer.journal.read(lambda tx: tx.uploads.aborting())
-
-    with_buffer(tmp_path, scenario)
+    buffer.slots["slot"] = SlotOrder(key_prefix="data/")
+    await know(buffer)
+    for number in range(20):
+        await buffer.put(key(f"data/{number}"), b"x")
+    buffer.start()
+    await buffer.flushed()
+    first = [call.key for call in buffer.origin.calls][: probes(buffer)]
+    assert all((name or "").startswith("data/.forebay/") for name in first)
+    assert len(buffer.origin.calls) - probes(buffer) == 20
+    assert replace(conditions(buffer), learned_at=7.0) == ALL_HONOURED
+    asked = probes(buffer)
+    await buffer.kill()
+    buffer.start()
+    await buffer.put(key("data/late"), b"x")
+    await buffer.flushed()
+    assert probes(buffer) == asked
+    assert sorted(buffer.bucket.objects) == sorted([*(f"data/{number}" for number in range(20)), "data/late"])
+    assert not buffer.bucket.uploads
+    assert not buffer.journal.read(lambda tx: tx.uploads.aborting())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", [Operation.PUT_OBJECT, Operation.CREATE_MULTIPART_UPLOAD, Operation.UPLOAD_PART])
-def test_a_probe_that_was_killed_leaves_nothing_in_the_end(tmp_path: Path, operation: Operation) -> None:
+async def test_a_probe_that_was_killed_leaves_nothing_in_the_end(buffer: Buffer, operation: Operation) -> None:
     """Its object and its upload are cleared away by the next process, once nothing can be under way any more."""
-
-    async def scenario(buffer: Buffer) -> None:
-        await know(buffer)
-        await buffer.put(key("k"), b"x")
-        node, _ = buffer.journal.read(lambda tx: tx.node())
-        at = probe_key("bucket", "", node)
-        never, reached = asyncio.Event(), asyncio.Event()
-        buffer.origin.inject(on(operation, key=at.key), Hold(never, reached))
-        buffer.start()
-        await buffer.until(reached.is_set)
-        await buffer.kill()
-        buffer.origin.put("bucket", at.key, b"")  # what was held has been carried out
-        await buffer.journal.change(lambda tx: tx.uploads.mark_all_in_doubt(Moment.of(buffer.clock)))
-        buffer.origin.inject(on(Operation.PUT_OBJECT, key=at.key), Answer(403, "AccessDenied"), times=None)
-        buffer.start()
-        await buffer.passes(2 * CARRIED_OUT_SECONDS)
-        await buffer.until(lambda: list(buffer.bucket.objects) == ["k"] and not buffer.bucket.uploads)
-        await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.uploads.aborting()))
-
-    with_buffer(tmp_path, scenario)
+    await know(buffer)
+    await buffer.put(key("k"), b"x")
+    node, _ = buffer.journal.read(lambda tx: tx.node())
+    at = probe_key("bucket", "", node)
+    never, reached = asyncio.Event(), asyncio.Event()
+    buffer.origin.inject(on(operation, key=at.key), Hold(never, reached))
+    buffer.start()
+    await buffer.until(reached.is_set)
+    await buffer.kill()
+    buffer.origin.put("bucket", at.key, b"")  # what was held has been carried out
+    await buffer.journal.change(lambda tx: tx.uploads.mark_all_in_doubt(Moment.of(buffer.clock)))
+    buffer.origin.inject(on(Operation.PUT_OBJECT, key=at.key), Answer(403, "AccessDenied"), times=None)
+    buffer.start()
+    await buffer.passes(2 * CARRIED_OUT_SECONDS)
+    await buffer.until(lambda: list(buffer.bucket.objects) == ["k"] and not buffer.bucket.uploads)
+    await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.uploads.aborting()))
 
 
-def test_the_object_of_a_killed_probe_goes_where_uploads_are_not_listed(tmp_path: Path) -> None:
+async def test_the_object_of_a_killed_probe_goes_where_uploads_are_not_listed(buffer: Buffer) -> None:
     """Of the upload nobody can know."""
-
-    async def scenario(buffer: Buffer) -> None:
-        await know(buffer)
-        await buffer.put(key("k"), b"x")
-        node, _ = buffer.journal.read(lambda tx: tx.node())
-        at = probe_key("bucket", "", node)
-        buffer.origin.inject(on(Operation.LIST_MULTIPART_UPLOADS), Answer(501, "NotImplemented"), times=None)
-        never, reached = asyncio.Event(), asyncio.Event()
-        buffer.origin.inject(on(Operation.CREATE_MULTIPART_UPLOAD, key=at.key), Hold(never, reached))
-        buffer.start()
-        await buffer.until(reached.is_set)
-        await buffer.kill()
-        buffer.origin.put("bucket", at.key, b"")  # what a process that is killed in truth has no time to remove
-        await buffer.journal.change(lambda tx: tx.uploads.mark_all_in_doubt(Moment.of(buffer.clock)))
-        found = replace(ALL_HONOURED, learned_at=buffer.clock.now())  # by others: no probe follows that would remove it
-        await buffer.journal.change(lambda tx: tx.buckets.amend("bucket", conditions=found))
-        buffer.start()
-        await buffer.passes(2 * CARRIED_OUT_SECONDS)
-        await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.uploads.aborting()))
-        assert list(buffer.bucket.objects) == ["k"]
-
-    with_buffer(tmp_path, scenario)
+    await know(buffer)
+    await buffer.put(key("k"), b"x")
+    node, _ = buffer.journal.read(lambda tx: tx.node())
+    at = probe_key("bucket", "", node)
+    buffer.origin.inject(on(Operation.LIST_MULTIPART_UPLOADS), Answer(501, "NotImplemented"), times=None)
+    never, reached = asyncio.Event(), asyncio.Event()
+    buffer.origin.inject(on(Operation.CREATE_MULTIPART_UPLOAD, key=at.key), Hold(never, reached))
+    buffer.start()
+    await buffer.until(reached.is_set)
+    await buffer.kill()
+    buffer.origin.put("bucket", at.key, b"")  # what a process that is killed in truth has no time to remove
+    await buffer.journal.change(lambda tx: tx.uploads.mark_all_in_doubt(Moment.of(buffer.clock)))
+    found = replace(ALL_HONOURED, learned_at=buffer.clock.now())  # by others: no probe follows that would remove it
+    await buffer.journal.change(lambda tx: tx.buckets.amend("bucket", conditions=found))
+    buffer.start()
+    await buffer.passes(2 * CARRIED_OUT_SECONDS)
+    await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.uploads.aborting()))
+    assert list(buffer.bucket.objects) == ["k"]
 
 
-def test_an_origin_that_was_away_at_the_probe_is_probed_again(tmp_path: Path) -> None:
+async def test_an_origin_that_was_away_at_the_probe_is_probed_again(buffer: Buffer) -> None:
     """Meanwhile writes go as where nothing is known: nothing waits for a probe."""
-
-    async def scenario(buffer: Buffer) -> None:
-        await know(buffer)
-        away = buffer.origin.inject(lambda call: ".forebay/" in (call.key or ""), Answer(503, "SlowDown"), times=None)
-        await buffer.put(key("a"), b"x")
-        buffer.start()
-        await buffer.until(lambda: "a" in buffer.bucket.objects)
-        assert conditions(buffer).put is Honoured.UNKNOWN
-        buffer.origin.faults.remove(away)
-        await buffer.put(key("b"), b"x")
-        await buffer.passes(2 * CARRIED_OUT_SECONDS)
-        await buffer.put(key("c"), b"x")
-        await buffer.until(lambda: conditions(buffer).put is Honoured.YES)
-        await buffer.until(lambda: sorted(buffer.bucket.objects) == ["a", "b", "c"])
-        await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.uploads.aborting()))
-
-    with_buffer(tmp_path, scenario)
+    await know(buffer)
+    away = buffer.origin.inject(lambda call: ".forebay/" in (call.key or ""), Answer(503, "SlowDown"), times=None)
+    await buffer.put(key("a"), b"x")
+    buffer.start()
+    await buffer.until(lambda: "a" in buffer.bucket.objects)
+    assert conditions(buffer).put is Honoured.UNKNOWN
+    buffer.origin.faults.remove(away)
+    await buffer.put(key("b"), b"x")
+    await buffer.passes(2 * CARRIED_OUT_SECONDS)
+    await buffer.put(key("c"), b"x")
+    await buffer.until(lambda: conditions(buffer).put is Honoured.YES)
+    await buffer.until(lambda: sorted(buffer.bucket.objects) == ["a", "b", "c"])
+    await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.uploads.aborting()))
 
 
-def test_a_bucket_that_is_known_is_probed_while_its_writes_go_on(tmp_path: Path) -> None:
+async def test_a_bucket_that_is_known_is_probed_while_its_writes_go_on(buffer: Buffer) -> None:
     """A week later, or when the clock was set back: nothing waits, and what others learn meanwhile of the bucket stays.
 
     What is found out was found out at its end, by the clock of then.
     """
-
-    async def scenario(buffer: Buffer) -> None:
-        old = Conditions(Honoured.YES, Honoured.YES, Honoured.YES, buffer.clock.now() - LEARNED_AGAIN_SECONDS)
-        await buffer.journal.change(lambda tx: tx.buckets.learn("bucket", BucketCapabilities(True, True, 0.0, old)))
-        resume, reached = asyncio.Event(), asyncio.Event()
-        node, _ = buffer.journal.read(lambda tx: tx.node())
-        at = probe_key("bucket", "", node)
-        buffer.origin.inject(on(Operation.DELETE_OBJECT, key=at.key), Hold(resume, reached))
-        await buffer.put(key("k"), b"x")
-        buffer.start()
-        await buffer.flushed()
-        await buffer.until(reached.is_set)
-        assert conditions(buffer) == old
-        await buffer.journal.change(lambda tx: tx.buckets.learn("bucket", BucketCapabilities(False, True, 0.0)))
-        await buffer.passes(10.0)
-        ends_at = buffer.clock.now()
-        resume.set()
-        await buffer.until(lambda: conditions(buffer) != old)
-        assert conditions(buffer).learned_at >= ends_at
-        capabilities = buffer.journal.read(lambda tx: tx.buckets.capabilities("bucket"))
-        assert capabilities is not None
-        assert not capabilities.md5_etags
-
-    with_buffer(tmp_path, scenario)
+    old = Conditions(Honoured.YES, Honoured.YES, Honoured.YES, buffer.clock.now() - LEARNED_AGAIN_SECONDS)
+    await buffer.journal.change(lambda tx: tx.buckets.learn("bucket", BucketCapabilities(True, True, 0.0, old)))
+    resume, reached = asyncio.Event(), asyncio.Event()
+    node, _ = buffer.journal.read(lambda tx: tx.node())
+    at = probe_key("bucket", "", node)
+    buffer.origin.inject(on(Operation.DELETE_OBJECT, key=at.key), Hold(resume, reached))
+    await buffer.put(key("k"), b"x")
+    buffer.start()
+    await buffer.flushed()
+    await buffer.until(reached.is_set)
+    assert conditions(buffer) == old
+    await buffer.journal.change(lambda tx: tx.buckets.learn("bucket", BucketCapabilities(False, True, 0.0)))
+    await buffer.passes(10.0)
+    ends_at = buffer.clock.now()
+    resume.set()
+    await buffer.until(lambda: conditions(buffer) != old)
+    assert conditions(buffer).learned_at >= ends_at
+    capabilities = buffer.journal.read(lambda tx: tx.buckets.capabilities("bucket"))
+    assert capabilities is not None
+    assert not capabilities.md5_etags
 
 
 class Closed:
@@ -373,91 +329,73 @@ class HalfClosed(Closed):
         return await super().send(request)
 
 
-def test_one_request_that_never_got_there_says_nothing_of_the_one_beside_it() -> None:
+async def test_one_request_that_never_got_there_says_nothing_of_the_one_beside_it() -> None:
     """The upload may have been begun."""
-
-    async def scenario() -> None:
-        origin = MemoryOrigin(ManualClock())
-        origin.create_bucket("bucket")
-        origin.inject(on(Operation.CREATE_MULTIPART_UPLOAD), Unreachable(late=True))
-        half = HalfClosed(origin)
-        probe = Probe(cast("Origin", half), AT, "slot")
-        assert await probe.run(7.0) is None
-        assert probe.has_asked
-
-    asyncio.run(scenario())
+    origin = MemoryOrigin(ManualClock())
+    origin.create_bucket("bucket")
+    origin.inject(on(Operation.CREATE_MULTIPART_UPLOAD), Unreachable(late=True))
+    half = HalfClosed(origin)
+    probe = Probe(cast("Origin", half), AT, "slot")
+    assert await probe.run(7.0) is None
+    assert probe.has_asked
 
 
-def test_a_probe_that_never_got_there_has_left_nothing(tmp_path: Path) -> None:
+async def test_a_probe_that_never_got_there_has_left_nothing(buffer: Buffer) -> None:
     """So nothing is to be cleared away, for which a buffer would have to wait that is to go."""
-
-    async def scenario(buffer: Buffer) -> None:
-        await know(buffer)
-        await buffer.put(key("a"), b"x")
-        closed = Closed(buffer.origin)
-        buffer.start(cast("Origin", closed))
-        await buffer.until(lambda: closed.refused > 3 and not buffer.journal.read(lambda tx: tx.uploads.aborting()))
-        await buffer.kill()
-        buffer.start()
-        await buffer.until(lambda: not buffer.left())
-
-    with_buffer(tmp_path, scenario)
+    await know(buffer)
+    await buffer.put(key("a"), b"x")
+    closed = Closed(buffer.origin)
+    buffer.start(cast("Origin", closed))
+    await buffer.until(lambda: closed.refused > 3 and not buffer.journal.read(lambda tx: tx.uploads.aborting()))
+    await buffer.kill()
+    buffer.start()
+    await buffer.until(lambda: not buffer.left())
 
 
-def test_an_upload_of_a_probe_that_may_not_be_aborted_now_is_aborted_later(tmp_path: Path) -> None:
+async def test_an_upload_of_a_probe_that_may_not_be_aborted_now_is_aborted_later(buffer: Buffer) -> None:
     """What was found out counts all the same."""
-
-    async def scenario(buffer: Buffer) -> None:
-        await know(buffer)
-        refused = buffer.origin.inject(on(Operation.ABORT_MULTIPART_UPLOAD), Answer(403, "AccessDenied"), times=None)
-        await buffer.put(key("k"), b"x")
-        buffer.start(cast("Origin", Kind(buffer.origin, "honoured", "refused", "honoured")))
-        await buffer.flushed()
-        assert conditions(buffer).complete is Honoured.REFUSED
-        assert len(buffer.bucket.uploads) == 1
-        buffer.origin.faults.remove(refused)
-        assert await buffer.passes(3 * CARRIED_OUT_SECONDS, lambda: not buffer.bucket.uploads)
-        await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.uploads.aborting()))
-
-    with_buffer(tmp_path, scenario)
+    await know(buffer)
+    refused = buffer.origin.inject(on(Operation.ABORT_MULTIPART_UPLOAD), Answer(403, "AccessDenied"), times=None)
+    await buffer.put(key("k"), b"x")
+    buffer.start(cast("Origin", Kind(buffer.origin, "honoured", "refused", "honoured")))
+    await buffer.flushed()
+    assert conditions(buffer).complete is Honoured.REFUSED
+    assert len(buffer.bucket.uploads) == 1
+    buffer.origin.faults.remove(refused)
+    assert await buffer.passes(3 * CARRIED_OUT_SECONDS, lambda: not buffer.bucket.uploads)
+    await buffer.until(lambda: not buffer.journal.read(lambda tx: tx.uploads.aborting()))
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_a_bucket_that_refuses_what_holds_is_written_without_conditions(tmp_path: Path, *, is_known: bool) -> None:
+async def test_a_bucket_that_refuses_what_holds_is_written_without_conditions(
+    buffer: Buffer, *, is_known: bool
+) -> None:
     """Also where it was taken for one that honours them: what it refuses under one that holds has the bucket
     probed again."""
-
-    async def scenario(buffer: Buffer) -> None:
-        await know(buffer)
-        if is_known:
-            known = replace(ALL_HONOURED, learned_at=buffer.clock.now() - UNKNOWN_AGAIN_SECONDS)
-            await buffer.journal.change(lambda tx: tx.buckets.amend("bucket", conditions=known))
-        old = buffer.origin.put("bucket", "k", b"old")
-        await buffer.put(key("k"), b"new", expected=ExpectedVersion.exactly(old))
-        buffer.start(cast("Origin", Kind(buffer.origin, "unquoted", "honoured", "honoured")))
-        await buffer.passes(60.0, lambda: buffer.bucket.objects["k"].etag != old, step=0.5)
-        await buffer.flushed()
-        assert conditions(buffer).put is Honoured.REFUSED
-
-    with_buffer(tmp_path, scenario)
+    await know(buffer)
+    if is_known:
+        known = replace(ALL_HONOURED, learned_at=buffer.clock.now() - UNKNOWN_AGAIN_SECONDS)
+        await buffer.journal.change(lambda tx: tx.buckets.amend("bucket", conditions=known))
+    old = buffer.origin.put("bucket", "k", b"old")
+    await buffer.put(key("k"), b"new", expected=ExpectedVersion.exactly(old))
+    buffer.start(cast("Origin", Kind(buffer.origin, "unquoted", "honoured", "honoured")))
+    await buffer.passes(60.0, lambda: buffer.bucket.objects["k"].etag != old, step=0.5)
+    await buffer.flushed()
+    assert conditions(buffer).put is Honoured.REFUSED
 
 
 @pytest.mark.slow
-def test_a_bucket_is_not_probed_again_at_each_refusal(tmp_path: Path) -> None:
+async def test_a_bucket_is_not_probed_again_at_each_refusal(buffer: Buffer) -> None:
     """Whatever it makes of conditions besides."""
-
-    async def scenario(buffer: Buffer) -> None:
-        old = buffer.origin.put("bucket", "k", b"old")
-        known = replace(ALL_HONOURED, learned_at=buffer.clock.now())
-        await buffer.journal.change(lambda tx: tx.buckets.learn("bucket", BucketCapabilities(True, True, 1.0, known)))
-        await buffer.put(key("k"), b"new", expected=ExpectedVersion.exactly(old))
-        buffer.origin.inject(on(Operation.PUT_OBJECT, key="k"), Answer(412, "PreconditionFailed"), times=None)
-        buffer.start()
-        await buffer.passes(UNKNOWN_AGAIN_SECONDS / 2, step=10.0)
-        assert not probes(buffer)
-        assert await buffer.passes(UNKNOWN_AGAIN_SECONDS, lambda: probes(buffer) > 0, step=10.0)
-
-    with_buffer(tmp_path, scenario)
+    old = buffer.origin.put("bucket", "k", b"old")
+    known = replace(ALL_HONOURED, learned_at=buffer.clock.now())
+    await buffer.journal.change(lambda tx: tx.buckets.learn("bucket", BucketCapabilities(True, True, 1.0, known)))
+    await buffer.put(key("k"), b"new", expected=ExpectedVersion.exactly(old))
+    buffer.origin.inject(on(Operation.PUT_OBJECT, key="k"), Answer(412, "PreconditionFailed"), times=None)
+    buffer.start()
+    await buffer.passes(UNKNOWN_AGAIN_SECONDS / 2, step=10.0)
+    assert not probes(buffer)
+    assert await buffer.passes(UNKNOWN_AGAIN_SECONDS, lambda: probes(buffer) > 0, step=10.0)
 
 
 class Versioned:
@@ -485,16 +423,12 @@ class Versioned:
 
 
 @pytest.mark.parametrize("meaning", [None, Answer(501, "NotImplemented")], ids=["honoured", "refused"])
-def test_no_version_of_the_object_is_left(meaning: Answer | None) -> None:
+async def test_no_version_of_the_object_is_left(meaning: Answer | None) -> None:
     """Nor a marker of its deletion, where the bucket keeps versions."""
-
-    async def scenario() -> None:
-        origin = MemoryOrigin(ManualClock())
-        origin.create_bucket("bucket")
-        if meaning is not None:
-            origin.inject(lambda call: any(name in call.headers for name in _CONDITIONS), meaning, times=None)
-        versioned = Versioned(origin)
-        assert await Probe(cast("Origin", versioned), AT, "slot").run(7.0) is not None
-        assert versioned.kept == set()
-
-    asyncio.run(scenario())
+    origin = MemoryOrigin(ManualClock())
+    origin.create_bucket("bucket")
+    if meaning is not None:
+        origin.inject(lambda call: any(name in call.headers for name in _CONDITIONS), meaning, times=None)
+    versioned = Versioned(origin)
+    assert await Probe(cast("Origin", versioned), AT, "slot").run(7.0) is not None
+    assert versioned.kept == set()

@@ -115,105 +115,93 @@ def test_what_is_slow_gives_its_place_away_up_to_a_bound() -> None:
     assert lane.room(Priority.LARGE, now) == PLACES[Priority.LARGE]
 
 
-def test_parts_of_what_has_failed_leave_places_to_others() -> None:
+async def test_parts_of_what_has_failed_leave_places_to_others() -> None:
     """However many of them hang; and one that is cancelled while it waits keeps no place."""
+    lane, held = Lane(), asyncio.Event()
+    sent = list[bool]()
 
-    async def scenario() -> None:
-        lane, held = Lane(), asyncio.Event()
-        sent = list[bool]()
+    async def send(*, has_failed: bool) -> None:
+        async with lane.part(lambda: False, has_failed=has_failed):
+            sent.append(has_failed)
+            await held.wait()
 
-        async def send(*, has_failed: bool) -> None:
-            async with lane.part(lambda: False, has_failed=has_failed):
-                sent.append(has_failed)
-                await held.wait()
+    async def begin(count: int, *, has_failed: bool) -> list[asyncio.Task[None]]:
+        tasks = [asyncio.create_task(send(has_failed=has_failed)) for _ in range(count)]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return tasks
 
-        async def begin(count: int, *, has_failed: bool) -> list[asyncio.Task[None]]:
-            tasks = [asyncio.create_task(send(has_failed=has_failed)) for _ in range(count)]
-            for _ in range(5):
-                await asyncio.sleep(0)
-            return tasks
-
-        failed = await begin(2 * PARTS_PER_LANE, has_failed=True)
-        assert sent.count(True) == RETRIED_PARTS_PER_LANE
-        others = await begin(PARTS_PER_LANE, has_failed=False)
-        assert sent.count(False) == PARTS_PER_LANE - RETRIED_PARTS_PER_LANE
-        for one in failed:
-            one.cancel()
-        await asyncio.gather(*failed, return_exceptions=True)
-        assert sent.count(False) == PARTS_PER_LANE
-        held.set()
-        await asyncio.gather(*others)
-        again = await begin(PARTS_PER_LANE, has_failed=True)
-        await asyncio.gather(*again)
-
-    asyncio.run(scenario())
+    failed = await begin(2 * PARTS_PER_LANE, has_failed=True)
+    assert sent.count(True) == RETRIED_PARTS_PER_LANE
+    others = await begin(PARTS_PER_LANE, has_failed=False)
+    assert sent.count(False) == PARTS_PER_LANE - RETRIED_PARTS_PER_LANE
+    for one in failed:
+        one.cancel()
+    await asyncio.gather(*failed, return_exceptions=True)
+    assert sent.count(False) == PARTS_PER_LANE
+    held.set()
+    await asyncio.gather(*others)
+    again = await begin(PARTS_PER_LANE, has_failed=True)
+    await asyncio.gather(*again)
 
 
 @pytest.mark.parametrize("has_failed", [False, True])
-def test_parts_that_somebody_waits_for_wait_for_none_that_nobody_waits_for(has_failed: bool) -> None:
+async def test_parts_that_somebody_waits_for_wait_for_none_that_nobody_waits_for(has_failed: bool) -> None:
     """They have places of their own, also where somebody begins to wait while they are in the row, which they leave."""
+    lane, held = Lane(), asyncio.Event()
+    hurried, sent = set[str](), list[str]()
 
-    async def scenario() -> None:
-        lane, held = Lane(), asyncio.Event()
-        hurried, sent = set[str](), list[str]()
+    async def send(name: str) -> None:
+        async with lane.part(lambda: name in hurried, has_failed=has_failed):
+            sent.append(name)
+            await held.wait()
 
-        async def send(name: str) -> None:
-            async with lane.part(lambda: name in hurried, has_failed=has_failed):
-                sent.append(name)
-                await held.wait()
+    async def settle() -> None:
+        for _ in range(8):
+            await asyncio.sleep(0)
 
-        async def settle() -> None:
-            for _ in range(8):
-                await asyncio.sleep(0)
-
-        places = RETRIED_PARTS_PER_LANE if has_failed else PARTS_PER_LANE
-        tasks = [asyncio.create_task(send(f"other{number}")) for number in range(2 * places)]
-        tasks += [asyncio.create_task(send(f"mine{number}")) for number in range(2 * HURRIED_PARTS_PER_LANE)]
-        await settle()
-        assert sent == [f"other{number}" for number in range(places)]
-        hurried |= {f"mine{number}" for number in range(2 * HURRIED_PARTS_PER_LANE)}
-        lane.prioritise_parts()
-        await settle()
-        assert sent[places:] == [f"mine{number}" for number in range(HURRIED_PARTS_PER_LANE)]
-        tasks[0].cancel()  # the place of another is free: for those that somebody waits for
-        await settle()
-        assert sent[places + HURRIED_PARTS_PER_LANE :] == [f"mine{HURRIED_PARTS_PER_LANE}"]
-        hurried.clear()  # nobody waits any more: they are in the row again, where they were
-        tasks[1].cancel()
-        await settle()
-        assert sent[-1] == f"other{places}"
-        for one in tasks[2 : places + 2]:
-            one.cancel()
-        held.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        tasks = [asyncio.create_task(send(f"again{number}")) for number in range(places)]
-        held.clear()
-        await settle()
-        assert sent[-places:] == [f"again{number}" for number in range(places)]
-        held.set()
-        await asyncio.gather(*tasks)
-
-    asyncio.run(scenario())
+    places = RETRIED_PARTS_PER_LANE if has_failed else PARTS_PER_LANE
+    tasks = [asyncio.create_task(send(f"other{number}")) for number in range(2 * places)]
+    tasks += [asyncio.create_task(send(f"mine{number}")) for number in range(2 * HURRIED_PARTS_PER_LANE)]
+    await settle()
+    assert sent == [f"other{number}" for number in range(places)]
+    hurried |= {f"mine{number}" for number in range(2 * HURRIED_PARTS_PER_LANE)}
+    lane.prioritise_parts()
+    await settle()
+    assert sent[places:] == [f"mine{number}" for number in range(HURRIED_PARTS_PER_LANE)]
+    tasks[0].cancel()  # the place of another is free: for those that somebody waits for
+    await settle()
+    assert sent[places + HURRIED_PARTS_PER_LANE :] == [f"mine{HURRIED_PARTS_PER_LANE}"]
+    hurried.clear()  # nobody waits any more: they are in the row again, where they were
+    tasks[1].cancel()
+    await settle()
+    assert sent[-1] == f"other{places}"
+    for one in tasks[2 : places + 2]:
+        one.cancel()
+    held.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    tasks = [asyncio.create_task(send(f"again{number}")) for number in range(places)]
+    held.clear()
+    await settle()
+    assert sent[-places:] == [f"again{number}" for number in range(places)]
+    held.set()
+    await asyncio.gather(*tasks)
 
 
-def test_a_place_that_is_given_to_who_is_just_leaving_is_given_on() -> None:
+async def test_a_place_that_is_given_to_who_is_just_leaving_is_given_on() -> None:
     """Told and cancelled in the same moment."""
+    places, leave = PartPlaces(1, 0), asyncio.Event()
 
-    async def scenario() -> None:
-        places, leave = PartPlaces(1, 0), asyncio.Event()
+    async def hold() -> None:
+        async with places.place(lambda: False):
+            await leave.wait()
 
-        async def hold() -> None:
-            async with places.place(lambda: False):
-                await leave.wait()
-
-        first, second, third = (asyncio.create_task(hold()) for _ in range(3))
-        await asyncio.sleep(0)
-        leave.set()
-        await asyncio.sleep(0)
-        second.cancel()
-        third_went = await asyncio.gather(first, second, third, return_exceptions=True)
-        assert [isinstance(one, asyncio.CancelledError) for one in third_went] == [False, True, False]
-        async with asyncio.timeout(5), places.place(lambda: False):
-            """It is free."""
-
-    asyncio.run(scenario())
+    first, second, third = (asyncio.create_task(hold()) for _ in range(3))
+    await asyncio.sleep(0)
+    leave.set()
+    await asyncio.sleep(0)
+    second.cancel()
+    third_went = await asyncio.gather(first, second, third, return_exceptions=True)
+    assert [isinstance(one, asyncio.CancelledError) for one in third_went] == [False, True, False]
+    async with asyncio.timeout(5), places.place(lambda: False):
+        """It is free."""

@@ -20,8 +20,8 @@ from gateway.writeback.flushing.manifest_files import (
     FIRST_LOOK,
     FOUND_AGAIN_SECONDS,
     LONG_BYTES,
+    FilePresence,
     ManifestFiles,
-    Presence,
 )
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.flushing.state import LookedFor, Lost, WriteRefused
@@ -43,21 +43,17 @@ class World:
         self.clock = ManualClock()
         self.origin = MemoryOrigin(self.clock)
         self.origin.create_bucket("bucket")
-        self._presence = Presence("bucket", named)
+        origin = cast(Origin, self.origin)
+        self._presence = FilePresence(origin, "bucket", named, slot="slot", purpose=Purpose.FLUSH, clock=self.clock)
 
     def put(self, names: Sequence[str]) -> None:
         for one in names:
             self.origin.put("bucket", one, b"x")
 
-    def look(
-        self, ignored: Callable[[str], bool] = lambda _: False, *, is_first: bool = False
-    ) -> tuple[LookedFor | WriteRefused | Lost, int]:
+    def look(self, ignored: Callable[[str], bool] = lambda _: False) -> tuple[LookedFor | WriteRefused | Lost, int]:
         """What was found, and how many questions that took."""
         before = len(self.origin.calls)
-        looking = self._presence.look(
-            cast(Origin, self.origin), "slot", Purpose.FLUSH, self.clock, ignored, is_first=is_first
-        )
-        return asyncio.run(looking), len(self.origin.calls) - before
+        return asyncio.run(self._presence.look(ignored)), len(self.origin.calls) - before
 
 
 def test_what_was_found_is_not_asked_for_again() -> None:
@@ -65,7 +61,7 @@ def test_what_was_found_is_not_asked_for_again() -> None:
     world = World(NamedFiles(NAMES))
     world.put(NAMES[: COUNT // 2])
     missing = LookedFor(COUNT // 2, COUNT, f"s3://bucket/{NAMES[COUNT // 2]}")
-    assert world.look(is_first=True) == (missing, COUNT)
+    assert world.look() == (missing, COUNT)
     assert world.look() == (missing, FIRST_LOOK)
     world.put(NAMES[COUNT // 2 : -1])
     assert world.look() == (LookedFor(1, COUNT, f"s3://bucket/{NAMES[-1]}"), COUNT // 2)
@@ -78,7 +74,7 @@ def test_what_was_found_long_ago_is_asked_for_again_when_all_is_there() -> None:
     """Somebody may have deleted it meanwhile."""
     world = World(NamedFiles(NAMES))
     world.put(NAMES[:-1])
-    world.look(is_first=True)
+    world.look()
     asyncio.run(world.clock.advance(FOUND_AGAIN_SECONDS + 1.0))
     assert world.look() == (LookedFor(1, COUNT, f"s3://bucket/{NAMES[-1]}"), 1)
     world.put(NAMES[-1:])
@@ -90,7 +86,7 @@ def test_what_was_found_is_asked_for_again_once_a_look(monkeypatch: pytest.Monke
     """However long that takes: the look comes to its end."""
     world = World(NamedFiles(NAMES))
     world.put(NAMES[:-1])
-    world.look(is_first=True)
+    world.look()
     asyncio.run(world.clock.advance(30.0))
     world.put(NAMES[-1:])
     send = world.origin.send
@@ -107,7 +103,7 @@ def test_what_nobody_waits_for_is_not_asked_for() -> None:
     """Nor does it keep others from being asked for, however many there are."""
     world = World(NamedFiles(NAMES))
     ignored = set(NAMES[: 2 * FIRST_LOOK])
-    assert world.look(ignored.__contains__, is_first=True)[1] == COUNT - 2 * FIRST_LOOK
+    assert world.look(ignored.__contains__)[1] == COUNT - 2 * FIRST_LOOK
     world.put(NAMES[2 * FIRST_LOOK :])
     assert world.look(ignored.__contains__)[0] == LookedFor(0, COUNT)
 
@@ -125,7 +121,7 @@ def test_an_answer_that_says_nothing_is_none() -> None:
     world = World(NamedFiles(NAMES))
     world.put(NAMES)
     denied = world.origin.inject(on(key=NAMES[-1]), Answer(403, "AccessDenied"), times=2)  # HEAD, GET
-    assert isinstance(world.look(is_first=True)[0], WriteRefused)
+    assert isinstance(world.look()[0], WriteRefused)
     away = world.origin.inject(on(key=NAMES[-1]), Answer(503, "SlowDown"), times=1)
     assert isinstance(world.look()[0], Lost)
     assert (denied.times, away.times) == (0, 0)

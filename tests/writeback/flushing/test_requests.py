@@ -7,7 +7,6 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -24,8 +23,9 @@ from gateway.writeback.flushing.state import (
     Lost,
     WriteRefused,
 )
-from gateway.writeback.journal.records import ExpectedVersion, Honoured, Part
-from tests.support.flushing import PART_BYTES, Buffer, with_buffer
+from gateway.writeback.journal.buckets import Honoured
+from gateway.writeback.journal.records import ExpectedVersion, Part
+from tests.support.flushing import PART_BYTES, Buffer
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Call, CutBody, Hold, Unreachable, on
@@ -42,21 +42,17 @@ def requests_of(buffer: Buffer) -> Requests:
     return Requests(buffer.origin, buffer.staging, buffer.threads, buffer.clock)
 
 
-def test_what_else_an_origin_does_not_know_takes_no_condition_from_others(tmp_path: Path) -> None:
+async def test_what_else_an_origin_does_not_know_takes_no_condition_from_others(buffer: Buffer) -> None:
     """A 501 that is about another header leaves the next write under its condition."""
-
-    async def scenario(buffer: Buffer) -> None:
-        await buffer.learn()
-        buffer.origin.inject(on(Operation.PUT_OBJECT, key="a"), Answer(501, "NotImplemented"), times=None)
-        await buffer.put(key("a"), b"refused for ever")
-        buffer.start()
-        await buffer.until(lambda: bool(buffer.observer.failures))
-        await buffer.put(key("b"), b"two")
-        await buffer.until(lambda: "b" in buffer.bucket.objects)
-        [sent] = [call for call in buffer.origin.calls if call.key == "b" and call.method == "PUT"]
-        assert sent.headers["if-none-match"] == "*"
-
-    with_buffer(tmp_path, scenario)
+    await buffer.learn()
+    buffer.origin.inject(on(Operation.PUT_OBJECT, key="a"), Answer(501, "NotImplemented"), times=None)
+    await buffer.put(key("a"), b"refused for ever")
+    buffer.start()
+    await buffer.until(lambda: bool(buffer.observer.failures))
+    await buffer.put(key("b"), b"two")
+    await buffer.until(lambda: "b" in buffer.bucket.objects)
+    [sent] = [call for call in buffer.origin.calls if call.key == "b" and call.method == "PUT"]
+    assert sent.headers["if-none-match"] == "*"
 
 
 @pytest.mark.parametrize(
@@ -69,134 +65,110 @@ def test_what_else_an_origin_does_not_know_takes_no_condition_from_others(tmp_pa
     ],
     ids=str,
 )
-def test_an_upload_is_gone_where_the_origin_says_so_itself(
-    tmp_path: Path, answer: Answer, is_gone: bool, expected: Event
+async def test_an_upload_is_gone_where_the_origin_says_so_itself(
+    buffer: Buffer, answer: Answer, is_gone: bool, expected: Event
 ) -> None:
     """A 404 of what stands before it, or of another store's, says nothing of uploads."""
-
-    async def scenario(buffer: Buffer) -> None:
-        write = await buffer.upload(key("k"), [PART_BYTES, 3], origin_upload_id="o")
-        for operation in (Operation.ABORT_MULTIPART_UPLOAD, Operation.LIST_MULTIPART_UPLOADS):
-            buffer.origin.inject(on(operation), answer, times=None)
-        if is_gone:
-            del buffer.origin.buckets["bucket"]
-        assert await requests_of(buffer).abort(write) == expected
-        listed = await requests_of(buffer).open_uploads(write.key)
-        assert isinstance(listed, WriteRefused | Lost) == (not is_gone)
-
-    with_buffer(tmp_path, scenario)
+    write = await buffer.upload(key("k"), [PART_BYTES, 3], origin_upload_id="o")
+    for operation in (Operation.ABORT_MULTIPART_UPLOAD, Operation.LIST_MULTIPART_UPLOADS):
+        buffer.origin.inject(on(operation), answer, times=None)
+    if is_gone:
+        del buffer.origin.buckets["bucket"]
+    assert await requests_of(buffer).abort(write) == expected
+    listed = await requests_of(buffer).open_uploads(write.key)
+    assert isinstance(listed, WriteRefused | Lost) == (not is_gone)
 
 
-def test_pages_of_uploads_that_do_not_lead_on_come_to_an_end(tmp_path: Path) -> None:
+async def test_pages_of_uploads_that_do_not_lead_on_come_to_an_end(buffer: Buffer) -> None:
     """An origin that takes no notice of markers gives the same page again and again."""
     page = (
         b"<ListMultipartUploadsResult><IsTruncated>true</IsTruncated><NextKeyMarker>k</NextKeyMarker>"
         b"<NextUploadIdMarker>o</NextUploadIdMarker></ListMultipartUploadsResult>"
     )
-
-    async def scenario(buffer: Buffer) -> None:
-        buffer.origin.inject(on(Operation.LIST_MULTIPART_UPLOADS), Answer(200, body=page), times=100)
-        async with asyncio.timeout(30):
-            assert isinstance(await requests_of(buffer).open_uploads(key("k")), Lost)
-        assert buffer.origin.count(Operation.LIST_MULTIPART_UPLOADS) == 2
-
-    with_buffer(tmp_path, scenario)
+    buffer.origin.inject(on(Operation.LIST_MULTIPART_UPLOADS), Answer(200, body=page), times=100)
+    async with asyncio.timeout(30):
+        assert isinstance(await requests_of(buffer).open_uploads(key("k")), Lost)
+    assert buffer.origin.count(Operation.LIST_MULTIPART_UPLOADS) == 2
 
 
 @pytest.mark.parametrize("honoured", [Honoured.UNKNOWN, Honoured.YES, Honoured.IGNORED], ids=lambda one: one.name)
-def test_what_changes_something_goes_under_a_condition(tmp_path: Path, honoured: Honoured) -> None:
+async def test_what_changes_something_goes_under_a_condition(buffer: Buffer, honoured: Honoured) -> None:
     """Unless the bucket answers 501 to it: what it makes of it is its own affair. Where it is not known to honour it, a
     look comes right before."""
-
-    async def scenario(buffer: Buffer) -> None:
-        await buffer.learn(honoured)
-        etag = buffer.origin.put("bucket", "put", b"old")
-        await buffer.put(key("put"), b"new", expected=ExpectedVersion((etag,)))
-        await buffer.upload(key("model"), [PART_BYTES, 3])
-        buffer.start()
-        await buffer.flushed()
-        [put] = _calls(buffer, Operation.PUT_OBJECT)
-        [complete] = _calls(buffer, Operation.COMPLETE_MULTIPART_UPLOAD)
-        assert put.headers["if-match"] == etag
-        assert complete.headers["if-none-match"] == "*"
-        for changing in (put, complete):
-            before = [
-                call for call in buffer.origin.calls if call.number < changing.number and call.key == changing.key
-            ]
-            looked = bool(before) and before[-1].operation is Operation.HEAD_OBJECT
-            assert looked == (honoured is not Honoured.YES)
-
-    with_buffer(tmp_path, scenario)
+    await buffer.learn(honoured)
+    etag = buffer.origin.put("bucket", "put", b"old")
+    await buffer.put(key("put"), b"new", expected=ExpectedVersion((etag,)))
+    await buffer.upload(key("model"), [PART_BYTES, 3])
+    buffer.start()
+    await buffer.flushed()
+    [put] = _calls(buffer, Operation.PUT_OBJECT)
+    [complete] = _calls(buffer, Operation.COMPLETE_MULTIPART_UPLOAD)
+    assert put.headers["if-match"] == etag
+    assert complete.headers["if-none-match"] == "*"
+    for changing in (put, complete):
+        before = [call for call in buffer.origin.calls if call.number < changing.number and call.key == changing.key]
+        looked = bool(before) and before[-1].operation is Operation.HEAD_OBJECT
+        assert looked == (honoured is not Honoured.YES)
 
 
 def _calls(buffer: Buffer, operation: Operation) -> list[Call]:
     return [call for call in buffer.origin.calls if call.operation is operation and ".forebay" not in (call.key or "")]
 
 
-def test_what_does_not_say_when_it_was_written_is_somebody_elses(tmp_path: Path) -> None:
+async def test_what_does_not_say_when_it_was_written_is_somebody_elses(buffer: Buffer) -> None:
     """The origin was away when the write was absorbed: only what is known to be older is overwritten."""
-
-    async def scenario(buffer: Buffer) -> None:
-        buffer.bucket.put(StoredObject("k", BytesContent(b"theirs"), '"theirs"', 0.0))
-        buffer.origin.inject(on(Operation.HEAD_OBJECT), AlterHeaders({"last-modified": None}), times=None)
-        await buffer.put(key("k"), b"ours", expected=ExpectedVersion(known=False, asked_at=1e12))
-        buffer.start()
-        await buffer.until(lambda: bool(buffer.observer.conflicts))
-        assert buffer.origin.data("bucket", "k") == b"theirs"
-
-    with_buffer(tmp_path, scenario)
+    buffer.bucket.put(StoredObject("k", BytesContent(b"theirs"), '"theirs"', 0.0))
+    buffer.origin.inject(on(Operation.HEAD_OBJECT), AlterHeaders({"last-modified": None}), times=None)
+    await buffer.put(key("k"), b"ours", expected=ExpectedVersion(known=False, asked_at=1e12))
+    buffer.start()
+    await buffer.until(lambda: bool(buffer.observer.conflicts))
+    assert buffer.origin.data("bucket", "k") == b"theirs"
 
 
 @pytest.mark.parametrize("ahead_seconds", [-100_000.0, 0.0, 100_000.0])
 @pytest.mark.parametrize("is_older", [True, False])
-def test_a_node_with_a_wrong_clock_tells_older_from_newer(tmp_path: Path, ahead_seconds: float, is_older: bool) -> None:
+async def test_a_node_with_a_wrong_clock_tells_older_from_newer(
+    buffer: Buffer, ahead_seconds: float, is_older: bool
+) -> None:
     """The origin was away when the write was absorbed. The origin's own clock says how old an object is, and the
     monotonic clock how long ago the write came."""
-
-    async def scenario(buffer: Buffer) -> None:
-        if is_older:
-            buffer.origin.put("bucket", "k", b"theirs")
-        await buffer.clock.advance(60.0)
-        right = buffer.origin._clock = ManualClock()
-        await right.advance(1000.0 + 60.0)
-        if is_older:
-            stored = buffer.bucket.object("k")
-            buffer.bucket.put(replace(stored, modified=right.now() - 60.0))
-        wall = buffer.clock.now
-        buffer.clock.now = lambda: wall() + ahead_seconds  # type: ignore[method-assign]
-        expected = ExpectedVersion.unknown(buffer.clock)
-        for clock in (right, buffer.clock):
-            await clock.advance(60.0)
-        if not is_older:
-            buffer.origin.put("bucket", "k", b"theirs")
-        for clock in (right, buffer.clock):
-            await clock.advance(60.0)
-        await buffer.put(key("k"), b"ours", expected=expected)
-        buffer.start()
-        await buffer.at_once(lambda: bool(buffer.observer.conflicts) or not buffer.left())
-        assert buffer.origin.data("bucket", "k") == (b"ours" if is_older else b"theirs")
-
-    with_buffer(tmp_path, scenario)
-
-
-def test_what_others_wrote_is_theirs_however_long_the_look_takes(tmp_path: Path) -> None:
-    """The origin tells an age when it answers: by then more time has passed since the write, too."""
-
-    async def scenario(buffer: Buffer) -> None:
-        expected = ExpectedVersion.unknown(buffer.clock)
-        await buffer.clock.advance(3.0)
+    if is_older:
         buffer.origin.put("bucket", "k", b"theirs")
-        resume, reached = asyncio.Event(), asyncio.Event()
-        buffer.origin.inject(on(Operation.HEAD_OBJECT), Hold(resume, reached))
-        await buffer.put(key("k"), b"ours", expected=expected)
-        buffer.start()
-        await buffer.until(reached.is_set)
-        await buffer.clock.advance(20.0)
-        resume.set()
-        await buffer.at_once(lambda: bool(buffer.observer.conflicts) or not buffer.left())
-        assert buffer.origin.data("bucket", "k") == b"theirs"
+    await buffer.clock.advance(60.0)
+    right = buffer.origin._clock = ManualClock()
+    await right.advance(1000.0 + 60.0)
+    if is_older:
+        stored = buffer.bucket.object("k")
+        buffer.bucket.put(replace(stored, modified=right.now() - 60.0))
+    wall = buffer.clock.now
+    buffer.clock.now = lambda: wall() + ahead_seconds  # type: ignore[method-assign]
+    expected = ExpectedVersion.unknown(buffer.clock)
+    for clock in (right, buffer.clock):
+        await clock.advance(60.0)
+    if not is_older:
+        buffer.origin.put("bucket", "k", b"theirs")
+    for clock in (right, buffer.clock):
+        await clock.advance(60.0)
+    await buffer.put(key("k"), b"ours", expected=expected)
+    buffer.start()
+    await buffer.at_once(lambda: bool(buffer.observer.conflicts) or not buffer.left())
+    assert buffer.origin.data("bucket", "k") == (b"ours" if is_older else b"theirs")
 
-    with_buffer(tmp_path, scenario)
+
+async def test_what_others_wrote_is_theirs_however_long_the_look_takes(buffer: Buffer) -> None:
+    """The origin tells an age when it answers: by then more time has passed since the write, too."""
+    expected = ExpectedVersion.unknown(buffer.clock)
+    await buffer.clock.advance(3.0)
+    buffer.origin.put("bucket", "k", b"theirs")
+    resume, reached = asyncio.Event(), asyncio.Event()
+    buffer.origin.inject(on(Operation.HEAD_OBJECT), Hold(resume, reached))
+    await buffer.put(key("k"), b"ours", expected=expected)
+    buffer.start()
+    await buffer.until(reached.is_set)
+    await buffer.clock.advance(20.0)
+    resume.set()
+    await buffer.at_once(lambda: bool(buffer.observer.conflicts) or not buffer.left())
+    assert buffer.origin.data("bucket", "k") == b"theirs"
 
 
 # ETags
@@ -232,87 +204,71 @@ class Encrypting:
         return
 
 
-def test_a_bucket_that_begins_to_make_opaque_etags_has_the_bytes_read_back(tmp_path: Path) -> None:
+async def test_a_bucket_that_begins_to_make_opaque_etags_has_the_bytes_read_back(buffer: Buffer) -> None:
     """They are the same: it is done, under the ETag that the origin shows; and the bucket is known for it."""
-
-    async def scenario(buffer: Buffer) -> None:
-        await buffer.learn()
-        await buffer.put(key("k"), os.urandom(300_000))
-        await buffer.upload(key("model"), [PART_BYTES, 3])
-        buffer.start(Encrypting(buffer))
-        await buffer.flushed()
-        assert sorted(buffer.observer.published) == [("k", '"opaque-k"'), ("model", '"opaque-model"')]
-        assert buffer.origin.count(Operation.GET_OBJECT) == 2
-        capabilities = buffer.journal.read(lambda tx: tx.buckets.capabilities("bucket"))
-        assert capabilities is not None
-        assert not capabilities.md5_etags
-        assert not capabilities.multipart_etags
-        assert capabilities.conditions.put is Honoured.YES
-
-    with_buffer(tmp_path, scenario)
+    await buffer.learn()
+    await buffer.put(key("k"), os.urandom(300_000))
+    await buffer.upload(key("model"), [PART_BYTES, 3])
+    buffer.start(Encrypting(buffer))
+    await buffer.flushed()
+    assert sorted(buffer.observer.published) == [("k", '"opaque-k"'), ("model", '"opaque-model"')]
+    assert buffer.origin.count(Operation.GET_OBJECT) == 2
+    capabilities = buffer.journal.read(lambda tx: tx.buckets.capabilities("bucket"))
+    assert capabilities is not None
+    assert not capabilities.md5_etags
+    assert not capabilities.multipart_etags
+    assert capabilities.conditions.put is Honoured.YES
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1] + b"?", lambda data: data[:-1], lambda data: data + b"?"])
 @pytest.mark.parametrize("multipart", [False, True])
-def test_what_the_origin_has_made_of_it_is_compared(
-    tmp_path: Path, multipart: bool, change: Callable[[bytes], bytes]
+async def test_what_the_origin_has_made_of_it_is_compared(
+    buffer: Buffer, multipart: bool, change: Callable[[bytes], bytes]
 ) -> None:
     """Other bytes than were sent: a conflict, with its reason, and ours are kept."""
-
-    async def scenario(buffer: Buffer) -> None:
-        await buffer.learn()
-        write = await (buffer.upload(key("k"), [PART_BYTES, 3]) if multipart else buffer.put(key("k"), b"ours"))
-        buffer.start(Encrypting(buffer, change))
-        await buffer.until(lambda: buffer.observer.conflicts == ["k"])
-        turn = buffer.journal.read(lambda tx: tx.turns.of(write.id))
-        assert turn is not None
-        assert turn.last_error == DIFFERENT
-        assert len(list(buffer.staging.names())) == len(write.parts)
-        assert not buffer.observer.published
-
-    with_buffer(tmp_path, scenario)
+    await buffer.learn()
+    write = await (buffer.upload(key("k"), [PART_BYTES, 3]) if multipart else buffer.put(key("k"), b"ours"))
+    buffer.start(Encrypting(buffer, change))
+    await buffer.until(lambda: buffer.observer.conflicts == ["k"])
+    turn = buffer.journal.read(lambda tx: tx.turns.of(write.id))
+    assert turn is not None
+    assert turn.last_error == DIFFERENT
+    assert len(list(buffer.staging.names())) == len(write.parts)
+    assert not buffer.observer.published
 
 
 @pytest.mark.parametrize("effect", [Unreachable(late=True), Answer(500, late=True)], ids=str)
-def test_an_opaque_etag_of_which_nobody_heard_is_ours_by_its_bytes(
-    tmp_path: Path, effect: Answer | Unreachable
+async def test_an_opaque_etag_of_which_nobody_heard_is_ours_by_its_bytes(
+    buffer: Buffer, effect: Answer | Unreachable
 ) -> None:
     """The answer to the request that made it was lost; what others write of the same length is not taken for it."""
-
-    async def scenario(buffer: Buffer) -> None:
-        await buffer.learn()
-        for name in ("ours", "theirs"):
-            buffer.origin.inject(on(Operation.PUT_OBJECT, key=name), effect)
-            await buffer.put(key(name), b"bytes")
-        buffer.start()
-        await buffer.at_once(lambda: len(buffer.observer.failures) == 2)
-        for name, data in (("ours", b"bytes"), ("theirs", b"other")):
-            stored = buffer.bucket.object(name)
-            buffer.bucket.put(replace(stored, etag=f'"opaque-{name}"', content=BytesContent(data)))
-        await buffer.until(lambda: buffer.observer.conflicts == ["theirs"] and len(buffer.left()) == 1)
-        assert buffer.observer.published == [("ours", '"opaque-ours"')]
-        assert buffer.origin.data("bucket", "theirs") == b"other"
-
-    with_buffer(tmp_path, scenario)
+    await buffer.learn()
+    for name in ("ours", "theirs"):
+        buffer.origin.inject(on(Operation.PUT_OBJECT, key=name), effect)
+        await buffer.put(key(name), b"bytes")
+    buffer.start()
+    await buffer.at_once(lambda: len(buffer.observer.failures) == 2)
+    for name, data in (("ours", b"bytes"), ("theirs", b"other")):
+        stored = buffer.bucket.object(name)
+        buffer.bucket.put(replace(stored, etag=f'"opaque-{name}"', content=BytesContent(data)))
+    await buffer.until(lambda: buffer.observer.conflicts == ["theirs"] and len(buffer.left()) == 1)
+    assert buffer.observer.published == [("ours", '"opaque-ours"')]
+    assert buffer.origin.data("bucket", "theirs") == b"other"
 
 
-def test_what_others_write_while_it_is_read_back_is_theirs(tmp_path: Path) -> None:
+async def test_what_others_write_while_it_is_read_back_is_theirs(buffer: Buffer) -> None:
     """The origin has had ours; it is over, and what they have written stays."""
-
-    async def scenario(buffer: Buffer) -> None:
-        await buffer.learn()
-        held, reached = asyncio.Event(), asyncio.Event()
-        buffer.origin.inject(on(Operation.GET_OBJECT), Hold(held, reached))
-        await buffer.put(key("k"), b"ours")
-        buffer.start(Encrypting(buffer))
-        await buffer.until(reached.is_set)
-        buffer.origin.put("bucket", "k", b"theirs")
-        held.set()
-        await buffer.flushed()
-        assert buffer.origin.data("bucket", "k") == b"theirs"
-        assert not buffer.observer.conflicts
-
-    with_buffer(tmp_path, scenario)
+    await buffer.learn()
+    held, reached = asyncio.Event(), asyncio.Event()
+    buffer.origin.inject(on(Operation.GET_OBJECT), Hold(held, reached))
+    await buffer.put(key("k"), b"ours")
+    buffer.start(Encrypting(buffer))
+    await buffer.until(reached.is_set)
+    buffer.origin.put("bucket", "k", b"theirs")
+    held.set()
+    await buffer.flushed()
+    assert buffer.origin.data("bucket", "k") == b"theirs"
+    assert not buffer.observer.conflicts
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [1], [3, 5], [PART_BYTES, 3], [5, 0]])
@@ -320,53 +276,41 @@ def test_what_others_write_while_it_is_read_back_is_theirs(tmp_path: Path) -> No
     ("change", "is_same"),
     [(lambda data: data, True), (lambda data: data + b"x", False), (lambda data: data[:-1] + b"\0", False)],
 )
-def test_bytes_are_compared_part_by_part(
-    tmp_path: Path, sizes: list[int], change: Callable[[bytes], bytes], is_same: bool
+async def test_bytes_are_compared_part_by_part(
+    buffer: Buffer, sizes: list[int], change: Callable[[bytes], bytes], is_same: bool
 ) -> None:
     """Whatever the boundaries of parts, and of pieces on their way."""
-
-    async def scenario(buffer: Buffer) -> None:
-        files = [buffer.stage(b"\1" * size) for size in sizes]
-        parts = [Part(number, file, 1.0) for number, file in enumerate(files, 1)]
-        write = replace(pending(key("k"), parts=parts), parts=tuple(parts))
-        etag = buffer.origin.put("bucket", "k", change(b"\1" * sum(sizes)))
-        requests = requests_of(buffer)
-        assert await requests.compare(write, etag) == Compared(is_same)
-        assert await requests.compare(write, '"gone"') == Compared(None)
-
-    with_buffer(tmp_path, scenario)
+    files = [buffer.stage(b"\1" * size) for size in sizes]
+    parts = [Part(number, file, 1.0) for number, file in enumerate(files, 1)]
+    write = replace(pending(key("k"), parts=parts), parts=tuple(parts))
+    etag = buffer.origin.put("bucket", "k", change(b"\1" * sum(sizes)))
+    requests = requests_of(buffer)
+    assert await requests.compare(write, etag) == Compared(is_same)
+    assert await requests.compare(write, '"gone"') == Compared(None)
 
 
-def test_what_is_cut_short_tells_nothing(tmp_path: Path) -> None:
+async def test_what_is_cut_short_tells_nothing(buffer: Buffer) -> None:
     """Of a body that ends before its length nobody knows what it was."""
-
-    async def scenario(buffer: Buffer) -> None:
-        write = await buffer.put(key("k"), b"ours")
-        etag = buffer.origin.put("bucket", "k", b"ours")
-        buffer.origin.inject(on(Operation.GET_OBJECT), CutBody(2))
-        assert isinstance(await requests_of(buffer).compare(write, etag), Lost)
-
-    with_buffer(tmp_path, scenario)
+    write = await buffer.put(key("k"), b"ours")
+    etag = buffer.origin.put("bucket", "k", b"ours")
+    buffer.origin.inject(on(Operation.GET_OBJECT), CutBody(2))
+    assert isinstance(await requests_of(buffer).compare(write, etag), Lost)
 
 
 # Answers
 
 
-def test_a_bucket_that_is_gone_is_no_object_that_is_gone(tmp_path: Path) -> None:
+async def test_a_bucket_that_is_gone_is_no_object_that_is_gone(buffer: Buffer) -> None:
     """HEAD has no document: it is asked for the bucket, where that makes a difference."""
-
-    async def scenario(buffer: Buffer) -> None:
-        etag = buffer.origin.put("bucket", "k", b"old")
-        write = await buffer.put(key("k"), b"new", expected=ExpectedVersion((etag,)))
-        requests = requests_of(buffer)
-        buffer.bucket.objects.clear()
-        found = await requests.head(write)
-        assert isinstance(found, Headed)
-        assert found.etag is None
-        del buffer.origin.buckets["bucket"]
-        assert await requests.head(write) == WriteRefused("NoSuchBucket")
-
-    with_buffer(tmp_path, scenario)
+    etag = buffer.origin.put("bucket", "k", b"old")
+    write = await buffer.put(key("k"), b"new", expected=ExpectedVersion((etag,)))
+    requests = requests_of(buffer)
+    buffer.bucket.objects.clear()
+    found = await requests.head(write)
+    assert isinstance(found, Headed)
+    assert found.etag is None
+    del buffer.origin.buckets["bucket"]
+    assert await requests.head(write) == WriteRefused("NoSuchBucket")
 
 
 @pytest.mark.parametrize(
@@ -382,30 +326,24 @@ def test_a_bucket_that_is_gone_is_no_object_that_is_gone(tmp_path: Path) -> None
     ],
     ids=str,
 )
-def test_a_5xx_leaves_open_what_has_been_done(tmp_path: Path, effect: Answer, expected: WriteRefused | Lost) -> None:
+async def test_a_5xx_leaves_open_what_has_been_done(
+    buffer: Buffer, effect: Answer, expected: WriteRefused | Lost
+) -> None:
     """And what an origin has not implemented it has not done."""
-
-    async def scenario(buffer: Buffer) -> None:
-        write = await buffer.upload(key("k"), [3], "upload")
-        buffer.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), effect)
-        assert await requests_of(buffer).complete(write) == expected
-
-    with_buffer(tmp_path, scenario)
+    write = await buffer.upload(key("k"), [3], "upload")
+    buffer.origin.inject(on(Operation.COMPLETE_MULTIPART_UPLOAD), effect)
+    assert await requests_of(buffer).complete(write) == expected
 
 
-def test_an_upload_that_the_origin_does_not_know_is_not_open(tmp_path: Path) -> None:
+async def test_an_upload_that_the_origin_does_not_know_is_not_open(buffer: Buffer) -> None:
     """And one that it does not tell of may be."""
-
-    async def scenario(buffer: Buffer) -> None:
-        write, requests = await buffer.upload(key("k"), [3], "gone"), requests_of(buffer)
-        assert await requests.find(write) == FoundObject(False)
-        for effect in (Answer(403, "AccessDenied"), Answer(404, "NoSuchBucket")):
-            buffer.origin.inject(on(Operation.LIST_PARTS), effect)
-            assert await requests.find(write) == WriteRefused(effect.code)
-        buffer.origin.inject(on(Operation.LIST_PARTS), Unreachable())
-        assert isinstance(await requests.find(write), Lost)
-        begun = await requests.begin(write)
-        assert isinstance(begun, str)
-        assert await requests.find(replace(write, origin_upload_id=begun)) == FoundObject(True)
-
-    with_buffer(tmp_path, scenario)
+    write, requests = await buffer.upload(key("k"), [3], "gone"), requests_of(buffer)
+    assert await requests.find(write) == FoundObject(False)
+    for effect in (Answer(403, "AccessDenied"), Answer(404, "NoSuchBucket")):
+        buffer.origin.inject(on(Operation.LIST_PARTS), effect)
+        assert await requests.find(write) == WriteRefused(effect.code)
+    buffer.origin.inject(on(Operation.LIST_PARTS), Unreachable())
+    assert isinstance(await requests.find(write), Lost)
+    begun = await requests.begin(write)
+    assert isinstance(begun, str)
+    assert await requests.find(replace(write, origin_upload_id=begun)) == FoundObject(True)

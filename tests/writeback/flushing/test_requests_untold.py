@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.flushing.state import Delete, Event, Finish, Lost, PartFailed, SendPart, WriteRefused
-from gateway.writeback.journal.records import Conditions, ExpectedVersion, Honoured, State, Turn, Write, WriteSpec
-from tests.support.flushing import PART_BYTES, Buffer, with_buffer
+from gateway.writeback.journal.buckets import Conditions, Honoured
+from gateway.writeback.journal.records import ExpectedVersion, State, Turn, Write, WriteSpec
+from tests.support.flushing import PART_BYTES, Buffer
 from tests.support.memory_origin.faults import Answer
 from tests.support.writeback import key
 
@@ -58,28 +58,23 @@ ASKED: dict[str, Ask] = {
 
 
 @pytest.mark.parametrize("asked", ASKED)
-def test_what_is_not_said_by_s3_is_no_answer(tmp_path: Path, asked: str) -> None:
+async def test_what_is_not_said_by_s3_is_no_answer(buffer: Buffer, asked: str) -> None:
     """Of any status, with any body, to any request; it is told with its status."""
-
-    async def scenario(buffer: Buffer) -> None:
-        write = await buffer.upload(key("k"), [3], origin_upload_id="o")
-        write = replace(write, expected=ExpectedVersion(('"old"',)), state=State.PUBLISHING)
-        fault = buffer.origin.inject(lambda _: True, Answer(500), times=None)
-        requests = Requests(buffer.origin, buffer.staging, buffer.threads, buffer.clock)
-        for status in STATUSES:
-            for name, body in BODIES.items():
-                if (status, asked) in SAID:
-                    continue
-                fault.effect = Answer(status, body=body)
-                event = await ASKED[asked](requests, write)
-                if isinstance(event, PartFailed):
-                    assert event.code is None
-                    event = Lost(event.reason, event.kind)
-                assert isinstance(event, Lost), (status, name, event)
-                assert event.kind in ("origin-error", "slow-down", "unreachable")
-                assert f"HTTP {status} without " in event.reason or event.kind == "unreachable"
-
-    with_buffer(tmp_path, scenario)
+    write = await buffer.upload(key("k"), [3], origin_upload_id="o")
+    write = replace(write, expected=ExpectedVersion(('"old"',)), state=State.PUBLISHING)
+    fault = buffer.origin.inject(lambda _: True, Answer(500), times=None)
+    requests = Requests(buffer.origin, buffer.staging, buffer.threads, buffer.clock)
+    for status in STATUSES:
+        for name, body in BODIES.items():
+            if (status, asked) in SAID:
+                continue
+            fault.effect = Answer(status, body=body)
+            event = await ASKED[asked](requests, write)
+            if isinstance(event, PartFailed):
+                event = event.failure
+            assert isinstance(event, Lost), (status, name, event)
+            assert event.kind in ("origin-error", "slow-down", "unreachable")
+            assert f"HTTP {status} without " in event.reason or event.kind == "unreachable"
 
 
 OUTAGES = [
@@ -99,36 +94,32 @@ def turns(buffer: Buffer) -> list[Turn]:
 
 @pytest.mark.parametrize("is_probed", [True, False])
 @pytest.mark.parametrize("outage", OUTAGES, ids=lambda one: f"{one.status} {one.body[:12]!r} {one.late}")
-def test_an_outage_that_answers_is_waited_out(tmp_path: Path, outage: Answer, is_probed: bool) -> None:
+async def test_an_outage_that_answers_is_waited_out(buffer: Buffer, outage: Answer, is_probed: bool) -> None:
     """Everything waits for the bucket, nothing is a conflict or has failed; then all gets there, without a person."""
-
-    async def scenario(buffer: Buffer) -> None:
-        await buffer.learn()
-        if not is_probed:
-            await buffer.journal.change(lambda tx: tx.buckets.amend("bucket", conditions=Conditions()))
-        old = {name: buffer.origin.put("bucket", name, b"old") for name in ("over", "gone")}
-        await buffer.put(key("new"), b"new")
-        await buffer.put(key("over"), b"over", expected=ExpectedVersion((old["over"],)))
-        await buffer.upload(key("model"), [PART_BYTES, 3])
-        gone = ExpectedVersion((old["gone"],))
-        tombstone = Write(WriteSpec(key("gone"), {}, "slot"), gone, 1.0, deleted=True, acknowledged_at=1.0)
-        await buffer.journal.change(lambda tx: tx.writes.acknowledge(tombstone))
-        fault = buffer.origin.inject(lambda _: True, outage, times=None)
-        buffer.start()
-        await buffer.passes(20.0, step=1.0)
-        if outage.late:  # what was carried out may be found out
-            assert all(turn.failing_since is None for turn in turns(buffer))
-        else:
-            assert all(turn.attempts and turn.failing_since is None for turn in turns(buffer))
-            assert len(buffer.left()) == 4
-        fault.times = 0
-        assert await buffer.passes(200.0, lambda: not buffer.left(), step=2.0)
-        assert not buffer.observer.conflicts
-        assert not buffer.observer.mishaps
-        known = buffer.journal.read(lambda tx: tx.buckets.capabilities("bucket"))
-        assert known is not None
-        assert {known.conditions.put, known.conditions.complete, known.conditions.delete} == {Honoured.YES}
-        assert sorted(name for name in buffer.bucket.objects if ".forebay" not in name) == ["model", "new", "over"]
-        assert [buffer.origin.data("bucket", name) for name in ("new", "over")] == [b"new", b"over"]
-
-    with_buffer(tmp_path, scenario)
+    await buffer.learn()
+    if not is_probed:
+        await buffer.journal.change(lambda tx: tx.buckets.amend("bucket", conditions=Conditions()))
+    old = {name: buffer.origin.put("bucket", name, b"old") for name in ("over", "gone")}
+    await buffer.put(key("new"), b"new")
+    await buffer.put(key("over"), b"over", expected=ExpectedVersion((old["over"],)))
+    await buffer.upload(key("model"), [PART_BYTES, 3])
+    gone = ExpectedVersion((old["gone"],))
+    tombstone = Write(WriteSpec(key("gone"), {}, "slot"), gone, 1.0, deleted=True, acknowledged_at=1.0)
+    await buffer.journal.change(lambda tx: tx.writes.acknowledge(tombstone))
+    fault = buffer.origin.inject(lambda _: True, outage, times=None)
+    buffer.start()
+    await buffer.passes(20.0, step=1.0)
+    if outage.late:  # what was carried out may be found out
+        assert all(turn.failing_since is None for turn in turns(buffer))
+    else:
+        assert all(turn.attempts and turn.failing_since is None for turn in turns(buffer))
+        assert len(buffer.left()) == 4
+    fault.times = 0
+    assert await buffer.passes(200.0, lambda: not buffer.left(), step=2.0)
+    assert not buffer.observer.conflicts
+    assert not buffer.observer.mishaps
+    known = buffer.journal.read(lambda tx: tx.buckets.capabilities("bucket"))
+    assert known is not None
+    assert {known.conditions.put, known.conditions.complete, known.conditions.delete} == {Honoured.YES}
+    assert sorted(name for name in buffer.bucket.objects if ".forebay" not in name) == ["model", "new", "over"]
+    assert [buffer.origin.data("bucket", name) for name in ("new", "over")] == [b"new", b"over"]

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -393,10 +392,7 @@ def test_a_reader_sees_one_moment(tmp_path: Path) -> None:
 
         def look(tx: JournalTransaction) -> tuple[int, int]:
             before = len(tx.writes.waiting(0, 10))
-            other._commit(
-                JournalTransaction(other._writer, other.pending_keys),
-                [(lambda inner: inner.writes.acknowledge(replace(pending(key("b"), "two"))), None)],  # type: ignore[list-item]
-            )
+            other._change_alone(lambda inner: inner.writes.acknowledge(pending(key("b"), "two")))
             return before, len(tx.writes.waiting(0, 10))
 
         try:

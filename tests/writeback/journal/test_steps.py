@@ -14,7 +14,8 @@ import pytest
 
 from gateway.core.clock import Moment
 from gateway.policy.slots import Prefix
-from gateway.writeback.journal.records import CreateAttempt, LastOwnWrite, Priority, State, Turn, Write
+from gateway.writeback.journal.buckets import LastOwnWrite
+from gateway.writeback.journal.records import CreateAttempt, Priority, State, Turn, Write
 from gateway.writeback.journal.schema import prepare
 from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.order import with_order

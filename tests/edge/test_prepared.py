@@ -1,0 +1,1144 @@
+"""What is prepared answers as the whole way does: both are asked the same, and compared byte for byte.
+
+One gateway has two ports here, and the application behind them is the same: one knows what is prepared, the other goes
+the whole way each time. FOREBAY_PREPARED_STEPS and FOREBAY_PREPARED_SEED repeat and prolong it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import hashlib
+import os
+import random
+import re
+import socket
+import ssl
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trustme
+from botocore.auth import S3SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+from gateway.blocks import block_file, page_cache, spans
+from gateway.blocks.block_file import BlockFile
+from gateway.blocks.layout import unpack_extent
+from gateway.blocks.spans import UnreadSpan, WarmSpan
+from gateway.core.model import ObjectKey
+from gateway.edge import prepared
+from gateway.edge.access import ConfiguredKeyring, Key
+from gateway.edge.connection import S3Protocol, _send_now
+from gateway.edge.prepared import Client, ConnectionHeads, PreparedRequests, Question
+from gateway.edge.request_parsing import RequestHead
+from gateway.edge.s3_server import TlsFiles
+from gateway.metadata.entries import object_head
+from gateway.operations import prepared_reads
+from gateway.operations.prepared_reads import PreparedAnswer, PreparedRead
+from gateway.origin.client import OriginRequest
+from gateway.policy.slots import EVERYTHING, Grant, Prefix
+from gateway.s3.requests import encode_path
+from gateway.s3.signature_v4 import sign_headers
+from gateway.shared.recent_requests import FinishedRequest, RecentRequests, recent_requests
+from gateway.telemetry.access_log import AccessLog
+from gateway.telemetry.metrics import CACHE_HIT_BYTES, CATALOG_LOOKUPS, PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
+from gateway.telemetry.tracing import TRACE, RequestSpan, Tracer
+from gateway.writeback.checkpoints.reads import CheckpointReads, checkpoint_id, file_id, reads_by_checkpoint
+from gateway.writeback.journal.buckets import LastOwnWrite
+from tests.support.certificates import tls_files
+from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
+from tests.support.head_mutations import first_head, mutated
+from tests.support.serving import PATIENCE_SECONDS, Serving, Wire, serving
+from tests.support.set_clock import SetClock
+from tests.support.slots import Slot
+from tests.support.snapshots import freeze
+
+STEPS = int(os.environ.get("FOREBAY_PREPARED_STEPS", "1500"))
+SEED = int(os.environ.get("FOREBAY_PREPARED_SEED", "1"))
+
+SIZES = (1, 1000, BLOCK_SIZE_BYTES, 3 * BLOCK_SIZE_BYTES + 17)
+SLOTS = (
+    Slot("fixed", Prefix.parse("s3://bucket/d/"), consistency="immutable"),
+    Slot("aging", Prefix.parse("s3://bucket/t/"), consistency="ttl", metadata_ttl_seconds=60.0),
+    Slot("buffered", Prefix.parse("s3://bucket/w/"), consistency="ttl", metadata_ttl_seconds=60.0, write="back"),
+    Slot("frozen", Prefix.parse("s3://bucket/s/"), "read-only", "snapshot", snapshot="v1"),
+    Slot("asked", Prefix.parse("s3://bucket/y/"), consistency="strict", write="back"),
+    Slot("default", Prefix(""), consistency="strict"),
+)
+BROKEN_OFF = b"a body that was broken off"
+FIXED_KEYS = ("d/a", "d/b c", "d/=%", "t/a", "t/b", "w/a", "w/b", "s/a", "s/b", "x/a", "x/b c", "y/a", "y/b")
+
+_IDENTITY = re.compile(rb"(x-amz-request-id: |x-amz-id-2: forebay/|date: )[^\r]*\r\n")
+_ORIGINS_ID = re.compile(rb"(?<=\r\nx-forebay-origin-request-id: )[^\r]*")
+_CACHE = re.compile(rb"\r\nx-forebay-cache: [^\r]*")
+_OF_THE_MOMENT = re.compile(rb"(x-forebay-cache|x-forebay-origin-request-id): [^\r]*\r\n")
+_LENGTH = re.compile(rb"content-length: [^\r]*\r\n")
+_ERROR_IDS = re.compile(rb"<(RequestId|HostId|ServerTime)>[^<]*<")
+
+
+class ChangingKeyring:
+    """Whose keys are others from time to time."""
+
+    def __init__(self) -> None:
+        self.secrets = {"ALL": "first-secret", "SOME": "second-secret"}
+        self.rotations = 0
+        self._keys = ConfiguredKeyring(self._made(("d/", "t/")))
+
+    def _made(self, prefixes: tuple[str, ...]) -> list[Key]:
+        some = Grant([Prefix.parse(f"s3://bucket/{prefix}") for prefix in prefixes], read_only=True)
+        return [Key("ALL", self.secrets["ALL"], None, EVERYTHING), Key("SOME", self.secrets["SOME"], None, some)]
+
+    def change(self, prefixes: tuple[str, ...], *, rotate: bool) -> None:
+        if rotate:
+            self.rotations += 1
+            self.secrets = {name: f"{name}-{self.rotations}" for name in self.secrets}
+        self._keys = ConfiguredKeyring(self._made(prefixes))
+
+    def find(self, access_key_id: str, session_token: str | None) -> Key:
+        return self._keys.find(access_key_id, session_token)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as a client makes it; `style` is how it writes its heads."""
+
+    method: str
+    key: str
+    fields: dict[str, str]
+    query: str = ""
+    who: str = "ALL"
+    style: str = "botocore"
+    body: bytes = b""
+
+
+def presigned(asked: Asked, secret: str) -> bytes:
+    """As botocore makes it, at the time that it takes for now."""
+    host = "127.0.0.1:9000"
+    query = f"?{asked.query}" if asked.query else ""
+    request = AWSRequest(asked.method, f"http://{host}{encode_path('bucket', asked.key)}{query}")
+    S3SigV4QueryAuth(Credentials(asked.who, secret), "s3", "us-east-1", 60 if asked.key == "d/a" else 86_400).add_auth(
+        request
+    )
+    lines = [f"{name}: {value}\r\n" for name, value in {"host": host, **asked.fields}.items()]
+    return f"{asked.method} {request.url.partition(host)[2]} HTTP/1.1\r\n{''.join(lines)}\r\n".encode("latin-1")
+
+
+def head_of(asked: Asked, secret: str, now: float) -> bytes:
+    if asked.style == "presigned":
+        return presigned(asked, secret)
+    host = "bucket.s3.local" if asked.style == "host" else "127.0.0.1:9000"
+    path = encode_path("bucket", asked.key)
+    path = path.removeprefix("/bucket") if asked.style == "host" else path
+    fields = {"host": host, **asked.fields}
+    query = [tuple(pair.split("=")) for pair in asked.query.split("&")] if asked.query else []
+    added = sign_headers(
+        asked.method,
+        path,
+        query,  # type: ignore[arg-type]
+        fields,
+        payload_hash=hashlib.sha256(asked.body).hexdigest(),
+        access_key_id=asked.who,
+        secret=secret,
+        session_token=None,
+        region="us-east-1",
+        now=now,
+    )
+    values = {**fields, **added, "user-agent": f"client ({asked.style})"}
+    if asked.body:
+        values["content-length"] = str(len(asked.body))
+    names = sorted(values) if asked.style == "botocore" else sorted(values, reverse=True)
+    lines = [f"{name.title() if asked.style == 'go' else name}: {values[name]}\r\n" for name in names]
+    target = f"{path}?{asked.query}" if asked.query else path
+    return f"{asked.method} {target} HTTP/1.1\r\n{''.join(lines)}\r\n".encode("latin-1") + asked.body
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Of both ports, and who trusts it."""
+
+    files: TlsFiles
+    trusting: ssl.SSLContext
+
+
+def certificate_in(directory: Path) -> Certificate:
+    authority, trusting = trustme.CA(), ssl.create_default_context()
+    authority.configure_trust(trusting)
+    return Certificate(tls_files(authority.issue_cert("localhost"), directory), trusting)
+
+
+@dataclass
+class Pair:
+    """Both ways of a gateway, and a client of each."""
+
+    gateway: GatewayApp
+    clock: SetClock
+    keyring: ChangingKeyring
+    fast: Serving
+    slow: Serving
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the connections."""
+    wires: dict[str, Wire] = field(default_factory=dict)
+
+    async def said(self, way: str, raw: bytes) -> tuple[bytes, bytes] | None:
+        """Head and body of the answer; None: the connection was closed without one."""
+        wire = self.wires.get(way)
+        if wire is None:
+            wire = self.wires[way] = await (self.fast if way == "fast" else self.slow).connect(**self.options)
+        await wire.say(raw)
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                head = await wire.reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            await self.leave(way)
+            return None
+        fields = {name.decode(): value.decode() for name, _, value in (f.partition(b": ") for f in head.split(b"\r\n"))}
+        is_bodiless = raw.startswith(b"HEAD ") or head[9:12] in (b"304", b"204")
+        try:
+            body = b"" if is_bodiless else await wire.body(fields)
+        except asyncio.IncompleteReadError:  # the origin has another version since, which was found out in its midst
+            await self.leave(way)
+            return head, BROKEN_OFF
+        if "connection" in fields:
+            await self.leave(way)
+        return head, body
+
+    async def leave(self, way: str) -> None:
+        if way in self.wires:
+            await self.wires.pop(way).close()
+
+    async def ask(self, asked: Asked, way: str = "slow") -> tuple[bytes, bytes] | None:
+        return await self.said(way, head_of(asked, self.keyring.secrets[asked.who], self.clock.now()))
+
+    async def settled(self, saying: Awaitable[tuple[bytes, bytes] | None]) -> tuple[bytes, bytes] | None:
+        """What is being learned is learned before: it is told with other fields until then."""
+        await self.gateway.catalog.settle()
+        await self.gateway.blocks.settle()
+        return await saying
+
+    async def compare(self, raw: bytes, first: str) -> bytes:
+        """Ask both, and hold the answers against each other; the status."""
+        other = "slow" if first == "fast" else "fast"
+        one = await self.settled(self.said(first, raw))
+        two = await self.settled(self.said(other, raw))
+        assert (one is None) == (two is None), raw
+        if one is None or two is None or BROKEN_OFF in (one[1], two[1]):
+            return b""
+        assert _plain(one, two) == _plain(two, one), (first, raw, one[0], two[0])
+        return one[0][9:12]
+
+
+def _plain(answer: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> tuple[object, bytes]:
+    """What has to be the same: everything but ids and time; where the origin was asked, in any order."""
+    head, body = (_IDENTITY.sub(b"", answer[0]), _ERROR_IDS.sub(b"", answer[1]))
+    if not any(b"x-forebay-origin-request-id" in one or b"x-forebay-cache: hit" not in one for one in (head, other[0])):
+        return head, body
+    if b"<RequestId>" in answer[1]:
+        head = _LENGTH.sub(b"", head)  # the origin counts its ids
+    if _ORIGINS_ID.search(head) and _ORIGINS_ID.search(other[0]) and _CACHE.findall(head) == _CACHE.findall(other[0]):
+        return _ORIGINS_ID.sub(b"", head), body
+    return sorted(_OF_THE_MOMENT.sub(b"", head).split(b"\r\n")), body
+
+
+@asynccontextmanager
+async def pair(
+    directory: Path, rng: random.Random, *, sizes: tuple[int, ...] = SIZES, certificate: Certificate | None = None
+) -> AsyncIterator[Pair]:
+    clock, keyring = SetClock(), ChangingKeyring()
+    async with gateway_app(directory, slots=SLOTS, clock=clock, keyring=keyring, writeback=True) as gateway:
+        for key in FIXED_KEYS:
+            gateway.origin.put("bucket", key, rng.randbytes(rng.choice(sizes)), {"content-type": "image/jpeg"})
+        await freeze(gateway, "v1", "s3://bucket/s/")
+        async with both_ports(gateway, clock, keyring, certificate) as both:
+            yield both
+
+
+@asynccontextmanager
+async def both_ports(
+    gateway: GatewayApp, clock: SetClock, keyring: ChangingKeyring, certificate: Certificate | None = None
+) -> AsyncIterator[Pair]:
+    app = gateway.app
+    requests = PreparedRequests(app)
+    tls = certificate.files if certificate is not None else None
+    options = {"ssl": certificate.trusting, "server_hostname": "localhost"} if certificate is not None else {}
+    async with serving(app, prepared=requests, tls=tls) as fast, serving(app, tls=tls) as slow:
+        yield Pair(gateway, clock, keyring, fast, slow, options)
+    requests.close()  # nothing is kept back that was counted
+
+
+def any_request(rng: random.Random, etags: dict[str, str]) -> Asked:
+    key = rng.choice(FIXED_KEYS) if rng.random() < 0.98 else "d/none"
+    fields: dict[str, str] = {}
+    if rng.random() < 0.5:
+        size = BLOCK_SIZE_BYTES
+        first = rng.choice([0, 1, rng.randrange(size), size - 1, size, 3 * size])
+        last = first + rng.choice([-1, 0, 9, 999, size, 10**9])
+        fields["range"] = rng.choice(
+            [f"bytes={first}-{last}"] * 6 + [f"bytes={first}-", "bytes=-5", "bytes=0-1,4-5", "x"]
+        )
+    if rng.random() < 0.3:
+        etag = etags.get(key, '"none"')
+        said = rng.choice([etag, etag, '"other"', f"W/{etag}", f'"a", {etag}', "*", etag.strip('"')])
+        fields[rng.choice(["if-match", "if-none-match"])] = said
+    if rng.random() < 0.05:
+        fields["if-modified-since"] = "Mon, 01 Jan 2001 00:00:00 GMT"
+    style = rng.choice(["botocore", "botocore", "go", "host", "presigned"])
+    if style == "botocore":
+        fields |= {"amz-sdk-invocation-id": f"{rng.getrandbits(64):x}", "amz-sdk-request": "attempt=1"}
+        fields["x-amz-checksum-mode"] = "ENABLED"
+    if rng.random() < 0.2:
+        fields["traceparent"] = f"00-{rng.getrandbits(128):032x}-{rng.getrandbits(64):016x}-01"
+        fields["x-amzn-trace-id"] = f"Root=1-{rng.getrandbits(64):x}"
+    method = rng.choice(["GET", "GET", "GET", "HEAD"])
+    query = rng.choice([""] * 9 + [f"x-id={method.title()}Object", "x-id=GetObject", "response-content-type=a", "acl="])
+    if key.startswith(("w/", "y/")):  # what only the origin can answer of something pending waits for its flush
+        query, fields = "", {"range": "bytes=0-9"} if "range" in fields else {}
+    return Asked(method, key, fields, query, rng.choice(["ALL", "ALL", "SOME"]), style)
+
+
+def may_wait_for_more(raw: bytes) -> bool:
+    """Whether a server would wait for a body."""
+    named = raw.lower()
+    return any(name in named for name in (b"content-length", b"transfer-encoding", b"expect"))
+
+
+async def changed(rng: random.Random, both: Pair) -> str:
+    """Something happens to the gateway, or at the origin."""
+    gateway, key = both.gateway, rng.choice(FIXED_KEYS)
+    content = rng.randbytes(rng.choice(SIZES))
+    kind = rng.choice([*_CHANGES])
+    if kind == "own":
+        await both.ask(Asked("PUT", key, {}, body=content))
+    elif kind == "foreign":
+        gateway.origin.put("bucket", key, content)
+    elif kind == "deleted" and not key.startswith(("w/", "y/")):
+        await both.ask(Asked("DELETE", key, {}))
+    elif kind == "later":
+        both.clock.ahead_seconds += rng.choice([1, 30, 61])
+    elif kind == "dropped":
+        await gateway.blocks.invalidate(ObjectKey("bucket", key))
+    elif kind in ("rotated", "rights"):
+        both.keyring.change(rng.choice([("d/",), ("d/", "t/"), ("w/",)]), rotate=kind == "rotated")
+    elif kind == "snapshots":
+        gateway.snapshots.changes.tell()  # somebody has made one, or removed one
+    elif kind == "untrusted":
+        for lease in list(gateway.blocks._dependencies.open_files._leases.values()):
+            lease.file.distrust()
+    return kind
+
+
+_CHANGES = ("own", "foreign", "deleted", "later", "dropped", "rotated", "rights", "snapshots", "untrusted")
+
+
+async def history(directory: Path, steps: int, seed: int, certificate: Certificate | None = None) -> Counter[str]:
+    """Requests, mutations and changes; what there was of each."""
+    rng, seen = random.Random(seed), Counter[str]()
+    async with pair(directory, rng, certificate=certificate) as both:
+        etags: dict[str, str] = {}
+        latest: list[Asked] = []
+        heads: list[bytes] = []
+        for _ in range(steps):
+            dice = rng.random()
+            if dice < 0.02:
+                seen[await changed(rng, both)] += 1
+                continue
+            asked = rng.choice(latest) if latest and dice < 0.7 else any_request(rng, etags)
+            latest = [*latest[-19:], asked]
+            late = rng.choice([0.0] * 20 + [-880.0, -920.0, 880.0, 920.0])
+            raw = head_of(asked, both.keyring.secrets[asked.who], both.clock.now() + late)
+            heads = [*heads[-19:], raw]
+            if dice > 0.93:
+                raw = first_head(mutated(rng, raw, heads))
+                if may_wait_for_more(raw):
+                    continue
+                seen["mutated"] += 1
+            if rng.random() < 0.02:
+                await both.leave("fast")
+            status = await both.compare(raw, rng.choice(["fast", "slow"]))
+            seen[status.decode()] += 1
+            known = await both.ask(Asked("HEAD", asked.key, {})) if asked.key not in etags else None
+            found = re.search(rb"\r\netag: ([^\r]*)", known[0]) if known is not None else None
+            if found is not None:
+                etags[asked.key] = found[1].decode()
+    return seen
+
+
+def prepared_share() -> tuple[float, float]:
+    """How many requests were answered by what is prepared, and how many were hits at all."""
+    slots = [slot.name for slot in SLOTS]
+    operations = ("GetObject", "HeadObject")
+    prepared = sum(PREPARED_REQUESTS.value(operation, slot) for operation in operations for slot in slots)
+    statuses = ("200", "206", "304")
+    hits = sum(
+        REQUESTS.value(operation, slot, status, "hit")
+        for operation in operations
+        for slot in slots
+        for status in statuses
+    )
+    return prepared, hits
+
+
+def test_both_ways_say_the_same(tmp_path: Path) -> None:
+    """Whatever is asked, and whatever happens in between; and what is prepared is used."""
+    before = prepared_share()
+    seen = asyncio.run(history(tmp_path, STEPS, SEED))
+    short, hits = (now - then for now, then in zip(prepared_share(), before, strict=True))
+    print(f"seed {SEED}: {dict(seen)}, prepared {short:.0f} of {hits:.0f} on both ports")
+    assert seen["200"] > STEPS / 10
+    assert seen["206"] > STEPS / 20
+    assert min(seen["304"], seen["412"], seen["403"]) > 0
+    assert seen["mutated"] > STEPS / 50
+    assert short > 0.05 * hits, (short, hits)
+
+
+def test_both_ways_say_the_same_where_the_connection_is_encrypted(tmp_path: Path) -> None:
+    before = prepared_share()
+    seen = asyncio.run(history(tmp_path / "cache", STEPS // 3, SEED + 1, certificate_in(tmp_path)))
+    short, hits = (now - then for now, then in zip(prepared_share(), before, strict=True))
+    assert min(seen["200"], seen["206"], seen["304"]) > 0
+    assert short > 0.05 * hits, (short, hits)
+
+
+def test_presigned_requests_take_the_short_way_until_they_expire(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            raw = presigned(Asked("GET", "d/a", {}), both.keyring.secrets["ALL"])
+            statuses = [(await both.settled(both.said("fast", raw)) or (b"", b""))[0][9:12] for _ in range(6)]
+            assert statuses == [b"200"] * 6
+            both.clock.ahead_seconds += 61
+            refused = await both.said("fast", raw)
+            assert refused is not None
+            assert (refused[0][9:12], b"Request has expired" in refused[1]) == (b"403", True)
+
+    before = counted("200")
+    asyncio.run(scenario())
+    assert counted("200")[1] - before[1] >= 3
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("key", ["w/a", "y/a"])
+def test_this_nodes_etag_names_the_version_on_the_short_way_too(tmp_path: Path, key: str, method: str) -> None:
+    """4.10 `If-None-Match` with the ETag that a flushed write was acknowledged with, on an object that is warm."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            buffer, at_the_bucket = both.gateway.buffer, both.gateway.origin.buckets["bucket"].objects[key].etag
+            assert buffer is not None
+            own = LastOwnWrite(both.clock.now(), at_the_bucket, answered='"of-this-node"')
+            await buffer.record_own_write(ObjectKey("bucket", key), own)
+            for _ in range(4):
+                await both.settled(both.ask(Asked(method, key, {}), "fast"))
+            for etag, status in (('"of-this-node"', b"304"), (at_the_bucket, b"304"), ('"other"', b"200")) * 3:
+                raw = head_of(
+                    Asked(method, key, {"if-none-match": etag}), both.keyring.secrets["ALL"], both.clock.now()
+                )
+                assert await both.compare(raw, "fast") == status
+
+    asyncio.run(scenario())
+
+
+LARGE_BYTES = 16 * 1024 * 1024
+
+
+@asynccontextmanager
+async def large_and_prepared(
+    directory: Path, certificate: Certificate | None = None
+) -> AsyncIterator[tuple[Pair, bytes]]:
+    """With an object that no socket's buffers take at once, asked for so often that its answer is prepared."""
+    clock, keyring = SetClock(), ChangingKeyring()
+    async with gateway_app(
+        directory, slots=SLOTS, clock=clock, keyring=keyring, block_size_bytes=LARGE_BYTES
+    ) as gateway:
+        content = random.Random(1).randbytes(LARGE_BYTES)
+        gateway.origin.put("bucket", "d/large", content)
+        async with both_ports(gateway, clock, keyring, certificate) as both:
+            for _ in range(4):
+                answer = await both.settled(both.ask(Asked("GET", "d/large", {}), "fast"))
+                assert answer is not None
+                assert answer[1] == content
+            yield both, content
+
+
+def counted(status: str) -> tuple[float, float]:
+    return REQUESTS.value("GetObject", "fixed", status, "hit"), PREPARED_REQUESTS.value("GetObject", "fixed")
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_what_the_kernel_does_not_take_at_once_is_sent_on(tmp_path: Path, encrypted: bool) -> None:
+    """To clients that read slowly; with another request behind it, too."""
+
+    async def scenario() -> None:
+        certificate = certificate_in(tmp_path) if encrypted else None
+        async with large_and_prepared(tmp_path / "cache", certificate) as (both, content):
+            asked = head_of(Asked("GET", "d/large", {}), both.keyring.secrets["ALL"], both.clock.now())
+            wire = await both.fast.connect(limit=1024, **both.options)
+            await wire.say(asked)
+            await both.fast.requests(1)
+            await wire.say(asked)  # it waits for its turn
+            for _ in range(2):
+                assert (await wire.answer()).body == content
+
+    before = counted("200")
+    asyncio.run(scenario())
+    assert counted("200")[1] >= before[1] + 3
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_who_leaves_in_the_midst_leaves_nothing(tmp_path: Path, encrypted: bool) -> None:
+    """The file is let go of, the request is counted as one whose client left."""
+
+    async def scenario() -> None:
+        certificate = certificate_in(tmp_path) if encrypted else None
+        async with large_and_prepared(tmp_path / "cache", certificate) as (both, content):
+            asked = head_of(Asked("GET", "d/large", {}), both.keyring.secrets["ALL"], both.clock.now())
+            wire = await both.fast.connect(limit=1024, **both.options)
+            await wire.say(asked)
+            await both.fast.requests(1)
+            wire.abort()
+            await both.fast.requests(0)
+            answer = await both.ask(Asked("GET", "d/large", {}), "fast")
+            assert answer is not None
+            assert answer[1] == content
+
+    before, bytes_before = counted("client-left"), CACHE_HIT_BYTES.value("fixed")
+    asyncio.run(scenario())
+    assert counted("client-left")[0] == before[0] + 1
+    assert CACHE_HIT_BYTES.value("fixed") == bytes_before + 5 * LARGE_BYTES  # as by the whole way, all of the span
+
+
+def test_nothing_is_said_in_the_midst_of_a_body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that ends its side while its answer has only begun is not asked whether it is there."""
+    start_task = S3Protocol._start_task
+
+    def end_first(self: S3Protocol, *arguments: Any) -> None:
+        self.eof_received()
+        start_task(self, *arguments)
+
+    async def scenario() -> None:
+        async with large_and_prepared(tmp_path) as (both, content):
+            monkeypatch.setattr(S3Protocol, "_start_task", end_first)
+            answer = await both.ask(Asked("GET", "d/large", {}), "fast")
+            assert answer is not None
+            assert answer[1] == content
+
+    asyncio.run(scenario())
+
+
+def test_what_is_pending_is_asked_for_before_the_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is flushed is in the catalog before it is pending no more: the other order could see neither."""
+    asked: list[str] = []
+    for name in ("is_pending", "holds"):
+        function = getattr(PreparedRead, name)
+
+        def noted(self: PreparedRead, name: str = name, function: Any = function) -> bool:
+            asked.append(name)
+            return bool(function(self))
+
+        monkeypatch.setattr(PreparedRead, name, noted)
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1)) as both:
+            for _ in range(6):
+                await both.settled(both.ask(Asked("GET", "w/b", {}), "fast"))
+
+    asyncio.run(scenario())
+    assert asked[:2] == ["is_pending", "holds"]
+
+
+def test_what_fails_goes_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> bytes:
+        async with pair(tmp_path, random.Random(1)) as both:
+            monkeypatch.setattr(PreparedRequests, "answer", lambda *_: 1 / 0)
+            for _ in range(3):
+                answer = await both.settled(both.ask(Asked("GET", "d/a", {}), "fast"))
+            assert answer is not None
+            return answer[0]
+
+    assert asyncio.run(scenario()).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("error", [errno.EHOSTUNREACH, errno.ENOBUFS, errno.EAGAIN, errno.EPIPE])
+def test_whatever_keeps_the_kernel_from_taking_it_is_found_out_by_who_goes_on(error: int) -> None:
+    class Broken:
+        def send(self, *_: object) -> int:
+            raise OSError(error, "no")
+
+    assert _send_now(cast("socket.socket", Broken()), b"head", None) == (0, 0)
+
+
+def test_weak_etags_are_compared_by_who_knows_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a proxy before the origin makes them: If-None-Match does not mind (RFC 9110, 13.1.2), If-Match does."""
+
+    def weak(key: ObjectKey, headers: Mapping[str, str], **more: Any) -> Any:
+        changed = {name: f"W/{value}" if name == "etag" else value for name, value in headers.items()}
+        return object_head(key, changed, **more)
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            monkeypatch.setattr("gateway.metadata.catalog.object_head", weak)
+            for _ in range(3):
+                known = await both.settled(both.ask(Asked("HEAD", "d/a", {})))
+            assert known is not None
+            etag = re.search(rb"\r\netag: W/([^\r]*)", known[0])
+            assert etag is not None
+            for said in (f"W/{etag[1].decode()}", etag[1].decode(), '"other"'):
+                for condition in ("if-match", "if-none-match"):
+                    asked = Asked("HEAD", "d/a", {condition: said})
+                    for _ in range(4):
+                        raw = head_of(asked, both.keyring.secrets["ALL"], both.clock.now())
+                        await both.compare(raw, "slow")
+
+    asyncio.run(scenario())
+
+
+def test_a_draining_server_goes_the_whole_way(tmp_path: Path) -> None:
+    """Which says that the connection ends."""
+
+    async def scenario() -> None:
+        async with large_and_prepared(tmp_path) as (both, content):
+            wire = both.wires["fast"]
+            both.fast.server._state.draining = True
+            await wire.say(head_of(Asked("GET", "d/large", {}), both.keyring.secrets["ALL"], both.clock.now()))
+            answer = await wire.answer()
+            assert (answer.headers["connection"], answer.body) == ("close", content)
+
+    asyncio.run(scenario())
+
+
+def prepared_of(both: Pair) -> PreparedRequests:
+    found = both.fast.server._prepared
+    assert found is not None
+    return found
+
+
+def test_what_cannot_be_prepared_is_tried_ever_more_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the first time, then at the 2nd, 3rd, 5th, 9th, … and 129th, and then each 128th time."""
+    tried: list[int] = []
+    asks: list[None] = []
+    monkeypatch.setattr(PreparedRequests, "_prepared", lambda *_: tried.append(len(asks)))
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            await both.ask(Asked("GET", "d/a", {}), "fast")  # the head is learned
+            for _ in range(520):
+                asks.append(None)
+                await both.ask(Asked("GET", "x/a", {}), "fast")
+
+    asyncio.run(scenario())
+    assert tried == [2, 3, 5, 9, 17, 33, 65, 129, 257, 385, 513]
+
+
+def test_what_was_asked_for_before_is_known_of_a_million_others(tmp_path: Path) -> None:
+    """What is read once an epoch is prepared in the second one, however much was read between."""
+
+    async def scenario() -> int:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            kept = prepared_of(both)
+            await both.settled(both.ask(Asked("GET", "d/b c", {}), "fast"))  # the head is learned
+            await both.settled(both.ask(Asked("GET", "d/a", {}), "fast"))
+            kept_before = len(kept._objects)
+            for number in range(200_000):
+                kept._is_worth_it(number)
+            await both.settled(both.ask(Asked("GET", "d/a", {}), "fast"))
+            return len(kept._objects) - kept_before
+
+    assert asyncio.run(scenario()) == 1
+
+
+def test_what_is_prepared_counts_for_its_checkpoint(tmp_path: Path) -> None:
+    """Every byte once, as by the whole way; where the client leaves, what it was sent, and nothing is open."""
+    content = random.Random(1).randbytes(LARGE_BYTES)
+    paths = [f"{slot}/step-1/__0_0.distcp" for slot in "wy"]
+
+    async def scenario() -> None:
+        clock, keyring = SetClock(), ChangingKeyring()
+        async with gateway_app(
+            tmp_path / "cache",
+            slots=SLOTS,
+            clock=clock,
+            keyring=keyring,
+            writeback=True,
+            block_size_bytes=LARGE_BYTES,
+        ) as gateway:
+            gateway.app.services.reads = counted_here = CheckpointReads(tmp_path, 0, clock)
+            for path in paths:
+                gateway.origin.put("bucket", path, content)
+            async with both_ports(gateway, clock, keyring) as both:
+                for way in ("fast", "fast", "fast", "fast", "slow"):
+                    for path in paths:
+                        await both.settled(both.ask(Asked("GET", path, {}), way))
+                        await both.settled(both.ask(Asked("HEAD", path, {}), way))
+                assert [read_of(path) for path in paths] == [(5 * LARGE_BYTES, 0)] * 2
+                wire = await both.fast.connect(limit=1024)
+                await wire.say(head_of(Asked("GET", paths[0], {}), keyring.secrets["ALL"], clock.now()))
+                await both.fast.requests(1)
+                assert read_of(paths[0]) == (5 * LARGE_BYTES, 1)
+                wire.abort()
+                await both.fast.requests(0)
+                read_bytes, opened = read_of(paths[0])
+                assert 5 * LARGE_BYTES <= read_bytes < 6 * LARGE_BYTES
+                assert opened == 0
+            counted_here.close()
+
+    def read_of(path: str) -> tuple[int, int]:
+        of_checkpoint = checkpoint_id("bucket", path.rpartition("/")[0] + "/")
+        [one] = reads_by_checkpoint(tmp_path)[of_checkpoint][file_id(of_checkpoint, path)]
+        return one.read_bytes, one.open
+
+    before = [PREPARED_REQUESTS.value("GetObject", slot) for slot in ("buffered", "asked")]
+    asyncio.run(scenario())
+    after = [PREPARED_REQUESTS.value("GetObject", slot) for slot in ("buffered", "asked")]
+    assert all(later > earlier for earlier, later in zip(before, after, strict=True))
+
+
+@asynccontextmanager
+async def one_prepared(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Pair, list[str]]]:
+    """A gateway that has prepared `d/a`, and the paths that have gone the whole way since."""
+    async with pair(directory, random.Random(1), sizes=(1000,)) as both:
+        for _ in range(4):
+            for fields in ({}, {"range": "bytes=10-99"}):
+                await both.settled(both.ask(Asked("GET", "d/a", fields), "fast"))
+        whole_way: list[str] = []
+        start = S3Protocol._start_cycle
+
+        def started(protocol: S3Protocol, head: RequestHead, raw: bytes) -> None:
+            whole_way.append(raw.decode().split()[1])
+            start(protocol, head, raw)
+
+        monkeypatch.setattr(S3Protocol, "_start_cycle", started)
+        yield both, whole_way
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open file", "closed file"])
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "in a thread"])
+def test_what_has_to_be_verified_before_does_not_go_the_whole_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_open: bool, at_once: bool
+) -> None:
+    """As in every epoch of a data set that is larger than memory."""
+    if not at_once:
+        monkeypatch.setattr(block_file, "VERIFIED_AT_ONCE_BYTES_MAX", 0)
+
+    async def scenario() -> None:
+        async with one_prepared(tmp_path, monkeypatch) as (both, whole_way):
+            open_files = both.gateway.blocks._dependencies.open_files
+            content = await both.ask(Asked("GET", "d/a", {}))
+            assert whole_way == ["/bucket/d/a"]
+            assert content is not None
+            for asked in (Asked("GET", "d/a", {}), Asked("GET", "d/a", {"range": "bytes=10-99"})):
+                for lease in list(open_files._leases.values()):
+                    lease.file.distrust()
+                if not is_open:
+                    open_files.drop(*list(open_files._leases))
+                answer = await both.ask(asked, "fast")
+                assert answer is not None
+                assert answer[1] == (content[1][10:100] if asked.fields else content[1])
+            assert whole_way == ["/bucket/d/a"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_what_comes_again_soon_is_kept_though_all_places_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small data set behind a large one; places that are random have to be taken from what nobody asks for."""
+    monkeypatch.setattr(prepared, "_OBJECTS_MAX", 30)
+    monkeypatch.setattr(prepared, "_SLICE", 4)
+    old, new = [f"d/old-{number}" for number in range(100)], [f"d/new-{number}" for number in range(5)]
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            kept = prepared_of(both)
+            kept._dice = random.Random(1)
+            for key in (*old, *new):
+                both.gateway.origin.put("bucket", key, b"x" * 100)
+            for _ in range(3):
+                for key in old:
+                    await both.settled(both.ask(Asked("GET", key, {}), "fast"))
+            assert len(kept._objects) == 30
+            before = set(kept._objects)
+            for key in old:
+                await both.ask(Asked("GET", key, {}), "fast")
+            assert len(before & set(kept._objects)) > 20, "one in some"
+            for _ in range(6):
+                for key in new:
+                    await both.settled(both.ask(Asked("GET", key, {}), "fast"))
+            paths = {path.decode() for _, path in cast("dict[tuple[object, bytes], object]", kept._objects)}
+            assert len(paths & {f"/bucket/{key}" for key in new}) >= 4
+
+    asyncio.run(scenario())
+
+
+def test_what_is_prepared_anew_keeps_its_place(tmp_path: Path) -> None:
+    """Places are bounded: one that were taken twice would put out what is in use."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            kept = prepared_of(both)
+            for number in range(10):
+                both.gateway.origin.put("bucket", "t/a", b"x" * (100 + number))
+                await both.gateway.blocks.invalidate(ObjectKey("bucket", "t/a"))
+                both.gateway.catalog.forget(ObjectKey("bucket", "t/a"))
+                for _ in range(5):
+                    await both.settled(both.ask(Asked("GET", "t/a", {}), "fast"))
+            assert len(kept._places) == len(set(kept._places)) == len(kept._objects)
+
+    asyncio.run(scenario())
+
+
+def test_a_long_head_is_not_learned(tmp_path: Path) -> None:
+    """What is kept of heads is bounded, whatever clients send."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            kept = prepared_of(both)
+            for length in (9000, 100):
+                assert not kept._heads
+                for number in range(3):
+                    fields = {"accept": f"{number}" + "a" * length}
+                    answer = await both.settled(both.ask(Asked("GET", "d/a", fields), "fast"))
+                    assert answer is not None
+                    assert answer[0].startswith(b"HTTP/1.1 200 ")
+            assert kept._heads
+
+    asyncio.run(scenario())
+
+
+def test_what_is_prepared_in_vain_is_tried_ever_more_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system does not tell what stays in memory, bytes are read for the whole way, and not twice."""
+    monkeypatch.setattr(page_cache, "is_supported", lambda _directory: False)
+    asked: list[Question] = []
+    ask = PreparedRequests.ask
+
+    async def counted(
+        kept: PreparedRequests, question: Question, began: float, client: Client | None
+    ) -> PreparedAnswer | None:
+        asked.append(question)
+        return await ask(kept, question, began, client)
+
+    monkeypatch.setattr(PreparedRequests, "ask", counted)
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            for _ in range(66):
+                answer = await both.settled(both.ask(Asked("GET", "d/a", {}), "fast"))
+                assert answer is not None
+                assert answer[1] == both.gateway.origin.data("bucket", "d/a")
+        assert 0 < len(asked) <= 7
+
+    asyncio.run(scenario())
+
+
+def test_who_leaves_while_bytes_are_read_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where bytes are read on the whole way: the catalog has answered, and the client has left."""
+    begun = asyncio.Event()
+
+    async def for_ever(_: UnreadSpan) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    def now() -> list[float]:
+        status = REQUESTS.value("GetObject", "fixed", "client-left", "none")
+        return [status, CATALOG_LOOKUPS.value("fixed", "hit"), REQUESTS_IN_FLIGHT.value()]
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            for _ in range(4):
+                await both.settled(both.ask(Asked("GET", "d/a", {}), "fast"))
+            monkeypatch.setattr(UnreadSpan, "verified", for_ever)
+            monkeypatch.setattr(BlockFile, "verify_at_once", lambda *_: False)
+            for lease in list(both.gateway.blocks._dependencies.open_files._leases.values()):
+                lease.file.distrust()
+            before = now()
+            wire = await both.fast.connect()
+            await wire.say(head_of(Asked("GET", "d/a", {}), both.keyring.secrets["ALL"], both.clock.now()))
+            await asyncio.wait_for(begun.wait(), PATIENCE_SECONDS)
+            wire.abort()
+            await both.fast.requests(0)
+            assert [after - then for after, then in zip(now(), before, strict=True)] == [1, 1, 0]
+
+    asyncio.run(scenario())
+
+
+def damage(file: Path) -> None:
+    file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "in a thread"])
+def test_1_4_damage_that_is_come_upon_goes_the_whole_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    """Which drops the block, and asks the origin for the bytes."""
+    if not at_once:
+        monkeypatch.setattr(block_file, "VERIFIED_AT_ONCE_BYTES_MAX", 0)
+
+    async def scenario() -> None:
+        async with one_prepared(tmp_path, monkeypatch) as (both, whole_way):
+            content = await both.ask(Asked("GET", "d/a", {}), "fast")
+            assert not whole_way
+            assert content is not None
+            _, extent = next(iter(both.gateway.blocks._dependencies.held_rows.values()))
+            damage(Path(both.gateway.blocks._dependencies.directory.store._place(unpack_extent(*extent).file)))
+            asked_before = both.gateway.origin.count()
+            answer = await both.ask(Asked("GET", "d/a", {}), "fast")
+            assert answer is not None
+            assert answer[1] == content[1]
+            assert both.gateway.origin.count() > asked_before
+
+    asyncio.run(scenario())
+
+
+def looked_at(root: object, shared: Sequence[object]) -> list[object]:
+    """What the collector of cycles comes to from an object, but for what it comes to by way of what is shared."""
+    passed, left, found = {id(one) for one in shared}, [root], []
+    while left:
+        one = left.pop()
+        if id(one) not in passed and gc.is_tracked(one) and not isinstance(one, type):
+            passed.add(id(one))
+            found.append(one)
+            left += gc.get_referents(one)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["d/", "t/", "x/"], ids=["immutable", "ttl", "strict"])
+def test_what_is_kept_is_little_to_the_collector_of_cycles(tmp_path: Path, key: str) -> None:
+    """It looks at all that is kept in one go, and nothing else is done meanwhile: at 40 objects for each of 16,384
+    answers that took half a second."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            kept, gateway = prepared_of(both), both.gateway
+            for _ in range(4):
+                await both.settled(both.ask(Asked("GET", f"{key}a", {}), "fast"))
+            gc.collect()  # tuples of what cannot be in a cycle are let go of
+            [known] = kept._objects.values()
+            assert known is not None
+            shared = [
+                gateway.app.services,
+                gateway.app.services.writeback,
+                gateway.blocks._dependencies,
+                gateway.catalog._store,
+                both.clock,
+                known.grant,
+                *kept._tally_of.values(),
+                prepared_reads._TOLD_EACH_TIME,
+                *SLOTS,
+            ]
+            found = [type(one).__name__ for one in looked_at(known, shared)]
+            assert {"_KnownReads", "PreparedRead"} <= set(found)
+            assert len(found) <= 8, found
+
+    asyncio.run(scenario())
+
+
+class _Gathered:
+    """An access log that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.requests: list[FinishedRequest] = []
+
+    def add(self, request: FinishedRequest) -> None:
+        self.requests.append(request)
+
+
+def test_what_is_prepared_is_among_the_slowest_and_in_the_access_log(tmp_path: Path) -> None:
+    """As any other request; it is not looked at where it was faster than those that are kept."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+
+    async def scenario() -> None:
+        async with pair(tmp_path / "cache", random.Random(1), sizes=(1000,)) as both:
+            kept, log = prepared_of(both), _Gathered()
+            kept.app.recent, kept.app.access = RecentRequests(shared, 0), cast(AccessLog, log)
+            before = PREPARED_REQUESTS.value("GetObject", "fixed")
+            answers = [await both.settled(both.ask(Asked("GET", "d/b c", {}), "fast")) for _ in range(5)]
+            kept._lay()
+            count = int(PREPARED_REQUESTS.value("GetObject", "fixed") - before)
+            assert count > 0
+            found = recent_requests(shared, 100, time.time())["slowest"]
+            assert len(found) == len(log.requests) == count
+            ids = [re.search(rb"x-amz-request-id: (\w+)", answer[0]) for answer in answers if answer is not None]
+            assert [one.request_id for one in log.requests] == [one[1].decode() for one in ids[-count:] if one]
+            assert {(one["bucket"], one["key"], one["cache"], one["caller"]) for one in found} == {
+                ("bucket", "d/b c", "hit", "ALL")
+            }
+            one = log.requests[0]
+            assert (one.operation, one.slot, one.status, one.sent_bytes) == ("GetObject", "fixed", "200", 1000)
+            assert one.remote == "127.0.0.1"
+            kept.app.access, kept.app.recent.slow_seconds = None, 60.0
+            await both.ask(Asked("GET", "d/b c", {}), "fast")
+            assert recent_requests(shared, 100, time.time())["slowest"] == found
+
+    asyncio.run(scenario())
+
+
+class _Drawing:
+    """A tracer that wants every request traced, and makes no spans."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def draws(self, _head: bytes) -> bool:
+        return True
+
+    def begin(self, _headers: object) -> None:
+        self.begun += 1
+
+
+@pytest.mark.parametrize("key", ["d/b c", "x/a"], ids=["known", "asked-about"])
+def test_what_is_traced_goes_the_whole_way(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where spans are made; what was prepared is let go of."""
+    made: list[WarmSpan] = []
+    make = WarmSpan.__init__
+
+    def noted(span: WarmSpan, *arguments: Any, **keywords: Any) -> None:
+        make(span, *arguments, **keywords)
+        made.append(span)
+
+    monkeypatch.setattr(WarmSpan, "__init__", noted)
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            for _ in range(5):
+                await both.settled(both.ask(Asked("GET", key, {}), "fast"))
+            kept, tracer = prepared_of(both), _Drawing()
+            both.gateway.app.tracer = cast(Tracer, tracer)
+            kept._lay()
+            before = PREPARED_REQUESTS.value("GetObject", "fixed"), PREPARED_REQUESTS.value("GetObject", "default")
+            assert sum(before) > 0
+            for number in range(1, 4):
+                answer = await both.ask(Asked("GET", key, {}), "fast")
+                assert answer is not None
+                assert len(answer[1]) == 1000
+                assert tracer.begun == number
+            kept._lay()
+            assert before == (
+                PREPARED_REQUESTS.value("GetObject", "fixed"),
+                PREPARED_REQUESTS.value("GetObject", "default"),
+            )
+            assert len(made) > 3
+            assert all(span.span.file is spans._GIVEN_BACK for span in made)
+
+    asyncio.run(scenario())
+
+
+def test_what_the_origin_is_asked_belongs_to_no_trace_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection's context has the span of its last request that was traced."""
+    ask, found = PreparedRequests.ask, []
+
+    async def asked_later(
+        kept: PreparedRequests, question: Question, began: float, client: Client | None
+    ) -> PreparedAnswer | None:
+        TRACE.set(cast(RequestSpan, "of a request before"))
+        return await ask(kept, question, began, client)
+
+    monkeypatch.setattr(PreparedRequests, "ask", asked_later)
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            send = both.gateway.origin.send
+
+            async def seen(request: OriginRequest) -> Any:
+                found.append(TRACE.get())
+                return await send(request)
+
+            monkeypatch.setattr(both.gateway.origin, "send", seen)
+            for _ in range(6):
+                await both.settled(both.ask(Asked("GET", "x/a", {}), "fast"))
+
+    before = PREPARED_REQUESTS.value("GetObject", "default")
+    asyncio.run(scenario())
+    assert PREPARED_REQUESTS.value("GetObject", "default") > before
+    assert set(found) == {None}
+
+
+def test_one_that_is_not_kept_is_answered_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data set that is larger than what is kept: each is prepared when it is asked for, most of those kept stay."""
+    monkeypatch.setattr(prepared, "_OBJECTS_MAX", 10)
+    keys, begun, begin = [f"d/{number}" for number in range(40)], [], PreparedRequests.begin
+
+    def counted(kept: PreparedRequests, answer: PreparedAnswer) -> tuple[str, bytes]:
+        begun.append(answer)
+        return begin(kept, answer)
+
+    monkeypatch.setattr(PreparedRequests, "begin", counted)
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            kept = prepared_of(both)
+            kept._dice = random.Random(1)
+            for key in keys:
+                both.gateway.origin.put("bucket", key, key.encode() * 100)
+            for _ in range(3):
+                for key in keys:
+                    await both.settled(both.ask(Asked("GET", key, {}), "fast"))
+            assert len(kept._objects) == 10
+            before, answered = set(kept._objects), len(begun)
+            for key in keys:
+                answer = await both.ask(Asked("GET", key, {}), "fast")
+                assert answer is not None
+                assert answer[1] == key.encode() * 100
+            assert len(begun) - answered == len(keys), "all of them are answered by what is prepared"
+            assert 5 <= len(before & set(kept._objects)) < 10, "some are others, most are not"
+
+    asyncio.run(scenario())
+
+
+def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of answers, and blocks; a path that no key has is not even noted."""
+    monkeypatch.setattr(prepared, "_OBJECTS_MAX", 2)
+    monkeypatch.setattr(spans, "HELD_ROWS_MAX", 2)
+    monkeypatch.setattr(spans, "HELD_IDS_MAX", 1)
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(3 * BLOCK_SIZE_BYTES,)) as both:
+            kept, tools = prepared_of(both), both.gateway.blocks._dependencies
+            for key in ("d/a", "d/b c", "t/a", "d/a"):
+                for first in (0, BLOCK_SIZE_BYTES, 2 * BLOCK_SIZE_BYTES):
+                    asked = Asked("GET", key, {"range": f"bytes={first}-{first + 9}"})
+                    for _ in range(3):
+                        await both.settled(both.ask(asked, "fast"))
+                    assert len(kept._objects) <= 2
+                    assert len(tools.held_rows) <= 2
+            kept_reads = [known.read for known in kept._objects.values() if known is not None]
+            reads = [read for read in kept_reads if isinstance(read, PreparedRead)]
+            assert reads
+            assert all(len(read._blocks._ids) <= 1 for read in reads)
+            assert tools.held_rows
+            asked_before = bytes(kept._asked)
+            await both.ask(Asked("GET", "n" * 4000, {"range": "bytes=0-9"}), "fast")
+            assert kept._asked == asked_before
+
+    asyncio.run(scenario())
+
+
+def test_a_kind_of_head_that_is_known_is_not_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for the first time goes the whole way, and its head, of a known kind, is compared once on it."""
+    looked: list[bytes] = []
+    learn = ConnectionHeads.learn
+
+    def noted(heads: ConnectionHeads, raw: bytes, *arguments: Any, **named: Any) -> None:
+        looked.append(raw)
+        learn(heads, raw, *arguments, **named)
+
+    monkeypatch.setattr(ConnectionHeads, "learn", noted)
+
+    async def scenario() -> None:
+        async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+            for key in ("d/a", "d/b c", "t/a", "t/b"):
+                await both.ask(Asked("GET", key, {}), "fast")
+            assert len(looked) == 1
+            await both.ask(Asked("GET", "d/a", {"x-of-another-kind": "1"}), "fast")
+            assert len(looked) == 2
+
+    asyncio.run(scenario())

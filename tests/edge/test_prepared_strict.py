@@ -1,0 +1,324 @@
+"""Prepared reads of `strict` slots: the origin is asked as the whole way asks it, each time, once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from gateway.core.model import ObjectKey
+from gateway.s3.requests import Operation
+from gateway.telemetry.metrics import CATALOG_LOOKUPS, PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
+from tests.edge.test_prepared import Asked, Pair, damage, head_of, pair
+from tests.support.gateway_app import BLOCK_SIZE_BYTES
+from tests.support.memory_origin.faults import AlterHeaders, Answer, Hold, Unreachable, on
+
+KEY = "x/a"
+_ORIGINS_ID = re.compile(rb"\r\nx-forebay-origin-request-id: ORIGIN(\d+)\r\n")
+_ERROR_IDS = re.compile(rb"<(RequestId|HostId|ServerTime)>[^<]*<")
+
+
+def counted(status: str, cache: str) -> float:
+    return REQUESTS.value("GetObject", "default", status, cache)
+
+
+@asynccontextmanager
+async def warm(directory: Path, size_bytes: int = 1000) -> AsyncIterator[Pair]:
+    """A key whose GET has been prepared on the port that knows of such."""
+    async with pair(directory, random.Random(1), sizes=(size_bytes,)) as both:
+        for _ in range(4):
+            await both.settled(both.ask(Asked("GET", KEY, {}), "fast"))
+        yield both
+
+
+def raw(both: Pair, asked: Asked) -> bytes:
+    return head_of(asked, both.keyring.secrets[asked.who], both.clock.now())
+
+
+# What the origin sees
+
+
+async def told(directory: Path, way: str) -> list[object]:
+    """What clients and the origin see of a history of one key that is read on one of the ports."""
+    seen: list[object] = []
+    reads: Sequence[Asked] = (
+        Asked("GET", KEY, {}),
+        Asked("HEAD", KEY, {}),
+        Asked("GET", KEY, {"range": "bytes=3-9"}),
+        Asked("GET", KEY, {}, style="presigned"),
+        Asked("GET", KEY, {"x-amz-checksum-mode": "ENABLED"}),
+    )
+    async with pair(directory, random.Random(1), sizes=(1000,)) as both:
+        gateway = both.gateway
+
+        async def read(times: int = 10, of: Sequence[Asked] = reads) -> None:
+            for asked in [*of] * times:
+                before = len(gateway.origin.calls)
+                answer = await both.settled(both.ask(asked, way))
+                calls = [(call.method, call.key, dict(call.headers)) for call in gateway.origin.calls[before:]]
+                assert answer is not None
+                head, body = answer
+                found = re.search(rb"x-forebay-cache: (\w+)", head)
+                origins = _ORIGINS_ID.search(head)
+                seen.append((head[9:12], found and found[1], origins and origins[1], _ERROR_IDS.sub(b"", body), calls))
+
+        await read()
+        gateway.origin.put("bucket", KEY, b"another version", {"x-amz-meta-a": "b"})
+        await read()
+        for effect in (
+            Answer(503, "SlowDown"),
+            Answer(403, "AccessDenied"),
+            Answer(404, "NoSuchKey"),
+            Unreachable(),
+            AlterHeaders({"content-length": None}),
+            AlterHeaders({"x-amz-meta-a": "c"}),
+            AlterHeaders({"etag": None}),
+        ):
+            for asked in reads:
+                fault = gateway.origin.inject(on(Operation.HEAD_OBJECT, key=KEY), effect)
+                await read(1, [asked])
+                fault.times = 0
+        gateway.origin.buckets["bucket"].remove(KEY)
+        await read()
+        gateway.origin.put("bucket", KEY, b"")
+        await read()
+        gateway.origin.put("bucket", KEY, b"and again, so that there is something to be read")
+        await read()
+        await gateway.blocks.invalidate(ObjectKey("bucket", KEY))
+        await read()
+        await both.ask(Asked("PUT", KEY, {}, body=b"own, and long enough"))
+        await read()
+    return seen
+
+
+def test_the_origin_is_asked_what_the_whole_way_asks(tmp_path: Path) -> None:
+    """As often, in the same words; and clients are told which of its answers theirs is made of."""
+    before = PREPARED_REQUESTS.value("GetObject", "default")
+    fast = asyncio.run(told(tmp_path / "fast", "fast"))
+    prepared = PREPARED_REQUESTS.value("GetObject", "default") - before
+    slow = asyncio.run(told(tmp_path / "slow", "slow"))
+    for number, (one, other) in enumerate(zip(fast, slow, strict=True)):
+        assert one == other, number
+    assert prepared > len(fast) / 6
+
+
+@pytest.mark.parametrize("asked", ["bytes=0-1,4-5", "bytes=9-3", "x"])
+def test_what_only_the_origin_can_answer_is_asked_for_once(tmp_path: Path, asked: str) -> None:
+    """By the GET itself, without a question before it."""
+
+    async def methods(which: str) -> list[str]:
+        async with pair(tmp_path / which, random.Random(1), sizes=(1000,)) as both:
+            origin = both.gateway.origin
+            origin.put("bucket", KEY, b"x" * 1000)
+            for _ in range(2):
+                await both.settled(both.ask(Asked("GET", KEY, {}), which))
+            assert both.gateway.blocks.has_blocks_of(ObjectKey("bucket", KEY))
+            before = len(origin.calls)
+            for _ in range(6):
+                await both.settled(both.ask(Asked("GET", KEY, {"range": asked}), which))
+            return [call.method for call in origin.calls[before:]]
+
+    assert asyncio.run(methods("fast")) == asyncio.run(methods("slow")) == ["GET"] * 6
+
+
+def test_answers_are_counted_as_by_the_whole_way(tmp_path: Path) -> None:
+    """Bytes that are here are a hit, though the origin was asked; the catalog was not."""
+
+    async def scenario() -> None:
+        async with warm(tmp_path) as both:
+            answer = await both.ask(Asked("GET", KEY, {}), "fast")
+            assert answer is not None
+            assert b"\r\nx-forebay-cache: hit\r\n" in answer[0]
+
+    def now() -> list[float]:
+        catalog = CATALOG_LOOKUPS.value("default", "hit")
+        return [counted("200", "hit"), counted("200", "miss"), PREPARED_REQUESTS.value("GetObject", "default"), catalog]
+
+    before = now()
+    asyncio.run(scenario())
+    assert [one - then for one, then in zip(now(), before, strict=True)] == [4, 1, 3, 0]
+
+
+# While the origin is asked
+
+
+@asynccontextmanager
+async def asking(both: Pair) -> AsyncIterator[Hold]:
+    """The next question waits at the origin."""
+    hold = Hold(asyncio.Event(), asyncio.Event())
+    both.gateway.origin.inject(on(Operation.HEAD_OBJECT, key=KEY), hold)
+    yield hold
+    hold.until.set()
+
+
+async def reached(hold: Hold) -> None:
+    assert hold.reached is not None
+    await asyncio.wait_for(hold.reached.wait(), 60)
+
+
+def test_who_leaves_while_the_origin_is_asked_leaves_nothing(tmp_path: Path) -> None:
+    """The question is given up, the request counted as one whose client left, the next one answered."""
+
+    async def scenario() -> None:
+        async with warm(tmp_path) as both, asking(both) as hold:
+            in_flight = REQUESTS_IN_FLIGHT.value()
+            wire = await both.fast.connect()
+            await wire.say(raw(both, Asked("GET", KEY, {})))
+            await reached(hold)
+            assert REQUESTS_IN_FLIGHT.value() == in_flight + 1
+            wire.abort()
+            await both.fast.requests(0)
+            assert REQUESTS_IN_FLIGHT.value() == in_flight
+            assert both.gateway.catalog.joined_calls._under_way == {}
+            answer = await both.ask(Asked("GET", KEY, {}), "fast")
+            assert answer is not None
+            assert answer[0][9:12] == b"200"
+
+    before = counted("client-left", "none")
+    asyncio.run(scenario())
+    assert counted("client-left", "none") == before + 1
+
+
+def test_a_server_that_drains_meanwhile_says_that_the_connection_ends(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with warm(tmp_path) as both, asking(both) as hold:
+            wire = await both.fast.connect()
+            await wire.say(raw(both, Asked("GET", KEY, {})))
+            await reached(hold)
+            questions = both.gateway.origin.count(Operation.HEAD_OBJECT)
+            both.fast.stop.set()
+            await wire_closed(both)
+            hold.until.set()
+            answer = await wire.answer()
+            assert (answer.status, answer.headers["connection"], len(answer.body)) == (200, "close", 1000)
+            assert await wire.rest() == b""
+            assert both.gateway.origin.count(Operation.HEAD_OBJECT) == questions
+
+    asyncio.run(scenario())
+
+
+async def wire_closed(both: Pair) -> None:
+    """Until the server has told its connections that it drains: the one that waited for a request is closed."""
+    assert await both.wires["fast"].rest() == b""
+
+
+def test_a_client_that_ends_its_side_gets_its_answer(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with warm(tmp_path) as both, asking(both) as hold:
+            wire = await both.fast.connect()
+            await wire.say(raw(both, Asked("GET", KEY, {})))
+            await reached(hold)
+            wire.writer.write_eof()
+            status, _ = await wire.head()
+            assert status == 100  # it is asked whether it is there
+            hold.until.set()
+            answer = await wire.answer()
+            assert (answer.status, len(answer.body)) == (200, 1000)
+            assert await wire.rest() == b""
+
+    asyncio.run(scenario())
+
+
+def test_requests_behind_it_wait_for_their_turn(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with warm(tmp_path) as both, asking(both) as hold:
+            wire = await both.fast.connect()
+            await wire.say(raw(both, Asked("GET", KEY, {"range": "bytes=0-9"})))
+            await reached(hold)
+            await wire.say(raw(both, Asked("GET", KEY, {"range": "bytes=10-29"})) + raw(both, Asked("HEAD", KEY, {})))
+            hold.until.set()
+            assert [len((await wire.answer()).body) for _ in range(2)] == [10, 20]
+            assert (await wire.answer(to_head=True)).headers["content-length"] == "1000"
+
+    asyncio.run(scenario())
+
+
+def test_questions_at_once_are_one(tmp_path: Path) -> None:
+    """Those that come while one is under way share the next."""
+
+    async def scenario() -> None:
+        async with warm(tmp_path) as both, asking(both) as hold:
+            wires = [await both.fast.connect() for _ in range(5)]
+            before = both.gateway.origin.count(Operation.HEAD_OBJECT)
+            await wires[0].say(raw(both, Asked("GET", KEY, {})))
+            await reached(hold)
+            for number, wire in enumerate(wires[1:], 2):
+                await wire.say(raw(both, Asked("GET", KEY, {})))
+                await both.fast.requests(number)
+            hold.until.set()
+            assert [len((await wire.answer()).body) for wire in wires] == [1000] * 5
+            assert both.gateway.origin.count(Operation.HEAD_OBJECT) == before + 2
+
+    asyncio.run(scenario())
+
+
+def test_what_is_written_while_the_origin_is_asked_is_not_mixed(tmp_path: Path) -> None:
+    """The answer is of the version that the origin names, and whole, whatever was prepared before."""
+
+    async def scenario() -> None:
+        async with warm(tmp_path) as both, asking(both) as hold:
+            wire = await both.fast.connect()
+            await wire.say(raw(both, Asked("GET", KEY, {})))
+            await reached(hold)
+            both.gateway.origin.put("bucket", KEY, b"of another writer")
+            hold.until.set()
+            answer = await wire.answer()
+            assert answer.body == b"of another writer"
+
+    asyncio.run(scenario())
+
+
+def test_bytes_that_nobody_vouches_for_any_more_are_checked_first(tmp_path: Path) -> None:
+    """And the origin is not asked again."""
+
+    async def scenario() -> None:
+        async with warm(tmp_path) as both, asking(both) as hold:
+            wire = await both.fast.connect()
+            await wire.say(raw(both, Asked("GET", KEY, {})))
+            await reached(hold)
+            questions = both.gateway.origin.count(Operation.HEAD_OBJECT)
+            for lease in list(both.gateway.blocks._dependencies.open_files._leases.values()):
+                damage(Path(f"/proc/self/fd/{lease.file.descriptor}"))
+                lease.file.distrust()
+            prepared = PREPARED_REQUESTS.value("GetObject", "default")
+            hold.until.set()
+            answer = await wire.answer()
+            assert (answer.status, answer.body) == (200, both.gateway.origin.data("bucket", KEY))
+            assert both.gateway.origin.count(Operation.HEAD_OBJECT) == questions
+            assert PREPARED_REQUESTS.value("GetObject", "default") == prepared
+
+
+def test_what_is_evicted_while_the_origin_is_asked_is_gone(tmp_path: Path) -> None:
+    """An origin may take its time: no file is held meanwhile, whose room others have been given."""
+
+    async def scenario() -> None:
+        async with warm(tmp_path, BLOCK_SIZE_BYTES) as both, asking(both) as hold:
+            wire = await both.fast.connect()
+            await wire.say(raw(both, Asked("GET", KEY, {})))
+            await reached(hold)
+            questions = both.gateway.origin.count(Operation.HEAD_OBJECT)
+            files = inodes(tmp_path / "data")
+            assert files & inodes("/proc/self/fd")
+            await both.gateway.blocks.invalidate(ObjectKey("bucket", KEY))
+            assert not both.gateway.blocks.has_blocks_of(ObjectKey("bucket", KEY))
+            assert not files & inodes("/proc/self/fd")
+            hold.until.set()
+            answer = await wire.answer()
+            assert (answer.status, answer.body) == (200, both.gateway.origin.data("bucket", KEY))
+            assert both.gateway.origin.count(Operation.HEAD_OBJECT) == questions
+
+    asyncio.run(scenario())
+
+
+def inodes(directory: str | Path) -> set[int]:
+    """Of the files below a directory, or behind its links."""
+    found = set()
+    for path in Path(directory).rglob("*"):
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.add(path.stat().st_ino)
+    return found
