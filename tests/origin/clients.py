@@ -34,7 +34,7 @@ class Client:
 
 @asynccontextmanager
 async def playing(strict: StrictOrigin, **settings: object) -> AsyncIterator[Client]:
-    """Run a scenario with a client of its own; when this returns, the origin is done with all its requests."""
+    """A client of its own; when this is over, the origin is done with all its requests."""
     client = Client(strict, **settings)
     try:
         yield client

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import hashlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,10 @@ IMMUTABLE = Slot("i", PREFIX, "read-write", "immutable")
 NEGATIVE = Slot("n", PREFIX, "read-write", "ttl", 60.0, negative_ttl_seconds=10.0)
 PATIENT = Slot("p", PREFIX, "read-write", "ttl", 60.0, stale_if_unreachable_seconds=100.0)
 
-Scenario = Callable[[GatewayApp, ManualClock], Awaitable[None]]
-
 
 @asynccontextmanager
 async def playing(directory: Path, slot: Slot) -> AsyncIterator[tuple[GatewayApp, ManualClock]]:
-    """Run a scenario with `k` at the origin. Requests are unsigned, for their clock is not the test's."""
+    """A gateway with `k` at the origin. Requests are unsigned, for their clock is not the test's."""
     clock = ManualClock()
     async with gateway_app(directory, slots=[slot], clock=clock, allow_unsigned=True) as gateway:
         gateway.origin.put("bucket", "k", OLD, {"content-type": "image/jpeg", "x-amz-meta-label": "cat"})

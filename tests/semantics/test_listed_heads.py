@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -26,12 +26,10 @@ TTL = Slot("t", PREFIX, "read-write", "ttl", 60.0)
 STRICT = Slot("s", PREFIX)
 LONG = 1000.0
 
-Scenario = Callable[[GatewayApp, ManualClock], Awaitable[None]]
-
 
 @asynccontextmanager
 async def playing(directory: Path, slot: Slot) -> AsyncIterator[tuple[GatewayApp, ManualClock]]:
-    """Run a scenario with `k` at the origin since long ago."""
+    """A gateway with `k` at the origin since long ago."""
     clock = ManualClock()
     async with gateway_app(directory, slots=[slot], clock=clock, allow_unsigned=True) as gateway:
         gateway.origin.put("bucket", "k", b"old", {"x-amz-meta-label": "cat"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import get_args
@@ -25,8 +25,6 @@ TTL = Slot("ttl", PREFIX, "read-write", "ttl", 60.0)
 IMMUTABLE = Slot("immutable", PREFIX, "read-write", "immutable")
 SMALL_ONLY = Slot("small-only", PREFIX, "read-write", "ttl", 60.0, kept_object_bytes_max=10)
 SMALL, LARGE = b"small" * 20, b"l" * (2 * BLOCK_SIZE_BYTES)
-
-Scenario = Callable[[GatewayApp, ManualClock], Awaitable[None]]
 
 
 @asynccontextmanager

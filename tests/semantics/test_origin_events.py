@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -25,8 +25,6 @@ from tests.support.slots import Slot
 PREFIX = Prefix.parse("s3://bucket/")
 TTL = Slot("t", PREFIX, "read-write", "ttl", 60.0, negative_ttl_seconds=60.0)
 IMMUTABLE = Slot("i", PREFIX, "read-write", "immutable", negative_ttl_seconds=60.0)
-
-Scenario = Callable[[GatewayApp], Awaitable[None]]
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ import dataclasses
 import errno
 import hashlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,10 @@ PART = frozen("s3://bucket/data/")
 LIST = "/bucket?list-type=2"
 K = "/bucket/data/k"
 
-Scenario = Callable[[GatewayApp], Awaitable[None]]
-
 
 @asynccontextmanager
 async def playing(directory: Path, *slots: Slot, made: bool = True) -> AsyncIterator[GatewayApp]:
-    """Run a scenario with some keys at the origin, frozen before it begins. Requests are unsigned."""
+    """A gateway with some keys at the origin, which are frozen. Requests are unsigned."""
     clock = ManualClock()
     async with gateway_app(directory, slots=slots, clock=clock, allow_unsigned=True) as gateway:
         gateway.origin.put("bucket", "data/k", OLD, {"content-type": "image/jpeg", "x-amz-meta-label": "cat"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -28,8 +28,6 @@ IMMUTABLE = Slot("immutable", PREFIX, "read-write", "immutable")
 SMALL_ONLY = Slot("small-only", PREFIX, "read-write", "ttl", 60.0, kept_object_bytes_max=10)
 BLOCKS = 5
 LARGE = bytes(range(256)) * (BLOCKS * BLOCK_SIZE_BYTES // 256)
-
-Scenario = Callable[[GatewayApp], Awaitable[None]]
 
 
 @asynccontextmanager

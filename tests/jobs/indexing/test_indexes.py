@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,6 @@ from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterBody, Answer, Hold, Unreachable, on
 from tests.support.slots import Slot
 
-Scenario = Callable[[IndexBench, MemoryOrigin], Awaitable[None]]
 ONCE = IndexPlan("data", None, listers=4)
 EVERY_50_SECONDS = IndexPlan("data", 50.0, listers=4)
 FRESH = KeyBound(100.0, 100.0)
@@ -52,7 +51,7 @@ LIST = on(Operation.LIST_OBJECTS_V2)
 async def playing(
     directory: Path, *slots: Slot, plan: IndexPlan = EVERY_50_SECONDS, keys: set[str] | None = None, page: int = 5
 ) -> AsyncIterator[tuple[IndexBench, MemoryOrigin]]:
-    """Run a scenario over an origin with these keys, in pages of a few."""
+    """An index over an origin with these keys, in pages of a few."""
     origin = make_origin()
     origin.create_bucket(BUCKET)
     fill(origin, {f"k{number:03}" for number in range(60)} if keys is None else keys)

@@ -578,7 +578,7 @@ def _settle_all(tx: JournalTransaction, left: dict[int, Mine], dice: random.Rand
     assert not any(in_order(one) for one in left.values()), "nothing is due, and something is left"
 
 
-Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Histories.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestHistories = Histories.TestCase
 
 
