@@ -1,4 +1,4 @@
-"""CreateBucket: what S3 answers the owner of a bucket that is there, in whose region, and what only the origin does."""
+"""Buckets at several homes are listed; CreateBucket: what S3 answers a bucket's owner, and the origin alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.clock import SystemClock
+from gateway.operations.buckets import with_buckets
 from gateway.policy.slots import EVERYTHING, Grant, Prefix
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer as Got
@@ -17,6 +18,33 @@ from tests.support.gateway_app import gateway_app
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Unreachable, on
 from tests.support.slots import Slot
+
+BEFORE = b"<?xml version='1.0'?><ListAllMyBucketsResult xmlns='http://s3.amazonaws.com/doc/2006-03-01/'>"
+OWNER = b"<Owner><ID>o</ID></Owner>"
+NEAR = b"<Bucket><Name>near</Name><CreationDate>2026-01-01T00:00:00.000Z</CreationDate></Bucket>"
+FAR = b"<Bucket><Name>far</Name><CreationDate>1970-01-01T00:00:00.000Z</CreationDate></Bucket>"
+END = b"</ListAllMyBucketsResult>"
+
+
+@pytest.mark.parametrize(
+    ("buckets", "expected"),
+    [
+        (b"<Buckets>" + NEAR + b"</Buckets>", b"<Buckets>" + NEAR + FAR + b"</Buckets>"),
+        (b"<Buckets/>", b"<Buckets>" + FAR + b"</Buckets>"),
+        (b"<Buckets></Buckets>", b"<Buckets>" + FAR + b"</Buckets>"),
+        (b"<s:Buckets />", b"<s:Buckets>" + FAR + b"</s:Buckets>"),
+        (b"<Buckets>" + FAR + b"</Buckets>", b"<Buckets>" + FAR + b"</Buckets>"),
+        (
+            b"<Buckets>" + NEAR + b"</Buckets><ContinuationToken>t</ContinuationToken>",
+            b"<Buckets>" + NEAR + b"</Buckets><ContinuationToken>t</ContinuationToken>",
+        ),
+        (b"<Something/>", b"<Something/>"),
+    ],
+)
+def test_buckets_elsewhere_come_behind_the_last_page(buckets: bytes, expected: bytes) -> None:
+    """Once, and the rest of the answer as it was."""
+    assert with_buckets(BEFORE + OWNER + buckets + END, ["far"]) == BEFORE + OWNER + expected + END
+
 
 KEPT = Slot("kept", Prefix("bucket", "kept/"), "read-only")
 ELSEWHERE = b"<CreateBucketConfiguration><LocationConstraint>eu-west-1</LocationConstraint></CreateBucketConfiguration>"
