@@ -26,7 +26,7 @@ from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.journal.turns import Due
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
-from tests.support.gateway_app import AsyncTest, GatewayApp, gateway_app, given
+from tests.support.gateway_app import AsyncTest, GatewayApp, gateway_app, within
 from tests.support.slots import Slot
 from tests.support.writeback import key
 
@@ -267,7 +267,7 @@ def with_client(
 
 def with_a_client(slots: Sequence[Slot] = tuple(SLOTS), **options: Any) -> Callable[[AsyncTest], Any]:
     """Make a test of an async function that begins with a client; the arguments are those of `with_client`."""
-    return given(a_client, slots=slots, **options)
+    return within(a_client, slots=slots, **options)
 
 
 async def eventually(reached: Callable[[], bool]) -> None:
