@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import inspect
 import resource
@@ -90,7 +91,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run an `async def` test on an event loop of its own; its fixtures are made and taken down outside.
 
     What an `Opening` among them opens is opened and closed in that loop.
+    Of a generated one, each case has its own.
     """
+    if generated := getattr(pyfuncitem.obj, "hypothesis", None):
+        if inspect.iscoroutinefunction(inner := generated.inner_test):
+            generated.inner_test = functools.wraps(inner)(lambda *args, **kwargs: asyncio.run(inner(*args, **kwargs)))
+        return None
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters

@@ -205,7 +205,7 @@ class FetchLocks:
         """Give back every lock of a worker whose process is gone, or has just begun. Blocks."""
         self._words[_COUNTS + worker] = 0
         held = self._words[:_COUNTS].tolist()[::_WORDS]
-        for number in {number // WAYS for number, content in enumerate(held) if _holder(content) == worker}:
+        for number in {cell // WAYS for cell, content in enumerate(held) if content and _holder(content) == worker}:
             while not self._lock(number):
                 time.sleep(LOCK_SECONDS_MAX)
             try:

@@ -253,7 +253,7 @@ def test_every_kind_of_body_arrives_with_what_vouches_for_it(kind: str, data: by
     assert outcome == (data, checksums)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     kind=st.sampled_from(KINDS),
     size_bytes=st.sampled_from([0, 1, 8192, 20_000, BUFFERED_SIZE_BYTES_MAX + 9]),

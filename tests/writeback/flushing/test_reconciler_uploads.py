@@ -38,6 +38,7 @@ from tests.support.flushing import HEADERS, PART_BYTES, Buffer, with_buffer
 from tests.support.journal_steps import steps_of_reads
 from tests.support.memory_origin.faults import Answer, Call, Hold, Unreachable, on
 from tests.support.memory_origin.store import StoredPart
+from tests.support.rest_is_slow import rest_is_slow
 from tests.support.slots import Slot
 from tests.support.writeback import key, staged
 
@@ -674,7 +675,7 @@ def of_last_part_or_complete(call: Call) -> bool:
     return call.operation in STEPS and dict(call.query).get("partNumber") in (None, "6")
 
 
-@pytest.mark.parametrize("code", USELESS)
+@pytest.mark.parametrize("code", rest_is_slow(USELESS, "InvalidPart"))
 @pytest.mark.parametrize("operation", STEPS)
 async def test_an_upload_of_which_the_bucket_never_makes_an_object_is_sent_seldom(
     buffer: Buffer, code: str, operation: Operation
