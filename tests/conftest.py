@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import inspect
 import resource
@@ -18,6 +19,7 @@ from gateway.metadata import bucket_metadata
 from gateway.metadata.listing import index as listing_index
 from gateway.telemetry import metric_kinds
 from tests.support import root
+from tests.support.opening import run_with_opened
 
 settings.register_profile("forebay", deadline=None, print_blob=True)
 settings.load_profile("forebay")
@@ -86,11 +88,19 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an `async def` test on an event loop of its own; its fixtures are made and taken down outside."""
+    """Run an `async def` test on an event loop of its own; its fixtures are made and taken down outside.
+
+    What an `Opening` among them opens is opened and closed in that loop.
+    Of a generated one, each case has its own.
+    """
+    if generated := getattr(pyfuncitem.obj, "hypothesis", None):
+        if inspect.iscoroutinefunction(inner := generated.inner_test):
+            generated.inner_test = functools.wraps(inner)(lambda *args, **kwargs: asyncio.run(inner(*args, **kwargs)))
+        return None
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    asyncio.run(run_with_opened(pyfuncitem.obj, {name: pyfuncitem.funcargs[name] for name in names}))
     return True
 
 

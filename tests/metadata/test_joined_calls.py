@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -59,18 +59,16 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-def play(scenario: Callable[[JoinedCalls, Bucket, ManualClock], Coroutine[Any, Any, None]]) -> None:
-    async def run() -> None:
-        clock, bucket = ManualClock(), Bucket()
-        joined = JoinedCalls(clock)
-        await scenario(joined, bucket, clock)
-        await joined.close()
-        assert bucket.calls == []
-        assert not joined._joinable
-        assert not joined._under_way
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(run())
+@asynccontextmanager
+async def playing() -> AsyncIterator[tuple[JoinedCalls, Bucket, ManualClock]]:
+    clock, bucket = ManualClock(), Bucket()
+    joined = JoinedCalls(clock)
+    yield joined, bucket, clock
+    await joined.close()
+    assert bucket.calls == []
+    assert not joined._joinable
+    assert not joined._under_way
+    assert len(asyncio.all_tasks()) == 1
 
 
 STEPS = st.one_of(
@@ -83,10 +81,9 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=60))
-def test_each_answer_is_a_state_between_question_and_answer(steps: list[tuple[str, int]]) -> None:
+async def test_each_answer_is_a_state_between_question_and_answer(steps: list[tuple[str, int]]) -> None:
     """Whatever changes, fails and leaves meanwhile; and every question that stays is answered in the end."""
-
-    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
+    async with playing() as (joined, bucket, clock):
         callers: list[asyncio.Task[None]] = []
 
         async def caller(question: int) -> None:
@@ -119,13 +116,10 @@ def test_each_answer_is_a_state_between_question_and_answer(steps: list[tuple[st
         for outcome in await asyncio.gather(*callers, return_exceptions=True):
             assert outcome is None or isinstance(outcome, asyncio.CancelledError), repr(outcome)
 
-    play(scenario)
 
-
-def test_any_number_of_callers_cost_two_calls() -> None:
+async def test_any_number_of_callers_cost_two_calls() -> None:
     """One that was under way, and one that began after all others had asked."""
-
-    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
+    async with playing() as (joined, bucket, _clock):
         first = asyncio.create_task(joined.ask("q", bucket.send))
         await turn()
         bucket.state = 1
@@ -139,13 +133,10 @@ def test_any_number_of_callers_cost_two_calls() -> None:
         assert set(await asyncio.gather(*others)) == {1}
         assert bucket.begun == 2
 
-    play(scenario)
 
-
-def test_a_call_that_never_ends_holds_the_next_one_up_for_a_moment_only() -> None:
+async def test_a_call_that_never_ends_holds_the_next_one_up_for_a_moment_only() -> None:
     """Whoever asked later has a call of his own by then; its answer is as good for who waits for the silent one."""
-
-    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
+    async with playing() as (joined, bucket, clock):
         first = asyncio.create_task(joined.ask("q", bucket.send))
         await turn()
         second = asyncio.create_task(joined.ask("q", bucket.send))
@@ -157,13 +148,10 @@ def test_a_call_that_never_ends_holds_the_next_one_up_for_a_moment_only() -> Non
         await turn()
         assert bucket.cancelled == 1
 
-    play(scenario)
 
-
-def test_a_call_that_is_stuck_is_made_again_for_those_who_wait() -> None:
+async def test_a_call_that_is_stuck_is_made_again_for_those_who_wait() -> None:
     """Though nobody else asks; ever more seldom, for it may only be slow."""
-
-    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
+    async with playing() as (joined, bucket, clock):
         callers = [asyncio.create_task(joined.ask("q", bucket.send)) for _ in range(512)]
         await turn()
         begun = []
@@ -178,13 +166,10 @@ def test_a_call_that_is_stuck_is_made_again_for_those_who_wait() -> None:
         await turn()
         assert (bucket.begun, bucket.cancelled) == (4, 3)
 
-    play(scenario)
 
-
-def test_a_slow_answer_serves_those_who_waited_for_it() -> None:
+async def test_a_slow_answer_serves_those_who_waited_for_it() -> None:
     """The calls that were made meanwhile are given up."""
-
-    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
+    async with playing() as (joined, bucket, clock):
         first = asyncio.create_task(joined.ask("q", bucket.send))
         await turn()
         await clock.advance(OVERTAKEN_AFTER_SECONDS)
@@ -199,13 +184,11 @@ def test_a_slow_answer_serves_those_who_waited_for_it() -> None:
         bucket.finish(0, good=True)
         assert await late == 1
 
-    play(scenario)
 
-
-def test_who_waits_for_an_earlier_call_is_not_told_that_a_later_one_got_no_answer() -> None:
+async def test_who_waits_for_an_earlier_call_is_not_told_that_a_later_one_got_no_answer() -> None:
     """Only the origin's word, be it a refusal, is good for both; and whoever's own call has failed waits no longer."""
+    async with playing() as (joined, bucket, clock):
 
-    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
         async def send() -> int:
             try:
                 return await bucket.send()
@@ -230,13 +213,11 @@ def test_who_waits_for_an_earlier_call_is_not_told_that_a_later_one_got_no_answe
             with pytest.raises(Refused):
                 await caller
 
-    play(scenario)
 
-
-def test_a_call_that_fails_again_and_again_is_told_of_in_time() -> None:
+async def test_a_call_that_fails_again_and_again_is_told_of_in_time() -> None:
     """Calls that were made meanwhile do not put it off."""
+    async with playing() as (joined, bucket, clock):
 
-    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
         async def send() -> int:
             bucket.begun += 1
             await clock.sleep(20.0)
@@ -249,13 +230,11 @@ def test_a_call_that_fails_again_and_again_is_told_of_in_time() -> None:
         with pytest.raises(OriginBusy):
             await caller
 
-    play(scenario)
 
-
-def test_what_one_account_may_not_have_is_no_failure_of_another() -> None:
+async def test_what_one_account_may_not_have_is_no_failure_of_another() -> None:
     """Each has calls of its own."""
+    async with playing() as (joined, bucket, _clock):
 
-    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
         async def send() -> int:
             if origin_account.get() == "busy":
                 raise OriginBusy("all connections that it may have are in use")
@@ -272,13 +251,10 @@ def test_what_one_account_may_not_have_is_no_failure_of_another() -> None:
         assert isinstance(ends[0], OriginBusy)
         assert ends[1] == 0
 
-    play(scenario)
 
-
-def test_a_call_that_fails_fails_those_who_waited_for_it() -> None:
+async def test_a_call_that_fails_fails_those_who_waited_for_it() -> None:
     """And nobody who asked after it had begun."""
-
-    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
+    async with playing() as (joined, bucket, _clock):
         first = asyncio.create_task(joined.ask("q", bucket.send))
         await turn()
         second = asyncio.create_task(joined.ask("q", bucket.send))
@@ -290,13 +266,10 @@ def test_a_call_that_fails_fails_those_who_waited_for_it() -> None:
         with pytest.raises(Refused):
             await first
 
-    play(scenario)
 
-
-def test_what_nobody_waits_for_is_not_asked() -> None:
+async def test_what_nobody_waits_for_is_not_asked() -> None:
     """A call that has begun is cancelled when the last caller leaves; one that has not is never made."""
-
-    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
+    async with playing() as (joined, bucket, _clock):
         first = asyncio.create_task(joined.ask("q", bucket.send))
         await turn()
         second, third = (asyncio.create_task(joined.ask("q", bucket.send)) for _ in range(2))
@@ -308,13 +281,10 @@ def test_what_nobody_waits_for_is_not_asked() -> None:
         await turn()
         assert (bucket.begun, bucket.cancelled) == (1, 1)
 
-    play(scenario)
 
-
-def test_the_call_runs_in_the_context_of_who_asked_first() -> None:
+async def test_the_call_runs_in_the_context_of_who_asked_first() -> None:
     """Also where another question's end begins it: what a call may take is on that caller's account."""
-
-    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
+    async with playing() as (joined, bucket, _clock):
         names: list[str] = []
 
         async def send() -> int:
@@ -335,13 +305,11 @@ def test_the_call_runs_in_the_context_of_who_asked_first() -> None:
         await asyncio.gather(*callers)
         assert names == ["a", "b"]
 
-    play(scenario)
 
-
-def test_a_call_that_is_given_up_from_within_ends_for_all_who_wait() -> None:
+async def test_a_call_that_is_given_up_from_within_ends_for_all_who_wait() -> None:
     """Nobody waits for ever."""
+    async with playing() as (joined, _bucket, _clock):
 
-    async def scenario(joined: JoinedCalls, bucket: Bucket, clock: ManualClock) -> None:
         async def given_up() -> int:
             raise asyncio.CancelledError
 
@@ -349,5 +317,3 @@ def test_a_call_that_is_given_up_from_within_ends_for_all_who_wait() -> None:
         for caller in callers:
             with pytest.raises(OriginUnreachable):
                 await caller
-
-    play(scenario)

@@ -169,7 +169,7 @@ def a_book() -> Iterator[JournalTransaction]:
         connection.close()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(SLOTS, model.KEYS, model.KEYS, WRITES, WANTED, st.lists(st.booleans(), max_size=120))
 @example({"a/b": True}, {"a/c"}, set(), {}, ListRequest(b"", b"/"), [])
 @example({"a/b": True}, {"a/b"}, set(), {}, ListRequest(b"", b"/"), [])

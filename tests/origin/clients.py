@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from gateway.origin.client import OriginSettings
 from gateway.origin.s3 import S3Origin
@@ -32,17 +32,14 @@ class Client:
         )
 
 
-def play(strict: StrictOrigin, scenario: Callable[[Client], Awaitable[None]], **settings: object) -> None:
-    """Run a scenario with a client of its own; when this returns, the origin is done with all its requests."""
-
-    async def main() -> None:
-        client = Client(strict, **settings)
-        try:
-            await scenario(client)
-        finally:
-            await client.origin.aclose()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def playing(strict: StrictOrigin, **settings: object) -> AsyncIterator[Client]:
+    """A client of its own; when this is over, the origin is done with all its requests."""
+    client = Client(strict, **settings)
+    try:
+        yield client
+    finally:
+        await client.origin.aclose()
     strict.settle()
 
 

@@ -7,8 +7,8 @@ import hashlib
 import random
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -109,12 +109,10 @@ async def fetch(origin: S3Origin, into: ReceiveBuffer | None = None) -> bytes:
     return body
 
 
-def play(exchange: Exchange, scenario: Callable[[Server, S3Origin], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with (server := Server(exchange)) as origin, asyncio.timeout(10):
-            await scenario(server, origin)
-
-    asyncio.run(main())
+@asynccontextmanager
+async def playing(exchange: Exchange) -> AsyncIterator[tuple[Server, S3Origin]]:
+    async with (server := Server(exchange)) as origin, asyncio.timeout(10):
+        yield server, origin
 
 
 @pytest.fixture
@@ -128,17 +126,14 @@ def never_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("never_gathered")
-def test_bodies_come_over_one_connection_after_another() -> None:
+async def test_bodies_come_over_one_connection_after_another() -> None:
     """Exactly Content-Length bytes are taken, then the connection is used again, by whichever way of reading."""
-
-    async def scenario(server: Server, origin: S3Origin) -> None:
+    async with playing(answer(BODY)) as (server, origin):
         for _ in range(3):
             assert await fetch(origin) == BODY
             async with await origin.send(GET) as response:
                 assert await response.read(len(BODY)) == BODY
         assert server.connections == 1
-
-    play(answer(BODY), scenario)
 
 
 @settings(max_examples=15, deadline=None)
@@ -148,7 +143,7 @@ def test_bodies_come_over_one_connection_after_another() -> None:
     enough=st.integers(1, 300 * KIB),
     seed=st.integers(0, 2**32),
 )
-def test_whatever_the_packets_the_bytes_are_the_same(size: int, buffer: int, enough: int, seed: int) -> None:
+async def test_whatever_the_packets_the_bytes_are_the_same(size: int, buffer: int, enough: int, seed: int) -> None:
     """Pieces fit into the buffer, and none is empty."""
     dice = random.Random(seed)
 
@@ -160,18 +155,16 @@ def test_whatever_the_packets_the_bytes_are_the_same(size: int, buffer: int, eno
             sent = sent[count:]
             await asyncio.sleep(0)
 
-    async def scenario(server: Server, origin: S3Origin) -> None:
+    async with playing(exchange) as (_, origin):
         async with await origin.send(GET) as response:
             body, lengths = await receive(response, landing(buffer, enough))
         assert body == BODY[:size]
         assert 0 < min(lengths) <= max(lengths) <= buffer
 
-    play(exchange, scenario)
-
 
 @pytest.mark.parametrize("sent", [0, 1, 700 * KIB, len(BODY) - 1])
 @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
-def test_a_short_body_is_an_error_behind_the_bytes_that_came(sent: int, reset: bool) -> None:
+async def test_a_short_body_is_an_error_behind_the_bytes_that_came(sent: int, reset: bool) -> None:
     """Closed or reset, never fewer bytes than announced without an error, and the next request has a new connection."""
     taken = asyncio.Event()
 
@@ -184,7 +177,7 @@ def test_a_short_body_is_an_error_behind_the_bytes_that_came(sent: int, reset: b
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.close()
 
-    async def scenario(server: Server, origin: S3Origin) -> None:
+    async with playing(exchange) as (server, origin):
         for connections in (1, 2):
             taken.clear()
             if not sent:
@@ -194,12 +187,10 @@ def test_a_short_body_is_an_error_behind_the_bytes_that_came(sent: int, reset: b
             assert body == BODY[:sent]
             assert server.connections == connections
 
-    play(exchange, scenario)
-
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "later"])
 @pytest.mark.parametrize("behind", [b"x", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong"])
-def test_bytes_behind_a_body_belong_to_nobody(behind: bytes, late: bool) -> None:
+async def test_bytes_behind_a_body_belong_to_nobody(behind: bytes, late: bool) -> None:
     """The body is what it is, and its connection is not used again."""
     go = asyncio.Event()
 
@@ -209,17 +200,15 @@ def test_bytes_behind_a_body_belong_to_nobody(behind: bytes, late: bool) -> None
             await go.wait()
         writer.write(behind)
 
-    async def scenario(server: Server, origin: S3Origin) -> None:
+    async with playing(exchange) as (server, origin):
         assert await fetch(origin, landing(700_001)) == BODY  # the last piece leaves room for more
         go.set()
         await server.ended.wait()
         assert await fetch(origin, landing(700_001)) == BODY
         assert server.connections == 2
 
-    play(exchange, scenario)
 
-
-def test_silence_is_an_error() -> None:
+async def test_silence_is_an_error() -> None:
     """After the time that an origin may be silent, behind the bytes that came; its connection is closed."""
     for_ever = asyncio.Event()
 
@@ -227,7 +216,7 @@ def test_silence_is_an_error() -> None:
         writer.write(head(f"Content-Length: {len(BODY)}") + BODY[: 600 * KIB])
         await for_ever.wait()
 
-    async def scenario(server: Server, _: S3Origin) -> None:
+    async with playing(exchange) as (server, _):
         hasty = server.client(read_timeout_seconds=0.2)
         async with await hasty.send(GET) as response:
             body = await receive_broken(response, "nothing came")
@@ -235,10 +224,8 @@ def test_silence_is_an_error() -> None:
         await hasty.aclose()
         for_ever.set()
 
-    play(exchange, scenario)
 
-
-def test_a_pause_of_the_reader_is_no_silence() -> None:
+async def test_a_pause_of_the_reader_is_no_silence() -> None:
     """However long nobody asks for the next piece; meanwhile the origin is held back."""
     sent = 0
 
@@ -250,7 +237,7 @@ def test_a_pause_of_the_reader_is_no_silence() -> None:
             await writer.drain()
             sent += 1
 
-    async def scenario(server: Server, _: S3Origin) -> None:
+    async with playing(exchange) as (server, _):
         hasty = server.client(read_timeout_seconds=0.2)
         async with await hasty.send(GET) as response:
             pieces = response.stream(landing())
@@ -264,10 +251,8 @@ def test_a_pause_of_the_reader_is_no_silence() -> None:
         await hasty.aclose()
         assert server.connections == 1
 
-    play(exchange, scenario)
 
-
-def test_slow_bytes_do_not_wait_for_a_whole_buffer() -> None:
+async def test_slow_bytes_do_not_wait_for_a_whole_buffer() -> None:
     """What has come is given after a while, though more would be worth the trip."""
     go, part = asyncio.Semaphore(0), 200 * KIB
 
@@ -278,7 +263,7 @@ def test_slow_bytes_do_not_wait_for_a_whole_buffer() -> None:
             await writer.drain()
             await go.acquire()
 
-    async def scenario(server: Server, origin: S3Origin) -> None:
+    async with playing(exchange) as (_server, origin):
         async with await origin.send(GET) as response:
             pieces, body = response.stream(landing(enough=MIB)), bytearray()
             for stop in range(part, 5 * part, part):
@@ -287,10 +272,8 @@ def test_slow_bytes_do_not_wait_for_a_whole_buffer() -> None:
                 go.release()
         assert body == BODY[: 4 * part]
 
-    play(exchange, scenario)
 
-
-def test_a_body_that_is_given_up_closes_its_connection() -> None:
+async def test_a_body_that_is_given_up_closes_its_connection() -> None:
     """The rest is neither received nor left for the next request."""
 
     async def exchange(writer: asyncio.StreamWriter) -> None:
@@ -299,7 +282,7 @@ def test_a_body_that_is_given_up_closes_its_connection() -> None:
             writer.write(bytes(MIB))
             await writer.drain()
 
-    async def scenario(server: Server, origin: S3Origin) -> None:
+    async with playing(exchange) as (server, origin):
         async with await origin.send(GET) as response:
             await anext(response.stream(landing()))
         await server.ended.wait()
@@ -309,10 +292,8 @@ def test_a_body_that_is_given_up_closes_its_connection() -> None:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
 
-    play(exchange, scenario)
 
-
-def test_closing_the_origin_ends_the_bodies_in_flight() -> None:
+async def test_closing_the_origin_ends_the_bodies_in_flight() -> None:
     """Who waits for bytes gets an error, and nothing is left open."""
     waits = asyncio.Event()
 
@@ -320,7 +301,7 @@ def test_closing_the_origin_ends_the_bodies_in_flight() -> None:
         writer.write(head(f"Content-Length: {len(BODY)}") + BODY[: 600 * KIB])
         await writer.drain()
 
-    async def scenario(server: Server, origin: S3Origin) -> None:
+    async with playing(exchange) as (server, origin):
         async with await origin.send(GET) as response:
             receiving = asyncio.create_task(
                 receive_broken(response, "broke off", lambda count: waits.set() if count == 600 * KIB else None)
@@ -330,10 +311,8 @@ def test_closing_the_origin_ends_the_bodies_in_flight() -> None:
             assert await receiving == BODY[: 600 * KIB]
         await server.ended.wait()
 
-    play(exchange, scenario)
 
-
-def test_a_reader_that_is_cancelled_closes_its_connection() -> None:
+async def test_a_reader_that_is_cancelled_closes_its_connection() -> None:
     """In the middle of a piece."""
     for_ever = asyncio.Event()
 
@@ -341,14 +320,12 @@ def test_a_reader_that_is_cancelled_closes_its_connection() -> None:
         writer.write(head(f"Content-Length: {len(BODY)}") + BODY[: 600 * KIB])
         await for_ever.wait()
 
-    async def scenario(server: Server, origin: S3Origin) -> None:
+    async with playing(exchange) as (server, origin):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
                 await fetch(origin, landing(4 * MIB, 4 * MIB))
         for_ever.set()
         await server.ended.wait()
-
-    play(exchange, scenario)
 
 
 FRAMINGS = {
@@ -358,7 +335,7 @@ FRAMINGS = {
 
 
 @pytest.mark.parametrize(("begin", "chunked"), FRAMINGS.values(), ids=FRAMINGS)
-def test_other_framings_are_read_as_ever(begin: bytes, chunked: bool) -> None:
+async def test_other_framings_are_read_as_ever(begin: bytes, chunked: bool) -> None:
     """Chunks, and bodies that end with their connection, land in the buffer all the same."""
 
     async def exchange(writer: asyncio.StreamWriter) -> None:
@@ -371,15 +348,13 @@ def test_other_framings_are_read_as_ever(begin: bytes, chunked: bool) -> None:
         else:
             writer.close()
 
-    async def scenario(server: Server, origin: S3Origin) -> None:
+    async with playing(exchange) as (server, origin):
         for _ in range(2):
             async with await origin.send(GET) as response:
                 body, lengths = await receive(response, landing())
             assert body == BODY
             assert min(lengths[:-1]) >= 256 * KIB
         assert server.connections == (1 if chunked else 2)
-
-    play(exchange, scenario)
 
 
 async def test_a_body_that_has_all_arrived_and_one_without_bytes_land(strict: StrictOrigin) -> None:

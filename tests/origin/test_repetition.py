@@ -10,7 +10,7 @@ from gateway.core.errors import OriginUnreachable, OutcomeUnknown
 from gateway.origin.client import OriginRequest, StreamedBody
 from gateway.origin.retry import Repetition, repetition
 from gateway.s3.requests import Operation
-from tests.origin.clients import Client, pieces, play
+from tests.origin.clients import Client, pieces, playing
 from tests.support.memory_origin.faults import Answer, Effect, Unreachable, on
 from tests.support.strict_origin import StrictOrigin
 
@@ -73,57 +73,51 @@ def test_what_a_second_time_does(
     ],
     ids=str,
 )
-def test_a_conditional_put_is_not_repeated_where_it_may_be_done(
+async def test_a_conditional_put_is_not_repeated_where_it_may_be_done(
     strict: StrictOrigin, effect: Effect, body: bytes | None
 ) -> None:
     """Not even once: the second would be answered 412, which says that somebody else was there."""
     strict.model.inject(on(PUT), effect)
-
-    async def scenario(client: Client) -> None:
+    async with playing(strict) as client:
         content = StreamedBody(pieces(b"x"), 1) if body is None else body
         with pytest.raises(OutcomeUnknown):
             await client.origin.send(OriginRequest("PUT", "bucket", "new", (), CREATE_ONLY, content))
-
-    play(strict, scenario)
     assert strict.model.count(PUT) == 1
     assert strict.model.data("bucket", "new") == b"x"
 
 
 @pytest.mark.parametrize("effect", [Answer(503, "SlowDown"), Answer(429, "SlowDown")], ids=str)
-def test_a_conditional_put_that_is_sent_away_comes_again(strict: StrictOrigin, effect: Effect) -> None:
+async def test_a_conditional_put_that_is_sent_away_comes_again(strict: StrictOrigin, effect: Effect) -> None:
     """ "Later" means that nothing was done."""
     strict.model.inject(on(PUT), effect)
-
-    async def scenario(client: Client) -> None:
-        async with await client.origin.send(OriginRequest("PUT", "bucket", "new", (), CREATE_ONLY, b"x")) as answer:
-            assert answer.status == 200
-
-    play(strict, scenario)
+    async with (
+        playing(strict) as client,
+        await client.origin.send(OriginRequest("PUT", "bucket", "new", (), CREATE_ONLY, b"x")) as answer,
+    ):
+        assert answer.status == 200
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])
-def test_what_is_sent_once_does_not_come_again(strict: StrictOrigin, method: str) -> None:
+async def test_what_is_sent_once_does_not_come_again(strict: StrictOrigin, method: str) -> None:
     """Who has sent it looks first whether it is still right."""
     strict.model.inject(lambda call: call.key == "new", Answer(503, "SlowDown"), times=None)
-
-    async def scenario(client: Client) -> None:
-        async with await client.origin.send(OriginRequest(method, "bucket", "new", sent_once=True)) as answer:
-            assert answer.status == 503
-
-    play(strict, scenario)
+    async with (
+        playing(strict) as client,
+        await client.origin.send(OriginRequest(method, "bucket", "new", sent_once=True)) as answer,
+    ):
+        assert answer.status == 503
     assert strict.model.count(key="new") == 1
 
 
 @pytest.mark.parametrize(("status", "code"), [(501, "NotImplemented"), (412, "PreconditionFailed"), (403, "No")])
-def test_a_refusal_of_a_conditional_put_is_its_answer(strict: StrictOrigin, status: int, code: str) -> None:
+async def test_a_refusal_of_a_conditional_put_is_its_answer(strict: StrictOrigin, status: int, code: str) -> None:
     """Nothing is unknown there."""
     strict.model.inject(on(PUT), Answer(status, code))
-
-    async def scenario(client: Client) -> None:
-        async with await client.origin.send(OriginRequest("PUT", "bucket", "new", (), CREATE_ONLY, b"x")) as answer:
-            assert answer.status == status
-
-    play(strict, scenario)
+    async with (
+        playing(strict) as client,
+        await client.origin.send(OriginRequest("PUT", "bucket", "new", (), CREATE_ONLY, b"x")) as answer,
+    ):
+        assert answer.status == status
 
 
 async def test_a_conditional_put_that_was_never_sent_is_an_origin_that_is_away() -> None:

@@ -13,7 +13,7 @@ from gateway.core.errors import OriginBusy, S3Error
 from gateway.origin.client import ACCOUNT, StreamedBody
 from gateway.origin.request_body import EXPECT_CONTINUE_MIN_BYTES
 from gateway.s3.requests import Operation
-from tests.origin.clients import MEBIBYTE, Client, pieces, play
+from tests.origin.clients import MEBIBYTE, Client, pieces, playing
 from tests.origin.origins import ask
 from tests.support.memory_origin.faults import Answer, on
 from tests.support.strict_origin import StrictOrigin
@@ -30,24 +30,21 @@ FAILURE = S3Error("BadDigest", "the client's bytes are wrong", 400)
     [((b"abc",), 6), ((b"abc", b"def"), 6), ((b"abc",), None), ((b"x" * MEBIBYTE,), 2 * MEBIBYTE)],
     ids=["in the middle", "at the very end", "unknown length", "large"],
 )
-def test_a_source_that_fails_stores_nothing(
+async def test_a_source_that_fails_stores_nothing(
     strict: StrictOrigin, chunks: tuple[bytes, ...], length: int | None
 ) -> None:
     """The source's own error reaches the caller, even after its last byte; the origin never sees a whole request."""
     strict.accepts_unknown_length = True
-
-    async def scenario(client: Client) -> None:
+    async with playing(strict) as client:
         body = StreamedBody(pieces(*chunks, failure=FAILURE), length)
         with pytest.raises(S3Error) as caught:
             await ask(client.origin, "PUT", "bucket", "new", body=body)
         assert caught.value is FAILURE
         assert (await ask(client.origin, "GET", "bucket", "key")).status == 200
-
-    play(strict, scenario)
     assert "new" not in strict.model.buckets["bucket"].objects
 
 
-def test_a_source_that_fails_is_told_to_the_caller_alone(strict: StrictOrigin) -> None:
+async def test_a_source_that_fails_is_told_to_the_caller_alone(strict: StrictOrigin) -> None:
     """Clients leave in the midst of uploads all the time: asyncio logs nothing of it."""
     logged: list[str] = []
 
@@ -56,42 +53,34 @@ def test_a_source_that_fails_is_told_to_the_caller_alone(strict: StrictOrigin) -
         with suppress(S3Error):
             await ask(client.origin, "PUT", "bucket", "new", body=body)
 
-    async def scenario(client: Client) -> None:
+    async with playing(strict) as client:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context["message"]))
         await send(client)
         gc.collect()
-
-    play(strict, scenario)
     assert logged == []
 
 
-def test_a_failing_source_with_a_trailer_stores_nothing(strict: StrictOrigin) -> None:
+async def test_a_failing_source_with_a_trailer_stores_nothing(strict: StrictOrigin) -> None:
     """The same with the checksum behind the body."""
-
-    async def scenario(client: Client) -> None:
+    async with playing(strict) as client:
         chunks = pieces(b"abc", failure=FAILURE)
         body = StreamedBody(chunks, 3, trailer_name="x-amz-checksum-crc32", trailer_value=lambda: "AAAAAA==")
         with pytest.raises(S3Error, match="BadDigest"):
             await ask(client.origin, "PUT", "bucket", "new", body=body)
-
-    play(strict, scenario)
     assert "new" not in strict.model.buckets["bucket"].objects
 
 
 @pytest.mark.parametrize("length", [2, 4])
-def test_a_body_of_the_wrong_length_stores_nothing(strict: StrictOrigin, length: int) -> None:
+async def test_a_body_of_the_wrong_length_stores_nothing(strict: StrictOrigin, length: int) -> None:
     """Neither cut to its declared length nor left hanging: IncompleteBody."""
-
-    async def scenario(client: Client) -> None:
+    async with playing(strict) as client:
         with pytest.raises(S3Error, match="IncompleteBody"):
             await ask(client.origin, "PUT", "bucket", "new", body=StreamedBody(pieces(b"ab", b"c"), length))
-
-    play(strict, scenario)
     assert "new" not in strict.model.buckets["bucket"].objects
 
 
 @pytest.mark.parametrize("size", [200_000, 4 * MEBIBYTE], ids=["without 100", "waiting for 100"])
-def test_an_early_refusal_is_returned_and_the_source_left_alone(strict: StrictOrigin, size: int) -> None:
+async def test_an_early_refusal_is_returned_and_the_source_left_alone(strict: StrictOrigin, size: int) -> None:
     """The origin answers 403 before the body is over: that is the answer, and nobody reads the source any more."""
     strict.model.inject(on(PUT), Answer(403, "AccessDenied"))
     asked = asyncio.Event()
@@ -102,22 +91,19 @@ def test_an_early_refusal_is_returned_and_the_source_left_alone(strict: StrictOr
         asked.set()
         await never.wait()
 
-    async def scenario(client: Client) -> None:
+    async with playing(strict) as client:
         source = endless()
         answer = await ask(client.origin, "PUT", "bucket", "new", body=StreamedBody(source, size))
         assert answer.status == 403
         assert b"AccessDenied" in answer.body
         await source.aclose()  # RuntimeError if it were still running
         assert asked.is_set() == (size < EXPECT_CONTINUE_MIN_BYTES)
-
-    play(strict, scenario)
     assert "new" not in strict.model.buckets["bucket"].objects
 
 
-def test_a_cancelled_upload_stores_nothing(strict: StrictOrigin) -> None:
+async def test_a_cancelled_upload_stores_nothing(strict: StrictOrigin) -> None:
     """A caller who leaves takes the upload along."""
-
-    async def scenario(client: Client) -> None:
+    async with playing(strict) as client:
         waiting, never = asyncio.Event(), asyncio.Event()
 
         async def source() -> AsyncGenerator[bytes, None]:
@@ -132,15 +118,12 @@ def test_a_cancelled_upload_stores_nothing(strict: StrictOrigin) -> None:
         with pytest.raises(asyncio.CancelledError):
             await sending
         await chunks.aclose()
-
-    play(strict, scenario)
     assert "new" not in strict.model.buckets["bucket"].objects
 
 
-def test_slow_uploads_leave_connections_to_readers(strict: StrictOrigin) -> None:
+async def test_slow_uploads_leave_connections_to_readers(strict: StrictOrigin) -> None:
     """However many clients upload, and however slowly: a quarter of the connections is not for them."""
-
-    async def scenario(client: Client) -> None:
+    async with playing(strict, max_connections=4) as client:
         begun, resume = asyncio.Semaphore(0), asyncio.Event()
 
         async def slow() -> AsyncGenerator[bytes, None]:
@@ -160,14 +143,11 @@ def test_slow_uploads_leave_connections_to_readers(strict: StrictOrigin) -> None
         resume.set()
         assert [(await upload).status for upload in uploads] == [200] * 6
 
-    play(strict, scenario, max_connections=4)
 
-
-def test_trickling_uploads_of_one_hold_up_nobody_else(strict: StrictOrigin) -> None:
+async def test_trickling_uploads_of_one_hold_up_nobody_else(strict: StrictOrigin) -> None:
     """Four connections: who uploads slowly gets two of them, another account's PUT and GET are served at once, and the
     next slow upload is told to slow down."""
-
-    async def scenario(client: Client) -> None:
+    async with playing(strict, max_connections=4, connection_wait_seconds=0.5) as client:
         begun, resume = asyncio.Semaphore(0), asyncio.Event()
 
         async def slow() -> AsyncGenerator[bytes, None]:
@@ -194,13 +174,10 @@ def test_trickling_uploads_of_one_hold_up_nobody_else(strict: StrictOrigin) -> N
         await asyncio.wait(uploads)
         assert [upload.result().status for upload in uploads if upload is not refused] == [200, 200]
 
-    play(strict, scenario, max_connections=4, connection_wait_seconds=0.5)
 
-
-def test_an_upload_whose_bytes_do_not_come_holds_no_connection(strict: StrictOrigin) -> None:
+async def test_an_upload_whose_bytes_do_not_come_holds_no_connection(strict: StrictOrigin) -> None:
     """It takes its connection with its first bytes."""
-
-    async def scenario(client: Client) -> None:
+    async with playing(strict, max_connections=1) as client:
         never = asyncio.Event()
 
         async def idle() -> AsyncGenerator[bytes, None]:
@@ -212,5 +189,3 @@ def test_an_upload_whose_bytes_do_not_come_holds_no_connection(strict: StrictOri
         assert client.origin._client._pool._shares.granted == 0
         sending.cancel()
         await asyncio.wait([sending])
-
-    play(strict, scenario, max_connections=1)

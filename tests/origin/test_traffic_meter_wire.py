@@ -15,7 +15,7 @@ from gateway.origin.s3 import S3Origin
 from gateway.origin.signing import StaticCredentials
 from gateway.origin.traffic_meter import AnswerKind, MeteredOrigin, OriginMeter
 from gateway.s3.requests import Operation
-from tests.origin.clients import MEBIBYTE, Client, play
+from tests.origin.clients import MEBIBYTE, playing
 from tests.origin.origins import STRICT_PAIR
 from tests.support.memory_origin.faults import Answer, on
 from tests.support.strict_origin import StrictOrigin
@@ -95,16 +95,13 @@ async def test_time_spent_waiting_to_send_is_no_stall_of_the_origin(
         await origin.aclose()
 
 
-def test_a_body_that_is_sent_again_is_told_to_the_meter(strict: StrictOrigin) -> None:
+async def test_a_body_that_is_sent_again_is_told_to_the_meter(strict: StrictOrigin) -> None:
     """Each time but the first, which was on the account before."""
     strict.model.inject(on(Operation.PUT_OBJECT), Answer(503, "SlowDown"), times=2)
-
-    async def scenario(client: Client) -> None:
+    async with playing(strict) as client:
         async with await client.origin.send(
             OriginRequest("PUT", "bucket", "new", body=b"abcdefg", slot="a")
         ) as response:
             assert response.status == 200
         assert [attempt.sent_again_bytes for attempt in client.attempts] == [0, 7, 7]
         assert {attempt.slot for attempt in client.attempts} == {"a"}
-
-    play(strict, scenario)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,12 +134,10 @@ async def scene(directory: Path, slots: Sequence[Slot] = (), *, writeback: bool 
         yield Scene(port, gateway, queue, origin)
 
 
-def play(directory: Path, part: Callable[[Scene], Awaitable[None]], *slots: Slot, writeback: bool = False) -> None:
-    async def scenario() -> None:
-        async with scene(directory, slots, writeback=writeback) as played:
-            await part(played)
-
-    asyncio.run(scenario())
+@asynccontextmanager
+async def playing(directory: Path, *slots: Slot, writeback: bool = False) -> AsyncIterator[Scene]:
+    async with scene(directory, slots, writeback=writeback) as played:
+        yield played
 
 
 async def leave(wire: Wire) -> None:
@@ -153,7 +151,7 @@ SLOTS = {"strict": Slot("kept", BUCKET), "ttl": Slot("kept", BUCKET, consistency
 
 @pytest.mark.parametrize("slot", SLOTS)
 @pytest.mark.parametrize("name", rest_is_slow([*READS, *WRITES], *[*READS, *WRITES][::4]))
-def test_who_leaves_the_queue_is_not_served(name: str, slot: str, tmp_path: Path) -> None:
+async def test_who_leaves_the_queue_is_not_served(name: str, slot: str, tmp_path: Path) -> None:
     """A request that waits for a connection to the origin ends with its client; the origin never hears of it."""
     asked = (READS | WRITES)[name]
 
@@ -167,7 +165,7 @@ def test_who_leaves_the_queue_is_not_served(name: str, slot: str, tmp_path: Path
         await played.port.connections(0)
         return played.left_behind()
 
-    async def part(played: Scene) -> None:
+    async with playing(tmp_path, SLOTS[slot]) as played:
         first = await left(played)  # what is opened once stays open
         await left(played)
         assert await left(played) <= first
@@ -175,15 +173,12 @@ def test_who_leaves_the_queue_is_not_served(name: str, slot: str, tmp_path: Path
         played.queue.open.set()
         assert await played.ask(asked) < 300
 
-    play(tmp_path, part, SLOTS[slot])
-
 
 @pytest.mark.parametrize("name", READS)
-def test_a_read_that_the_origin_has_begun_ends_with_its_client(name: str, tmp_path: Path) -> None:
+async def test_a_read_that_the_origin_has_begun_ends_with_its_client(name: str, tmp_path: Path) -> None:
     """The request ends though the origin does not answer; what is shared goes on, and whoever comes next is served."""
     asked = READS[name]
-
-    async def part(played: Scene) -> None:
+    async with playing(tmp_path, SLOTS["ttl"]) as played:
         played.queue.open.set()
         held, reached = asyncio.Event(), asyncio.Event()
         played.origin.faults.append(Fault(lambda _: True, Hold(held, reached)))
@@ -195,16 +190,13 @@ def test_a_read_that_the_origin_has_begun_ends_with_its_client(name: str, tmp_pa
         held.set()
         assert await played.ask(asked) < 300
 
-    play(tmp_path, part, SLOTS["ttl"])
-
 
 @pytest.mark.parametrize("name", [name for name, asked in WRITES.items() if asked.changes])
-def test_a_write_that_the_origin_has_begun_is_seen(name: str, tmp_path: Path) -> None:
+async def test_a_write_that_the_origin_has_begun_is_seen(name: str, tmp_path: Path) -> None:
     """What was remembered of the key before is not believed after a write whose client has left."""
     asked = WRITES[name]
     head = Asked("HEAD", f"/bucket/{asked.changes}")
-
-    async def part(played: Scene) -> None:
+    async with playing(tmp_path, SLOTS["ttl"]) as played:
         played.queue.open.set()
         before = await played.ask(head)
         held, reached = asyncio.Event(), asyncio.Event()
@@ -220,16 +212,13 @@ def test_a_write_that_the_origin_has_begun_is_seen(name: str, tmp_path: Path) ->
         assert after == (200 if asked.changes in played.origin.buckets["bucket"].objects else 404)
         assert after != before or name == "large put", "all of a small body had come"
 
-    play(tmp_path, part, SLOTS["ttl"])
-
 
 @pytest.mark.parametrize("name", ["put", "large put", "delete"])
-def test_a_buffered_write_is_whole_or_not_at_all(name: str, tmp_path: Path) -> None:
+async def test_a_buffered_write_is_whole_or_not_at_all(name: str, tmp_path: Path) -> None:
     """A client that leaves behind the last byte of its write: the node answers all readers alike, and is in order."""
     asked = WRITES[name]
     head = Asked("HEAD", f"/bucket/{asked.changes}")
-
-    async def part(played: Scene) -> None:
+    async with playing(tmp_path, Slot("kept", BUCKET, write="back"), writeback=True) as played:
         played.queue.open.set()
         assert await played.ask(Asked("PUT", "/bucket/first", b"the bucket's profile is learned")) == 200
         for _ in range(5):
@@ -242,8 +231,6 @@ def test_a_buffered_write_is_whole_or_not_at_all(name: str, tmp_path: Path) -> N
         assert [await played.ask(head) for _ in range(3)] == [status] * 3
         assert await played.ask(asked) in (200, 204)
         assert await played.ask(head) == (404 if name == "delete" else 200)
-
-    play(tmp_path, part, Slot("kept", BUCKET, write="back"), writeback=True)
 
 
 @pytest.mark.parametrize("name", ["head", "get", "list", "delete"])

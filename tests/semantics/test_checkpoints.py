@@ -18,7 +18,7 @@ from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.admin.checkpoints import CheckpointsReport
 from tests.support.memory_origin.faults import Answer, Unreachable, on
 from tests.support.slots import Slot
-from tests.support.write_back_gateway import Client, eventually, with_client
+from tests.support.write_back_gateway import Client, a_client, eventually
 
 STEP = "back/run/step-1"
 
@@ -50,10 +50,9 @@ async def save(client: Client, directory: str = STEP) -> None:
     await client.ask("DELETE", f"{directory}/.metadata.tmp", status=204)
 
 
-def test_11_1_objects_of_one_save_are_one_checkpoint(tmp_path: Path) -> None:
+async def test_11_1_objects_of_one_save_are_one_checkpoint(tmp_path: Path) -> None:
     """11.1 By their keys alone; the manifest is under its own name at the end; a pointer belongs to the run."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         async with client.flushing():
             await save(client)
@@ -65,26 +64,21 @@ def test_11_1_objects_of_one_save_are_one_checkpoint(tmp_path: Path) -> None:
         assert one["bytes"] == 2 * len("shard of 0") + len("manifest")
         assert one["missing"] == {"ranks": [], "objects": [], "open_uploads": 0}
 
-    with_client(tmp_path, scenario)
 
-
-def test_11_1_patterns_of_the_slot_say_what_belongs_together(tmp_path: Path) -> None:
+async def test_11_1_patterns_of_the_slot_say_what_belongs_together(tmp_path: Path) -> None:
     """11.1 `checkpoints` of a slot, instead of the known layouts."""
 
-    async def scenario(client: Client) -> None:
+    slots = [Slot("back", Prefix.parse("s3://bucket/back/"), write="back", checkpoints=("back/mine/{step}/",))]
+    async with a_client(tmp_path, slots=slots) as client:
         await client.learn()
         await client.ask("PUT", "back/mine/7/model.pt", b"x")
         await client.ask("PUT", f"{STEP}/model.pt", b"x")
         assert list(await shown(client)) == ["back/mine/7/"]
 
-    slots = [Slot("back", Prefix.parse("s3://bucket/back/"), write="back", checkpoints=("back/mine/{step}/",))]
-    with_client(tmp_path, scenario, slots=slots)
 
-
-def test_11_2_durable_is_said_when_the_bucket_has_all_of_it(tmp_path: Path) -> None:
+async def test_11_2_durable_is_said_when_the_bucket_has_all_of_it(tmp_path: Path) -> None:
     """11.2 Not before the last object is there, and not while one is missing or fails."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         shard = f"{STEP}/__1_0.distcp"
         refusal = client.origin.inject(on(Operation.PUT_OBJECT, key=shard), Answer(403, "AccessDenied"), times=None)
@@ -104,14 +98,11 @@ def test_11_2_durable_is_said_when_the_bucket_has_all_of_it(tmp_path: Path) -> N
         stored = client.origin.buckets["bucket"].objects
         assert all(f"{STEP}/{name}" in stored for name in ("__0_0.distcp", "__1_0.distcp", ".metadata"))
 
-    with_client(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("effect", [Unreachable(), Answer(503, "SlowDown"), Answer(500, "InternalError")], ids=str)
-def test_11_2_an_outage_needs_nobody(tmp_path: Path, effect: Answer | Unreachable) -> None:
+async def test_11_2_an_outage_needs_nobody(tmp_path: Path, effect: Answer | Unreachable) -> None:
     """11.2 It says so while it lasts; what the bucket refuses afterwards is `failed`, as before."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         shard = f"{STEP}/__0_0.distcp"
         fault = client.origin.inject(on(Operation.PUT_OBJECT, key=shard), effect, times=None)
@@ -127,13 +118,10 @@ def test_11_2_an_outage_needs_nobody(tmp_path: Path, effect: Answer | Unreachabl
             await eventually(lambda: client.pending(f"{STEP}/.metadata") is None)
         assert (await shown(client))[f"{STEP}/"]["state"] == "durable"
 
-    with_client(tmp_path, scenario)
 
-
-def test_11_2_a_deleted_checkpoint_is_not_shown(tmp_path: Path) -> None:
+async def test_11_2_a_deleted_checkpoint_is_not_shown(tmp_path: Path) -> None:
     """11.2 Whether it was at the bucket or not, and by whichever request."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         names = ("__0_0.distcp", ".metadata")
         for name in names:
@@ -144,14 +132,11 @@ def test_11_2_a_deleted_checkpoint_is_not_shown(tmp_path: Path) -> None:
             await client.ask("DELETE", f"{STEP}/{name}", status=204)
         assert await shown(client) == {}
 
-    with_client(tmp_path, scenario)
 
-
-def test_11_2_whose_old_versions_are_deleted_is_shown_as_before(tmp_path: Path) -> None:
+async def test_11_2_whose_old_versions_are_deleted_is_shown_as_before(tmp_path: Path) -> None:
     """11.2 A request that names a version says nothing of the others: the object may be there."""
     names = [f"{STEP}/{name}" for name in ("__0_0.distcp", ".metadata")]
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         for name in names:
             await client.ask("PUT", name, b"x")
@@ -169,18 +154,15 @@ def test_11_2_whose_old_versions_are_deleted_is_shown_as_before(tmp_path: Path) 
         await client.ask("DELETE", names[0], status=204)
         assert (await shown(client))[f"{STEP}/"]["files"] == 1
 
-    with_client(tmp_path, scenario)
 
-
-def test_11_2_what_the_origin_refuses_to_delete_is_shown_as_before(tmp_path: Path) -> None:
+async def test_11_2_what_the_origin_refuses_to_delete_is_shown_as_before(tmp_path: Path) -> None:
     """11.2 By a DeleteObjects too, in which other keys were deleted; and where its answer says nothing that is
     understood."""
     names = [f"{STEP}/__{rank}_0.distcp" for rank in range(3)]
     errors = f"<Error><Key>{names[1]}</Key><VersionId/><Code>AccessDenied</Code></Error>"
     errors += f"<Error><Key>{names[2]}</Key><VersionId>old</VersionId><Code>AccessDenied</Code></Error>"
     document = f"<DeleteResult>{errors}</DeleteResult>".encode()
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         for name in names:
             await client.ask("PUT", name, b"x")
@@ -196,25 +178,19 @@ def test_11_2_what_the_origin_refuses_to_delete_is_shown_as_before(tmp_path: Pat
             assert told.body == answer
             assert (await shown(client))[f"{STEP}/"]["files"] == left
 
-    with_client(tmp_path, scenario)
 
-
-def test_11_3_what_goes_through_counts_for_its_checkpoint(tmp_path: Path) -> None:
+async def test_11_3_what_goes_through_counts_for_its_checkpoint(tmp_path: Path) -> None:
     """11.3 As the first write to a bucket does: the bucket has it, and this node knows."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.ask("PUT", f"{STEP}/__0_0.distcp", b"12345")
         one = (await shown(client))[f"{STEP}/"]
         assert (one["files"], one["bytes"], one["bytes_flushed"], one["ranks_seen"]) == (1, 5, 5, [0])
         assert (one["state"], one["missing"]["objects"]) == ("writing", [f"{STEP}/.metadata"])
 
-    with_client(tmp_path, scenario)
 
-
-def test_11_3_an_upload_begins_the_save_with_its_first_byte(tmp_path: Path) -> None:
+async def test_11_3_an_upload_begins_the_save_with_its_first_byte(tmp_path: Path) -> None:
     """11.3 It is seen while nothing of it is acknowledged yet; aborted, it has never been."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         answer = await client.ask("POST", f"{STEP}/rank_3.pt?uploads")
         one = (await shown(client))[f"{STEP}/"]
@@ -223,5 +199,3 @@ def test_11_3_an_upload_begins_the_save_with_its_first_byte(tmp_path: Path) -> N
         upload_id = answer.body.decode().partition("<UploadId>")[2].partition("</UploadId>")[0]
         await client.ask("DELETE", f"{STEP}/rank_3.pt?uploadId={upload_id}", status=204)
         assert await shown(client) == {}
-
-    with_client(tmp_path, scenario)

@@ -6,7 +6,8 @@ import asyncio
 import base64
 import hashlib
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +43,14 @@ IMMUTABLE = Slot("i", PREFIX, "read-write", "immutable")
 NEGATIVE = Slot("n", PREFIX, "read-write", "ttl", 60.0, negative_ttl_seconds=10.0)
 PATIENT = Slot("p", PREFIX, "read-write", "ttl", 60.0, stale_if_unreachable_seconds=100.0)
 
-Scenario = Callable[[GatewayApp, ManualClock], Awaitable[None]]
 
-
-def play(directory: Path, slot: Slot, scenario: Scenario) -> None:
-    """Run a scenario with `k` at the origin. Requests are unsigned, for their clock is not the test's."""
-
-    async def run() -> None:
-        clock = ManualClock()
-        async with gateway_app(directory, slots=[slot], clock=clock, allow_unsigned=True) as gateway:
-            gateway.origin.put("bucket", "k", OLD, {"content-type": "image/jpeg", "x-amz-meta-label": "cat"})
-            await scenario(gateway, clock)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def playing(directory: Path, slot: Slot) -> AsyncIterator[tuple[GatewayApp, ManualClock]]:
+    """A gateway with `k` at the origin. Requests are unsigned, for their clock is not the test's."""
+    clock = ManualClock()
+    async with gateway_app(directory, slots=[slot], clock=clock, allow_unsigned=True) as gateway:
+        gateway.origin.put("bucket", "k", OLD, {"content-type": "image/jpeg", "x-amz-meta-label": "cat"})
+        yield gateway, clock
 
 
 async def ask(gateway: GatewayApp, method: str, target: str = "/bucket/k", **more: Any) -> Answer:
@@ -70,10 +66,9 @@ def heads(gateway: GatewayApp) -> int:
 
 
 @pytest.mark.parametrize("slot", [TTL, IMMUTABLE])
-def test_3_2_head_and_get_are_answered_without_the_origin(tmp_path: Path, slot: Slot) -> None:
+async def test_3_2_head_and_get_are_answered_without_the_origin(tmp_path: Path, slot: Slot) -> None:
     """3.2, 3.3 Within the bound, HEAD and GET are answered from this node with every header that the origin gave."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, slot) as (gateway, _clock):
         first = await ask(gateway, "HEAD")
         body = await ask(gateway, "GET")
         asked = len(gateway.origin.calls)
@@ -85,8 +80,6 @@ def test_3_2_head_and_get_are_answered_without_the_origin(tmp_path: Path, slot: 
         assert (second.body, second.headers["content-length"]) == (b"", str(len(OLD)))
         assert without_ids(body.headers) == without_ids(warm.headers)
         assert body.body == warm.body == OLD
-
-    play(tmp_path, slot, scenario)
 
 
 async def said(question: Awaitable[ObjectHead]) -> dict[str, str]:
@@ -102,10 +95,9 @@ def without_ids(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name not in named}
 
 
-def test_3_1_strict_asks_each_time(tmp_path: Path) -> None:
+async def test_3_1_strict_asks_each_time(tmp_path: Path) -> None:
     """3.1 Every GET asks: the first one by itself, those of what is cached by a HEAD. HEAD is always the origin's."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, STRICT) as (gateway, _clock):
         for _ in range(3):
             await ask(gateway, "GET")
             assert (await ask(gateway, "HEAD")).headers["x-forebay-cache"] == "forwarded"
@@ -113,13 +105,10 @@ def test_3_1_strict_asks_each_time(tmp_path: Path) -> None:
         gateway.origin.inject(on(), Unreachable(), times=None)
         assert (await ask(gateway, "GET")).status == 503
 
-    play(tmp_path, STRICT, scenario)
 
-
-def test_3_2_others_writes_are_seen_when_the_ttl_is_over(tmp_path: Path) -> None:
+async def test_3_2_others_writes_are_seen_when_the_ttl_is_over(tmp_path: Path) -> None:
     """3.2 An answer is never older than metadata_ttl, counted from the question to the origin."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, TTL) as (gateway, clock):
         await ask(gateway, "GET")
         gateway.origin.put("bucket", "k", NEW)
         await clock.advance(59.9)
@@ -128,26 +117,20 @@ def test_3_2_others_writes_are_seen_when_the_ttl_is_over(tmp_path: Path) -> None
         assert (await ask(gateway, "GET")).body == NEW
         assert (await ask(gateway, "GET")).headers["x-forebay-cache"] == "hit"
 
-    play(tmp_path, TTL, scenario)
 
-
-def test_3_3_immutable_objects_are_never_looked_for_again(tmp_path: Path) -> None:
+async def test_3_3_immutable_objects_are_never_looked_for_again(tmp_path: Path) -> None:
     """3.3 Once learned, for good: long after any TTL, and with the origin away."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, clock):
         await ask(gateway, "GET")
         gateway.origin.inject(on(), Unreachable(), times=None)
         await clock.advance(1000.0)
         assert (await ask(gateway, "GET")).body == OLD
         assert (await ask(gateway, "HEAD")).status == 200
 
-    play(tmp_path, IMMUTABLE, scenario)
 
-
-def test_3_4_absence_is_believed_where_a_slot_says_how_long(tmp_path: Path) -> None:
+async def test_3_4_absence_is_believed_where_a_slot_says_how_long(tmp_path: Path) -> None:
     """3.4 For negative_ttl and no longer; GET has NoSuchKey as the origin has it; an own PUT ends it at once."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, NEGATIVE) as (gateway, clock):
         for _ in range(2):
             assert (await ask(gateway, "HEAD", "/bucket/none")).status == 404
             gone = await ask(gateway, "GET", "/bucket/none")
@@ -163,28 +146,24 @@ def test_3_4_absence_is_believed_where_a_slot_says_how_long(tmp_path: Path) -> N
         assert (await ask(gateway, "PUT", "/bucket/other", body=b"mine")).status == 200
         assert (await ask(gateway, "GET", "/bucket/other")).body == b"mine"
 
-    play(tmp_path, NEGATIVE, scenario)
-
 
 @pytest.mark.parametrize("slot", [STRICT, TTL, IMMUTABLE])
-def test_3_4_absence_is_not_believed_elsewhere(tmp_path: Path, slot: Slot) -> None:
+async def test_3_4_absence_is_not_believed_elsewhere(tmp_path: Path, slot: Slot) -> None:
     """3.4 Where negative_ttl is 0, what was absent a moment ago is asked for again."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, slot) as (gateway, _clock):
         assert (await ask(gateway, "GET", "/bucket/none")).status == 404
         assert (await ask(gateway, "HEAD", "/bucket/none")).status == 404
         gateway.origin.put("bucket", "none", NEW)
         assert (await ask(gateway, "HEAD", "/bucket/none")).status == 200
         assert (await ask(gateway, "GET", "/bucket/none")).body == NEW
 
-    play(tmp_path, slot, scenario)
-
 
 @pytest.mark.parametrize("failure", [Unreachable(), Failure(503, "ServiceUnavailable")])
-def test_3_5_older_answers_only_where_the_slot_allows_them(tmp_path: Path, failure: Unreachable | Failure) -> None:
+async def test_3_5_older_answers_only_where_the_slot_allows_them(
+    tmp_path: Path, failure: Unreachable | Failure
+) -> None:
     """3.5 With the origin down, `ttl` goes on for stale_if_unreachable and no longer."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, PATIENT) as (gateway, clock):
         await ask(gateway, "GET")
         gateway.origin.inject(on(), failure, times=None)
         await clock.advance(159.0)
@@ -192,19 +171,14 @@ def test_3_5_older_answers_only_where_the_slot_allows_them(tmp_path: Path, failu
         await clock.advance(2.0)
         assert (await ask(gateway, "GET")).status == 503
 
-    play(tmp_path, PATIENT, scenario)
 
-
-def test_3_5_without_the_setting_an_old_answer_is_none(tmp_path: Path) -> None:
+async def test_3_5_without_the_setting_an_old_answer_is_none(tmp_path: Path) -> None:
     """3.5 The default of stale_if_unreachable is 0."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, TTL) as (gateway, clock):
         await ask(gateway, "GET")
         gateway.origin.inject(on(), Unreachable(), times=None)
         await clock.advance(60.0)
         assert (await ask(gateway, "HEAD")).status == 503
-
-    play(tmp_path, TTL, scenario)
 
 
 @pytest.mark.parametrize("slot", [TTL, IMMUTABLE])
@@ -222,21 +196,17 @@ async def test_3_6_no_cache_asks_the_origin_and_refreshes(tmp_path: Path, slot: 
         assert (await call(gateway.app, "GET", "/bucket/k")).body == NEW
 
 
-def test_3_6_no_cache_of_callers_that_do_not_sign_is_not_heard(tmp_path: Path) -> None:
+async def test_3_6_no_cache_of_callers_that_do_not_sign_is_not_heard(tmp_path: Path) -> None:
     """3.6 Whom nobody knows cannot turn the cache off."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         await ask(gateway, "HEAD")
         assert (await ask(gateway, "HEAD", headers={"Cache-Control": "no-cache"})).headers["x-forebay-cache"] == "hit"
 
-    play(tmp_path, IMMUTABLE, scenario)
-
 
 @pytest.mark.parametrize("slot", [TTL, IMMUTABLE])
-def test_3_7_a_version_that_is_gone_is_looked_up_again(tmp_path: Path, slot: Slot) -> None:
+async def test_3_7_a_version_that_is_gone_is_looked_up_again(tmp_path: Path, slot: Slot) -> None:
     """3.7 Where blocks are missing and the origin has another version, that one is served, whole."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, slot) as (gateway, _clock):
         await ask(gateway, "HEAD")
         etag = gateway.origin.put("bucket", "k", NEW)
         answer = await ask(gateway, "GET")
@@ -247,20 +217,15 @@ def test_3_7_a_version_that_is_gone_is_looked_up_again(tmp_path: Path, slot: Slo
             assert deleted.status == 204
         assert (await ask(gateway, "GET", "/bucket/gone")).status == 404
 
-    play(tmp_path, slot, scenario)
 
-
-def test_3_7_a_change_found_in_the_midst_of_a_body_is_seen_by_the_next_try(tmp_path: Path) -> None:
+async def test_3_7_a_change_found_in_the_midst_of_a_body_is_seen_by_the_next_try(tmp_path: Path) -> None:
     """3.7 An answer that breaks off because the object changed does not break off again and again."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         await ask(gateway, "GET", headers={"Range": "bytes=0-9"})
         gateway.origin.put("bucket", "k", NEW)
         broken = await ask(gateway, "GET")
         assert broken.complete is False or broken.body == NEW
         assert (await ask(gateway, "GET")).body == NEW
-
-    play(tmp_path, IMMUTABLE, scenario)
 
 
 QUESTIONS_FOR_THE_ORIGIN = [
@@ -271,26 +236,22 @@ QUESTIONS_FOR_THE_ORIGIN = [
 
 
 @pytest.mark.parametrize("headers", QUESTIONS_FOR_THE_ORIGIN)
-def test_3_8_what_the_origin_must_judge_it_is_asked_each_time(tmp_path: Path, headers: dict[str, str]) -> None:
+async def test_3_8_what_the_origin_must_judge_it_is_asked_each_time(tmp_path: Path, headers: dict[str, str]) -> None:
     """3.8 Requests that name an owner or a payer are never answered by memory, nor remembered."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         for method in ("HEAD", "GET", "HEAD", "GET"):
             before = gateway.origin.count()
             assert (await ask(gateway, method, headers=headers)).status == 200
             assert gateway.origin.count() > before
         assert cache_label(await ask(gateway, "HEAD")) == "miss"
 
-    play(tmp_path, IMMUTABLE, scenario)
-
 
 @pytest.mark.parametrize("slot", [IMMUTABLE, STRICT])
-def test_3_8_an_offer_need_not_be_taken_up(tmp_path: Path, slot: Slot) -> None:
+async def test_3_8_an_offer_need_not_be_taken_up(tmp_path: Path, slot: Slot) -> None:
     """3.8 Who could do with more than the object is answered from the cache as everybody else; nothing of the offer
     reaches the origin, whose answer might be for this client only. LIST and GetBucketLocation, too."""
     headers = {"x-amz-te": "append-md5"}
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, slot) as (gateway, _clock):
         plain = await ask(gateway, "GET")
         await gateway.blocks.settle()
         gets = gateway.origin.count(Operation.GET_OBJECT)
@@ -306,13 +267,10 @@ def test_3_8_an_offer_need_not_be_taken_up(tmp_path: Path, slot: Slot) -> None:
                 again = await ask(gateway, "GET", target, headers=headers)
                 assert again.headers["x-forebay-cache"] == "hit"
 
-    play(tmp_path, slot, scenario)
 
-
-def test_3_8_checksums_come_to_those_who_asked_for_them_and_to_nobody_else(tmp_path: Path) -> None:
+async def test_3_8_checksums_come_to_those_who_asked_for_them_and_to_nobody_else(tmp_path: Path) -> None:
     """3.8 A look-up with x-amz-checksum-mode is answered by one that was made with it."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         await ask(gateway, "PUT", headers={"x-amz-checksum-crc32": "NSRBwg=="}, body=b"abc")
         mode = {"x-amz-checksum-mode": "ENABLED"}
         assert "x-amz-checksum-crc32" not in (await ask(gateway, "HEAD")).headers
@@ -322,8 +280,6 @@ def test_3_8_checksums_come_to_those_who_asked_for_them_and_to_nobody_else(tmp_p
         assert first.headers["x-amz-checksum-crc32"] == second.headers["x-amz-checksum-crc32"] == "NSRBwg=="
         assert "x-amz-checksum-crc32" not in plain.headers
         assert [cache_label(one) for one in (first, second, plain)] == ["miss", "hit", "hit"]
-
-    play(tmp_path, IMMUTABLE, scenario)
 
 
 OWN_WRITES: list[tuple[str, str, dict[str, str], bytes]] = [
@@ -336,12 +292,11 @@ OWN_WRITES: list[tuple[str, str, dict[str, str], bytes]] = [
 
 
 @pytest.mark.parametrize(("method", "target", "headers", "body"), OWN_WRITES)
-def test_2_1_own_writes_are_seen_at_once_on_every_worker(
+async def test_2_1_own_writes_are_seen_at_once_on_every_worker(
     tmp_path: Path, method: str, target: str, headers: dict[str, str], body: bytes
 ) -> None:
     """2.1, 2.2 Whatever the slot allows to remember, an own write voids it before its 200."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, clock):
         gateway.origin.put("bucket", "source", b"source")
         other = another_worker(gateway, clock)
         before = await ask(gateway, "HEAD")
@@ -356,14 +311,11 @@ def test_2_1_own_writes_are_seen_at_once_on_every_worker(
         )
         await other.settle()  # it writes to records that the gateway is about to close
 
-    play(tmp_path, IMMUTABLE, scenario)
-
 
 @pytest.mark.parametrize("slot", [TTL, IMMUTABLE])
-def test_2_3_a_look_that_began_before_an_own_write_is_not_remembered_after_it(tmp_path: Path, slot: Slot) -> None:
+async def test_2_3_a_look_that_began_before_an_own_write_is_not_remembered_after_it(tmp_path: Path, slot: Slot) -> None:
     """2.3 However late its answer comes: on another worker, during the write, or after it."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, slot) as (gateway, clock):
         other = another_worker(gateway, clock)
         held, reached = asyncio.Event(), asyncio.Event()
         # The answer of the state before the write is on its way while the write is made: held behind the reading.
@@ -385,13 +337,10 @@ def test_2_3_a_look_that_began_before_an_own_write_is_not_remembered_after_it(tm
         await other.settle()
         assert (await ask(gateway, "GET")).body == b"new"
 
-    play(tmp_path, slot, scenario)
 
-
-def test_2_3_a_look_during_an_own_write_is_void_when_the_write_is_answered(tmp_path: Path) -> None:
+async def test_2_3_a_look_during_an_own_write_is_void_when_the_write_is_answered(tmp_path: Path) -> None:
     """2.3 It may land, and be believed, until the write has its answer; not from then on."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         held, reached = asyncio.Event(), asyncio.Event()
         gateway.origin.inject(on(Operation.PUT_OBJECT), Hold(held, reached))
         writing = asyncio.create_task(ask(gateway, "PUT", body=b"new"))
@@ -401,19 +350,14 @@ def test_2_3_a_look_during_an_own_write_is_void_when_the_write_is_answered(tmp_p
         assert (await writing).status == 200
         assert (await ask(gateway, "GET")).body == b"new"
 
-    play(tmp_path, IMMUTABLE, scenario)
 
-
-def test_2_1_a_write_whose_answer_is_lost_voids_too(tmp_path: Path) -> None:
+async def test_2_1_a_write_whose_answer_is_lost_voids_too(tmp_path: Path) -> None:
     """2.1 The origin may have carried it out: nothing older is believed."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         await ask(gateway, "GET")
         gateway.origin.inject(on(Operation.PUT_OBJECT), Unreachable(late=True))
         assert (await ask(gateway, "PUT", body=b"new")).status == 503
         assert (await ask(gateway, "GET")).body == b"new"
-
-    play(tmp_path, IMMUTABLE, scenario)
 
 
 @pytest.mark.parametrize(
@@ -425,12 +369,11 @@ def test_2_1_a_write_whose_answer_is_lost_voids_too(tmp_path: Path) -> None:
         ("PUT", "/bucket?policy", Unreachable()),
     ],
 )
-def test_2_3_a_write_in_doubt_is_not_forgotten_when_the_origin_carries_it_out_later(
+async def test_2_3_a_write_in_doubt_is_not_forgotten_when_the_origin_carries_it_out_later(
     tmp_path: Path, method: str, target: str, failure: Unreachable | Failure
 ) -> None:
     """2.3 What was learned of the key until the doubt is over is not believed behind it, by GET, HEAD and LIST."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, clock):
         gateway.origin.inject(lambda call: call.method == method, failure)
         assert (await ask(gateway, method, target, body=b"new" if method == "PUT" else b"")).status >= 500
         assert (await ask(gateway, "GET")).body == OLD
@@ -443,13 +386,10 @@ def test_2_3_a_write_in_doubt_is_not_forgotten_when_the_origin_carries_it_out_la
         listed = (await ask(gateway, "GET", "/bucket?list-type=2")).body
         assert hashlib.md5(NEW).hexdigest().encode() in listed
 
-    play(tmp_path, IMMUTABLE, scenario)
 
-
-def test_2_3_what_is_no_write_of_this_gateway_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_2_3_what_is_no_write_of_this_gateway_leaves_nothing_behind(tmp_path: Path) -> None:
     """2.3 An invalidation that is cancelled in its midst, too: its successor must not void a bucket for it."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         scope = WriteScope(gateway.catalog, Slots([IMMUTABLE]), "bucket", ["k"] * 20)
         invalidating = asyncio.create_task(invalidate(scope))
         await asyncio.sleep(0)
@@ -458,14 +398,11 @@ def test_2_3_what_is_no_write_of_this_gateway_leaves_nothing_behind(tmp_path: Pa
         await asyncio.gather(invalidating, return_exceptions=True)
         assert InvalidationEpochs(tmp_path / "catalog" / "epochs").left_behind == []
 
-    play(tmp_path, IMMUTABLE, scenario)
-
 
 @pytest.mark.parametrize("refusal", [Failure(403, "AccessDenied"), Failure(503, "SlowDown")])
-def test_2_3_a_write_that_is_refused_leaves_no_doubt(tmp_path: Path, refusal: Failure) -> None:
+async def test_2_3_a_write_that_is_refused_leaves_no_doubt(tmp_path: Path, refusal: Failure) -> None:
     """2.3 What the origin has said it will not do is over: what is learned afterwards stays remembered."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, clock):
         gateway.origin.inject(on(Operation.PUT_OBJECT), refusal)
         assert (await ask(gateway, "PUT", body=b"new")).status == refusal.status
         await ask(gateway, "GET")
@@ -474,17 +411,14 @@ def test_2_3_a_write_that_is_refused_leaves_no_doubt(tmp_path: Path, refusal: Fa
         assert (await ask(gateway, "GET")).body == OLD
         assert len(gateway.origin.calls) == asked
 
-    play(tmp_path, IMMUTABLE, scenario)
-
 
 @pytest.mark.parametrize("target", ["/bucket/k", "/bucket/small"])
 @pytest.mark.parametrize("away", [False, True])
-def test_1_1_a_damaged_block_of_a_version_that_is_gone_is_no_internal_error(
+async def test_1_1_a_damaged_block_of_a_version_that_is_gone_is_no_internal_error(
     tmp_path: Path, target: str, away: bool
 ) -> None:
     """1.1, 8.1 Found out before the first byte: the new version is looked up; 503 where the origin is away."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         gateway.origin.put("bucket", "small", b"old")
         for _ in range(2):
             await ask(gateway, "GET", target)
@@ -496,8 +430,6 @@ def test_1_1_a_damaged_block_of_a_version_that_is_gone_is_no_internal_error(
         answer = await ask(gateway, "GET", target)
         assert (answer.status, answer.complete) == (503 if away else 200, True)
         assert answer.body == NEW or away
-
-    play(tmp_path, IMMUTABLE, scenario)
 
 
 def another_worker(gateway: GatewayApp, clock: ManualClock) -> Catalog:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,28 +49,23 @@ class Kept:
             await asyncio.sleep(0.005)
 
 
-def play(
-    directory: Path, slot: Slot, refresh_seconds: float | None, scenario: Callable[[Kept], Awaitable[None]]
-) -> None:
-    async def run() -> None:
-        clock = ManualClock()
-        async with gateway_app(directory, slots=[slot], clock=clock, allow_unsigned=True) as gateway:
-            for key in ("a/1", "a/2", "b", "c/1"):
-                gateway.origin.put("bucket", key, b"old")
-            tools = JobDependencies(gateway.origin, gateway.catalog, gateway.blocks, Slots([slot]), clock)
-            indexes = Indexes.open(tools, [IndexPlan(slot.name, refresh_seconds, 2)])
-            try:
-                await scenario(Kept(gateway, indexes, clock))
-            finally:
-                await indexes.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def playing(directory: Path, slot: Slot, refresh_seconds: float | None) -> AsyncIterator[Kept]:
+    clock = ManualClock()
+    async with gateway_app(directory, slots=[slot], clock=clock, allow_unsigned=True) as gateway:
+        for key in ("a/1", "a/2", "b", "c/1"):
+            gateway.origin.put("bucket", key, b"old")
+        tools = JobDependencies(gateway.origin, gateway.catalog, gateway.blocks, Slots([slot]), clock)
+        indexes = Indexes.open(tools, [IndexPlan(slot.name, refresh_seconds, 2)])
+        try:
+            yield Kept(gateway, indexes, clock)
+        finally:
+            await indexes.close()
 
 
-def test_3_17_list_needs_no_origin_behind_a_crawl(tmp_path: Path) -> None:
+async def test_3_17_list_needs_no_origin_behind_a_crawl(tmp_path: Path) -> None:
     """3.17 Nobody has listed anything: whatever is asked for is answered from the index, for as long as it is kept."""
-
-    async def scenario(kept: Kept) -> None:
+    async with playing(tmp_path, TTL, 30.0) as kept:
         await kept.crawled(1)
         for _ in range(3):
             asked = kept.gateway.origin.count(Operation.LIST_OBJECTS_V2)
@@ -80,13 +76,10 @@ def test_3_17_list_needs_no_origin_behind_a_crawl(tmp_path: Path) -> None:
             await kept.pass_seconds(31)
             await kept.crawled(crawls + 1)
 
-    play(tmp_path, TTL, 30.0, scenario)
 
-
-def test_3_17_nothing_listed_is_older_than_the_bound(tmp_path: Path) -> None:
+async def test_3_17_nothing_listed_is_older_than_the_bound(tmp_path: Path) -> None:
     """3.17 A crawl that does not come about makes nothing older: the origin is asked, as without an index."""
-
-    async def scenario(kept: Kept) -> None:
+    async with playing(tmp_path, TTL, 30.0) as kept:
         await kept.crawled(1)
         down = kept.gateway.origin.inject(on(Operation.LIST_OBJECTS_V2), Unreachable(), times=None)
         kept.gateway.origin.put("bucket", "new", b"x")
@@ -98,13 +91,10 @@ def test_3_17_nothing_listed_is_older_than_the_bound(tmp_path: Path) -> None:
         down.times = 0
         assert "new" in await keys(kept.gateway)
 
-    play(tmp_path, TTL, 30.0, scenario)
 
-
-def test_3_17_own_writes_are_listed_at_once(tmp_path: Path) -> None:
+async def test_3_17_own_writes_are_listed_at_once(tmp_path: Path) -> None:
     """3.17 Between crawls, and whatever a crawl finds."""
-
-    async def scenario(kept: Kept) -> None:
+    async with playing(tmp_path, TTL, 30.0) as kept:
         await kept.crawled(1)
         await write(kept.gateway, "PUT", "/bucket/own", b"x")
         await write(kept.gateway, "DELETE", "/bucket/b")
@@ -116,13 +106,10 @@ def test_3_17_own_writes_are_listed_at_once(tmp_path: Path) -> None:
         assert source(answer) == "hit"
         assert await keys(kept.gateway) == expected
 
-    play(tmp_path, TTL, 30.0, scenario)
 
-
-def test_3_17_what_others_changed_is_found_in_an_immutable_slot_too(tmp_path: Path) -> None:
+async def test_3_17_what_others_changed_is_found_in_an_immutable_slot_too(tmp_path: Path) -> None:
     """3.17 Within the period and a crawl: GET has the new version, and what is gone is gone."""
-
-    async def scenario(kept: Kept) -> None:
+    async with playing(tmp_path, IMMUTABLE, 30.0) as kept:
         gateway = kept.gateway
         await kept.crawled(1)
         for key in ("a/1", "b"):
@@ -137,8 +124,6 @@ def test_3_17_what_others_changed_is_found_in_an_immutable_slot_too(tmp_path: Pa
         assert (await call(gateway.app, "GET", "/bucket/a/1", sign=False)).body == b"new"
         assert (await call(gateway.app, "GET", "/bucket/b", sign=False)).status == 404
         assert await keys(gateway) == ["a/1", "a/2", "c/1"]
-
-    play(tmp_path, IMMUTABLE, 30.0, scenario)
 
 
 async def test_3_14_a_crawl_around_a_frozen_slot_leaves_its_blocks_alone(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -25,20 +26,15 @@ TTL = Slot("t", PREFIX, "read-write", "ttl", 60.0)
 STRICT = Slot("s", PREFIX)
 LONG = 1000.0
 
-Scenario = Callable[[GatewayApp, ManualClock], Awaitable[None]]
 
-
-def play(directory: Path, slot: Slot, scenario: Scenario) -> None:
-    """Run a scenario with `k` at the origin since long ago."""
-
-    async def run() -> None:
-        clock = ManualClock()
-        async with gateway_app(directory, slots=[slot], clock=clock, allow_unsigned=True) as gateway:
-            gateway.origin.put("bucket", "k", b"old", {"x-amz-meta-label": "cat"})
-            await clock.advance(LONG)
-            await scenario(gateway, clock)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def playing(directory: Path, slot: Slot) -> AsyncIterator[tuple[GatewayApp, ManualClock]]:
+    """A gateway with `k` at the origin since long ago."""
+    clock = ManualClock()
+    async with gateway_app(directory, slots=[slot], clock=clock, allow_unsigned=True) as gateway:
+        gateway.origin.put("bucket", "k", b"old", {"x-amz-meta-label": "cat"})
+        await clock.advance(LONG)
+        yield gateway, clock
 
 
 async def ask(gateway: GatewayApp, method: str, target: str = "/bucket/k", body: bytes = b"") -> Answer:
@@ -52,10 +48,9 @@ async def list_bucket(gateway: GatewayApp, query: str = "list-type=2") -> Answer
     return await ask(gateway, "GET", f"/bucket?{query}")
 
 
-def test_3_11_a_listing_keeps_what_is_remembered_fresh(tmp_path: Path) -> None:
+async def test_3_11_a_listing_keeps_what_is_remembered_fresh(tmp_path: Path) -> None:
     """3.11 After a LIST, HEAD and GET go on as of that LIST, with every header, without the origin; then they ask."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, TTL) as (gateway, clock):
         first = await ask(gateway, "HEAD")
         await ask(gateway, "GET")
         await clock.advance(LONG)
@@ -68,8 +63,6 @@ def test_3_11_a_listing_keeps_what_is_remembered_fresh(tmp_path: Path) -> None:
         assert (head.headers["x-amz-meta-label"], head.headers["etag"]) == ("cat", first.headers["etag"])
         await clock.advance(1.0)
         assert cache_label(await ask(gateway, "HEAD")) == "miss"
-
-    play(tmp_path, TTL, scenario)
 
 
 IMMUTABLE = Slot("i", PREFIX, "read-write", "immutable")
@@ -89,13 +82,12 @@ LISTS = [
 @pytest.mark.parametrize("slot", [TTL, IMMUTABLE, NEGATIVE, PART], ids=lambda slot: slot.name)
 @pytest.mark.parametrize(("query", "headers"), LISTS)
 @pytest.mark.parametrize("listed_before", [False, True])
-def test_3_11_what_a_listing_shows_is_what_is_read(
+async def test_3_11_what_a_listing_shows_is_what_is_read(
     tmp_path: Path, slot: Slot, query: str, headers: dict[str, str], listed_before: bool
 ) -> None:
     """3.11 When a client has been shown another version, or an object that was absent, HEAD and GET are not answered by
     what was remembered: a range behind the end that the object had is read."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, slot) as (gateway, clock):
         gateway.origin.put("bucket", "k", b"1" * 100)
         gateway.origin.put("bucket", "k" * 600, b"1" * 100)
         if listed_before:
@@ -116,8 +108,6 @@ def test_3_11_what_a_listing_shows_is_what_is_read(
             assert (answer.status, answer.body) == (206, b"2" * 50), key[:10]
             assert head.headers["content-length"] == "1000"
         assert shown
-
-    play(tmp_path, slot, scenario)
 
 
 VERSIONS = """<?xml version="1.0"?><ListVersionsResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{}
@@ -141,12 +131,11 @@ ATTRIBUTES = "<GetObjectAttributesResponse><ETag>{}</ETag></GetObjectAttributesR
         ("/bucket/k?attributes", ATTRIBUTES),
     ],
 )
-def test_3_11_what_any_answer_shows_of_a_key_is_what_is_read(
+async def test_3_11_what_any_answer_shows_of_a_key_is_what_is_read(
     tmp_path: Path, slot: Slot, target: str, document: str
 ) -> None:
     """3.11 Answers of the origin that Forebay hands on unchanged void what they show otherwise, and nothing else."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, slot) as (gateway, _clock):
         etag = (await ask(gateway, "HEAD")).headers["etag"].strip('"')
         for shown in (etag, "f" * 32):
             body = document.replace("{}", shown).encode()
@@ -159,8 +148,6 @@ def test_3_11_what_any_answer_shows_of_a_key_is_what_is_read(
             is_known = shown == etag and "DeleteMarker" not in document
             assert cache_label(await ask(gateway, "HEAD")) == ("hit" if is_known else "miss")
 
-    play(tmp_path, slot, scenario)
-
 
 @pytest.mark.parametrize("slot", [TTL, IMMUTABLE], ids=lambda slot: slot.name)
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -168,12 +155,11 @@ def test_3_11_what_any_answer_shows_of_a_key_is_what_is_read(
 @pytest.mark.parametrize(
     ("query", "headers"), [("", {"x-amz-expected-bucket-owner": "123456789012"}), ("?partNumber=1", {})]
 )
-def test_3_11_an_answer_past_the_cache_is_what_is_read_next(
+async def test_3_11_an_answer_past_the_cache_is_what_is_read_next(
     tmp_path: Path, slot: Slot, method: str, change: str, query: str, headers: dict[str, str]
 ) -> None:
     """3.11 The origin's own answer to a GET or HEAD leads no reader back to the version before it."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, slot) as (gateway, _clock):
         assert (await ask(gateway, "GET")).body == b"old"
         if change == "deleted":
             del gateway.origin.buckets["bucket"].objects["k"]
@@ -184,10 +170,8 @@ def test_3_11_an_answer_past_the_cache_is_what_is_read_next(
         assert shown.status == (404 if change == "deleted" else 206 if query else 200)
         assert (read.status, read.body) == (200, b"newer") if change != "deleted" else read.status == 404
 
-    play(tmp_path, slot, scenario)
 
-
-def test_3_11_a_listing_that_shows_the_same_voids_nothing(tmp_path: Path) -> None:
+async def test_3_11_a_listing_that_shows_the_same_voids_nothing(tmp_path: Path) -> None:
     """3.11 Neither one that writes the ETag without quotes, twice in quotes, or in capitals, nor one that has none. The
     listing confirms what is remembered all the same, where it has an ETag."""
     etag = re.compile(rb"(?<=<ETag>).*?(?=</ETag>)")
@@ -199,8 +183,7 @@ def test_3_11_a_listing_that_shows_the_same_voids_nothing(tmp_path: Path) -> Non
         lambda body: etag.sub(lambda found: b"W/" + found[0], body),
         lambda body: etag.sub(b"", body),
     ]
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, TTL) as (gateway, clock):
         await ask(gateway, "GET")
         for number, change in enumerate(changes, 1):
             await clock.advance(50.0 if number < len(changes) else 1.0)
@@ -212,14 +195,11 @@ def test_3_11_a_listing_that_shows_the_same_voids_nothing(tmp_path: Path) -> Non
             assert (await ask(gateway, "HEAD")).headers["x-forebay-cache"] == "hit"
             assert len(gateway.origin.calls) == asked
 
-    play(tmp_path, TTL, scenario)
-
 
 @pytest.mark.parametrize("change", ["overwritten", "copied in place", "deleted", "tagged"])
-def test_3_11_what_is_listed_otherwise_is_asked_for(tmp_path: Path, change: str) -> None:
+async def test_3_11_what_is_listed_otherwise_is_asked_for(tmp_path: Path, change: str) -> None:
     """3.11 A listing that shows another version, or none, confirms nothing; nor does one of an object with tags."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, TTL) as (gateway, clock):
         if change == "tagged":
             gateway.origin.put("bucket", "k", b"old")
             await clock.advance(LONG)
@@ -239,8 +219,6 @@ def test_3_11_what_is_listed_otherwise_is_asked_for(tmp_path: Path, change: str)
         assert answer.status == (404 if change == "deleted" else 200)
         assert answer.headers.get("x-amz-meta-label") == ("dog" if change == "copied in place" else None)
 
-    play(tmp_path, TTL, scenario)
-
 
 TAGS = b"<Tagging><TagSet><Tag><Key>a</Key><Value>b</Value></Tag></TagSet></Tagging>"
 
@@ -250,10 +228,9 @@ async def outside(gateway: GatewayApp, request: OriginRequest) -> None:
         assert response.status in (200, 204)
 
 
-def test_3_11_a_copy_in_the_same_second_is_never_taken_for_the_same(tmp_path: Path) -> None:
+async def test_3_11_a_copy_in_the_same_second_is_never_taken_for_the_same(tmp_path: Path) -> None:
     """3.11 What was asked within a minute of its date is confirmed by no listing: ETag, size and date may lie."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, TTL) as (gateway, clock):
         gateway.origin.put("bucket", "k", b"same", {"x-amz-meta-label": "cat"})
         await clock.advance(0.25)
         await ask(gateway, "HEAD")
@@ -262,14 +239,11 @@ def test_3_11_a_copy_in_the_same_second_is_never_taken_for_the_same(tmp_path: Pa
         await list_bucket(gateway)
         assert (await ask(gateway, "HEAD")).headers["x-amz-meta-label"] == "dog"
 
-    play(tmp_path, TTL, scenario)
-
 
 @pytest.mark.parametrize("change", ["overwritten", "deleted"])
-def test_3_11_what_a_listing_finds_changed_is_forgotten(tmp_path: Path, change: str) -> None:
+async def test_3_11_what_a_listing_finds_changed_is_forgotten(tmp_path: Path, change: str) -> None:
     """3.11 A listing that finds another version than the one before it ends what is remembered, before the TTL does."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, TTL) as (gateway, clock):
         await list_bucket(gateway)
         await clock.advance(50.0)
         await ask(gateway, "GET")
@@ -283,13 +257,10 @@ def test_3_11_what_a_listing_finds_changed_is_forgotten(tmp_path: Path, change: 
         answer = await ask(gateway, "GET")
         assert (answer.status, answer.body == b"newer") == ((200, True) if change == "overwritten" else (404, False))
 
-    play(tmp_path, TTL, scenario)
 
-
-def test_3_11_own_writes_are_not_confirmed_by_older_listings(tmp_path: Path) -> None:
+async def test_3_11_own_writes_are_not_confirmed_by_older_listings(tmp_path: Path) -> None:
     """2.1, 3.11 A page that was asked for before an own write, and comes after it, confirms nothing."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, TTL) as (gateway, clock):
         await ask(gateway, "HEAD")
         await clock.advance(LONG)
         until = asyncio.Event()
@@ -304,18 +275,13 @@ def test_3_11_own_writes_are_not_confirmed_by_older_listings(tmp_path: Path) -> 
         assert (head.headers["content-length"], "x-amz-meta-label" in head.headers) == ("3", False)
         assert (await ask(gateway, "GET")).body == b"own"
 
-    play(tmp_path, TTL, scenario)
 
-
-def test_3_11_strict_takes_no_listings_word(tmp_path: Path) -> None:
+async def test_3_11_strict_takes_no_listings_word(tmp_path: Path) -> None:
     """3.1, 3.11 In a strict slot, HEAD and GET ask whatever was listed; what is remembered there is nothing."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, STRICT) as (gateway, _clock):
         await ask(gateway, "HEAD")
         await list_bucket(gateway)
         assert (await ask(gateway, "HEAD")).headers["x-forebay-cache"] == "forwarded"
-
-    play(tmp_path, STRICT, scenario)
 
 
 async def test_3_11_another_slots_listing_counts_by_this_slots_bound(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix
 from tests.origin.origins import xml
 from tests.support.asgi import call
-from tests.support.gateway_app import GatewayApp, gateway_app
+from tests.support.gateway_app import gateway_app
 from tests.support.listing_scenarios import (
     IMMUTABLE,
     LIST,
@@ -24,7 +24,7 @@ from tests.support.listing_scenarios import (
     ask,
     keys,
     names,
-    play,
+    playing,
     source,
     token_of,
     write,
@@ -36,10 +36,9 @@ from tests.support.slots import Slot
 
 
 @pytest.mark.parametrize("slot", [TTL, IMMUTABLE])
-def test_3_9_what_was_listed_is_listed_without_the_origin(tmp_path: Path, slot: Slot) -> None:
+async def test_3_9_what_was_listed_is_listed_without_the_origin(tmp_path: Path, slot: Slot) -> None:
     """3.9 Whatever part of it is asked for, in either version, with any delimiter."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, slot) as (gateway, _clock):
         assert source(await ask(gateway, "/bucket")) == "miss"
         asked = len(gateway.origin.calls)
         for query in ("list-type=2", "list-type=2&prefix=a/", "delimiter=/", "list-type=2&start-after=b&max-keys=1"):
@@ -51,16 +50,13 @@ def test_3_9_what_was_listed_is_listed_without_the_origin(tmp_path: Path, slot: 
         assert xml(nothing.body).findtext("IsTruncated") == "false"
         assert len(gateway.origin.calls) == asked
 
-    play(tmp_path, scenario, slot)
-
 
 @pytest.mark.parametrize("slot", [TTL, IMMUTABLE])
 @pytest.mark.parametrize("query", ["list-type=2", "list-type=2&encoding-type=url", "encoding-type=url"])
-def test_3_9_keys_are_listed_as_the_origin_has_them(tmp_path: Path, slot: Slot, query: str) -> None:
+async def test_3_9_keys_are_listed_as_the_origin_has_them(tmp_path: Path, slot: Slot, query: str) -> None:
     """3.9 An origin that knows no `encoding-type` does not name it in its answer: its keys are not decoded."""
     odd = ["a%20b", "a+b.txt", "\u00e4.txt", "a&b", "100%", "dir+x/%2F"]
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, slot) as (gateway, _clock):
         for key in odd:
             gateway.origin.put("bucket", f"odd/{key}", b"x")
         listed: dict[bool, list[bytes]] = {True: [], False: []}
@@ -76,38 +72,29 @@ def test_3_9_keys_are_listed_as_the_origin_has_them(tmp_path: Path, slot: Slot, 
             ["odd/a%20b", "odd/a+", "odd/\u00e4.txt", "odd/a&b", "odd/100%", "odd/dir+"], key=str.encode
         )
 
-    play(tmp_path, scenario, slot)
 
-
-def test_3_9_a_page_of_nothing_teaches_nothing(tmp_path: Path) -> None:
+async def test_3_9_a_page_of_nothing_teaches_nothing(tmp_path: Path) -> None:
     """3.9 That there are no keys in an answer to `max-keys=0` does not say that there are none."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         assert await keys(gateway, "/bucket?list-type=2&max-keys=0") == []
         assert len(await keys(gateway)) == 4
 
-    play(tmp_path, scenario, IMMUTABLE)
 
-
-def test_3_9_a_listing_with_a_strict_part_is_the_origins_own_answer(tmp_path: Path) -> None:
+async def test_3_9_a_listing_with_a_strict_part_is_the_origins_own_answer(tmp_path: Path) -> None:
     """3.9 Forwarded, tokens included; a prefix that has nothing strict in it is not."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE, STRICT_PART) as (gateway, _clock):
         for target in (LIST, f"{LIST}&prefix=str", f"{LIST}&prefix=strict/x", "/bucket?prefix=strict/"):
             for _ in range(2):
                 assert source(await ask(gateway, target)) == "forwarded"
         await ask(gateway, f"{LIST}&prefix=a")
         assert source(await ask(gateway, f"{LIST}&prefix=a")) == "hit"
 
-    play(tmp_path, scenario, IMMUTABLE, STRICT_PART)
 
-
-def test_3_9_no_page_is_older_than_the_strictest_slot_allows(tmp_path: Path) -> None:
+async def test_3_9_no_page_is_older_than_the_strictest_slot_allows(tmp_path: Path) -> None:
     """3.9 What others wrote is listed when metadata_ttl is over, counted from the question; earlier where a part has
     a shorter one.
     """
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, TTL, SHORT_PART) as (gateway, clock):
         await ask(gateway)
         gateway.origin.put("bucket", "new", b"")
         await clock.advance(9.9)
@@ -121,13 +108,10 @@ def test_3_9_no_page_is_older_than_the_strictest_slot_allows(tmp_path: Path) -> 
         await clock.advance(0.2)
         assert "a/new" in await keys(gateway, f"{LIST}&prefix=a")
 
-    play(tmp_path, scenario, TTL, SHORT_PART)
 
-
-def test_3_9_what_others_deleted_leaves_the_listing(tmp_path: Path) -> None:
+async def test_3_9_what_others_deleted_leaves_the_listing(tmp_path: Path) -> None:
     """3.9 A page of the origin takes keys out of the index that it does not have."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, TTL) as (gateway, clock):
         await ask(gateway)
         async with await gateway.origin.send(OriginRequest("DELETE", "bucket", "a/2")) as deleted:
             assert deleted.status == 204
@@ -136,14 +120,13 @@ def test_3_9_what_others_deleted_leaves_the_listing(tmp_path: Path) -> None:
             answer = await ask(gateway)
             assert (source(answer), names(answer)) == (expected, ["a/1", "b", "c/1"])
 
-    play(tmp_path, scenario, TTL)
-
 
 @pytest.mark.parametrize("failure", [Unreachable(), Failure(500), Failure(503, "SlowDown")])
-def test_3_5_an_older_page_stands_in_for_an_origin_that_is_down(tmp_path: Path, failure: Unreachable | Failure) -> None:
+async def test_3_5_an_older_page_stands_in_for_an_origin_that_is_down(
+    tmp_path: Path, failure: Unreachable | Failure
+) -> None:
     """3.5 As long as stale_if_unreachable allows; then its error."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, PATIENT) as (gateway, clock):
         await ask(gateway)
         gateway.origin.inject(on(), failure, times=None)
         await clock.advance(159.0)
@@ -151,21 +134,16 @@ def test_3_5_an_older_page_stands_in_for_an_origin_that_is_down(tmp_path: Path, 
         await clock.advance(2.0)
         assert (await ask(gateway)).status in (500, 503)
 
-    play(tmp_path, scenario, PATIENT)
 
-
-def test_3_5_what_was_written_is_not_left_out_of_an_older_page(tmp_path: Path) -> None:
+async def test_3_5_what_was_written_is_not_left_out_of_an_older_page(tmp_path: Path) -> None:
     """2.1 Rather an error than a listing without an own write."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, PATIENT) as (gateway, clock):
         await ask(gateway)
         await write(gateway, "PUT", "/bucket/new", b"new")
         gateway.origin.inject(on(), Unreachable(), times=None)
         await clock.advance(100.0)
         assert (await ask(gateway)).status == 503
         assert (await ask(gateway, f"{LIST}&prefix=a/")).status == 200
-
-    play(tmp_path, scenario, PATIENT)
 
 
 async def test_3_6_no_cache_asks_the_origin_and_refreshes(tmp_path: Path) -> None:
@@ -180,10 +158,9 @@ async def test_3_6_no_cache_asks_the_origin_and_refreshes(tmp_path: Path) -> Non
         assert (source(after), names(after)) == ("hit", ["a", "b", "c"])
 
 
-def test_3_7_a_version_that_is_found_to_be_gone_leaves_the_listing(tmp_path: Path) -> None:
+async def test_3_7_a_version_that_is_found_to_be_gone_leaves_the_listing(tmp_path: Path) -> None:
     """3.7 What a GET finds out, LIST knows too."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         await ask(gateway)
         await call(gateway.app, "HEAD", "/bucket/b", sign=False)
         await gateway.catalog.settle()
@@ -192,27 +169,21 @@ def test_3_7_a_version_that_is_found_to_be_gone_leaves_the_listing(tmp_path: Pat
         assert (await call(gateway.app, "GET", "/bucket/b", sign=False)).body == b"another version"
         assert etag.strip('"').encode() in (await ask(gateway)).body
 
-    play(tmp_path, scenario, IMMUTABLE)
-
 
 @pytest.mark.parametrize(
     "headers", [{"x-amz-request-payer": "requester"}, {"x-amz-expected-bucket-owner": "1"}, {"origin": "https://a.b"}]
 )
-def test_3_8_what_the_origin_must_judge_it_is_asked_each_time(tmp_path: Path, headers: dict[str, str]) -> None:
+async def test_3_8_what_the_origin_must_judge_it_is_asked_each_time(tmp_path: Path, headers: dict[str, str]) -> None:
     """3.8 Forwarded, whatever is known."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         await ask(gateway)
         for _ in range(2):
             assert source(await ask(gateway, LIST, headers)) == "forwarded"
 
-    play(tmp_path, scenario, IMMUTABLE)
 
-
-def test_8_3_without_the_directory_listings_go_on(tmp_path: Path) -> None:
+async def test_8_3_without_the_directory_listings_go_on(tmp_path: Path) -> None:
     """8.3, 9.3 Every page is the origin's, tokens that were given before are good, and own writes are there."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, clock):
         first = await ask(gateway, f"{LIST}&max-keys=2")
         closed = Catalog.switched_off(gateway.origin, clock)
         app = dataclasses.replace(gateway.app, services=dataclasses.replace(gateway.app.services, catalog=closed))
@@ -223,13 +194,13 @@ def test_8_3_without_the_directory_listings_go_on(tmp_path: Path) -> None:
         assert "new" in await keys(gateway, app=app)
         await closed.close()
 
-    play(tmp_path, scenario, IMMUTABLE)
 
-
-def test_7_2_errors_of_the_origin_reach_the_client(tmp_path: Path) -> None:
+async def test_7_2_errors_of_the_origin_reach_the_client(tmp_path: Path) -> None:
     """7.2 With status, code and message; and nothing is learned from them."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE, Slot("n", Prefix.parse("s3://nobucket/"), "read-write", "immutable")) as (
+        gateway,
+        _clock,
+    ):
         for _ in range(2):
             answer = await ask(gateway, "/nobucket?list-type=2")
             assert answer.status == 404
@@ -238,13 +209,10 @@ def test_7_2_errors_of_the_origin_reach_the_client(tmp_path: Path) -> None:
         assert (await ask(gateway)).status == 403
         assert source(await ask(gateway)) == "miss"
 
-    play(tmp_path, scenario, IMMUTABLE, Slot("n", Prefix.parse("s3://nobucket/"), "read-write", "immutable"))
 
-
-def test_3_9_all_who_ask_the_same_at_once_are_one_question(tmp_path: Path) -> None:
+async def test_3_9_all_who_ask_the_same_at_once_are_one_question(tmp_path: Path) -> None:
     """3.9 Ranks of a job list the same prefix when it starts: the origin is asked once, also by one that leaves."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         held, reached = asyncio.Event(), asyncio.Event()
         gateway.origin.inject(on(), Hold(held, reached), times=None)
         listings = [asyncio.create_task(call(gateway.app, "GET", LIST, sign=False)) for _ in range(20)]
@@ -259,13 +227,10 @@ def test_3_9_all_who_ask_the_same_at_once_are_one_question(tmp_path: Path) -> No
         await gateway.catalog.settle()
         assert source(await ask(gateway)) == "hit"
 
-    play(tmp_path, scenario, IMMUTABLE)
 
-
-def test_7_2_an_error_is_told_to_all_who_wait_for_the_answer(tmp_path: Path) -> None:
+async def test_7_2_an_error_is_told_to_all_who_wait_for_the_answer(tmp_path: Path) -> None:
     """7.2 And the next one asks again."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         held, reached = asyncio.Event(), asyncio.Event()
         gateway.origin.inject(on(), Hold(held, reached))
         gateway.origin.inject(on(), Failure(403, "AccessDenied"))
@@ -276,8 +241,6 @@ def test_7_2_an_error_is_told_to_all_who_wait_for_the_answer(tmp_path: Path) -> 
             answer = await listing
             assert (answer.status, b"<Code>AccessDenied</Code>" in answer.body) == (403, True)
         assert (await ask(gateway)).status == 200
-
-    play(tmp_path, scenario, IMMUTABLE)
 
 
 async def test_3_9_what_becomes_strict_is_forgotten(tmp_path: Path) -> None:

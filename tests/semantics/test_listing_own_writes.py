@@ -28,20 +28,18 @@ from tests.support.listing_scenarios import (
     ask,
     keys,
     names,
-    play,
+    playing,
     source,
     write,
 )
-from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.faults import Hold, Unreachable, on
 from tests.support.stopped_process import stopped_writer
 
 
 @pytest.mark.parametrize("change", ["a write begins", "a write ends", "the bucket changes", "time passes"])
-def test_2_1_a_question_from_before_answers_nobody_after(tmp_path: Path, change: str) -> None:
+async def test_2_1_a_question_from_before_answers_nobody_after(tmp_path: Path, change: str) -> None:
     """2.1, 3.9 Before a write, or before metadata_ttl: who comes later asks for himself."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, TTL) as (gateway, clock):
         late = Late(gateway)
         app = dataclasses.replace(gateway.app, services=dataclasses.replace(gateway.app.services, origin=late))
         index = gateway.catalog.listing
@@ -64,8 +62,6 @@ def test_2_1_a_question_from_before_answers_nobody_after(tmp_path: Path, change:
         assert "new" in names(await second)
         await gateway.catalog.settle()
 
-    play(tmp_path, scenario, TTL)
-
 
 async def check(gateway: GatewayApp, *apps: S3App, targets: Sequence[str] = (LIST, "/bucket?delimiter=/")) -> None:
     """Every application lists what the origin lists."""
@@ -84,12 +80,11 @@ def texts(node: object) -> list[str]:
 
 
 @pytest.mark.parametrize(("method", "target", "headers", "body"), OWN_WRITES)
-def test_2_1_own_writes_are_listed_at_once_on_every_worker(
+async def test_2_1_own_writes_are_listed_at_once_on_every_worker(
     tmp_path: Path, method: str, target: str, headers: dict[str, str], body: bytes
 ) -> None:
     """2.1, 2.2 Created, changed, deleted: the next LIST has it, from whichever worker, as the origin would say it."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, clock):
         gateway.origin.put("bucket", "source", b"source")
         gateway.origin.put("bucket", "k", b"old")
         if "delete" in target:
@@ -104,11 +99,9 @@ def test_2_1_own_writes_are_listed_at_once_on_every_worker(
             await ask(gateway)
             assert gateway.origin.count() == before, "the write is settled: the index knows"
 
-    play(tmp_path, scenario, IMMUTABLE)
-
 
 @pytest.mark.parametrize(("method", "target", "headers", "body"), OWN_WRITES)
-def test_2_1_own_writes_are_listed_at_once_while_a_process_is_stopped(
+async def test_2_1_own_writes_are_listed_at_once_while_a_process_is_stopped(
     tmp_path: Path,
     method: str,
     target: str,
@@ -118,8 +111,7 @@ def test_2_1_own_writes_are_listed_at_once_while_a_process_is_stopped(
 ) -> None:
     """2.1 Though the process holds the lock that notes own writes: they are answered, and every worker lists them."""
     monkeypatch.setattr(listing_index, "NOTE_SECONDS_MAX", 0.1)
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, clock):
         gateway.origin.put("bucket", "source", b"source")
         gateway.origin.put("bucket", "k", b"old")
         if "delete" in target:
@@ -134,13 +126,10 @@ def test_2_1_own_writes_are_listed_at_once_while_a_process_is_stopped(
                     await check(gateway, other, gateway.app)
             await check(gateway, other, gateway.app)
 
-    play(tmp_path, scenario, IMMUTABLE)
 
-
-def test_2_1_a_write_in_flight_is_neither_guessed_nor_forgotten(tmp_path: Path) -> None:
+async def test_2_1_a_write_in_flight_is_neither_guessed_nor_forgotten(tmp_path: Path) -> None:
     """While the origin works, LIST says what the origin says; and what it then learns does not outlive the write."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         await ask(gateway)
         held, reached = asyncio.Event(), asyncio.Event()
         gateway.origin.inject(on(Operation.PUT_OBJECT), Hold(held, reached))
@@ -153,14 +142,11 @@ def test_2_1_a_write_in_flight_is_neither_guessed_nor_forgotten(tmp_path: Path) 
         assert (await writing).status == 200
         assert "new" in await keys(gateway)
 
-    play(tmp_path, scenario, IMMUTABLE)
-
 
 @pytest.mark.parametrize("expired", [False, True])
-def test_2_3_a_page_asked_for_before_an_own_write_does_not_undo_it(tmp_path: Path, expired: bool) -> None:
+async def test_2_3_a_page_asked_for_before_an_own_write_does_not_undo_it(tmp_path: Path, expired: bool) -> None:
     """2.3 A page of the origin that arrives behind own writes, even settled ones, says nothing about their keys."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, TTL) as (gateway, clock):
         await ask(gateway)
         await clock.advance(61.0)
         async with another_worker(gateway, clock) as other:
@@ -181,8 +167,6 @@ def test_2_3_a_page_asked_for_before_an_own_write_does_not_undo_it(tmp_path: Pat
             await other.services.catalog.settle()
             await check(gateway, gateway.app, other)
 
-    play(tmp_path, scenario, TTL)
-
 
 class Late:
     """An origin whose first answer is held on its way."""
@@ -200,10 +184,9 @@ class Late:
         return
 
 
-def test_2_3_a_page_asked_for_before_the_bucket_changed_is_not_learned(tmp_path: Path) -> None:
+async def test_2_3_a_page_asked_for_before_the_bucket_changed_is_not_learned(tmp_path: Path) -> None:
     """2.3 Nor is what was known before believed, when a forwarded change names no key."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         late = Late(gateway)
         slow = dataclasses.replace(gateway.app, services=dataclasses.replace(gateway.app.services, origin=late))
         listing = asyncio.create_task(call(slow, "GET", LIST, sign=False))
@@ -218,13 +201,10 @@ def test_2_3_a_page_asked_for_before_the_bucket_changed_is_not_learned(tmp_path:
         assert source(await ask(gateway)) == "miss"
         assert "a/new" in await keys(gateway, f"{LIST}&prefix=a")
 
-    play(tmp_path, scenario, IMMUTABLE)
 
-
-def test_2_1_many_writes_are_settled_by_one_page_of_the_origin(tmp_path: Path) -> None:
+async def test_2_1_many_writes_are_settled_by_one_page_of_the_origin(tmp_path: Path) -> None:
     """2.1 A page in which more keys were written than are asked about one by one is asked for."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         await ask(gateway)
         for number in range(TRUTHS_MAX + 5):
             await write(gateway, "PUT", f"/bucket/many/{number:02}", b"")
@@ -234,13 +214,10 @@ def test_2_1_many_writes_are_settled_by_one_page_of_the_origin(tmp_path: Path) -
         answer = await ask(gateway)
         assert (source(answer), len(names(answer))) == ("hit", TRUTHS_MAX + 9)
 
-    play(tmp_path, scenario, IMMUTABLE)
 
-
-def test_2_1_writes_under_a_common_prefix_that_is_there_anyway_cost_nothing(tmp_path: Path) -> None:
+async def test_2_1_writes_under_a_common_prefix_that_is_there_anyway_cost_nothing(tmp_path: Path) -> None:
     """A directory that has another object is listed without asking about those just written."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         await ask(gateway)
         catalog = gateway.catalog.listing
         many = [f"a/1{number:03}" for number in range(1000)]
@@ -251,16 +228,11 @@ def test_2_1_writes_under_a_common_prefix_that_is_there_anyway_cost_nothing(tmp_
         answer = await ask(gateway, "/bucket?list-type=2&delimiter=/")
         assert (source(answer), names(answer)) == ("hit", ["a/", "b", "c/"])
 
-    play(tmp_path, scenario, IMMUTABLE)
 
-
-def test_2_1_a_write_whose_answer_is_lost_is_looked_for(tmp_path: Path) -> None:
+async def test_2_1_a_write_whose_answer_is_lost_is_looked_for(tmp_path: Path) -> None:
     """2.1 The origin may have carried it out."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         await ask(gateway)
         gateway.origin.inject(on(Operation.PUT_OBJECT), Unreachable(late=True))
         assert (await call(gateway.app, "PUT", "/bucket/new", body=b"new", sign=False)).status == 503
         assert "new" in await keys(gateway)
-
-    play(tmp_path, scenario, IMMUTABLE)

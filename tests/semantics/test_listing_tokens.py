@@ -15,7 +15,7 @@ from tests.support.listing_scenarios import (
     another_worker,
     ask,
     names,
-    play,
+    playing,
     token_of,
 )
 from tests.support.manual_clock import ManualClock
@@ -25,15 +25,12 @@ from tests.support.memory_origin.faults import AlterBody, on
 @pytest.mark.parametrize(
     "query", ["max-keys=-1", "max-keys=a", "max-keys=1.5", "max-keys=3000000000", "encoding-type=b"]
 )
-def test_9_3_what_cannot_be_meant_is_refused(tmp_path: Path, query: str) -> None:
+async def test_9_3_what_cannot_be_meant_is_refused(tmp_path: Path, query: str) -> None:
     """With InvalidArgument, in both versions."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         for target in (f"/bucket?{query}", f"{LIST}&{query}"):
             answer = await ask(gateway, target)
             assert (answer.status, b"<Code>InvalidArgument</Code>" in answer.body) == (400, True)
-
-    play(tmp_path, scenario, IMMUTABLE)
 
 
 async def test_9_3_tokens_survive_a_restart_a_change_of_worker_and_a_change_of_source(tmp_path: Path) -> None:
@@ -65,28 +62,22 @@ async def test_9_3_tokens_survive_a_restart_a_change_of_worker_and_a_change_of_s
 
 
 @pytest.mark.parametrize("token", ["nonsense", "1AAAAA", "YS8x", "%00"])
-def test_9_3_a_token_that_is_none_is_refused(tmp_path: Path, token: str) -> None:
+async def test_9_3_a_token_that_is_none_is_refused(tmp_path: Path, token: str) -> None:
     """9.3 InvalidArgument, 400; an empty one is none at all, and echoed."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         answer = await ask(gateway, f"{LIST}&continuation-token={token}")
         assert (answer.status, b"<Code>InvalidArgument</Code>" in answer.body) == (400, True)
         empty = await ask(gateway, f"{LIST}&continuation-token=")
         assert names(empty) == ["a/1", "a/2", "b", "c/1"]
         assert xml(empty.body).findtext("ContinuationToken") == ""
 
-    play(tmp_path, scenario, IMMUTABLE)
-
 
 # --- own writes -------------------------------------------------------------------------------------------------------
 
 
-def test_9_3_an_origin_that_does_not_list_in_order_is_not_believed(tmp_path: Path) -> None:
+async def test_9_3_an_origin_that_does_not_list_in_order_is_not_believed(tmp_path: Path) -> None:
     """9.3 A place in its listing would mean nothing."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         swap = AlterBody(lambda body: body.replace(b"<Key>b<", b"<Key>zzz<"))
         gateway.origin.inject(on(), swap, times=None)
         assert (await ask(gateway)).status == 503
-
-    play(tmp_path, scenario, IMMUTABLE)

@@ -16,13 +16,12 @@ from gateway.writeback.admin.checkpoint_retention import (
     CheckpointCache,
     CheckpointRetention,
     KeptCheckpoint,
-    keep_rules_of,
 )
 from gateway.writeback.journal.records import State
 from tests.semantics.test_checkpoints import shown
 from tests.support.memory_origin.faults import Answer, on
 from tests.support.slots import Slot, slot_with
-from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client
+from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, a_client, eventually
 
 SCRATCH = [Slot("back", Prefix.parse("s3://bucket/back/"), write="scratch")]
 LATEST = [slot_with(SLOTS[0], flush="latest")]
@@ -54,10 +53,9 @@ async def retention_of(
     """What carries out what slots say of checkpoints."""
     queries = CheckpointQueries(Path(client.buffer.journal._path).parent)
     clock = clock or client.gateway.app.services.clock
-    rules = {slot.name: keep_rules_of(slot)}
     try:
         cache = cache or NoCache()
-        yield CheckpointRetention(queries, client.buffer.journal, rules, cache, clock)
+        yield CheckpointRetention(queries, client.buffer.journal, [slot], cache, clock)
     finally:
         queries.close()
 
@@ -72,10 +70,9 @@ def stored(client: Client) -> set[str]:
     return {name.removeprefix("back/") for name in client.origin.buckets["bucket"].objects if name.startswith("back/")}
 
 
-def test_11_4_what_is_only_here_says_so_whatever_its_slot_says_by_now(tmp_path: Path) -> None:
+async def test_11_4_what_is_only_here_says_so_whatever_its_slot_says_by_now(tmp_path: Path) -> None:
     """11.4 6.8 Written to `scratch`, an object is not durable in a slot that is `through`, or none, since."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, SCRATCH) as client:
         await client.ask("PUT", "back/a", b"one")
         for slots in ([slot_with(SCRATCH[0], write="through")], [], [slot_with(SCRATCH[0], write="back")]):
             client.gateway.app.services.slots.apply_settings(slots)
@@ -86,13 +83,10 @@ def test_11_4_what_is_only_here_says_so_whatever_its_slot_says_by_now(tmp_path: 
         client.origin.put("bucket", "back/b", b"of the bucket")
         assert "x-forebay-durable" not in (await client.ask("HEAD", "back/b")).headers
 
-    with_client(tmp_path, scenario, SCRATCH)
 
-
-def test_11_4_what_is_written_to_scratch_is_here_and_nowhere_else(tmp_path: Path) -> None:
+async def test_11_4_what_is_written_to_scratch_is_here_and_nowhere_else(tmp_path: Path) -> None:
     """11.4 The origin hears nothing of it, is it there or not; it is read, listed, copied, overwritten, and deleted."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots=SCRATCH) as client:
         fault = client.origin.inject(on(), Answer(503, "SlowDown"), times=None)
         await client.ask("PUT", "back/a.tmp", b"one")
         copied = {"x-amz-copy-source": "/bucket/back/a.tmp"}
@@ -117,13 +111,10 @@ def test_11_4_what_is_written_to_scratch_is_here_and_nowhere_else(tmp_path: Path
         writes = (Operation.PUT_OBJECT, Operation.CREATE_MULTIPART_UPLOAD, Operation.UPLOAD_PART)
         assert [client.origin.count(one) for one in writes] == [0, 0, 0]
 
-    with_client(tmp_path, scenario, slots=SCRATCH)
 
-
-def test_11_4_what_only_the_origin_could_judge_is_refused_in_scratch(tmp_path: Path) -> None:
+async def test_11_4_what_only_the_origin_could_judge_is_refused_in_scratch(tmp_path: Path) -> None:
     """11.4 501, and nothing is acknowledged or sent."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots=SCRATCH) as client:
         await client.ask("PUT", "back/a", b"x", {"if-none-match": "*"}, status=501)
         await client.ask("PUT", "back/a", b"x", {"x-amz-acl": "private"}, status=501)
         await client.ask("PUT", "back/a", headers={"x-amz-copy-source": "/bucket/back/none"}, status=501)
@@ -132,26 +123,20 @@ def test_11_4_what_only_the_origin_could_judge_is_refused_in_scratch(tmp_path: P
         assert client.pending("back/a") is None
         assert not any(one.operation in (Operation.PUT_OBJECT, Operation.FORWARD) for one in client.origin.calls)
 
-    with_client(tmp_path, scenario, slots=SCRATCH)
 
-
-def test_11_4_what_the_bucket_has_is_seen_until_it_is_overwritten_here(tmp_path: Path) -> None:
+async def test_11_4_what_the_bucket_has_is_seen_until_it_is_overwritten_here(tmp_path: Path) -> None:
     """11.4 A deletion reaches the bucket, too: nothing comes to light again."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots=SCRATCH) as client:
         client.origin.put("bucket", "back/old", b"of the bucket")
         got = await client.ask("GET", "back/old")
         assert (got.body, got.headers["x-forebay-durable"]) == (b"of the bucket", "true")
         await client.ask("PUT", "back/old", b"scratch")
         assert (await client.ask("GET", "back/old")).body == b"scratch"
 
-    with_client(tmp_path, scenario, slots=SCRATCH)
 
-
-def test_11_5_a_superseded_checkpoint_is_not_sent_once_a_newer_one_is_durable(tmp_path: Path) -> None:
+async def test_11_5_a_superseded_checkpoint_is_not_sent_once_a_newer_one_is_durable(tmp_path: Path) -> None:
     """11.5 Never before; it stays readable, is told, and does not count as on its way."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots=LATEST) as client:
         await client.learn()
         client.origin.inject(
             on(Operation.PUT_OBJECT, key="back/run/step-1/__1_0.distcp"), Answer(403, "AccessDenied"), times=None
@@ -176,14 +161,11 @@ def test_11_5_a_superseded_checkpoint_is_not_sent_once_a_newer_one_is_durable(tm
         assert (await client.ask("HEAD", "back/run/step-1/.metadata")).headers["x-forebay-durable"] == "false"
         assert "run/step-1/.metadata" not in stored(client)
 
-    with_client(tmp_path, scenario, slots=LATEST)
 
-
-def test_11_5_every_nth_is_sent_whatever_comes_after_it(tmp_path: Path) -> None:
+async def test_11_5_every_nth_is_sent_whatever_comes_after_it(tmp_path: Path) -> None:
     """11.5 As they were begun; objects of no checkpoint always are."""
     slot = slot_with(SLOTS[0], flush="every-2nd")
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots=[slot]) as client:
         await client.learn()
         for step in (1, 2, 3, 4, 5):
             await save(client, step, ranks=1)
@@ -209,13 +191,10 @@ def test_11_5_every_nth_is_sent_whatever_comes_after_it(tmp_path: Path) -> None:
         assert list(states.values()) == ["local", "durable", "local", "durable", "durable"]
         assert "log.txt" in stored(client)
 
-    with_client(tmp_path, scenario, slots=[slot])
 
-
-def test_11_5_what_is_asked_for_is_sent_after_all(tmp_path: Path) -> None:
+async def test_11_5_what_is_asked_for_is_sent_after_all(tmp_path: Path) -> None:
     """11.5 By a request that only the origin can answer, as by `forebay flush`."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots=LATEST) as client:
         await client.learn()
         await save(client, 1)
         await client.ask("PUT", "back/run/step-1/extra", b"x")
@@ -229,13 +208,10 @@ def test_11_5_what_is_asked_for_is_sent_after_all(tmp_path: Path) -> None:
         assert "run/step-1/extra" in stored(client)
         assert client.pending("back/run/step-1/.metadata") is not None
 
-    with_client(tmp_path, scenario, slots=LATEST)
 
-
-def test_11_5_what_no_newer_one_supersedes_any_more_is_sent(tmp_path: Path) -> None:
+async def test_11_5_what_no_newer_one_supersedes_any_more_is_sent(tmp_path: Path) -> None:
     """11.5 The newer one was deleted: the one before it is the newest again."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots=LATEST) as client:
         await client.learn()
         held = on(Operation.PUT_OBJECT, key="back/run/step-1/__0_0.distcp")
         fault = client.origin.inject(held, Answer(403, "AccessDenied"), times=None)
@@ -254,13 +230,10 @@ def test_11_5_what_no_newer_one_supersedes_any_more_is_sent(tmp_path: Path) -> N
                 await eventually(lambda: client.pending("back/run/step-1/.metadata") is None)
         assert {name: one["state"] for name, one in (await shown(client)).items()} == {"back/run/step-1/": "durable"}
 
-    with_client(tmp_path, scenario, slots=LATEST)
 
-
-def test_11_4_what_was_scratch_is_sent_when_its_slot_writes_back(tmp_path: Path) -> None:
+async def test_11_4_what_was_scratch_is_sent_when_its_slot_writes_back(tmp_path: Path) -> None:
     """11.4 Of checkpoints and others; whatever is said of the slot from now on holds for what it has."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots=SCRATCH) as client:
         await client.ask("PUT", "back/run/step-1/a.pt", b"x")
         await client.ask("PUT", "back/other", b"y")
         async with retention_of(client, SLOTS[0]) as retention:
@@ -268,14 +241,11 @@ def test_11_4_what_was_scratch_is_sent_when_its_slot_writes_back(tmp_path: Path)
         states = [client.pending(name).state for name in ("back/run/step-1/a.pt", "back/other")]  # type: ignore[union-attr]
         assert states == [State.COMMITTED] * 2
 
-    with_client(tmp_path, scenario, slots=SCRATCH)
 
-
-def test_11_6_what_is_not_to_be_sent_goes_by_age_a_checkpoint_as_a_whole(tmp_path: Path) -> None:
+async def test_11_6_what_is_not_to_be_sent_goes_by_age_a_checkpoint_as_a_whole(tmp_path: Path) -> None:
     """11.6 After `scratch_expiry`, counted from the last object of a checkpoint."""
     slot = slot_with(SCRATCH[0], scratch_expiry_seconds=600.0)
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots=[slot], clock=Later()) as client:
         clock = client.gateway.app.services.clock
         assert isinstance(clock, Later)
         await client.ask("PUT", "back/run/step-1/a.pt", b"x")
@@ -293,14 +263,11 @@ def test_11_6_what_is_not_to_be_sent_goes_by_age_a_checkpoint_as_a_whole(tmp_pat
         ] * 3
         assert not list(client.buffer.staging.names())
 
-    with_client(tmp_path, scenario, slots=[slot], clock=Later())
 
-
-def test_11_6_what_is_not_to_be_sent_gives_way_before_anything_is_refused(tmp_path: Path) -> None:
+async def test_11_6_what_is_not_to_be_sent_gives_way_before_anything_is_refused(tmp_path: Path) -> None:
     """11.6 The oldest first; what came in the last minute stays, and a write for which there is no room is refused."""
     slot = slot_with(SCRATCH[0], buffer_bytes=3000)
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots=[slot], clock=Later()) as client:
         clock = client.gateway.app.services.clock
         assert isinstance(clock, Later)
         for number in range(3):
@@ -309,8 +276,6 @@ def test_11_6_what_is_not_to_be_sent_gives_way_before_anything_is_refused(tmp_pa
         await client.ask("PUT", "back/3", bytes(900))
         assert [client.pending(f"back/{number}") is not None for number in range(4)] == [False, True, True, True]
         await client.ask("PUT", "back/larger", bytes(3001), status=400)
-
-    with_client(tmp_path, scenario, slots=[slot], clock=Later())
 
 
 SHARD_BYTES = 512 * 1024
@@ -329,12 +294,11 @@ async def hits(client: Client, step: int) -> bool:
     return got.headers["x-forebay-cache"].startswith("hit")
 
 
-def test_11_7_the_newest_stay_in_the_cache_whatever_else_is_read(tmp_path: Path) -> None:
+async def test_11_7_the_newest_stay_in_the_cache_whatever_else_is_read(tmp_path: Path) -> None:
     """11.7 Older ones are the first to leave; what is deleted is not kept, and the one before it is, as far as it is
     in the cache."""
     slot = slot_with(SLOTS[0], keep_last=2)
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots=[slot], capacity_bytes=3 * 1024**2) as client:
         await client.learn()
         cache = KeptCheckpoints(client.gateway.blocks)
         async with retention_of(client, slot, cache=cache) as retention, client.flushing():
@@ -359,14 +323,11 @@ def test_11_7_the_newest_stay_in_the_cache_whatever_else_is_read(tmp_path: Path)
                 "back/run/step-2/": True,
             }
 
-    with_client(tmp_path, scenario, slots=[slot], capacity_bytes=3 * 1024**2)
 
-
-def test_11_7_one_for_which_there_is_no_room_is_told_and_kept_once_it_is_read(tmp_path: Path) -> None:
+async def test_11_7_one_for_which_there_is_no_room_is_told_and_kept_once_it_is_read(tmp_path: Path) -> None:
     """11.7 It is never called kept while its bytes are not in the cache."""
     slot = slot_with(SLOTS[0], keep_last=8)
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots=[slot], capacity_bytes=3 * 1024**2) as client:
         await client.learn()
         cache = KeptCheckpoints(client.gateway.blocks)
         async with retention_of(client, slot, cache=cache) as retention, client.flushing():
@@ -387,5 +348,3 @@ def test_11_7_one_for_which_there_is_no_room_is_told_and_kept_once_it_is_read(tm
             await retention.look()
             assert await hits(client, 8)
             assert retention.kept[ObjectKey("bucket", "back/run/step-8/")] is None
-
-    with_client(tmp_path, scenario, slots=[slot], capacity_bytes=3 * 1024**2)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import get_args
 
@@ -26,20 +26,18 @@ IMMUTABLE = Slot("immutable", PREFIX, "read-write", "immutable")
 SMALL_ONLY = Slot("small-only", PREFIX, "read-write", "ttl", 60.0, kept_object_bytes_max=10)
 SMALL, LARGE = b"small" * 20, b"l" * (2 * BLOCK_SIZE_BYTES)
 
-Scenario = Callable[[GatewayApp, ManualClock], Awaitable[None]]
 
-
-def play(directory: Path, slot: Slot, scenario: Scenario, *, capacity_bytes: int = 256 * 1024**2) -> None:
-    async def run() -> None:
-        clock = ManualClock()
-        async with gateway_app(
-            directory, slots=[slot], clock=clock, allow_unsigned=True, capacity_bytes=capacity_bytes
-        ) as gateway:
-            for key, body in (("k", SMALL), ("large", LARGE)):
-                gateway.origin.put("bucket", key, body)
-            await scenario(gateway, clock)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def playing(
+    directory: Path, slot: Slot, *, capacity_bytes: int = 256 * 1024**2
+) -> AsyncIterator[tuple[GatewayApp, ManualClock]]:
+    clock = ManualClock()
+    async with gateway_app(
+        directory, slots=[slot], clock=clock, allow_unsigned=True, capacity_bytes=capacity_bytes
+    ) as gateway:
+        for key, body in (("k", SMALL), ("large", LARGE)):
+            gateway.origin.put("bucket", key, body)
+        yield gateway, clock
 
 
 async def ask(gateway: GatewayApp, target: str = "/bucket/k", method: str = "GET", **headers: str) -> str:
@@ -57,23 +55,19 @@ def missed(reason: str) -> str:
 
 @pytest.mark.parametrize("key", ["k", "large"])
 @pytest.mark.parametrize("slot", [STRICT, TTL, IMMUTABLE])
-def test_9_1_a_first_read_says_so(tmp_path: Path, slot: Slot, key: str) -> None:
+async def test_9_1_a_first_read_says_so(tmp_path: Path, slot: Slot, key: str) -> None:
     """9.1 And it is counted so; a hit has no reason."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, slot) as (gateway, _clock):
         before = MISSES.value("GetObject", slot.name, "first-read")
         assert await ask(gateway, f"/bucket/{key}") == missed("first-read")
         assert await ask(gateway, f"/bucket/{key}") == "hit"
         assert MISSES.value("GetObject", slot.name, "first-read") == before + 1
 
-    play(tmp_path, slot, scenario)
-
 
 @pytest.mark.parametrize("slot", [STRICT, TTL])
-def test_9_1_what_others_have_changed_is_told_from_a_first_read(tmp_path: Path, slot: Slot) -> None:
+async def test_9_1_what_others_have_changed_is_told_from_a_first_read(tmp_path: Path, slot: Slot) -> None:
     """9.1 By what was known of the object, or by the blocks that are here."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, slot) as (gateway, clock):
         for key in ("k", "large"):
             await ask(gateway, f"/bucket/{key}")
             gateway.origin.put("bucket", key, b"another" * 30)
@@ -82,28 +76,22 @@ def test_9_1_what_others_have_changed_is_told_from_a_first_read(tmp_path: Path, 
             assert await ask(gateway, f"/bucket/{key}") == missed("changed")
             assert await ask(gateway, f"/bucket/{key}") == "hit"
 
-    play(tmp_path, slot, scenario)
 
-
-def test_9_1_a_change_that_a_head_has_told_of_is_one_to_the_next_get(tmp_path: Path) -> None:
+async def test_9_1_a_change_that_a_head_has_told_of_is_one_to_the_next_get(tmp_path: Path) -> None:
     """9.1 The blocks that are here are of another version, though the catalog knows this one."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, TTL) as (gateway, clock):
         await ask(gateway)
         gateway.origin.put("bucket", "k", b"another" * 30)
         await clock.advance(61)
         assert await ask(gateway, method="HEAD") == missed("changed")
         assert await ask(gateway) == missed("changed")
 
-    play(tmp_path, TTL, scenario)
-
 
 @pytest.mark.parametrize("eviction", ["epoch", "lru"])
-def test_9_1_what_made_room_is_told(tmp_path: Path, eviction: str) -> None:
+async def test_9_1_what_made_room_is_told(tmp_path: Path, eviction: str) -> None:
     """9.1 As long as it is remembered."""
     slot = Slot("tight", PREFIX, "read-write", "immutable", eviction=eviction)
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, slot, capacity_bytes=12 * BLOCK_SIZE_BYTES) as (gateway, _clock):
         for number in range(12):
             gateway.origin.put("bucket", f"{number}", LARGE)
             await ask(gateway, f"/bucket/{number}")
@@ -111,13 +99,10 @@ def test_9_1_what_made_room_is_told(tmp_path: Path, eviction: str) -> None:
         assert missed("evicted") in labels
         assert {label.partition("; ")[2] for label in labels} <= {"", "reason=evicted"}
 
-    play(tmp_path, slot, scenario, capacity_bytes=12 * BLOCK_SIZE_BYTES)
 
-
-def test_9_1_what_was_found_damaged_counts_as_evicted(tmp_path: Path) -> None:
+async def test_9_1_what_was_found_damaged_counts_as_evicted(tmp_path: Path) -> None:
     """9.1 It was here, and is not any more."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (gateway, _clock):
         await ask(gateway, "/bucket/large")
         for file in block_files(tmp_path):
             file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
@@ -125,25 +110,19 @@ def test_9_1_what_was_found_damaged_counts_as_evicted(tmp_path: Path) -> None:
             lease.file.distrust()
         assert (await ask(gateway, "/bucket/large")).endswith("reason=evicted")
 
-    play(tmp_path, IMMUTABLE, scenario)
 
-
-def test_9_1_what_is_not_kept_is_told(tmp_path: Path) -> None:
+async def test_9_1_what_is_not_kept_is_told(tmp_path: Path) -> None:
     """9.1 Each time."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, SMALL_ONLY) as (gateway, _clock):
         for _ in range(2):
             assert await ask(gateway, "/bucket/large") == missed("not-kept")
             assert await ask(gateway, "/bucket/k") == missed("not-kept")
 
-    play(tmp_path, SMALL_ONLY, scenario)
 
-
-def test_9_1_heads_and_listings_say_so_too(tmp_path: Path) -> None:
+async def test_9_1_heads_and_listings_say_so_too(tmp_path: Path) -> None:
     """9.1 `expired`: what is known is older than the slot allows; it may still be true."""
     listing = "/bucket?list-type=2"
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, TTL) as (gateway, clock):
         assert await ask(gateway, method="HEAD") == missed("first-read")
         assert await ask(gateway, method="HEAD") == "hit"
         assert await ask(gateway, listing) == missed("first-read")
@@ -155,29 +134,23 @@ def test_9_1_heads_and_listings_say_so_too(tmp_path: Path) -> None:
         await clock.advance(61)
         assert await ask(gateway, method="HEAD") == missed("changed")
 
-    play(tmp_path, TTL, scenario)
 
-
-def test_9_1_questions_about_buckets_say_so_too(tmp_path: Path) -> None:
+async def test_9_1_questions_about_buckets_say_so_too(tmp_path: Path) -> None:
     """9.1 The first time, and when what is remembered is too old."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, TTL) as (gateway, clock):
         target = "/bucket?location"
         assert await ask(gateway, target) == missed("first-read")
         assert await ask(gateway, target) == "hit"
         await clock.advance(61)
         assert await ask(gateway, target) == missed("expired")
 
-    play(tmp_path, TTL, scenario)
-
 
 @pytest.mark.parametrize("slot", [STRICT, TTL, IMMUTABLE, SMALL_ONLY])
-def test_9_1_every_miss_has_a_reason_and_nothing_else_has_one(tmp_path: Path, slot: Slot) -> None:
+async def test_9_1_every_miss_has_a_reason_and_nothing_else_has_one(tmp_path: Path, slot: Slot) -> None:
     """9.1 Whatever is asked, written by others, evicted and waited for."""
     rng = random.Random(5)
     reasons = {f"reason={reason}" for reason in get_args(MissReason)}
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, slot) as (gateway, clock):
         keys = [f"d/{number}" for number in range(6)]
         for key in keys:
             gateway.origin.put("bucket", key, rng.randbytes(rng.choice([5, 900, 3 * BLOCK_SIZE_BYTES])))
@@ -196,28 +169,20 @@ def test_9_1_every_miss_has_a_reason_and_nothing_else_has_one(tmp_path: Path, sl
             assert (label in ("miss", "partial")) == bool(reason), (label, reason, target)
             assert not reason or reason in reasons
 
-    play(tmp_path, slot, scenario)
 
-
-def test_9_1_an_object_that_was_written_through_the_gateway_has_changed(tmp_path: Path) -> None:
+async def test_9_1_an_object_that_was_written_through_the_gateway_has_changed(tmp_path: Path) -> None:
     """9.1 Whoever has written it: what was known is void by then, and tells the change all the same."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, TTL) as (gateway, _clock):
         await ask(gateway)
         assert (await call(gateway.app, "PUT", "/bucket/k", body=b"another", sign=False)).status == 200
         assert await ask(gateway) == missed("changed")
         assert await ask(gateway) == "hit"
 
-    play(tmp_path, TTL, scenario)
-
 
 @pytest.mark.parametrize("slot", [STRICT, TTL])
-def test_9_1_a_small_object_that_was_not_kept_says_so_when_it_is_read_again(tmp_path: Path, slot: Slot) -> None:
+async def test_9_1_a_small_object_that_was_not_kept_says_so_when_it_is_read_again(tmp_path: Path, slot: Slot) -> None:
     """9.1 Its bytes have left before the disk is asked for room: the first answer cannot know."""
-
-    async def scenario(gateway: GatewayApp, clock: ManualClock) -> None:
+    async with playing(tmp_path, slot_with(slot, capacity_limit_bytes=0)) as (gateway, _clock):
         assert await ask(gateway) == missed("first-read")
         for _ in range(2):
             assert await ask(gateway) == missed("not-kept")
-
-    play(tmp_path, slot_with(slot, capacity_limit_bytes=0), scenario)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -25,18 +26,14 @@ PREFIX = Prefix.parse("s3://bucket/")
 TTL = Slot("t", PREFIX, "read-write", "ttl", 60.0, negative_ttl_seconds=60.0)
 IMMUTABLE = Slot("i", PREFIX, "read-write", "immutable", negative_ttl_seconds=60.0)
 
-Scenario = Callable[[GatewayApp], Awaitable[None]]
 
-
-def play(directory: Path, slot: Slot, scenario: Scenario) -> None:
-    async def run() -> None:
-        clock = ManualClock()
-        async with gateway_app(directory, slots=[slot], clock=clock, allow_unsigned=True) as gateway:
-            gateway.origin.put("bucket", "k", b"old")
-            gateway.origin.put("bucket", "other", b"other")
-            await scenario(gateway)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def playing(directory: Path, slot: Slot) -> AsyncIterator[GatewayApp]:
+    clock = ManualClock()
+    async with gateway_app(directory, slots=[slot], clock=clock, allow_unsigned=True) as gateway:
+        gateway.origin.put("bucket", "k", b"old")
+        gateway.origin.put("bucket", "other", b"other")
+        yield gateway
 
 
 async def ask(gateway: GatewayApp, method: str, target: str = "/bucket/k", body: bytes = b"") -> Answer:
@@ -64,10 +61,9 @@ async def outside(gateway: GatewayApp, method: str, key: str, body: bytes = b"")
 
 
 @pytest.mark.parametrize("slot", [TTL, IMMUTABLE])
-def test_3_12_a_change_is_seen_when_its_event_has_been_applied(tmp_path: Path, slot: Slot) -> None:
+async def test_3_12_a_change_is_seen_when_its_event_has_been_applied(tmp_path: Path, slot: Slot) -> None:
     """3.12 GET, HEAD and LIST show an outside write at once, in immutable slots too; other keys ask nothing."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, slot) as gateway:
         await listed(gateway)
         for key in ("k", "other"):
             await ask(gateway, "GET", f"/bucket/{key}")
@@ -83,14 +79,11 @@ def test_3_12_a_change_is_seen_when_its_event_has_been_applied(tmp_path: Path, s
         assert await listed(gateway) == {"k": 5, "other": 5}
         assert len(gateway.origin.calls) == asked, gateway.origin.calls[asked:]
 
-    play(tmp_path, slot, scenario)
-
 
 @pytest.mark.parametrize("slot", [TTL, IMMUTABLE])
-def test_3_12_so_are_removals_and_new_objects(tmp_path: Path, slot: Slot) -> None:
+async def test_3_12_so_are_removals_and_new_objects(tmp_path: Path, slot: Slot) -> None:
     """3.12 An object that has gone is gone; one that was remembered as absent is there."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, slot) as gateway:
         await listed(gateway)
         await ask(gateway, "HEAD")
         assert (await ask(gateway, "HEAD", "/bucket/new")).status == 404
@@ -103,13 +96,10 @@ def test_3_12_so_are_removals_and_new_objects(tmp_path: Path, slot: Slot) -> Non
         assert (await ask(gateway, "HEAD", "/bucket/new")).status == 200
         assert await listed(gateway) == {"new": 3, "other": 5}
 
-    play(tmp_path, slot, scenario)
 
-
-def test_3_12_what_was_asked_before_the_event_brings_nothing_back(tmp_path: Path) -> None:
+async def test_3_12_what_was_asked_before_the_event_brings_nothing_back(tmp_path: Path) -> None:
     """3.12 A page and a HEAD that were answered before the change, and land after its event, are not remembered."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, IMMUTABLE) as gateway:
         until = asyncio.Event()
         held = HeldAnswers(gateway, until)
         tasks = [asyncio.create_task(held.head()), asyncio.create_task(held.list())]
@@ -121,8 +111,6 @@ def test_3_12_what_was_asked_before_the_event_brings_nothing_back(tmp_path: Path
         await gateway.catalog.settle()
         assert (await ask(gateway, "HEAD")).headers["content-length"] == "5"
         assert (await listed(gateway))["k"] == 5
-
-    play(tmp_path, IMMUTABLE, scenario)
 
 
 class HeldAnswers:
@@ -154,10 +142,9 @@ class HeldAnswers:
 
 
 @pytest.mark.parametrize("name", ["ObjectCreated:Put", "ObjectRemoved:Delete", "LifecycleExpiration:Delete"])
-def test_3_12_events_that_are_late_double_or_wrong_do_no_harm(tmp_path: Path, name: str) -> None:
+async def test_3_12_events_that_are_late_double_or_wrong_do_no_harm(tmp_path: Path, name: str) -> None:
     """3.12 An event is believed to the extent that the origin is asked: what is answered is what is there."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, IMMUTABLE) as gateway:
         await listed(gateway)
         await ask(gateway, "GET")
         for _ in range(2):
@@ -167,13 +154,10 @@ def test_3_12_events_that_are_late_double_or_wrong_do_no_harm(tmp_path: Path, na
             assert await listed(gateway) == {"k": 3, "other": 5}
             assert (await ask(gateway, "GET", "/bucket/never")).status == 404
 
-    play(tmp_path, IMMUTABLE, scenario)
 
-
-def test_3_12_an_event_during_an_own_write_does_not_end_its_mark(tmp_path: Path) -> None:
+async def test_3_12_an_event_during_an_own_write_does_not_end_its_mark(tmp_path: Path) -> None:
     """2.1, 3.12 A page asked for while the write is under way is not believed, whatever events come in between."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, IMMUTABLE) as gateway:
         await listed(gateway)
         until, reached = asyncio.Event(), asyncio.Event()
         gateway.origin.inject(on(operation=Operation.PUT_OBJECT), Hold(until, reached))
@@ -186,13 +170,10 @@ def test_3_12_an_event_during_an_own_write_does_not_end_its_mark(tmp_path: Path)
         assert (await listed(gateway))["k"] == len(b"own")
         assert (await ask(gateway, "GET")).body == b"own"
 
-    play(tmp_path, IMMUTABLE, scenario)
 
-
-def test_3_12_blocks_of_old_versions_go_those_of_this_one_stay(tmp_path: Path) -> None:
+async def test_3_12_blocks_of_old_versions_go_those_of_this_one_stay(tmp_path: Path) -> None:
     """3.12 The event of a write that is known already costs a HEAD, and not the object's bytes."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, IMMUTABLE) as gateway:
         etag = (await ask(gateway, "GET")).headers["etag"].strip('"')
         used = gateway.blocks.usage().used_bytes
         assert used > 0
@@ -204,5 +185,3 @@ def test_3_12_blocks_of_old_versions_go_those_of_this_one_stay(tmp_path: Path) -
         await event(gateway, etag="another")
         assert gateway.catalog.last_known(ObjectKey("bucket", "k")) is None
         assert gateway.blocks.usage().used_bytes < used
-
-    play(tmp_path, IMMUTABLE, scenario)

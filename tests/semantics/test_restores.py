@@ -13,7 +13,7 @@ from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from tests.support.memory_origin.faults import Hold, on
 from tests.support.slots import Slot, slot_with
-from tests.support.write_back_gateway import PART_BYTES, Client, with_client
+from tests.support.write_back_gateway import PART_BYTES, Client, a_client
 
 RANKS = 16
 ASKING = 512
@@ -48,22 +48,18 @@ async def restore(client: Client, bodies: dict[str, bytes], rank: int) -> None:
 
 
 @pytest.mark.parametrize("slot", [TTL, IMMUTABLE])
-def test_3_18_a_restore_asks_the_origin_nothing(tmp_path: Path, slot: Slot) -> None:
+async def test_3_18_a_restore_asks_the_origin_nothing(tmp_path: Path, slot: Slot) -> None:
     """3.18 Sixteen ranks read the same files at once after the flush: from this node, and with no question."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, [slot]) as client:
         bodies = await save(client)
         asked = len(client.origin.calls)
         await asyncio.gather(*(restore(client, bodies, rank) for rank in range(RANKS)))
         assert client.origin.calls[asked:] == []
 
-    with_client(tmp_path, scenario, [slot])
 
-
-def test_3_18_a_strict_slot_asks_which_version_is_current_and_for_no_byte(tmp_path: Path) -> None:
+async def test_3_18_a_strict_slot_asks_which_version_is_current_and_for_no_byte(tmp_path: Path) -> None:
     """3.1, 3.18 One HEAD for each GET, which ranks that ask at once share."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, [STRICT]) as client:
         bodies = await save(client)
         asked = len(client.origin.calls)
         await asyncio.gather(*(restore(client, bodies, rank) for rank in range(RANKS)))
@@ -71,13 +67,10 @@ def test_3_18_a_strict_slot_asks_which_version_is_current_and_for_no_byte(tmp_pa
         assert set(operations) == {Operation.HEAD_OBJECT}
         assert len(operations) <= RANKS * len(bodies)
 
-    with_client(tmp_path, scenario, [STRICT])
 
-
-def test_3_18_what_others_write_is_seen_as_in_any_such_slot(tmp_path: Path) -> None:
+async def test_3_18_what_others_write_is_seen_as_in_any_such_slot(tmp_path: Path) -> None:
     """3.2, 3.18 Within metadata_ttl of the flush: nothing is believed for longer because it was written here."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, [slot_with(TTL, metadata_ttl_seconds=0.3)]) as client:
         await client.learn()
         await client.ask("PUT", "back/_SUCCESS", b"100")
         await client.flush()
@@ -88,14 +81,11 @@ def test_3_18_what_others_write_is_seen_as_in_any_such_slot(tmp_path: Path) -> N
             await asyncio.sleep(0.1)
         raise AssertionError("it is still the one that was written here")
 
-    with_client(tmp_path, scenario, [slot_with(TTL, metadata_ttl_seconds=0.3)])
-
 
 @pytest.mark.parametrize("slot", [STRICT, TTL, IMMUTABLE])
-def test_3_18_discovery_by_512_ranks_costs_a_constant(tmp_path: Path, slot: Slot) -> None:
+async def test_3_18_discovery_by_512_ranks_costs_a_constant(tmp_path: Path, slot: Slot) -> None:
     """3.1, 3.18 LIST of the checkpoint's directory and HEAD of its manifest, by all ranks at once."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, [slot]) as client:
         await save(client)
         asked = len(client.origin.calls)
         listing = "?list-type=2&prefix=back%2Fstep-1%2F"
@@ -104,16 +94,13 @@ def test_3_18_discovery_by_512_ranks_costs_a_constant(tmp_path: Path, slot: Slot
         assert all(b".metadata" in answer.body for answer in answers[::2])
         assert len(client.origin.calls) - asked <= 4
 
-    with_client(tmp_path, scenario, [slot])
 
-
-def test_3_18_a_question_that_the_origin_does_not_answer_holds_no_flush_up(
+async def test_3_18_a_question_that_the_origin_does_not_answer_holds_no_flush_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """3.18 What the origin has is durable, and called so, whether or not it tells the object's head as well."""
     monkeypatch.setattr(cache_promotion, "LEARN_SECONDS", 0.05)
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, [TTL]) as client:
         await client.learn()
         await client.ask("PUT", "back/_SUCCESS", b"")
         answered = asyncio.Event()
@@ -121,5 +108,3 @@ def test_3_18_a_question_that_the_origin_does_not_answer_holds_no_flush_up(
         await client.flush()
         answered.set()
         assert (await client.ask("HEAD", "back/_SUCCESS")).headers["x-forebay-durable"] == "true"
-
-    with_client(tmp_path, scenario, [TTL])

@@ -8,7 +8,8 @@ import dataclasses
 import errno
 import hashlib
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -46,24 +47,19 @@ PART = frozen("s3://bucket/data/")
 LIST = "/bucket?list-type=2"
 K = "/bucket/data/k"
 
-Scenario = Callable[[GatewayApp], Awaitable[None]]
 
-
-def play(directory: Path, scenario: Scenario, *slots: Slot, made: bool = True) -> None:
-    """Run a scenario with some keys at the origin, frozen before it begins. Requests are unsigned."""
-
-    async def run() -> None:
-        clock = ManualClock()
-        async with gateway_app(directory, slots=slots, clock=clock, allow_unsigned=True) as gateway:
-            gateway.origin.put("bucket", "data/k", OLD, {"content-type": "image/jpeg", "x-amz-meta-label": "cat"})
-            for key in ("a", "data/1", "data/2", "data/sub/3", "z"):
-                gateway.origin.put("bucket", key, b"old")
-            if made:
-                await freeze(gateway, "v1", "s3://bucket/data/" if PART in slots else "s3://bucket/")
-            gateway.origin.calls.clear()
-            await scenario(gateway)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def playing(directory: Path, *slots: Slot, made: bool = True) -> AsyncIterator[GatewayApp]:
+    """A gateway with some keys at the origin, which are frozen. Requests are unsigned."""
+    clock = ManualClock()
+    async with gateway_app(directory, slots=slots, clock=clock, allow_unsigned=True) as gateway:
+        gateway.origin.put("bucket", "data/k", OLD, {"content-type": "image/jpeg", "x-amz-meta-label": "cat"})
+        for key in ("a", "data/1", "data/2", "data/sub/3", "z"):
+            gateway.origin.put("bucket", key, b"old")
+        if made:
+            await freeze(gateway, "v1", "s3://bucket/data/" if PART in slots else "s3://bucket/")
+        gateway.origin.calls.clear()
+        yield gateway
 
 
 async def ask(gateway: GatewayApp, method: str, target: str = K, **more: Any) -> Answer:
@@ -90,10 +86,9 @@ def change_all(origin: MemoryOrigin) -> None:
     origin.put("bucket", "data/new", b"new")
 
 
-def test_3_13_what_is_listed_is_what_was_frozen(tmp_path: Path) -> None:
+async def test_3_13_what_is_listed_is_what_was_frozen(tmp_path: Path) -> None:
     """3.13 Whatever becomes of the bucket, LIST gives what was there, without a question to the origin."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, ALL) as gateway:
         change_all(gateway.origin)
         gateway.origin.inject(on(), Unreachable(), times=None)
         listed = await ask(gateway, "GET", LIST)
@@ -111,13 +106,10 @@ def test_3_13_what_is_listed_is_what_was_frozen(tmp_path: Path) -> None:
         assert names(await ask(gateway, "GET", f"{LIST}&max-keys=0")) == []
         assert gateway.origin.calls == []
 
-    play(tmp_path, scenario, ALL)
 
-
-def test_3_13_what_is_read_is_what_was_frozen(tmp_path: Path) -> None:
+async def test_3_13_what_is_read_is_what_was_frozen(tmp_path: Path) -> None:
     """3.13 Bytes and head of the frozen version, once cached, though the origin has another, or none, or is down."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, PART) as gateway:
         first, head = await ask(gateway, "GET"), await ask(gateway, "HEAD")
         assert (first.body, first.headers["content-type"], first.headers["x-amz-meta-label"]) == (
             OLD,
@@ -153,26 +145,20 @@ def test_3_13_what_is_read_is_what_was_frozen(tmp_path: Path) -> None:
             assert (other.status, code(other)) == (412, "PreconditionFailed")
         assert len(gateway.origin.calls) == asked
 
-    play(tmp_path, scenario, PART)
 
-
-def test_3_13_a_cold_object_takes_one_question(tmp_path: Path) -> None:
+async def test_3_13_a_cold_object_takes_one_question(tmp_path: Path) -> None:
     """3.13 Head and bytes come with one GET that is pinned to the frozen ETag."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, PART) as gateway:
         assert (await ask(gateway, "GET", "/bucket/data/1")).body == b"old"
         (asked,) = gateway.origin.calls
         assert (asked.method, asked.headers["if-match"]) == ("GET", f'"{hashlib.md5(b"old").hexdigest()}"')
         assert (await ask(gateway, "HEAD", "/bucket/data/1")).headers["x-forebay-cache"] == "hit"
         assert len(gateway.origin.calls) == 1
 
-    play(tmp_path, scenario, PART)
 
-
-def test_3_13_what_was_not_there_is_not_there(tmp_path: Path) -> None:
+async def test_3_13_what_was_not_there_is_not_there(tmp_path: Path) -> None:
     """3.13 404 NoSuchKey, and the origin is not asked."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, PART) as gateway:
         change_all(gateway.origin)
         gateway.origin.calls.clear()
         for target in ("/bucket/data/new", "/bucket/data/", "/bucket/data/k%00", "/bucket/data/" + "x" * 1000):
@@ -180,14 +166,11 @@ def test_3_13_what_was_not_there_is_not_there(tmp_path: Path) -> None:
             assert (await ask(gateway, "HEAD", target)).status == 404
         assert gateway.origin.calls == []
 
-    play(tmp_path, scenario, PART)
-
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_3_14_what_is_lost_is_said_to_be(tmp_path: Path, *, gone: bool) -> None:
+async def test_3_14_what_is_lost_is_said_to_be(tmp_path: Path, *, gone: bool) -> None:
     """3.14 412, which no client tries again, with both ETags; another version's bytes never."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, PART) as gateway:
         if gone:
             remove(gateway.origin, "data/k")
         else:
@@ -205,15 +188,12 @@ def test_3_14_what_is_lost_is_said_to_be(tmp_path: Path, *, gone: bool) -> None:
         gateway.origin.put("bucket", "data/k", OLD)  # somebody has put it right
         assert (await ask(gateway, "GET")).body == OLD
 
-    play(tmp_path, scenario, PART)
 
-
-def test_3_14_a_part_that_is_cached_is_served(tmp_path: Path) -> None:
+async def test_3_14_a_part_that_is_cached_is_served(tmp_path: Path) -> None:
     """3.14 What is asked for counts: what is cached of a lost object is served, and no answer is begun that breaks off
     once that was found out.
     """
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, PART) as gateway:
         first = {"range": f"bytes=0-{BLOCK_SIZE_BYTES - 1}"}
         assert (await ask(gateway, "GET", headers=first)).status == 206
         gateway.origin.put("bucket", "data/k", NEW)
@@ -223,13 +203,10 @@ def test_3_14_a_part_that_is_cached_is_served(tmp_path: Path) -> None:
         assert (await ask(gateway, "GET")).status == 412
         assert (await ask(gateway, "GET", headers=first)).body == OLD[:BLOCK_SIZE_BYTES]
 
-    play(tmp_path, scenario, PART)
 
-
-def test_3_14_an_origin_that_ignores_conditions_is_not_believed(tmp_path: Path) -> None:
+async def test_3_14_an_origin_that_ignores_conditions_is_not_believed(tmp_path: Path) -> None:
     """3.14 What comes with another ETag than asked for is refused, whatever the status."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, PART) as gateway:
         gateway.origin.put("bucket", "data/k", NEW)
         _ignore_conditions(gateway.origin)
         for headers in ({}, {"range": "bytes=0-3"}, {"range": "bytes=0-1,4-5"}):
@@ -239,13 +216,10 @@ def test_3_14_an_origin_that_ignores_conditions_is_not_believed(tmp_path: Path) 
         assert (copied.status, code(copied)) == (412, "PreconditionFailed")
         assert "copy" not in gateway.origin.buckets["bucket"].objects
 
-    play(tmp_path, scenario, PART)
 
-
-def test_3_14_what_is_cached_outlives_what_was_learned(tmp_path: Path) -> None:
+async def test_3_14_what_is_cached_outlives_what_was_learned(tmp_path: Path) -> None:
     """3.14 With the catalog lost and the origin changed, cached bytes are served with what the listing said of them."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, PART) as gateway:
         await ask(gateway, "GET")
         change_all(gateway.origin)
         gateway.app.services.catalog.of_version = lambda version, *, with_checksums: None  # type: ignore[method-assign]
@@ -258,13 +232,10 @@ def test_3_14_what_is_cached_outlives_what_was_learned(tmp_path: Path) -> None:
         assert (await ask(gateway, "HEAD")).status == 412
         await shelf.close()
 
-    play(tmp_path, scenario, PART)
 
-
-def test_3_14_other_troubles_of_the_origin_stay_what_they_are(tmp_path: Path) -> None:
+async def test_3_14_other_troubles_of_the_origin_stay_what_they_are(tmp_path: Path) -> None:
     """3.14 A refusal is passed on as it is, a failure is tried again by clients."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, PART) as gateway:
         gateway.origin.inject(on(key="data/1"), Failure(403, "AccessDenied"), times=None)
         gateway.origin.inject(on(key="data/2"), Unreachable(), times=None)
         assert (await ask(gateway, "GET", "/bucket/data/1")).status == 403
@@ -272,13 +243,10 @@ def test_3_14_other_troubles_of_the_origin_stay_what_they_are(tmp_path: Path) ->
         assert (await ask(gateway, "GET", "/bucket/data/2")).status == 503
         assert (await ask(gateway, "HEAD", "/bucket/data/2")).status == 503
 
-    play(tmp_path, scenario, PART)
 
-
-def test_3_14_what_nobody_pins_is_refused(tmp_path: Path) -> None:
+async def test_3_14_what_nobody_pins_is_refused(tmp_path: Path) -> None:
     """3.14 Questions about the present state of something frozen: 501, which no client tries again."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, PART) as gateway:
         for method, target in (
             ("GET", f"{K}?tagging"),
             ("GET", f"{K}?attributes"),
@@ -295,13 +263,10 @@ def test_3_14_what_nobody_pins_is_refused(tmp_path: Path) -> None:
         assert (await ask(gateway, "GET", f"{LIST}&prefix=data/", headers=payer)).status == 200
         assert gateway.origin.calls == []
 
-    play(tmp_path, scenario, PART)
 
-
-def test_3_14_a_copy_takes_the_frozen_version(tmp_path: Path) -> None:
+async def test_3_14_a_copy_takes_the_frozen_version(tmp_path: Path) -> None:
     """3.14 Or nothing: 412 where the origin has another, 404 where there was none."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, PART) as gateway:
         change_all(gateway.origin)
 
         async def copy(key: str, **headers: str) -> Answer:
@@ -316,13 +281,10 @@ def test_3_14_a_copy_takes_the_frozen_version(tmp_path: Path) -> None:
         assert (await copy("data/new")).status == 404
         assert (await copy("data/sub/3", x_amz_copy_source_if_match='"other"')).status == 412
 
-    play(tmp_path, scenario, PART)
 
-
-def test_3_15_writes_are_refused(tmp_path: Path) -> None:
+async def test_3_15_writes_are_refused(tmp_path: Path) -> None:
     """3.15 Every one, with 403; the origin hears of none."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, PART) as gateway:
         for method, target in (("PUT", K), ("DELETE", K), ("POST", f"{K}?uploads"), ("PUT", f"{K}?tagging")):
             assert (await ask(gateway, method, target, body=b"x" if method == "PUT" else b"")).status == 403
         body = b"<Delete><Object><Key>data/k</Key></Object></Delete>"
@@ -331,13 +293,10 @@ def test_3_15_writes_are_refused(tmp_path: Path) -> None:
         assert b"AccessDenied" in deleted.body
         assert gateway.origin.calls == []
 
-    play(tmp_path, scenario, PART)
 
-
-def test_3_15_without_its_snapshot_a_slot_answers_nothing(tmp_path: Path) -> None:
+async def test_3_15_without_its_snapshot_a_slot_answers_nothing(tmp_path: Path) -> None:
     """3.15 409 that says which snapshot, and how to make it; the others are answered; it is used once it is there."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, PART, made=False) as gateway:
         for target in (K, f"{LIST}&prefix=data/", LIST, "/bucket/data/nothing"):
             answer = await ask(gateway, "GET", target)
             assert (answer.status, code(answer)) == (409, "NoSuchSnapshot")
@@ -352,13 +311,10 @@ def test_3_15_without_its_snapshot_a_slot_answers_nothing(tmp_path: Path) -> Non
         await freeze(gateway, "v1", "s3://bucket/data/")
         assert (await ask(gateway, "GET")).body == NEW
 
-    play(tmp_path, scenario, PART, made=False)
 
-
-def test_3_15_a_snapshot_of_something_else_freezes_nothing(tmp_path: Path) -> None:
+async def test_3_15_a_snapshot_of_something_else_freezes_nothing(tmp_path: Path) -> None:
     """3.15 It must cover the whole slot; one that covers more is as good."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, PART, made=False) as gateway:
         await freeze(gateway, "v1", "s3://bucket/data/sub/")
         answer = await ask(gateway, "GET")
         assert (answer.status, code(answer)) == (409, "SnapshotUnusable")
@@ -367,13 +323,10 @@ def test_3_15_a_snapshot_of_something_else_freezes_nothing(tmp_path: Path) -> No
         assert (await ask(gateway, "GET")).body == OLD
         assert names(await ask(gateway, "GET", f"{LIST}&prefix=data/s")) == ["data/sub/3"]
 
-    play(tmp_path, scenario, PART, made=False)
 
-
-def test_8_7_a_snapshot_of_the_bucket_at_another_home_freezes_nothing(tmp_path: Path) -> None:
+async def test_8_7_a_snapshot_of_the_bucket_at_another_home_freezes_nothing(tmp_path: Path) -> None:
     """8.7 One ETag may stand for other bytes there, and other keys be there."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, PART) as gateway:
         for home, expected in (("http://elsewhere", 409), ("memory", 200)):
             registry = SnapshotRegistry(gateway.snapshots, [PART], ManualClock(), Homes("m", {"bucket": home}))
             object.__setattr__(gateway.app.services, "snapshots", registry)
@@ -381,13 +334,10 @@ def test_8_7_a_snapshot_of_the_bucket_at_another_home_freezes_nothing(tmp_path: 
                 assert (await ask(gateway, method, target)).status == expected, (home, method, target)
         await registry.close()
 
-    play(tmp_path, scenario, PART)
 
-
-def test_3_15_what_cannot_be_opened_is_looked_for_now_and_then(tmp_path: Path) -> None:
+async def test_3_15_what_cannot_be_opened_is_looked_for_now_and_then(tmp_path: Path) -> None:
     """3.15 409, and no look at the disk for every request."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, PART) as gateway:
         store, clock = gateway.snapshots, ManualClock()
         (data,) = (store.root / "v1").glob("*.data")
         whole = data.read_bytes()
@@ -419,14 +369,11 @@ def test_3_15_what_cannot_be_opened_is_looked_for_now_and_then(tmp_path: Path) -
         assert (await ask(gateway, "GET")).body == OLD
         await registry.close()
 
-    play(tmp_path, scenario, PART)
-
 
 @pytest.mark.parametrize("harm", ["flipped", "cut"])
-def test_3_15_a_damaged_part_is_never_believed(tmp_path: Path, harm: str) -> None:
+async def test_3_15_a_damaged_part_is_never_believed(tmp_path: Path, harm: str) -> None:
     """3.15 409 from whatever reads it, GET, HEAD and LIST, though the snapshot was open before; not a wrong answer."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, PART) as gateway:
         store = gateway.snapshots
         (data,) = (store.root / "v1").glob("*.data")
         content = bytearray(data.read_bytes())
@@ -439,13 +386,10 @@ def test_3_15_a_damaged_part_is_never_believed(tmp_path: Path, harm: str) -> Non
             assert answer.status == 409
             assert method == "HEAD" or code(answer) == "SnapshotUnusable"
 
-    play(tmp_path, scenario, PART)
 
-
-def test_3_15_a_disk_that_fails_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_3_15_a_disk_that_fails_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """3.15 503: it may pass. A mapped file would have ended the worker."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, PART) as gateway:
         opened = await gateway.app.services.snapshots.opened(PART)
         opened.snapshot.data._last_leaf = None
 
@@ -458,25 +402,19 @@ def test_3_15_a_disk_that_fails_is_no_damage(tmp_path: Path, monkeypatch: pytest
                 assert (await ask(gateway, method, target)).status == 503
         assert (await ask(gateway, "GET")).body == OLD
 
-    play(tmp_path, scenario, PART)
 
-
-def test_3_15_without_a_cache_directory_nothing_frozen_is_answered(tmp_path: Path) -> None:
+async def test_3_15_without_a_cache_directory_nothing_frozen_is_answered(tmp_path: Path) -> None:
     """3.15 503: never the origin's present state in its place."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, PART) as gateway:
         object.__setattr__(gateway.app.services, "snapshots", SnapshotRegistry.switched_off())
         for target in (K, f"{LIST}&prefix=data/", LIST):
             assert (await ask(gateway, "GET", target)).status == 503
         assert (await ask(gateway, "GET", "/bucket/z")).status == 200
 
-    play(tmp_path, scenario, PART)
 
-
-def test_3_16_above_a_frozen_slot_both_are_listed(tmp_path: Path) -> None:
+async def test_3_16_above_a_frozen_slot_both_are_listed(tmp_path: Path) -> None:
     """3.16 What lies in the slot as it was frozen, the rest as the origin has it, page by page."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, PART) as gateway:
         change_all(gateway.origin)
         gateway.origin.put("bucket", "b", b"new")
         expected = ["a", "b", "data/1", "data/2", "data/k", "data/sub/3", "z"]
@@ -499,14 +437,11 @@ def test_3_16_above_a_frozen_slot_both_are_listed(tmp_path: Path) -> None:
             remove(gateway.origin, key)
         assert names(await ask(gateway, "GET", "/bucket?delimiter=/")) == ["a", "b", "data/", "z"]
 
-    play(tmp_path, scenario, PART)
 
-
-def test_3_16_two_snapshots_in_one_listing(tmp_path: Path) -> None:
+async def test_3_16_two_snapshots_in_one_listing(tmp_path: Path) -> None:
     """3.16 Each part from its own; the origin is not asked where nothing lies between them."""
     inner = frozen("s3://bucket/data/sub/", "v2", "g")
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, PART, inner) as gateway:
         gateway.origin.put("bucket", "data/sub/4", b"later")
         await freeze(gateway, "v2", "s3://bucket/data/sub/")
         change_all(gateway.origin)
@@ -516,8 +451,6 @@ def test_3_16_two_snapshots_in_one_listing(tmp_path: Path) -> None:
         assert source(listed) == "hit"
         assert gateway.origin.calls == []
         assert (await ask(gateway, "GET", "/bucket/data/sub/4")).body == b"later"
-
-    play(tmp_path, scenario, PART, inner)
 
 
 QUERIES = st.fixed_dictionaries(
@@ -534,17 +467,14 @@ QUERIES = st.fixed_dictionaries(
 )
 
 
-def test_3_13_a_listing_from_behind_its_prefix_is_empty(tmp_path: Path) -> None:
+async def test_3_13_a_listing_from_behind_its_prefix_is_empty(tmp_path: Path) -> None:
     """3.13 The origin is not asked, wherever it begins."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, ALL) as gateway:
         before = len(gateway.origin.calls)
         answer = await call(gateway.app, "GET", f"{LIST}&prefix=a&start-after=b", sign=False)
         assert (answer.status, answer.headers["x-forebay-cache"]) == (200, "hit")
         assert b"<KeyCount>0</KeyCount>" in answer.body
         assert len(gateway.origin.calls) == before
-
-    play(tmp_path, scenario, ALL)
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -28,31 +29,26 @@ SMALL_ONLY = Slot("small-only", PREFIX, "read-write", "ttl", 60.0, kept_object_b
 BLOCKS = 5
 LARGE = bytes(range(256)) * (BLOCKS * BLOCK_SIZE_BYTES // 256)
 
-Scenario = Callable[[GatewayApp], Awaitable[None]]
 
-
-def play(
+@asynccontextmanager
+async def playing(
     directory: Path,
     slot: Slot,
-    scenario: Scenario,
     *,
     capacity_bytes: int = 256 * 1024**2,
     writeback: bool = False,
     clock: Clock | None = None,
-) -> None:
-    async def run() -> None:
-        async with gateway_app(
-            directory,
-            slots=[slot],
-            clock=clock or ManualClock(),
-            capacity_bytes=capacity_bytes,
-            writeback=writeback,
-            allow_unsigned=True,
-        ) as gateway:
-            gateway.origin.put("bucket", "k", LARGE)
-            await scenario(gateway)
-
-    asyncio.run(run())
+) -> AsyncIterator[GatewayApp]:
+    async with gateway_app(
+        directory,
+        slots=[slot],
+        clock=clock or ManualClock(),
+        capacity_bytes=capacity_bytes,
+        writeback=writeback,
+        allow_unsigned=True,
+    ) as gateway:
+        gateway.origin.put("bucket", "k", LARGE)
+        yield gateway
 
 
 async def warm(gateway: GatewayApp, target: str = "/bucket/k", **headers: str) -> Answer:
@@ -69,11 +65,10 @@ def gets(gateway: GatewayApp) -> int:
 
 
 @pytest.mark.parametrize("slot", [STRICT, TTL, IMMUTABLE])
-def test_9_7_a_head_for_the_first_byte_brings_the_whole_object(tmp_path: Path, slot: Slot) -> None:
+async def test_9_7_a_head_for_the_first_byte_brings_the_whole_object(tmp_path: Path, slot: Slot) -> None:
     """9.7 It is answered as S3 does, 206 and one byte of so many; then every byte comes from this node, and the same
     HEAD says `hit`."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, slot) as gateway:
         answer = await warm(gateway)
         assert (answer.status, answer.body) == (206, b"")
         assert answer.headers["content-range"] == f"bytes 0-0/{len(LARGE)}"
@@ -85,27 +80,21 @@ def test_9_7_a_head_for_the_first_byte_brings_the_whole_object(tmp_path: Path, s
         assert (read.body, read.headers["x-forebay-cache"], gets(gateway)) == (LARGE, "hit", asked)
         assert (await warm(gateway)).headers["x-forebay-cache"] == "hit"
 
-    play(tmp_path, slot, scenario)
 
-
-def test_9_7_asked_again_and_again_it_is_fetched_once(tmp_path: Path) -> None:
+async def test_9_7_asked_again_and_again_it_is_fetched_once(tmp_path: Path) -> None:
     """9.7 512 clients ask at once; each block is asked for once, and the version once."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, TTL) as gateway:
         answers = await asyncio.gather(*(warm(gateway) for _ in range(512)))
         assert {answer.status for answer in answers} == {206}
         await settle(gateway)
         assert gets(gateway) == BLOCKS
         assert gateway.origin.count(Operation.HEAD_OBJECT) <= 2
 
-    play(tmp_path, TTL, scenario)
-
 
 @pytest.mark.parametrize(("slot", "heads"), [(STRICT, 20), (TTL, 0), (IMMUTABLE, 0)])
-def test_9_7_to_warm_what_is_here_costs_the_origin_nothing(tmp_path: Path, slot: Slot, heads: int) -> None:
+async def test_9_7_to_warm_what_is_here_costs_the_origin_nothing(tmp_path: Path, slot: Slot, heads: int) -> None:
     """9.7 However often an SDK does it; in a strict slot a HEAD asks which version is current, as any does."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, slot) as gateway:
         await warm(gateway)
         await settle(gateway)
         asked, before = gateway.origin.count(), gateway.origin.count(Operation.HEAD_OBJECT)
@@ -114,14 +103,11 @@ def test_9_7_to_warm_what_is_here_costs_the_origin_nothing(tmp_path: Path, slot:
         await settle(gateway)
         assert gateway.origin.count() - asked == gateway.origin.count(Operation.HEAD_OBJECT) - before == heads
 
-    play(tmp_path, slot, scenario)
-
 
 @pytest.mark.parametrize("change", ["partNumber=1", "versionId=null", "response-content-type=x"])
-def test_9_7_what_is_not_the_whole_current_object_warms_nothing(tmp_path: Path, change: str) -> None:
+async def test_9_7_what_is_not_the_whole_current_object_warms_nothing(tmp_path: Path, change: str) -> None:
     """9.7 A part, a version, overrides; nor does another range, or a GET of the first byte warm all."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, TTL) as gateway:
         if change != "partNumber=1":
             await warm(gateway, f"/bucket/k?{change}")
         for asked in ("bytes=0-1", "bytes=0-", "bytes=-1"):
@@ -130,10 +116,8 @@ def test_9_7_what_is_not_the_whole_current_object_warms_nothing(tmp_path: Path, 
         await settle(gateway)
         assert gets(gateway) == 0
 
-    play(tmp_path, TTL, scenario)
 
-
-def test_9_7_what_its_slot_does_not_keep_is_not_fetched(tmp_path: Path) -> None:
+async def test_9_7_what_its_slot_does_not_keep_is_not_fetched(tmp_path: Path) -> None:
     """9.7 The answer says so: `miss; reason=not-kept`. So it does of what is larger than its slot may have."""
 
     async def scenario(gateway: GatewayApp) -> None:
@@ -141,14 +125,15 @@ def test_9_7_what_its_slot_does_not_keep_is_not_fetched(tmp_path: Path) -> None:
         await settle(gateway)
         assert gets(gateway) == 0
 
-    play(tmp_path / "kept", SMALL_ONLY, scenario)
-    play(tmp_path / "small", TTL, scenario, capacity_bytes=2 * BLOCK_SIZE_BYTES)
+    async with playing(tmp_path / "kept", SMALL_ONLY) as gateway:
+        await scenario(gateway)
+    async with playing(tmp_path / "small", TTL, capacity_bytes=2 * BLOCK_SIZE_BYTES) as gateway:
+        await scenario(gateway)
 
 
-def test_9_7_an_absence_and_an_empty_object_are_answered_as_the_origin_does(tmp_path: Path) -> None:
+async def test_9_7_an_absence_and_an_empty_object_are_answered_as_the_origin_does(tmp_path: Path) -> None:
     """9.7 Nothing is begun for them."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, TTL) as gateway:
         gateway.origin.put("bucket", "empty", b"")
         assert (await warm(gateway, "/bucket/none")).status == 404
         for _ in range(2):
@@ -156,14 +141,11 @@ def test_9_7_an_absence_and_an_empty_object_are_answered_as_the_origin_does(tmp_
             assert answer.headers["x-forebay-cache"] == "forwarded"
         assert gets(gateway) == 0
 
-    play(tmp_path, TTL, scenario)
 
-
-def test_9_7_a_full_queue_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_9_7_a_full_queue_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """9.7 503 SlowDown, which SDKs repeat; nothing was done for it."""
     monkeypatch.setattr(warm_up_queue, "WAITING_MAX", 2)
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, TTL) as gateway:
         keys = [f"k{number}" for number in range(40)]
         for key in keys:
             gateway.origin.put("bucket", key, LARGE)
@@ -175,13 +157,10 @@ def test_9_7_a_full_queue_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         begun = [answer for answer in answers if answer.status == 206]
         assert gets(gateway) == BLOCKS * len(begun)
 
-    play(tmp_path, TTL, scenario)
 
-
-def test_9_7_what_changes_meanwhile_is_left(tmp_path: Path) -> None:
+async def test_9_7_what_changes_meanwhile_is_left(tmp_path: Path) -> None:
     """9.7 A change at the origin ends a warm-up, and what was known of the object is forgotten."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, TTL) as gateway:
         await call(gateway.app, "HEAD", "/bucket/k", sign=False)
         await gateway.catalog.settle()
         gateway.origin.put("bucket", "k", b"another" * 1000)
@@ -191,14 +170,11 @@ def test_9_7_what_changes_meanwhile_is_left(tmp_path: Path) -> None:
         assert WARM_UP_OBJECTS.value("ttl", "changed") == before + 1
         assert (await call(gateway.app, "GET", "/bucket/k", sign=False)).body == b"another" * 1000
 
-    play(tmp_path, TTL, scenario)
 
-
-def test_9_7_what_is_pending_needs_no_warming(tmp_path: Path) -> None:
+async def test_9_7_what_is_pending_needs_no_warming(tmp_path: Path) -> None:
     """9.7 Its bytes are on this node: `hit`, and the origin is asked nothing."""
     slot = Slot("back", PREFIX, write="back")
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, slot, writeback=True) as gateway:
         await call(gateway.app, "PUT", "/bucket/first", body=b"first", sign=False)
         absorbed = await call(gateway.app, "PUT", "/bucket/k", body=b"x" * 1000, sign=False)
         assert absorbed.headers["x-forebay-cache"] == "absorbed"
@@ -208,13 +184,10 @@ def test_9_7_what_is_pending_needs_no_warming(tmp_path: Path) -> None:
         assert answer.headers["content-range"] == "bytes 0-0/1000"
         assert gateway.origin.count() == asked
 
-    play(tmp_path, slot, scenario, writeback=True)
 
-
-def test_9_7_it_holds_back_while_readers_wait(tmp_path: Path) -> None:
+async def test_9_7_it_holds_back_while_readers_wait(tmp_path: Path) -> None:
     """9.7, 10.4 While the origin owes a reader a block, no more than four are asked for to warm; then all go on."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, TTL, clock=SystemClock()) as gateway:
         for number in range(4):
             gateway.origin.put("bucket", f"k{number}", LARGE)
         await call(gateway.app, "HEAD", "/bucket/k", sign=False)
@@ -236,13 +209,10 @@ def test_9_7_it_holds_back_while_readers_wait(tmp_path: Path) -> None:
         for number in range(4):
             assert (await warm(gateway, f"/bucket/k{number}")).headers["x-forebay-cache"] == "hit"
 
-    play(tmp_path, TTL, scenario, clock=SystemClock())
 
-
-def test_9_7_an_end_of_the_worker_ends_it(tmp_path: Path) -> None:
+async def test_9_7_an_end_of_the_worker_ends_it(tmp_path: Path) -> None:
     """9.7 What waits and what runs is left, and nothing is in the way of the end."""
-
-    async def scenario(gateway: GatewayApp) -> None:
+    async with playing(tmp_path, TTL) as gateway:
         keys = [f"k{number}" for number in range(40)]
         for key in keys:
             gateway.origin.put("bucket", key, LARGE)
@@ -254,5 +224,3 @@ def test_9_7_an_end_of_the_worker_ends_it(tmp_path: Path) -> None:
         assert asked < BLOCKS * len(keys)
         assert (await warm(gateway)).status == 503
         assert gets(gateway) == asked
-
-    play(tmp_path, TTL, scenario)

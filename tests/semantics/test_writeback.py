@@ -28,7 +28,7 @@ from tests.support.memory_origin import MemoryOrigin, multipart
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Fault, Unreachable, on
 from tests.support.rest_is_slow import rest_is_slow
 from tests.support.slots import slot_with
-from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client
+from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, a_client, eventually
 
 
 class SetClock(SystemClock):
@@ -61,7 +61,7 @@ async def absorbed_upload(client: Client, name: str, parts: list[bytes]) -> str:
     return answer.body.partition(b"<ETag>")[2].partition(b"<")[0].decode().replace("&quot;", '"')
 
 
-def test_2_4_what_was_acknowledged_is_seen_at_once(tmp_path: Path) -> None:
+async def test_2_4_what_was_acknowledged_is_seen_at_once(tmp_path: Path) -> None:
     """2.4 GET, ranges, HEAD, LIST and copies see it before the origin has it; after a restart, too."""
     parts = [os.urandom(PART_BYTES), b"the end"]
 
@@ -76,18 +76,15 @@ def test_2_4_what_was_acknowledged_is_seen_at_once(tmp_path: Path) -> None:
         assert (await client.ask("GET", "back/m", headers={"Range": "bytes=-7"}, status=206)).body == b"the end"
         assert b"<Key>back/m</Key>" in (await client.ask("GET", "?list-type=2")).body
 
-    with_client(tmp_path, scenario)
-
-    async def after(client: Client) -> None:
+    async with a_client(tmp_path) as client:
+        await scenario(client)
+    async with a_client(tmp_path) as client:
         assert (await client.ask("GET", "back/m")).body == b"".join(parts)
 
-    with_client(tmp_path, after)
 
-
-def test_2_4_a_read_meets_the_flush(tmp_path: Path) -> None:
+async def test_2_4_a_read_meets_the_flush(tmp_path: Path) -> None:
     """2.4 Whoever reads while the object is flushed gets it, from here or from there."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         for number in range(20):
             await client.ask("PUT", f"back/{number}", b"%d" % number)
@@ -96,14 +93,11 @@ def test_2_4_a_read_meets_the_flush(tmp_path: Path) -> None:
                 for number in range(20):
                     assert (await client.ask("GET", f"back/{number}")).body == b"%d" % number
 
-    with_client(tmp_path, scenario)
 
-
-def test_2_4_parts_are_copied_of_what_was_acknowledged(tmp_path: Path) -> None:
+async def test_2_4_parts_are_copied_of_what_was_acknowledged(tmp_path: Path) -> None:
     """2.4 By a range and on a condition, before the origin has the source; byte-equal when it has both."""
     source = os.urandom(1000)
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         there = await client.ask("PUT", "back/source", source)
         upload_id = await client.create("back/m")
@@ -117,13 +111,10 @@ def test_2_4_parts_are_copied_of_what_was_acknowledged(tmp_path: Path) -> None:
         await client.flush()
         assert client.origin.data("bucket", "back/m") == source[10:20]
 
-    with_client(tmp_path, scenario)
 
-
-def test_4_3_what_is_pending_fails_a_condition_at_once(tmp_path: Path) -> None:
+async def test_4_3_what_is_pending_fails_a_condition_at_once(tmp_path: Path) -> None:
     """4.3 412, 404 where it is deleted; what it does not fail is judged by the origin, which has it then."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         there = (await client.ask("PUT", "back/k", b"x")).headers["etag"]
         outage = away(client)
@@ -143,10 +134,8 @@ def test_4_3_what_is_pending_fails_a_condition_at_once(tmp_path: Path) -> None:
         deleting.cancel()
         await asyncio.gather(deleting, return_exceptions=True)
 
-    with_client(tmp_path, scenario)
 
-
-def test_4_5_the_etag_and_all_that_was_fixed_are_the_origins(tmp_path: Path) -> None:
+async def test_4_5_the_etag_and_all_that_was_fixed_are_the_origins(tmp_path: Path) -> None:
     """4.5 What HEAD says of an object while it is pending, it says when the origin has it; but for Last-Modified."""
     headers = {
         "content-type": "application/x-tar",
@@ -155,8 +144,7 @@ def test_4_5_the_etag_and_all_that_was_fixed_are_the_origins(tmp_path: Path) -> 
         "x-amz-storage-class": "STANDARD_IA",
     }
     moving = {"last-modified", "date", "x-amz-request-id", "x-amz-id-2", "x-forebay-cache", "server", "connection"}
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         await client.ask("PUT", "back/of-this-class", b"x", headers)
         stored = await client.ask("PUT", "back/k", b"content", headers)
@@ -171,13 +159,10 @@ def test_4_5_the_etag_and_all_that_was_fixed_are_the_origins(tmp_path: Path) -> 
         assert fixed[0] == fixed[1]
         assert fixed[0].items() >= {**headers, "etag": stored.headers["etag"], "content-length": "7"}.items()
 
-    with_client(tmp_path, scenario)
 
-
-def test_4_6_limits_are_kept_before_anything_is_acknowledged(tmp_path: Path) -> None:
+async def test_4_6_limits_are_kept_before_anything_is_acknowledged(tmp_path: Path) -> None:
     """4.6 Too long a key, too much metadata, parts that are too small: S3's error, and nothing is pending."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         assert b"KeyTooLongError" in (await client.ask("PUT", "back/" + "k" * 1020, b"x", status=400)).body
         large = {"x-amz-meta-a": "x" * 2048}
@@ -187,14 +172,11 @@ def test_4_6_limits_are_kept_before_anything_is_acknowledged(tmp_path: Path) -> 
         assert b"EntityTooSmall" in (await client.complete("back/m", upload_id, etags, status=400)).body
         assert client.buffer.look(lambda tx: tx.counts()) == (0, 1)
 
-    with_client(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("headers", [{"If-None-Match": "*"}, {"x-amz-tagging": "a=b"}, {"x-amz-acl": "private"}])
-def test_4_7_what_only_the_origin_can_judge_goes_through(tmp_path: Path, headers: dict[str, str]) -> None:
+async def test_4_7_what_only_the_origin_can_judge_goes_through(tmp_path: Path, headers: dict[str, str]) -> None:
     """4.7 Its 200 is the origin's; so is that of the first write to a bucket."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         first = await client.ask("PUT", "back/first", b"x")
         assert first.headers["x-forebay-cache"] == "forwarded"
         assert (await client.ask("PUT", "back/second", b"x")).headers["x-forebay-cache"] == "absorbed"
@@ -202,13 +184,10 @@ def test_4_7_what_only_the_origin_can_judge_goes_through(tmp_path: Path, headers
         assert answer.headers["x-forebay-cache"] == "forwarded"
         assert client.origin.data("bucket", "back/job/k") == b"x"
 
-    with_client(tmp_path, scenario)
 
-
-def test_4_7_an_upload_that_only_this_node_has_takes_copies_here(tmp_path: Path) -> None:
+async def test_4_7_an_upload_that_only_this_node_has_takes_copies_here(tmp_path: Path) -> None:
     """4.7 Begun while the origin was away; the source is the origin's."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         client.origin.put("bucket", "source", b"theirs")
         outage = away(client)
@@ -222,13 +201,10 @@ def test_4_7_an_upload_that_only_this_node_has_takes_copies_here(tmp_path: Path)
         await client.flush()
         assert client.origin.data("bucket", "back/m") == b"theirs"
 
-    with_client(tmp_path, scenario)
 
-
-def test_4_7_other_etags_than_were_answered_end_the_absorbing(tmp_path: Path) -> None:
+async def test_4_7_other_etags_than_were_answered_end_the_absorbing(tmp_path: Path) -> None:
     """4.7 When the flush finds that the bucket's default encryption was changed, the next write asks what holds now."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         encrypted = AlterHeaders({"x-amz-server-side-encryption": "aws:kms", "etag": '"no-md5"'})
         client.origin.inject(on(Operation.PUT_OBJECT), encrypted, times=None)
@@ -237,16 +213,14 @@ def test_4_7_other_etags_than_were_answered_end_the_absorbing(tmp_path: Path) ->
         for _ in range(2):
             assert (await client.ask("PUT", "back/k", b"x")).headers["x-forebay-cache"] == "forwarded"
 
-    with_client(tmp_path, scenario)
 
-
-def test_4_7_what_etags_of_objects_of_parts_are_only_such_objects_tell(
+async def test_4_7_what_etags_of_objects_of_parts_are_only_such_objects_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """4.7 Some stores make their own for them, and MD5s for others: no PutObject has uploads be absorbed again."""
     monkeypatch.setattr("gateway.operations.writeback.put_object.LEARNED_AGAIN_SECONDS", 0.0)
+    async with a_client(tmp_path) as client:
 
-    async def scenario(client: Client) -> None:
         async def upload(name: str) -> Got:
             upload_id = await client.create(name)
             return await client.complete(name, upload_id, {1: await client.part(name, upload_id, 1, b"x")})
@@ -273,13 +247,10 @@ def test_4_7_what_etags_of_objects_of_parts_are_only_such_objects_tell(
         assert (await upload("back/fourth")).headers["x-forebay-cache"] == "absorbed"
         await client.flush()
 
-    with_client(tmp_path, scenario)
 
-
-def test_4_8_create_is_the_origins_to_judge(tmp_path: Path) -> None:
+async def test_4_8_create_is_the_origins_to_judge(tmp_path: Path) -> None:
     """4.8 Its refusal reaches the client; with the origin away the upload is begun here, and there when it is back."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         refusal = client.origin.inject(on(Operation.CREATE_MULTIPART_UPLOAD), Answer(403, "AccessDenied"), times=None)
         await client.ask("POST", "back/m?uploads", status=403)
         refusal.times = 0
@@ -291,13 +262,10 @@ def test_4_8_create_is_the_origins_to_judge(tmp_path: Path) -> None:
         assert client.origin.data("bucket", "back/m") == b"one part"
         assert not client.origin.buckets["bucket"].uploads
 
-    with_client(tmp_path, scenario)
 
-
-def test_4_8_a_repeated_complete_is_answered_as_the_first(tmp_path: Path) -> None:
+async def test_4_8_a_repeated_complete_is_answered_as_the_first(tmp_path: Path) -> None:
     """4.8 A client that has not heard the answer asks again, also when the object is flushed."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         upload_id = await client.create("back/m")
         etags = {1: await client.part("back/m", upload_id, 1, b"x")}
         first = await client.complete("back/m", upload_id, etags)
@@ -305,13 +273,10 @@ def test_4_8_a_repeated_complete_is_answered_as_the_first(tmp_path: Path) -> Non
         await client.flush()
         assert (await client.complete("back/m", upload_id, etags)).body == first.body
 
-    with_client(tmp_path, scenario)
 
-
-def test_4_8_a_complete_is_remembered_for_a_day(tmp_path: Path) -> None:
+async def test_4_8_a_complete_is_remembered_for_a_day(tmp_path: Path) -> None:
     """4.8 With the checksums of the first answer, whether the origin has the object or not."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         upload_id = await client.create("back/m", {"x-amz-checksum-algorithm": "CRC32"})
         assert upload_id.startswith(client.buffer.node_id)
@@ -328,14 +293,11 @@ def test_4_8_a_complete_is_remembered_for_a_day(tmp_path: Path) -> None:
         await client.buffer.journal.change(lambda tx: tx.forget_ended(Moment(now + 86_500)))
         await client.complete("back/m", upload_id, etags, status=404)
 
-    with_client(tmp_path, scenario)
 
-
-def test_4_8_an_upload_expires(tmp_path: Path) -> None:
+async def test_4_8_an_upload_expires(tmp_path: Path) -> None:
     """4.8 When no part of it has come for `upload_expiry`: nothing of it is left, here or at the origin."""
     slots = [slot_with(SLOTS[0], upload_expiry_seconds=3600.0)]
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots) as client:
         await client.learn()
         upload_id = await client.create("back/m")
         await client.part("back/m", upload_id, 1, b"x")
@@ -347,13 +309,10 @@ def test_4_8_an_upload_expires(tmp_path: Path) -> None:
         await client.ask("GET", f"back/m?uploadId={upload_id}", status=404)
         assert list(client.buffer.staging.names()) == []
 
-    with_client(tmp_path, scenario, slots)
 
-
-def test_4_8_an_upload_that_the_bucket_has_ended_is_ended(tmp_path: Path) -> None:
+async def test_4_8_an_upload_that_the_bucket_has_ended_is_ended(tmp_path: Path) -> None:
     """4.8 By rules of its own, when the client does nothing about it any more; before, it is begun anew."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         uploads = client.origin.buckets["bucket"].uploads
         upload_id = await client.create("back/m")
@@ -366,14 +325,11 @@ def test_4_8_an_upload_that_the_bucket_has_ended_is_ended(tmp_path: Path) -> Non
             await eventually(lambda: client.buffer.look(lambda tx: tx.uploads.upload(upload_id)) is None)
         assert list(client.buffer.staging.names()) == []
 
-    with_client(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("code", rest_is_slow(["AccessDenied", "ExpiredToken", "InvalidAccessKeyId"], "AccessDenied"))
-def test_5_6_no_refusal_drops_what_was_acknowledged(tmp_path: Path, code: str) -> None:
+async def test_5_6_no_refusal_drops_what_was_acknowledged(tmp_path: Path, code: str) -> None:
     """5.6 It stays readable, and arrives when the origin takes it again."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         await client.ask("PUT", "back/k", b"kept")
         refusal = client.origin.inject(lambda _: True, Answer(403, code), times=None)
@@ -384,8 +340,6 @@ def test_5_6_no_refusal_drops_what_was_acknowledged(tmp_path: Path, code: str) -
             await eventually(lambda: client.pending("back/k") is None)
         assert client.origin.data("bucket", "back/k") == b"kept"
 
-    with_client(tmp_path, scenario)
-
 
 def has_failed(tx: JournalTransaction) -> bool:
     """Whether the first of what is pending was tried, and not taken."""
@@ -393,10 +347,9 @@ def has_failed(tx: JournalTransaction) -> bool:
     return turn is not None and turn.attempts > 0
 
 
-def test_5_6_a_bucket_that_is_gone_is_no_conflict(tmp_path: Path) -> None:
+async def test_5_6_a_bucket_that_is_gone_is_no_conflict(tmp_path: Path) -> None:
     """5.6 5.12 What is to overwrite something waits for it to be back, a minute at most, and for nobody's decision."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         await client.ask("PUT", "back/k", b"before")
         await client.flush()
@@ -411,13 +364,10 @@ def test_5_6_a_bucket_that_is_gone_is_no_conflict(tmp_path: Path) -> None:
             await eventually(lambda: client.pending("back/k") is None)
         assert client.origin.data("bucket", "back/k") == b"kept"
 
-    with_client(tmp_path, scenario)
 
-
-def test_5_7_nothing_stays_of_what_was_not_acknowledged(tmp_path: Path) -> None:
+async def test_5_7_nothing_stays_of_what_was_not_acknowledged(tmp_path: Path) -> None:
     """5.7 A body that fails its check, a part without an upload, an aborted upload: no file, nothing at the origin."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         wrong = {"Content-MD5": "1B2M2Y8AsgTpgAmY7PhCfg=="}
         await client.ask("PUT", "back/k", b"not empty", wrong, status=400)
@@ -429,13 +379,10 @@ def test_5_7_nothing_stays_of_what_was_not_acknowledged(tmp_path: Path) -> None:
         await client.flush()
         assert not client.origin.buckets["bucket"].uploads
 
-    with_client(tmp_path, scenario)
 
-
-def test_5_8_damaged_bytes_are_neither_read_nor_sent(tmp_path: Path) -> None:
+async def test_5_8_damaged_bytes_are_neither_read_nor_sent(tmp_path: Path) -> None:
     """5.8 They stay where they are, and the flush says so."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         await client.ask("PUT", "back/k", b"as it was acknowledged")
         [name] = client.buffer.staging.names()
@@ -448,14 +395,11 @@ def test_5_8_damaged_bytes_are_neither_read_nor_sent(tmp_path: Path) -> None:
         assert "back/k" not in client.origin.buckets["bucket"].objects
         assert path.exists()
 
-    with_client(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("there_before", [True, False])
-def test_6_2_somebody_elses_write_is_never_overwritten(tmp_path: Path, *, there_before: bool) -> None:
+async def test_6_2_somebody_elses_write_is_never_overwritten(tmp_path: Path, *, there_before: bool) -> None:
     """6.2 Neither one that took the place of what was there, nor one of a new key; ours is kept and readable."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         if there_before:
             client.origin.put("bucket", "back/k", b"before")
@@ -465,13 +409,10 @@ def test_6_2_somebody_elses_write_is_never_overwritten(tmp_path: Path, *, there_
         assert client.origin.data("bucket", "back/k") == b"theirs"
         assert (await client.ask("GET", "back/k")).body == b"ours"
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_2_own_writes_are_no_surprise(tmp_path: Path) -> None:
+async def test_6_2_own_writes_are_no_surprise(tmp_path: Path) -> None:
     """6.2 An upload that was begun before this gateway changed its key, and is completed after, is no conflict."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         upload_id = await client.create("back/k")
         etags = {1: await client.part("back/k", upload_id, 1, b"last")}
         await client.ask("PUT", "back/k", b"absorbed and flushed")
@@ -481,13 +422,10 @@ def test_6_2_own_writes_are_no_surprise(tmp_path: Path) -> None:
         await client.flush()
         assert client.origin.data("bucket", "back/k") == b"last"
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_2_what_the_origin_has_refused_changes_nothing(tmp_path: Path) -> None:
+async def test_6_2_what_the_origin_has_refused_changes_nothing(tmp_path: Path) -> None:
     """6.2 A copy of nothing, then a write while the origin is away: what lies there is still known to be our own."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         await client.ask("PUT", "back/first", headers={"x-amz-copy-source": "/bucket/nowhere"}, status=404)
         gone = away(client)
@@ -496,13 +434,10 @@ def test_6_2_what_the_origin_has_refused_changes_nothing(tmp_path: Path) -> None
         await client.flush()
         assert client.origin.data("bucket", "back/first") == b"second"
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_2_what_this_gateway_has_put_there_is_expected_though_nobody_could_look(tmp_path: Path) -> None:
+async def test_6_2_what_this_gateway_has_put_there_is_expected_though_nobody_could_look(tmp_path: Path) -> None:
     """6.2 A copy that the origin has made, then a write while it is away: no conflict; one of others is one."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         client.origin.put("bucket", "elsewhere", b"copied")
         for name, theirs in (("back/ours", False), ("back/theirs", True)):
@@ -518,18 +453,15 @@ def test_6_2_what_this_gateway_has_put_there_is_expected_though_nobody_could_loo
         assert client.origin.data("bucket", "back/ours") == b"second"
         assert client.origin.data("bucket", "back/theirs") == b"theirs"
 
-    with_client(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("ahead_seconds", [600.0, -600.0])
-def test_6_2_a_wrong_clock_overwrites_nothing_of_others(tmp_path: Path, ahead_seconds: float) -> None:
+async def test_6_2_a_wrong_clock_overwrites_nothing_of_others(tmp_path: Path, ahead_seconds: float) -> None:
     """6.2 A node whose wall clock is ten minutes off, and a write that was absorbed while the origin was away: what is
     older is expected, what came after is a conflict."""
     of_the_origin = SetClock()
     origin = MemoryOrigin(of_the_origin)
     origin.create_bucket("bucket")
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, origin=origin, clock=SetClock(ahead_seconds)) as client:
         await client.learn()
         of_the_origin.ahead_seconds = -60.0
         origin.put("bucket", "back/old", b"older")
@@ -545,16 +477,13 @@ def test_6_2_a_wrong_clock_overwrites_nothing_of_others(tmp_path: Path, ahead_se
         assert origin.data("bucket", "back/k") == b"theirs"
         assert origin.data("bucket", "back/old") == b"ours"
 
-    with_client(tmp_path, scenario, origin=origin, clock=SetClock(ahead_seconds))
 
-
-def test_6_2_a_clock_that_is_set_meanwhile_overwrites_nothing_of_others(tmp_path: Path) -> None:
+async def test_6_2_a_clock_that_is_set_meanwhile_overwrites_nothing_of_others(tmp_path: Path) -> None:
     """6.2 Whichever way: how long ago the write was, the monotonic clock tells."""
     clock = SetClock()
     origin = MemoryOrigin(SystemClock())
     origin.create_bucket("bucket")
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, origin=origin, clock=clock) as client:
         await client.learn()
         for number, ahead_seconds in enumerate((600.0, -600.0)):
             clock.ahead_seconds = 0.0
@@ -566,13 +495,10 @@ def test_6_2_a_clock_that_is_set_meanwhile_overwrites_nothing_of_others(tmp_path
             await client.flush_until_conflict(f"back/{number}")
             assert origin.data("bucket", f"back/{number}") == b"theirs"
 
-    with_client(tmp_path, scenario, origin=origin, clock=clock)
 
-
-def test_6_3_an_origin_without_conditions_is_asked_before(tmp_path: Path) -> None:
+async def test_6_3_an_origin_without_conditions_is_asked_before(tmp_path: Path) -> None:
     """6.3 501 to a condition: the object is sent without one, if the key is as expected a moment before."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         client.origin.inject(
             lambda call: call.operation is Operation.PUT_OBJECT and "if-none-match" in call.headers,
@@ -583,13 +509,10 @@ def test_6_3_an_origin_without_conditions_is_asked_before(tmp_path: Path) -> Non
         await client.flush()
         assert client.origin.data("bucket", "back/k") == b"x"
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_4_no_late_flush_brings_back_what_was_deleted(tmp_path: Path) -> None:
+async def test_6_4_no_late_flush_brings_back_what_was_deleted(tmp_path: Path) -> None:
     """6.4 With the origin away the DELETE is answered 503, the object is gone here, and there when it is back."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         await client.ask("PUT", "back/first", b"over the one at the origin")
         gone = away(client)
@@ -601,13 +524,10 @@ def test_6_4_no_late_flush_brings_back_what_was_deleted(tmp_path: Path) -> None:
             await deleting
         assert "back/first" not in client.origin.buckets["bucket"].objects
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_4_of_what_the_origin_never_had_a_deletion_is_done_at_once(tmp_path: Path) -> None:
+async def test_6_4_of_what_the_origin_never_had_a_deletion_is_done_at_once(tmp_path: Path) -> None:
     """6.4 Also with the origin away; neither the object nor a deletion is sent."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         await client.ask("PUT", "back/k", b"x")
         upload_id = await client.create("back/m")
@@ -625,13 +545,10 @@ def test_6_4_of_what_the_origin_never_had_a_deletion_is_done_at_once(tmp_path: P
         for name in ("back/k", "back/m"):
             await client.ask("GET", name, status=404)
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_4_what_others_wrote_where_nothing_was_stays(tmp_path: Path) -> None:
+async def test_6_4_what_others_wrote_where_nothing_was_stays(tmp_path: Path) -> None:
     """6.4 The deletion was answered at once; what they have written since is a conflict, and nobody deletes it."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         await client.ask("PUT", "back/k", b"ours")
         client.origin.put("bucket", "back/k", b"theirs")
@@ -639,14 +556,11 @@ def test_6_4_what_others_wrote_where_nothing_was_stays(tmp_path: Path) -> None:
         await client.flush_until_conflict("back/k")
         assert client.origin.data("bucket", "back/k") == b"theirs"
 
-    with_client(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("honoured", [Honoured.YES, Honoured.IGNORED, Honoured.REFUSED])
-def test_6_4_a_deletion_deletes_nothing_of_others(tmp_path: Path, honoured: Honoured) -> None:
+async def test_6_4_a_deletion_deletes_nothing_of_others(tmp_path: Path, honoured: Honoured) -> None:
     """6.4 What they have written meanwhile stays; the client is told that somebody must decide."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         known = BucketCapabilities(
             True, True, 0.0, Conditions(honoured, honoured, honoured, client.gateway.app.services.clock.now())
@@ -661,13 +575,10 @@ def test_6_4_a_deletion_deletes_nothing_of_others(tmp_path: Path, honoured: Hono
         left = client.buffer.look(lambda tx: tx.writes.waiting(0, 10))
         assert [one.state for one in left] == [State.CONFLICT]
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_4_the_deletion_of_a_conflict_changes_nothing(tmp_path: Path) -> None:
+async def test_6_4_the_deletion_of_a_conflict_changes_nothing(tmp_path: Path) -> None:
     """6.4 409: what is there stays there, what is here stays here, and readable."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         await client.ask("PUT", "back/k", b"ours")
         client.origin.put("bucket", "back/k", b"theirs")
@@ -679,13 +590,10 @@ def test_6_4_the_deletion_of_a_conflict_changes_nothing(tmp_path: Path) -> None:
         assert client.origin.data("bucket", "back/k") == b"theirs"
         assert (await client.ask("GET", "back/k")).body == b"ours"
 
-    with_client(tmp_path, scenario)
 
-
-def test_7_8_what_the_origin_must_answer_waits_for_the_flush(tmp_path: Path) -> None:
+async def test_7_8_what_the_origin_must_answer_waits_for_the_flush(tmp_path: Path) -> None:
     """7.8 Tags, versions, a LIST of versions: of what was acknowledged; 409 where a conflict is in the way."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         async with client.flushing():
             for question in ("back/k?tagging", "?versions"):
@@ -697,8 +605,6 @@ def test_7_8_what_the_origin_must_answer_waits_for_the_flush(tmp_path: Path) -> 
         client.origin.put("bucket", "back/k", b"theirs")
         await client.flush_until_conflict("back/k")
         assert b"OperationAborted" in (await client.ask("GET", "back/k?tagging", status=409)).body
-
-    with_client(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -719,14 +625,13 @@ def test_7_8_what_the_origin_must_answer_waits_for_the_flush(tmp_path: Path) -> 
         ("POST", "back/form?x", True),
     ],
 )
-def test_7_8_what_is_about_the_objects_of_a_bucket_waits_for_all(
+async def test_7_8_what_is_about_the_objects_of_a_bucket_waits_for_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, target: str, *, waits: bool
 ) -> None:
     """7.8 What is about its settings does not, nor does CreateBucket. What is not known waits."""
     monkeypatch.setattr("gateway.operations.writeback.past_the_buffer.PATIENCE_SECONDS", 0.1)
     headers = {"content-type": "multipart/form-data; boundary=x"} if method == "POST" else {}
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         await client.ask("PUT", "back/pending", b"x")
         before = len(client.origin.calls)
@@ -734,13 +639,10 @@ def test_7_8_what_is_about_the_objects_of_a_bucket_waits_for_all(
         assert (b"is not at the origin yet" in answer.body) == waits
         assert (len(client.origin.calls) == before) == waits
 
-    with_client(tmp_path, scenario)
 
-
-def test_8_4_writes_go_on_with_the_origin_away(tmp_path: Path) -> None:
+async def test_8_4_writes_go_on_with_the_origin_away(tmp_path: Path) -> None:
     """8.4 And arrive when it is back."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         gone = away(client)
         await client.ask("PUT", "back/k", b"meanwhile")
@@ -748,8 +650,6 @@ def test_8_4_writes_go_on_with_the_origin_away(tmp_path: Path) -> None:
         gone.times = 0
         await client.flush()
         assert client.origin.data("bucket", "back/k") == b"meanwhile"
-
-    with_client(tmp_path, scenario)
 
 
 async def test_8_5_nothing_is_deleted_while_the_buffer_cannot_be_used(tmp_path: Path) -> None:
@@ -764,10 +664,9 @@ async def test_8_5_nothing_is_deleted_while_the_buffer_cannot_be_used(tmp_path: 
         assert gateway.origin.data("bucket", "back/k") == b"x"
 
 
-def test_9_1_a_write_that_goes_through_says_why(tmp_path: Path) -> None:
+async def test_9_1_a_write_that_goes_through_says_why(tmp_path: Path) -> None:
     """9.1 Also where it fails; what is absorbed says nothing."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         outage = away(client)
         failed = await client.ask("PUT", "back/k", b"x", status=503)
         assert failed.headers["x-forebay-not-absorbed"] == "bucket-unknown"
@@ -783,13 +682,10 @@ def test_9_1_a_write_that_goes_through_says_why(tmp_path: Path) -> None:
             assert answer.headers["x-forebay-not-absorbed"] == reason
         assert "x-forebay-not-absorbed" not in (await client.ask("PUT", "back/k", b"x")).headers
 
-    with_client(tmp_path, scenario)
 
-
-def test_9_4_what_is_pending_has_no_version(tmp_path: Path) -> None:
+async def test_9_4_what_is_pending_has_no_version(tmp_path: Path) -> None:
     """9.4 A question for a version is the origin's to answer, once it has the object."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         stored = await client.ask("PUT", "back/k", b"x")
         assert "x-amz-version-id" not in stored.headers
@@ -798,21 +694,16 @@ def test_9_4_what_is_pending_has_no_version(tmp_path: Path) -> None:
             await call(client.gateway.app, "GET", "/bucket/back/k?versionId=1")
         assert client.origin.data("bucket", "back/k") == b"x"
 
-    with_client(tmp_path, scenario)
 
-
-def test_9_5_uploads_are_listed_by_our_ids(tmp_path: Path) -> None:
+async def test_9_5_uploads_are_listed_by_our_ids(tmp_path: Path) -> None:
     """9.5 The origin's upload behind one of ours is not listed."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         upload_id = await client.create("back/m")
         listed = (await client.ask("GET", "?uploads")).body.decode()
         assert listed.count("<UploadId>") == 1
         assert f"<UploadId>{upload_id}</UploadId>" in listed
         [at_origin] = client.origin.buckets["bucket"].uploads
         assert at_origin not in listed
-
-    with_client(tmp_path, scenario)
 
 
 def presigned(method: str, target: str) -> str:
@@ -828,10 +719,9 @@ async def put_presigned(client: Client, method: str, target: str, body: bytes = 
     return answer
 
 
-def test_4_7_headers_in_the_query_of_a_presigned_write_count_as_headers(tmp_path: Path) -> None:
+async def test_4_7_headers_in_the_query_of_a_presigned_write_count_as_headers(tmp_path: Path) -> None:
     """4.7 4.5 PutObject, CreateMultipartUpload, UploadPart: absorbed with them, verified by them, or it says why."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         put = await put_presigned(client, "PUT", "back/a?x-amz-meta-Step=7&X-Amz-Storage-Class=STANDARD", b"x")
         assert put.headers["x-forebay-cache"] == "absorbed"
@@ -852,5 +742,3 @@ def test_4_7_headers_in_the_query_of_a_presigned_write_count_as_headers(tmp_path
         assert [stored[name].headers["x-amz-meta-step"] for name in ("back/a", "back/c")] == ["7", "8"]
         twice = "back/a?x-amz-meta-step=1&x-amz-meta-step=2"
         assert (await client.ask("PUT", twice, b"x", status=501)).headers["x-forebay-not-absorbed"] == "header"
-
-    with_client(tmp_path, scenario)

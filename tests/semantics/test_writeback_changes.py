@@ -7,7 +7,7 @@ from pathlib import Path
 from gateway.core.clock import Moment
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import ExpectedVersion, Write
-from tests.support.write_back_gateway import Client, with_client
+from tests.support.write_back_gateway import Client, a_client
 from tests.support.writeback import key
 
 _READS = frozenset({Operation.GET_OBJECT, Operation.HEAD_OBJECT, Operation.LIST_OBJECTS_V2})
@@ -26,11 +26,10 @@ async def overwrite(client: Client, name: str) -> None:
     assert await client.buffer.journal.change(lambda tx: tx.writes.overwrite(write_id, expected, 0.0))
 
 
-def test_6_1_the_origin_gets_what_the_client_sent_once(tmp_path: Path) -> None:
+async def test_6_1_the_origin_gets_what_the_client_sent_once(tmp_path: Path) -> None:
     """6.1 Its bytes and headers, in one PutObject; reads, a LIST and another flush change nothing there."""
     headers = {"content-type": "text/plain", "x-amz-meta-a": "b", "cache-control": "no-store"}
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         await client.ask("PUT", "back/k", b"as sent", headers)
         await client.flush()
@@ -44,13 +43,10 @@ def test_6_1_the_origin_gets_what_the_client_sent_once(tmp_path: Path) -> None:
         stored = client.origin.buckets["bucket"].objects["back/k"].headers
         assert {name: stored[name] for name in headers} == headers
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_5_who_decides_for_ours_overwrites_what_is_there_then(tmp_path: Path) -> None:
+async def test_6_5_who_decides_for_ours_overwrites_what_is_there_then(tmp_path: Path) -> None:
     """6.5 What others write after the decision is a conflict again, and stays until the next one."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         await client.ask("PUT", "back/k", b"ours")
         client.origin.put("bucket", "back/k", b"theirs")
@@ -64,13 +60,10 @@ def test_6_5_who_decides_for_ours_overwrites_what_is_there_then(tmp_path: Path) 
         await client.flush()
         assert client.origin.data("bucket", "back/k") == b"ours"
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_5_a_conflict_ends_by_nothing_but_a_decision(tmp_path: Path) -> None:
+async def test_6_5_a_conflict_ends_by_nothing_but_a_decision(tmp_path: Path) -> None:
     """6.5 Neither by a later write of the key, nor because theirs is gone; who discards it gives up ours."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         await client.ask("PUT", "back/k", b"ours")
         client.origin.put("bucket", "back/k", b"theirs")
@@ -87,5 +80,3 @@ def test_6_5_a_conflict_ends_by_nothing_but_a_decision(tmp_path: Path) -> None:
         )
         await client.flush()
         assert (await client.ask("GET", "back/k")).body == b"theirs"
-
-    with_client(tmp_path, scenario)

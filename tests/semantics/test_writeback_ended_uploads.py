@@ -10,7 +10,7 @@ from gateway.core.clock import SystemClock
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.records import IDLE_SECONDS_MIN, UPLOAD_LOOK_SECONDS
 from tests.support.slots import slot_with
-from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client
+from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, a_client, eventually
 
 
 class Later(SystemClock):
@@ -39,11 +39,10 @@ def opens(client: Client) -> int:
 
 
 @pytest.mark.parametrize("is_upload", [False, True])
-def test_4_8_what_the_bucket_has_ended_makes_room_for_what_finds_none(tmp_path: Path, *, is_upload: bool) -> None:
+async def test_4_8_what_the_bucket_has_ended_makes_room_for_what_finds_none(tmp_path: Path, *, is_upload: bool) -> None:
     """4.8 5.9 The first that finds none goes through, or waits for it; those behind it are absorbed."""
     clock, slots = Later(), [slot_with(SLOTS[0], buffer_bytes=3 * PART_BYTES)]
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots, clock=clock) as client:
         await client.learn()
         await left_alone(client, [f"back/abandoned-{number}" for number in range(3)])
         client.origin.buckets["bucket"].uploads.clear()
@@ -57,14 +56,11 @@ def test_4_8_what_the_bucket_has_ended_makes_room_for_what_finds_none(tmp_path: 
             answer = await client.ask("PUT", "back/absorbed", bytes(PART_BYTES))
             assert answer.headers["x-forebay-cache"] == "absorbed"
 
-    with_client(tmp_path, scenario, slots, clock=clock)
 
-
-def test_4_8_what_the_bucket_still_has_or_a_client_goes_on_with_stays(tmp_path: Path) -> None:
+async def test_4_8_what_the_bucket_still_has_or_a_client_goes_on_with_stays(tmp_path: Path) -> None:
     """4.8 Each is asked about once in ten seconds at most, however many writes find no room."""
     clock, slots = Later(), [slot_with(SLOTS[0], buffer_bytes=3 * PART_BYTES)]
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots, clock=clock) as client:
         await client.learn()
         await left_alone(client, ["back/open-1", "back/open-2", "back/ended"])
         uploads = client.origin.buckets["bucket"].uploads
@@ -83,20 +79,16 @@ def test_4_8_what_the_bucket_still_has_or_a_client_goes_on_with_stays(tmp_path: 
                 await client.ask("PUT", f"back/more-{number}", bytes(2 * PART_BYTES))
         assert client.origin.count(Operation.LIST_PARTS) == looks + 3
 
-    with_client(tmp_path, scenario, slots, clock=clock)
 
-
-def test_4_8_every_few_minutes_they_are_looked_for_in_any_case(tmp_path: Path) -> None:
+async def test_4_8_every_few_minutes_they_are_looked_for_in_any_case(tmp_path: Path) -> None:
     """4.8 Nobody needs the room."""
     clock = Later()
 
-    async def scenario(client: Client) -> None:
+    assert UPLOAD_LOOK_SECONDS <= 300
+    async with a_client(tmp_path, clock=clock) as client:
         await client.learn()
         await left_alone(client, ["back/ended"])
         client.origin.buckets["bucket"].uploads.clear()
         clock.seconds = UPLOAD_LOOK_SECONDS + 1
         async with client.flushing(expiries=True):
             await eventually(lambda: opens(client) == 0)
-
-    assert UPLOAD_LOOK_SECONDS <= 300
-    with_client(tmp_path, scenario, clock=clock)

@@ -24,7 +24,7 @@ from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
 from tests.support.memory_origin.store import StoredObject
 from tests.support.slots import Slot, slot_with
-from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_client
+from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, a_client, eventually
 
 LOCAL = [slot_with(SLOTS[0], etag="local")]
 KMS = {"x-amz-server-side-encryption": "aws:kms"}
@@ -50,12 +50,11 @@ async def upload(client: Client, name: str, parts: Sequence[bytes], **headers: s
     return text_of(answer.body, "ETag") or "", answer.headers["x-forebay-cache"]
 
 
-def test_4_10_writes_to_a_kms_bucket_are_absorbed_with_an_etag_of_this_node(tmp_path: Path) -> None:
+async def test_4_10_writes_to_a_kms_bucket_are_absorbed_with_an_etag_of_this_node(tmp_path: Path) -> None:
     """4.10 PutObject, uploads, copies: GET, HEAD and LIST have it until the flush, and the bucket's from then on."""
     parts = [os.urandom(PART_BYTES), b"the end"]
     big = md5s_etag([hashlib.md5(part, usedforsecurity=False).digest() for part in parts])
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, LOCAL) as client:
         encrypted(client)
         await client.learn()
         put = await client.ask("PUT", "back/a", b"one")
@@ -85,13 +84,10 @@ def test_4_10_writes_to_a_kms_bucket_are_absorbed_with_an_etag_of_this_node(tmp_
         assert (got.body, got.headers["etag"]) == (b"".join(parts), at_the_bucket(client, "back/b"))
         assert client.origin.data("bucket", "back/k") == b"".join(parts)
 
-    with_client(tmp_path, scenario, LOCAL)
 
-
-def test_4_10_without_the_setting_they_go_through(tmp_path: Path) -> None:
+async def test_4_10_without_the_setting_they_go_through(tmp_path: Path) -> None:
     """4.10 4.7 So do uploads of other slots, also those begun when the slot said otherwise; and customer keys."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, LOCAL) as client:
         encrypted(client)
         await client.learn()
         begun = await client.create("back/b")
@@ -106,13 +102,10 @@ def test_4_10_without_the_setting_they_go_through(tmp_path: Path) -> None:
         created = await client.ask("POST", "back/c?uploads", headers=customer)
         assert created.headers["x-forebay-not-absorbed"] == "bucket-etags"
 
-    with_client(tmp_path, scenario, LOCAL)
 
-
-def test_4_10_where_it_can_be_foretold_the_etag_is_the_buckets(tmp_path: Path) -> None:
+async def test_4_10_where_it_can_be_foretold_the_etag_is_the_buckets(tmp_path: Path) -> None:
     """4.10 4.5 In a bucket that makes MD5s nothing changes."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, LOCAL) as client:
         await client.learn()
         put = await client.ask("PUT", "back/a", b"one")
         pending = client.pending("back/a")
@@ -121,14 +114,11 @@ def test_4_10_where_it_can_be_foretold_the_etag_is_the_buckets(tmp_path: Path) -
         await client.flush()
         assert at_the_bucket(client, "back/a") == put.headers["etag"]
 
-    with_client(tmp_path, scenario, LOCAL)
 
-
-def test_4_10_conditions_may_name_either_etag(tmp_path: Path) -> None:
+async def test_4_10_conditions_may_name_either_etag(tmp_path: Path) -> None:
     """4.10 A reader in ranges, a copy, and a conditional write that saw the object before its flush go on behind it."""
     parts = [os.urandom(PART_BYTES), b"the end"]
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, LOCAL) as client:
         encrypted(client)
         await client.learn()
         big, _ = await upload(client, "back/b", parts)
@@ -151,13 +141,10 @@ def test_4_10_conditions_may_name_either_etag(tmp_path: Path) -> None:
         await client.ask("PUT", "back/b", b"again", {"If-Match": big}, status=412)
         await client.ask("GET", "back/b", headers={"If-Match": big}, status=412)
 
-    with_client(tmp_path, scenario, LOCAL)
 
-
-def test_4_10_a_condition_on_what_is_pending_holds_when_it_was_flushed_for_it(tmp_path: Path) -> None:
+async def test_4_10_a_condition_on_what_is_pending_holds_when_it_was_flushed_for_it(tmp_path: Path) -> None:
     """4.10 4.3 PutObject and CompleteMultipartUpload with If-Match of the ETag that their client was told."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, LOCAL) as client:
         encrypted(client)
         await client.learn()
         one = (await client.ask("PUT", "back/a", b"one")).headers["etag"]
@@ -172,14 +159,11 @@ def test_4_10_a_condition_on_what_is_pending_holds_when_it_was_flushed_for_it(tm
         assert client.origin.data("bucket", "back/a") == b"four"
         await client.ask("PUT", "back/a", b"x", {"If-Match": one}, status=412)
 
-    with_client(tmp_path, scenario, LOCAL)
 
-
-def test_4_10_a_download_goes_on_when_its_object_is_flushed_under_another_etag(tmp_path: Path) -> None:
+async def test_4_10_a_download_goes_on_when_its_object_is_flushed_under_another_etag(tmp_path: Path) -> None:
     """4.10 1.1 The staged files are gone in the midst of it: the rest comes as the bucket's version, the same bytes."""
     parts = [os.urandom(PART_BYTES), os.urandom(PART_BYTES), b"the end"]
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, LOCAL) as client:
         encrypted(client)
         await client.learn()
         await upload(client, "back/b", parts)
@@ -200,15 +184,12 @@ def test_4_10_a_download_goes_on_when_its_object_is_flushed_under_another_etag(t
                 got += piece
         assert bytes(got) == b"".join(parts)
 
-    with_client(tmp_path, scenario, LOCAL)
-
 
 @pytest.mark.parametrize("name", ["back/put", "back/upload"])
-def test_4_10_a_lost_answer_is_found_out_by_the_bytes(tmp_path: Path, name: str) -> None:
+async def test_4_10_a_lost_answer_is_found_out_by_the_bytes(tmp_path: Path, name: str) -> None:
     """4.10 5.6 6.2 The bucket has it under an ETag that nobody has told this node: no conflict, and no second write."""
     parts = [os.urandom(PART_BYTES), b"the end"]
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, LOCAL) as client:
         encrypted(client)
         await client.learn()
         is_put = name == "back/put"
@@ -226,13 +207,10 @@ def test_4_10_a_lost_answer_is_found_out_by_the_bytes(tmp_path: Path, name: str)
         await client.flush()
         assert client.origin.data("bucket", name) == b"next"
 
-    with_client(tmp_path, scenario, LOCAL)
 
-
-def test_4_10_others_are_still_others(tmp_path: Path) -> None:
+async def test_4_10_others_are_still_others(tmp_path: Path) -> None:
     """4.10 6.2 What somebody else has put there meanwhile is a conflict, also of the same length."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, LOCAL) as client:
         encrypted(client)
         await client.learn()
         await client.ask("PUT", "back/a", b"ours")
@@ -241,13 +219,10 @@ def test_4_10_others_are_still_others(tmp_path: Path) -> None:
         await client.flush_until_conflict("back/a")
         assert client.origin.data("bucket", "back/a") == b"them"
 
-    with_client(tmp_path, scenario, LOCAL)
 
-
-def test_4_10_later_writes_expect_what_the_flush_has_made(tmp_path: Path) -> None:
+async def test_4_10_later_writes_expect_what_the_flush_has_made(tmp_path: Path) -> None:
     """4.10 6.2 One is acknowledged while the one before is on its way, and a deletion behind it."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, LOCAL) as client:
         encrypted(client)
         await client.learn()
         release, reached = asyncio.Event(), asyncio.Event()
@@ -263,15 +238,12 @@ def test_4_10_later_writes_expect_what_the_flush_has_made(tmp_path: Path) -> Non
             await client.ask("DELETE", "back/a", status=204)
         assert "back/a" not in client.origin.buckets["bucket"].objects
 
-    with_client(tmp_path, scenario, LOCAL)
 
-
-def test_4_10_parts_past_a_full_buffer_are_known_by_their_md5(tmp_path: Path) -> None:
+async def test_4_10_parts_past_a_full_buffer_are_known_by_their_md5(tmp_path: Path) -> None:
     """4.10 5.10 The client is told MD5s of all parts, and the bucket its own ETags; UploadPartCopy is staged here."""
     slots: list[Slot] = [slot_with(LOCAL[0], buffer_bytes=PART_BYTES + 1000)]
     parts = [os.urandom(PART_BYTES), os.urandom(PART_BYTES), b"the end"]
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots) as client:
         encrypted(client)
         await client.learn()
         source = client.origin.put("bucket", "elsewhere", b"copied")
@@ -294,13 +266,10 @@ def test_4_10_parts_past_a_full_buffer_are_known_by_their_md5(tmp_path: Path) ->
         await client.flush()
         assert client.origin.data("bucket", "back/c") == b"copied"
 
-    with_client(tmp_path, scenario, slots)
 
-
-def test_4_10_a_complete_at_the_origin_whose_answer_is_lost(tmp_path: Path) -> None:
+async def test_4_10_a_complete_at_the_origin_whose_answer_is_lost(tmp_path: Path) -> None:
     """4.10 4.4 The bytes decide, as no ETag can."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, LOCAL) as client:
         encrypted(client)
         await client.learn()
         upload_id = await client.create("back/b")
@@ -309,13 +278,10 @@ def test_4_10_a_complete_at_the_origin_whose_answer_is_lost(tmp_path: Path) -> N
         completed = await client.complete("back/b", upload_id, {1: part}, headers={"If-None-Match": "*"})
         assert text_of(completed.body, "ETag") == at_the_bucket(client, "back/b")
 
-    with_client(tmp_path, scenario, LOCAL)
 
-
-def test_4_10_a_killed_flush_is_found_out(tmp_path: Path) -> None:
+async def test_4_10_a_killed_flush_is_found_out(tmp_path: Path) -> None:
     """4.10 5.1 The next process finds what the one before it has sent: by its bytes."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, LOCAL) as client:
         encrypted(client)
         await client.learn()
         await client.ask("PUT", "back/a", b"one")
@@ -331,5 +297,3 @@ def test_4_10_a_killed_flush_is_found_out(tmp_path: Path) -> None:
         await client.flush()
         assert client.origin.count(Operation.PUT_OBJECT, key="back/a") == puts
         assert (await client.ask("HEAD", "back/a")).headers["etag"] == '"of-the-bucket"'
-
-    with_client(tmp_path, scenario, LOCAL)

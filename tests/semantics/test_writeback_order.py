@@ -19,7 +19,7 @@ from gateway.writeback.journal.records import ExpectedVersion
 from tests.support.asgi import call
 from tests.support.memory_origin.faults import Answer, Unreachable, on
 from tests.support.slots import Slot, slot_with
-from tests.support.write_back_gateway import SLOTS, Client, eventually, with_client
+from tests.support.write_back_gateway import SLOTS, Client, a_client, eventually
 from tests.support.writeback import key
 
 SHARD, MARKER = "back/step-1/shard-1", "back/step-1/.metadata"
@@ -46,10 +46,9 @@ def puts(client: Client) -> list[str | None]:
         pytest.param("back/step-1/_SUCCESS", marks=pytest.mark.slow),
     ],
 )
-def test_6_6_a_marker_is_there_when_the_rest_is(tmp_path: Path, name: str) -> None:
+async def test_6_6_a_marker_is_there_when_the_rest_is(tmp_path: Path, name: str) -> None:
     """6.6 What fails under its directory holds it up; what lies elsewhere, or comes later, does not."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         refusals = [
             client.origin.inject(on(Operation.PUT_OBJECT, key=one), Answer(403, "AccessDenied"), times=None)
@@ -68,13 +67,10 @@ def test_6_6_a_marker_is_there_when_the_rest_is(tmp_path: Path, name: str) -> No
             refusal.times = 0
         await client.flush()
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_6_what_is_written_anew_holds_a_marker_up_still(tmp_path: Path) -> None:
+async def test_6_6_what_is_written_anew_holds_a_marker_up_still(tmp_path: Path) -> None:
     """6.6 The shard that came before is not there when the one that took its place is not."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         refusal = client.origin.inject(on(Operation.PUT_OBJECT, key=SHARD), Answer(403, "AccessDenied"), times=None)
         await client.ask("PUT", SHARD, b"one")
@@ -87,13 +83,10 @@ def test_6_6_what_is_written_anew_holds_a_marker_up_still(tmp_path: Path) -> Non
             await eventually(lambda: client.pending(MARKER) is None)
         assert client.origin.data("bucket", SHARD) == b"two"
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_6_a_deletion_comes_before_a_marker(tmp_path: Path) -> None:
+async def test_6_6_a_deletion_comes_before_a_marker(tmp_path: Path) -> None:
     """6.6 Readers of the marker do not find what was deleted before."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         client.origin.put("bucket", SHARD, b"old")
         await client.ask("PUT", SHARD, b"new")
@@ -109,13 +102,10 @@ def test_6_6_a_deletion_comes_before_a_marker(tmp_path: Path) -> None:
             await deleting
         assert stored(client) == {MARKER}
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_6_a_conflict_holds_a_marker_up_until_it_is_decided(tmp_path: Path) -> None:
+async def test_6_6_a_conflict_holds_a_marker_up_until_it_is_decided(tmp_path: Path) -> None:
     """6.6 Nobody knows what belongs to the marker before."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         await client.ask("PUT", SHARD, b"ours")
         client.origin.put("bucket", SHARD, b"theirs")
@@ -134,21 +124,16 @@ def test_6_6_a_conflict_holds_a_marker_up_until_it_is_decided(tmp_path: Path) ->
         assert stored(client) == {SHARD, MARKER, "back/step-1/other"}
         assert client.origin.data("bucket", SHARD) == b"theirs"
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_6_a_marker_that_goes_through_waits_too(tmp_path: Path) -> None:
+async def test_6_6_a_marker_that_goes_through_waits_too(tmp_path: Path) -> None:
     """6.6 A condition is the origin's to judge, when that has what came before."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         await client.ask("PUT", SHARD, b"x")
         async with client.flushing():
             answer = await client.ask("PUT", MARKER, b"m", {"If-None-Match": "*"})
         assert answer.headers["x-forebay-cache"] == "forwarded"
         assert puts(client)[-2:] == [SHARD, MARKER]
-
-    with_client(tmp_path, scenario)
 
 
 async def _put(client: Client, name: str, status: int) -> None:
@@ -181,7 +166,7 @@ async def _complete(client: Client, name: str, status: int) -> None:
         (_complete, "_versions/1.manifest"),
     ],
 )
-def test_6_6_a_condition_makes_a_marker(
+async def test_6_6_a_condition_makes_a_marker(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     commit: Callable[[Client, str, int], Awaitable[None]],
@@ -191,8 +176,7 @@ def test_6_6_a_condition_makes_a_marker(
     until then. Data of another table, and what comes later, are not waited for."""
     monkeypatch.setattr("gateway.operations.writeback.past_the_buffer.PATIENCE_SECONDS", 0.2)
     data = "back/table/day-1/part-1"
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         other = await WritebackBuffer.open(tmp_path / "writeback", 1, SLOTS)
         try:
@@ -213,16 +197,15 @@ def test_6_6_a_condition_makes_a_marker(
         assert client.pending("back/table-2/part-1") is not None
         refusal.times = 0
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_6_a_commit_waits_for_its_tables_data_in_other_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_6_6_a_commit_waits_for_its_tables_data_in_other_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """6.6 Also where the log's own slot has a strict order; a conflict in the way is told at once."""
     monkeypatch.setattr("gateway.operations.writeback.past_the_buffer.PATIENCE_SECONDS", 0.2)
     log = Slot("log", Prefix.parse("s3://bucket/back/table/_delta_log/"), write="back", order="strict")
     commit = "back/table/_delta_log/1.json"
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, [*SLOTS, log]) as client:
         await client.learn()
         await client.ask("PUT", "back/table/part-1", b"ours")
         await client.ask("PUT", commit, b"commit", {"If-None-Match": "*"}, 503)
@@ -232,16 +215,13 @@ def test_6_6_a_commit_waits_for_its_tables_data_in_other_slots(tmp_path: Path, m
         assert b"OperationAborted" in answer.body
         assert commit not in client.origin.buckets["bucket"].objects
 
-    with_client(tmp_path, scenario, [*SLOTS, log])
-
 
 @pytest.mark.parametrize(
     "log", ["_delta_log/1.json", "_versions/1.manifest", "metadata/v1.metadata.json", "metadata/version-hint.text"]
 )
-def test_6_6_a_marker_beside_its_data_holds_for_the_directory_above(tmp_path: Path, log: str) -> None:
+async def test_6_6_a_marker_beside_its_data_holds_for_the_directory_above(tmp_path: Path, log: str) -> None:
     """6.6 Written without a condition, a table's log is acknowledged at once, and sent behind the data."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         data = "back/step/day-1/part-1"
         refusal = client.origin.inject(on(Operation.PUT_OBJECT, key=data), Answer(403, "AccessDenied"), times=None)
@@ -255,14 +235,11 @@ def test_6_6_a_marker_beside_its_data_holds_for_the_directory_above(tmp_path: Pa
         await client.flush()
         assert stored(client) == {data, f"back/step/{log}"}
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_6_names_are_the_slots_own(tmp_path: Path) -> None:
+async def test_6_6_names_are_the_slots_own(tmp_path: Path) -> None:
     """6.6 `markers` of the slot says which."""
     slots = [slot_with(SLOTS[0], markers=("done-*",))]
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots) as client:
         await client.learn()
         refusal = client.origin.inject(on(Operation.PUT_OBJECT, key=SHARD), Answer(403, "AccessDenied"), times=None)
         for name in (SHARD, "back/step-1/done-1", MARKER):
@@ -273,13 +250,10 @@ def test_6_6_names_are_the_slots_own(tmp_path: Path) -> None:
         refusal.times = 0
         await client.flush()
 
-    with_client(tmp_path, scenario, slots)
 
-
-def test_6_6_a_marker_of_many_parts_waits_too(tmp_path: Path) -> None:
+async def test_6_6_a_marker_of_many_parts_waits_too(tmp_path: Path) -> None:
     """6.6 Its parts may go ahead: they are not visible."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         refusal = client.origin.inject(on(Operation.PUT_OBJECT, key=SHARD), Answer(403, "AccessDenied"), times=None)
         await client.ask("PUT", SHARD, b"x")
@@ -292,17 +266,14 @@ def test_6_6_a_marker_of_many_parts_waits_too(tmp_path: Path) -> None:
         await client.flush()
         assert stored(client) == {SHARD, MARKER}
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_6_in_a_strict_slot_a_deletion_has_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_6_6_in_a_strict_slot_a_deletion_has_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """6.6 Of what is not pending, of one key and of several: 503 where what comes before it does not go."""
     monkeypatch.setattr("gateway.operations.writeback.past_the_buffer.PATIENCE_SECONDS", 0.1)
     slots = [slot_with(SLOTS[0], order="strict")]
     document = b"<Delete><Object><Key>back/old</Key></Object><Object><Key>back/older</Key></Object></Delete>"
     md5 = {"content-md5": base64.b64encode(hashlib.md5(document, usedforsecurity=False).digest()).decode()}
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots) as client:
         await client.learn()
         for name in ("back/old", "back/older"):
             client.origin.put("bucket", name, b"old")
@@ -316,14 +287,11 @@ def test_6_6_in_a_strict_slot_a_deletion_has_its_turn(tmp_path: Path, monkeypatc
         assert (await client.ask("POST", "?delete", document, md5)).body.count(b"<Deleted>") == 2
         assert not {"back/old", "back/older"} & set(client.origin.buckets["bucket"].objects)
 
-    with_client(tmp_path, scenario, slots)
 
-
-def test_6_4_in_a_strict_slot_who_is_refused_has_deleted_nothing(tmp_path: Path) -> None:
+async def test_6_4_in_a_strict_slot_who_is_refused_has_deleted_nothing(tmp_path: Path) -> None:
     """6.4 What is in conflict stays, and is what the person who decides chooses."""
     slots = [slot_with(SLOTS[0], order="strict")]
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots) as client:
         await client.learn()
         await client.ask("PUT", "back/k", b"ours")
         client.origin.put("bucket", "back/k", b"theirs")
@@ -336,14 +304,11 @@ def test_6_4_in_a_strict_slot_who_is_refused_has_deleted_nothing(tmp_path: Path)
         await client.flush()
         assert client.origin.data("bucket", "back/k") == b"ours"
 
-    with_client(tmp_path, scenario, slots)
 
-
-def test_6_6_strict_is_one_by_one(tmp_path: Path) -> None:
+async def test_6_6_strict_is_one_by_one(tmp_path: Path) -> None:
     """6.6 In the order of acknowledgement, and what was overwritten is sent as well."""
     slots = [slot_with(SLOTS[0], order="strict")]
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots) as client:
         await client.learn()
         names = ["back/b", "back/a", "back/b", "back/c/d", "back/a"]
         for number, name in enumerate(names):
@@ -351,5 +316,3 @@ def test_6_6_strict_is_one_by_one(tmp_path: Path) -> None:
         await client.flush()
         assert puts(client)[1:] == names
         assert client.origin.data("bucket", "back/b") == b"2"
-
-    with_client(tmp_path, scenario, slots)

@@ -15,7 +15,7 @@ from gateway.writeback.journal.records import Priority, Turn
 from gateway.writeback.offline_export import export
 from tests.support.asgi import Answer as Got
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Fault, on
-from tests.support.write_back_gateway import PART_BYTES, Client, eventually, with_client
+from tests.support.write_back_gateway import PART_BYTES, Client, a_client, eventually
 
 KEYS = ("back/dir//file", "back/file/below")
 
@@ -66,12 +66,11 @@ async def until_refused(client: Client, name: str) -> Turn:
         (501, "NotImplemented"),
     ],
 )
-def test_5_12_it_has_failed_at_once_and_the_next_like_it_is_asked_first(
+async def test_5_12_it_has_failed_at_once_and_the_next_like_it_is_asked_first(
     tmp_path: Path, status: int, code: str, name: str
 ) -> None:
     """5.12 Told with the origin's words; tried seldom, or when asked for; absorbed again when the origin takes one."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         fault = refusing(client, status, code, name)
         await client.ask("PUT", name, b"kept")
@@ -100,13 +99,10 @@ def test_5_12_it_has_failed_at_once_and_the_next_like_it_is_asked_first(
         assert client.origin.data("bucket", name) == b"kept"
         assert (await client.ask("PUT", f"{name}-3", b"x")).headers["x-forebay-cache"] == "absorbed"
 
-    with_client(tmp_path, scenario)
 
-
-def test_5_12_so_it_is_with_a_bucket_that_is_gone(tmp_path: Path) -> None:
+async def test_5_12_so_it_is_with_a_bucket_that_is_gone(tmp_path: Path) -> None:
     """5.12 5.6 The next write is the bucket's; what was acknowledged arrives when the bucket is there again."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         fault = refusing(client, 404, "NoSuchBucket", "back/a")
         await client.ask("PUT", "back/a", b"kept")
@@ -120,14 +116,11 @@ def test_5_12_so_it_is_with_a_bucket_that_is_gone(tmp_path: Path) -> None:
             await eventually(lambda: client.pending("back/a") is None)
         assert client.origin.data("bucket", "back/a") == b"kept"
 
-    with_client(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("operation", [Operation.UPLOAD_PART, Operation.COMPLETE_MULTIPART_UPLOAD])
-def test_5_12_so_it_is_with_an_upload(tmp_path: Path, operation: Operation) -> None:
+async def test_5_12_so_it_is_with_an_upload(tmp_path: Path, operation: Operation) -> None:
     """5.12 Whichever of its requests is refused; a later Complete of such a key is the origin's."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         begun = {name: await client.create(name) for name in ("back/d//a", "back/d//b")}
         etags = {name: await client.part(name, upload_id, 1, bytes(PART_BYTES)) for name, upload_id in begun.items()}
@@ -138,13 +131,10 @@ def test_5_12_so_it_is_with_an_upload(tmp_path: Path, operation: Operation) -> N
         completed = await client.complete("back/d//b", begun["back/d//b"], {1: etags["back/d//b"]})
         assert completed.headers["x-forebay-not-absorbed"] == "key"
 
-    with_client(tmp_path, scenario)
 
-
-def test_5_12_a_key_of_many_directories_takes_nothing_from_others(tmp_path: Path) -> None:
+async def test_5_12_a_key_of_many_directories_takes_nothing_from_others(tmp_path: Path) -> None:
     """5.12 What the bucket takes elsewhere says nothing of the directory in which it has refused one."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         deep = "back/" + "/".join(map(str, range(2 * FORMS_MAX)))
         for name in ("back/d/a", deep):
@@ -161,16 +151,13 @@ def test_5_12_a_key_of_many_directories_takes_nothing_from_others(tmp_path: Path
         assert how(await client.ask("PUT", "back/d/b", b"x")) == ("forwarded", "key")
         assert how(await client.ask("PUT", "back/d/c", b"x")) == ("absorbed", None)
 
-    with_client(tmp_path, scenario)
-
 
 @pytest.mark.parametrize(
     ("status", "code"), [(400, "ExpiredToken"), (400, "BadDigest"), (409, "OperationAborted"), (403, "AccessDenied")]
 )
-def test_5_12_what_may_pass_is_tried_again_soon(tmp_path: Path, status: int, code: str) -> None:
+async def test_5_12_what_may_pass_is_tried_again_soon(tmp_path: Path, status: int, code: str) -> None:
     """5.12 5.6 It says nothing of the key."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         fault = refusing(client, status, code, "back/d//a")
         await client.ask("PUT", "back/d//a", b"kept")
@@ -178,8 +165,6 @@ def test_5_12_what_may_pass_is_tried_again_soon(tmp_path: Path, status: int, cod
         assert (await client.ask("PUT", "back/d//b", b"x")).headers["x-forebay-cache"] == "absorbed"
         fault.times = 0
         await client.flush()
-
-    with_client(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -193,10 +178,9 @@ def test_5_12_what_may_pass_is_tried_again_soon(tmp_path: Path, status: int, cod
     ],
     ids=str,
 )
-def test_5_12_what_answers_in_the_buckets_stead_decides_nothing(tmp_path: Path, outage: Answer) -> None:
+async def test_5_12_what_answers_in_the_buckets_stead_decides_nothing(tmp_path: Path, outage: Answer) -> None:
     """5.12 11.2 New or over another: it waits for the bucket, and gets there by itself."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         client.origin.put("bucket", "back/over", b"old")
         for name in ("back/new", "back/over"):
@@ -215,8 +199,6 @@ def test_5_12_what_answers_in_the_buckets_stead_decides_nothing(tmp_path: Path, 
         assert client.origin.data("bucket", "back/new") == client.origin.data("bucket", "back/over") == b"ours"
         assert (await client.ask("PUT", "back/new2", b"x")).headers["x-forebay-cache"] == "absorbed"
 
-    with_client(tmp_path, scenario)
-
 
 SORRY = b"<html>Sorry</html>"
 
@@ -232,10 +214,9 @@ SORRY = b"<html>Sorry</html>"
     ],
     ids=str,
 )
-def test_5_12_so_it_is_while_a_write_is_acknowledged(tmp_path: Path, outage: Answer) -> None:
+async def test_5_12_so_it_is_while_a_write_is_acknowledged(tmp_path: Path, outage: Answer) -> None:
     """5.12 4.7 6.2 New, over an older one or over one that the gateway has just put there: nobody need decide."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         client.origin.put("bucket", "back/over", b"old")
         objects = client.origin.buckets["bucket"].objects
@@ -250,13 +231,10 @@ def test_5_12_so_it_is_while_a_write_is_acknowledged(tmp_path: Path, outage: Ans
         await client.flush()
         assert [client.origin.data("bucket", name) for name in names] == [b"ours"] * 3
 
-    with_client(tmp_path, scenario)
 
-
-def test_5_12_nor_does_it_let_the_flush_overwrite_what_is_newer(tmp_path: Path) -> None:
+async def test_5_12_nor_does_it_let_the_flush_overwrite_what_is_newer(tmp_path: Path) -> None:
     """5.12 6.2 A proxy has said that nothing is there: who writes it after that is another."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         client.origin.inject(on(Operation.HEAD_OBJECT, key="back/k"), Answer(404, body=SORRY))
         await client.ask("PUT", "back/k", b"ours")
@@ -264,13 +242,10 @@ def test_5_12_nor_does_it_let_the_flush_overwrite_what_is_newer(tmp_path: Path) 
         await client.flush_until_conflict("back/k")
         assert client.origin.data("bucket", "back/k") == b"theirs"
 
-    with_client(tmp_path, scenario)
 
-
-def test_5_12_a_healthy_bucket_without_request_ids_costs_no_request_more(tmp_path: Path) -> None:
+async def test_5_12_a_healthy_bucket_without_request_ids_costs_no_request_more(tmp_path: Path) -> None:
     """5.12 4.5 A new object is one HEAD and one PutObject, and the first write tells what the bucket is."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         client.origin.inject(lambda _: True, AlterHeaders({"x-amz-request-id": ""}), times=None)
         await client.learn()
         assert (await client.ask("PUT", "back/k", b"ours")).headers["x-forebay-cache"] == "absorbed"
@@ -278,14 +253,11 @@ def test_5_12_a_healthy_bucket_without_request_ids_costs_no_request_more(tmp_pat
         sent = [one.operation for one in client.origin.calls if one.key == "back/k"]
         assert sent == [Operation.HEAD_OBJECT, Operation.PUT_OBJECT]
 
-    with_client(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("code", ["NoSuchUpload", "InvalidPart"])
-def test_5_12_a_bucket_that_has_no_use_for_an_upload_has_refused_it(tmp_path: Path, code: str) -> None:
+async def test_5_12_a_bucket_that_has_no_use_for_an_upload_has_refused_it(tmp_path: Path, code: str) -> None:
     """5.12 Begun anew three times, and then told as what it is; it gets there when the bucket takes it."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         fault = refusing(client, 404, code, "back/a", Operation.COMPLETE_MULTIPART_UPLOAD)
         upload_id = await client.create("back/a")
@@ -301,13 +273,10 @@ def test_5_12_a_bucket_that_has_no_use_for_an_upload_has_refused_it(tmp_path: Pa
             await eventually(lambda: client.pending("back/a") is None)
         assert client.origin.data("bucket", "back/a") == bytes(PART_BYTES)
 
-    with_client(tmp_path, scenario)
 
-
-def test_5_12_it_can_be_exported_and_discarded(tmp_path: Path) -> None:
+async def test_5_12_it_can_be_exported_and_discarded(tmp_path: Path) -> None:
     """5.12 6.5 Like whatever else the origin never takes."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         refusing(client, 400, "InvalidArgument", "back/d//a")
         await client.ask("PUT", "back/d//a", b"kept")
@@ -320,5 +289,3 @@ def test_5_12_it_can_be_exported_and_discarded(tmp_path: Path) -> None:
         now = Moment.of(client.gateway.app.services.clock)
         assert await client.buffer.journal.change(lambda tx: tx.writes.discard(pending.id, now, only_conflict=False))
         assert client.pending("back/d//a") is None
-
-    with_client(tmp_path, scenario)

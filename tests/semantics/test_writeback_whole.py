@@ -15,7 +15,7 @@ from gateway.writeback.flushing import manifest_files
 from gateway.writeback.flushing.manifest_files import FIRST_LOOK
 from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
 from tests.support.slots import slot_with
-from tests.support.write_back_gateway import SLOTS, Client, eventually, with_client
+from tests.support.write_back_gateway import SLOTS, Client, a_client, eventually
 
 RECORDED = Path(__file__).parents[1] / "writeback" / "checkpoints" / "recorded"
 TWO_RANKS = (RECORDED / "two_ranks.metadata").read_bytes()
@@ -41,10 +41,9 @@ def waits(client: Client, name: str) -> Callable[[], bool]:
     return lambda: "that it names" in (reason(client, name) or "")
 
 
-def test_6_7_a_manifest_waits_for_what_other_nodes_write(tmp_path: Path) -> None:
+async def test_6_7_a_manifest_waits_for_what_other_nodes_write(tmp_path: Path) -> None:
     """6.7 It becomes visible when all that it names is there; until then it waits, without having failed."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         await client.ask("PUT", MINE, b"mine")
         await client.ask("PUT", MANIFEST, TWO_RANKS)
@@ -63,8 +62,6 @@ def test_6_7_a_manifest_waits_for_what_other_nodes_write(tmp_path: Path) -> None
             await eventually(lambda: is_there(client, MANIFEST))
         await client.flush()
 
-    with_client(tmp_path, scenario)
-
 
 @pytest.mark.parametrize(
     ("name", "content", "theirs"),
@@ -74,10 +71,9 @@ def test_6_7_a_manifest_waits_for_what_other_nodes_write(tmp_path: Path) -> None
         ("back/run/latest_checkpointed_iteration.txt", b"100", "back/run/iter_0000100/mp_rank_00/model.pt"),
     ],
 )
-def test_6_7_manifests_of_each_kind(tmp_path: Path, name: str, content: bytes, theirs: str) -> None:
+async def test_6_7_manifests_of_each_kind(tmp_path: Path, name: str, content: bytes, theirs: str) -> None:
     """6.7 An index names files, a pointer a directory, which has to have an object; one of a longer name is another."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         for one in ("back/m/a.safetensors", "back/run/global_step1000/x", "back/run/iter_00001000/x"):
             client.origin.put("bucket", one, b"there")
@@ -89,13 +85,10 @@ def test_6_7_manifests_of_each_kind(tmp_path: Path, name: str, content: bytes, t
             await eventually(lambda: is_there(client, name))
         await client.flush()
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_7_a_manifest_that_is_renamed_or_comes_in_parts(tmp_path: Path) -> None:
+async def test_6_7_a_manifest_that_is_renamed_or_comes_in_parts(tmp_path: Path) -> None:
     """6.7 A copy of `.metadata.tmp` waits as what it is, and so does what is completed of parts."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         await client.ask("PUT", MINE, b"mine")
         await client.ask("PUT", f"{MANIFEST}.tmp", TWO_RANKS)
@@ -114,13 +107,10 @@ def test_6_7_a_manifest_that_is_renamed_or_comes_in_parts(tmp_path: Path) -> Non
             await deleting
         await client.flush()
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_7_a_rename_waits_for_no_other_node_while_this_one_flushes(tmp_path: Path) -> None:
+async def test_6_7_a_rename_waits_for_no_other_node_while_this_one_flushes(tmp_path: Path) -> None:
     """6.7 `.metadata.tmp` comes last, too: it is here when it is copied, and the copy is acknowledged at once."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         large = asyncio.Event()
         client.origin.inject(on(Operation.PUT_OBJECT, key=MINE), held := Hold(large, asyncio.Event()))
@@ -142,14 +132,11 @@ def test_6_7_a_rename_waits_for_no_other_node_while_this_one_flushes(tmp_path: P
         await client.flush()
         assert client.origin.count(Operation.PUT_OBJECT, key=f"{MANIFEST}.tmp") == 0
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_7_what_cannot_be_understood_comes_in_the_order_of_arrival(tmp_path: Path) -> None:
+async def test_6_7_what_cannot_be_understood_comes_in_the_order_of_arrival(tmp_path: Path) -> None:
     """6.7 As in 6.6: behind what this node has acknowledged before it."""
     names = [MANIFEST, "back/step-1/x.index.json", "back/step-1/latest", "back/step-1/_SUCCESS"]
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         await client.ask("PUT", MINE, b"mine")
         for name in names:
@@ -157,43 +144,34 @@ def test_6_7_what_cannot_be_understood_comes_in_the_order_of_arrival(tmp_path: P
         await client.flush()
         assert all(is_there(client, name) for name in [*names, MINE])
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_7_a_slot_may_say_that_order_is_enough(tmp_path: Path) -> None:
+async def test_6_7_a_slot_may_say_that_order_is_enough(tmp_path: Path) -> None:
     """6.7 With `manifests = "in-order"` nobody looks what a manifest names."""
     slots = [slot_with(SLOTS[0], manifests="in-order")]
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots) as client:
         await client.learn()
         await client.ask("PUT", MANIFEST, TWO_RANKS)
         await client.flush()
         assert is_there(client, MANIFEST)
 
-    with_client(tmp_path, scenario, slots)
 
-
-def test_6_7_nobody_waits_for_what_comes_behind(tmp_path: Path) -> None:
+async def test_6_7_nobody_waits_for_what_comes_behind(tmp_path: Path) -> None:
     """6.7 Where the order is strict, it counts: what was acknowledged later cannot come before."""
     slots = [slot_with(SLOTS[0], order="strict")]
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots) as client:
         await client.learn()
         await client.ask("PUT", "back/m/x.index.json", index_of("a", "b"))
         await client.ask("PUT", "back/m/a", b"a")
         await client.ask("PUT", "back/m/b", b"b")
         await client.flush()
 
-    with_client(tmp_path, scenario, slots)
 
-
-def test_6_7_what_comes_behind_hides_nothing_that_others_write(tmp_path: Path) -> None:
+async def test_6_7_what_comes_behind_hides_nothing_that_others_write(tmp_path: Path) -> None:
     """6.7 However much of what a manifest names comes behind it: it goes when the others are there."""
     slots = [slot_with(SLOTS[0], order="strict")]
     behind = [f"{n}.safetensors" for n in range(FIRST_LOOK + 1)]
     manifest = "back/m/x.index.json"
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, slots) as client:
         await client.learn()
         await client.ask("PUT", manifest, index_of(*behind, "theirs.safetensors"))
         for name in behind:
@@ -206,16 +184,13 @@ def test_6_7_what_comes_behind_hides_nothing_that_others_write(tmp_path: Path) -
             await eventually(lambda: is_there(client, manifest))
         await client.flush()
 
-    with_client(tmp_path, scenario, slots)
 
-
-def test_6_7_what_has_gone_while_others_were_waited_for_is_waited_for_again(
+async def test_6_7_what_has_gone_while_others_were_waited_for_is_waited_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """6.7 All that a manifest names is there when it goes, and not only was there once."""
     monkeypatch.setattr(manifest_files, "FOUND_AGAIN_SECONDS", 0.0)
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         client.origin.put("bucket", MINE, b"of others, too")
         await client.ask("PUT", MANIFEST, TWO_RANKS)
@@ -230,14 +205,11 @@ def test_6_7_what_has_gone_while_others_were_waited_for_is_waited_for_again(
             await eventually(lambda: is_there(client, MANIFEST))
         await client.flush()
 
-    with_client(tmp_path, scenario)
-
 
 @pytest.mark.slow
-def test_6_7_an_origin_that_does_not_say_is_asked_again(tmp_path: Path) -> None:
+async def test_6_7_an_origin_that_does_not_say_is_asked_again(tmp_path: Path) -> None:
     """6.7 As long as nobody knows whether a file is there, it is not."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         client.origin.put("bucket", MINE, b"x")
         client.origin.put("bucket", THEIRS, b"x")
@@ -252,15 +224,12 @@ def test_6_7_an_origin_that_does_not_say_is_asked_again(tmp_path: Path) -> None:
             assert denied.times == 0
         await client.flush()
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_7_one_that_goes_through_waits_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_6_7_one_that_goes_through_waits_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """6.7 Its client is answered when all of it is there, 503 where that takes too long; so is that of a copy."""
     monkeypatch.setattr("gateway.operations.writeback.past_the_buffer.PATIENCE_SECONDS", 1.0)
     condition = {"If-None-Match": "*"}
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         client.origin.put("bucket", MINE, b"mine")
         client.origin.put("bucket", f"{MANIFEST}.tmp", TWO_RANKS)
@@ -274,10 +243,8 @@ def test_6_7_one_that_goes_through_waits_too(tmp_path: Path, monkeypatch: pytest
         assert client.origin.data("bucket", MANIFEST) == TWO_RANKS
         await client.ask("PUT", MANIFEST, headers=copy)
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_7_a_manifest_that_waits_can_be_deleted(tmp_path: Path) -> None:
+async def test_6_7_a_manifest_that_waits_can_be_deleted(tmp_path: Path) -> None:
     """6.7 With its checkpoint; in a strict slot, too, where its deletion comes behind it, and what else does not."""
 
     async def scenario(client: Client) -> None:
@@ -293,13 +260,13 @@ def test_6_7_a_manifest_that_waits_can_be_deleted(tmp_path: Path) -> None:
         assert not is_there(client, MANIFEST)
 
     for number, slot in enumerate((SLOTS[0], slot_with(SLOTS[0], order="strict"))):
-        with_client(tmp_path / str(number), scenario, [slot])
+        async with a_client(tmp_path / str(number), [slot]) as client:
+            await scenario(client)
 
 
-def test_6_8_reads_of_a_marker_say_whether_the_origin_has_it(tmp_path: Path) -> None:
+async def test_6_8_reads_of_a_marker_say_whether_the_origin_has_it(tmp_path: Path) -> None:
     """6.8 HEAD and GET of a marker say `x-forebay-durable`, of nothing else; without any right besides reading."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         await client.ask("PUT", MINE, b"mine")
         await client.ask("PUT", MANIFEST, TWO_RANKS)
@@ -318,15 +285,12 @@ def test_6_8_reads_of_a_marker_say_whether_the_origin_has_it(tmp_path: Path) -> 
         assert (await client.ask("HEAD", MANIFEST)).headers["x-forebay-durable"] == "false"
         await client.flush()
 
-    with_client(tmp_path, scenario)
 
-
-def test_6_8_what_durable_hangs_on_is_asked_for_with_the_gateways_own_key(tmp_path: Path) -> None:
+async def test_6_8_what_durable_hangs_on_is_asked_for_with_the_gateways_own_key(tmp_path: Path) -> None:
     """6.8 Whose rights end within a directory learns whether a file is there that its manifest names, and no more."""
     manifest, named = "back/run/step-1/model.safetensors.index.json", "back/run/step-1/other.safetensors"
     grant = Grant((Prefix.parse("s3://bucket/back/run/step-1/model"), Prefix.parse("s3://bucket/back/first")))
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path, grant=grant) as client:
         await client.learn()
         await client.ask("PUT", manifest, b'{"weight_map": {"a": "other.safetensors"}}')
         async with client.flushing():
@@ -339,13 +303,10 @@ def test_6_8_what_durable_hangs_on_is_asked_for_with_the_gateways_own_key(tmp_pa
             await eventually(lambda: client.pending(manifest) is None)
         assert (await client.ask("HEAD", manifest)).headers["x-forebay-durable"] == "true"
 
-    with_client(tmp_path, scenario, grant=grant)
 
-
-def test_6_8_a_marker_is_not_durable_while_the_rest_of_its_checkpoint_is_pending(tmp_path: Path) -> None:
+async def test_6_8_a_marker_is_not_durable_while_the_rest_of_its_checkpoint_is_pending(tmp_path: Path) -> None:
     """6.8 What comes behind the index of a checkpoint counts, and what comes for another checkpoint does not."""
-
-    async def scenario(client: Client) -> None:
+    async with a_client(tmp_path) as client:
         await client.learn()
         run = "back/run/checkpoint-5/"
         shard, index = f"{run}model-00001-of-00001.safetensors", f"{run}model.safetensors.index.json"
@@ -360,5 +321,3 @@ def test_6_8_a_marker_is_not_durable_while_the_rest_of_its_checkpoint_is_pending
             assert (await client.ask(method, index)).headers["x-forebay-durable"] == "false"
         await client.flush()
         assert (await client.ask("HEAD", index)).headers["x-forebay-durable"] == "true"
-
-    with_client(tmp_path, scenario)

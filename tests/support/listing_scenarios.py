@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -26,20 +25,15 @@ STRICT_PART = Slot("s", Prefix.parse("s3://bucket/strict/"), "read-write", "stri
 SHORT_PART = Slot("short", Prefix.parse("s3://bucket/short/"), "read-write", "ttl", 10.0)
 LIST = "/bucket?list-type=2"
 
-Scenario = Callable[[GatewayApp, ManualClock], Awaitable[None]]
 
-
-def play(directory: Path, scenario: Scenario, *slots: Slot) -> None:
-    """Run a scenario with a few keys at the origin. Requests are unsigned, for their clock is not the test's."""
-
-    async def run() -> None:
-        clock = ManualClock()
-        async with gateway_app(directory, slots=slots, clock=clock, allow_unsigned=True) as gateway:
-            for key in ("a/1", "a/2", "b", "c/1"):
-                gateway.origin.put("bucket", key, b"old")
-            await scenario(gateway, clock)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def playing(directory: Path, *slots: Slot) -> AsyncIterator[tuple[GatewayApp, ManualClock]]:
+    """A gateway with a few keys at the origin. Requests are unsigned, for their clock is not the test's."""
+    clock = ManualClock()
+    async with gateway_app(directory, slots=slots, clock=clock, allow_unsigned=True) as gateway:
+        for key in ("a/1", "a/2", "b", "c/1"):
+            gateway.origin.put("bucket", key, b"old")
+        yield gateway, clock
 
 
 async def ask(

@@ -6,8 +6,8 @@ import asyncio
 import fcntl
 import os
 import stat
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,12 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def run(path: Path, scenario: Callable[[AccessLog, Hands], Awaitable[None]]) -> None:
-    async def all_of_it() -> None:
-        clock = Hands()
-        log = AccessLog(path, "worker0", wall=lambda: 1.5, clock=clock)
-        await scenario(log, clock)
-        await log.aclose()
-
-    asyncio.run(all_of_it())
+@asynccontextmanager
+async def a_log(path: Path) -> AsyncIterator[tuple[AccessLog, Hands]]:
+    clock = Hands()
+    log = AccessLog(path, "worker0", wall=lambda: 1.5, clock=clock)
+    yield log, clock
+    await log.aclose()
 
 
 async def drained(log: AccessLog) -> None:
@@ -50,15 +48,12 @@ async def drained(log: AccessLog) -> None:
     assert await asyncio.to_thread(log._file._sink.drain, 10.0)
 
 
-def test_a_line_says_what_a_request_was(tmp_path: Path) -> None:
+async def test_a_line_says_what_a_request_was(tmp_path: Path) -> None:
     """All that is documented; the file is nobody else's. A key may be no UTF-8."""
     path = tmp_path / "access.jsonl"
-
-    async def scenario(log: AccessLog, _clock: Hands) -> None:
+    async with a_log(path) as (log, _clock):
         log.add(FINISHED)
         log.add(FINISHED._replace(key="\udcff\n", bucket=None))
-
-    run(path, scenario)
     one, other = lines(path)
     assert one == {
         "time": "1970-01-01T00:00:01.500Z",
@@ -82,26 +77,22 @@ def test_a_line_says_what_a_request_was(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_every_field_is_documented(tmp_path: Path) -> None:
+async def test_every_field_is_documented(tmp_path: Path) -> None:
     """In docs/operations.md, where the access log has its section."""
     text = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
     section = text.split("## Access log\n")[1].split("\n## ")[0]
-
-    async def scenario(log: AccessLog, _clock: Hands) -> None:
+    async with a_log(tmp_path / "a") as (log, _clock):
         log.add(FINISHED)
-
-    run(tmp_path / "a", scenario)
     [line] = lines(tmp_path / "a")
     for name in line:
         assert f"`{name}`" in section, name
 
 
-def test_requests_are_written_soon_though_no_others_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_are_written_soon_though_no_others_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And at once where there are many: each of them once, in their order."""
     monkeypatch.setattr(access_log, "GATHERED_SECONDS", 0.01)
     path = tmp_path / "a"
-
-    async def scenario(log: AccessLog, _clock: Hands) -> None:
+    async with a_log(path) as (log, _clock):
         for number in range(2 * GATHERED_MAX):
             log.add(finished(key=str(number)))
         assert not log._gathered
@@ -113,31 +104,25 @@ def test_requests_are_written_soon_though_no_others_come(tmp_path: Path, monkeyp
         keys = [one["key"] for one in lines(path)]
         assert keys == [*map(str, range(2 * GATHERED_MAX)), "last"]
 
-    run(path, scenario)
 
-
-def test_a_renamed_file_is_made_anew(tmp_path: Path) -> None:
+async def test_a_renamed_file_is_made_anew(tmp_path: Path) -> None:
     """As the audit log's."""
     path = tmp_path / "a"
-
-    async def scenario(log: AccessLog, clock: Hands) -> None:
+    async with a_log(path) as (log, clock):
         log.add(finished(key="before"))
         await drained(log)
         path.rename(tmp_path / "a.1")
         clock.now += LOOK_SECONDS
         log.add(finished(key="after"))
-
-    run(path, scenario)
     assert [one["key"] for one in lines(tmp_path / "a.1")] == ["before"]
     assert [one["key"] for one in lines(path)] == ["after"]
 
 
-def test_what_the_disk_does_not_take_is_counted_and_told(tmp_path: Path) -> None:
+async def test_what_the_disk_does_not_take_is_counted_and_told(tmp_path: Path) -> None:
     """Request by request; what comes later is written."""
     path, before = tmp_path / "sub" / "a", metrics.ACCESS_LOST.value()
     path.parent.mkdir()
-
-    async def scenario(log: AccessLog, clock: Hands) -> None:
+    async with a_log(path) as (log, clock):
         path.unlink()
         path.mkdir()
         clock.now += LOOK_SECONDS
@@ -147,33 +132,28 @@ def test_what_the_disk_does_not_take_is_counted_and_told(tmp_path: Path) -> None
         path.rmdir()
         clock.now += LOOK_SECONDS
         log.add(finished(key="later"))
-
-    run(path, scenario)
     lost, later = lines(path)
     assert (lost["event"], lost["lines"], later["key"]) == ("lost", 5, "later")
     assert metrics.ACCESS_LOST.value() - before == 5
 
 
-def test_what_waits_for_a_disk_is_bounded(tmp_path: Path) -> None:
+async def test_what_waits_for_a_disk_is_bounded(tmp_path: Path) -> None:
     """A million requests while nothing is written: nobody waits, and the memory has an end."""
     path, before = tmp_path / "a", metrics.ACCESS_LOST.value()
     count = 80 * GATHERED_MAX
-
-    async def scenario(log: AccessLog, _clock: Hands) -> None:
+    async with a_log(path) as (log, _clock):
         with log._file._sink._change:  # the thread that writes gets nothing
             for _ in range(count):
                 log.add(FINISHED)
             assert log._file._sink._waiting_bytes <= log_file._WAITING_BYTES_MAX
             assert not log._gathered
         await drained(log)
-
-    run(path, scenario)
     lost = metrics.ACCESS_LOST.value() - before
     assert 0 < lost < count
     assert len([one for one in lines(path) if "event" not in one]) == count - lost
 
 
-def test_lines_of_several_workers_do_not_mix(tmp_path: Path) -> None:
+async def test_lines_of_several_workers_do_not_mix(tmp_path: Path) -> None:
     """Many at once go with one write; a torn line swallows none of another's, and none comes twice."""
     path = tmp_path / "a"
 
@@ -190,7 +170,8 @@ def test_lines_of_several_workers_do_not_mix(tmp_path: Path) -> None:
             await drained(one)
         await other.aclose()
 
-    run(path, scenario)
+    async with a_log(path) as (log, clock):
+        await scenario(log, clock)
     keys = []
     for line in path.read_bytes().splitlines():
         if not line.startswith(b'{"torn'):
@@ -204,15 +185,14 @@ def _numbered(number: int, log: AccessLog) -> FinishedRequest:
 
 
 @pytest.mark.parametrize("is_made_anew", [True, False])
-def test_nobody_keeps_a_file_that_was_removed(
+async def test_nobody_keeps_a_file_that_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_made_anew: bool
 ) -> None:
     """Also where no request comes: it would take its room on the disk, which somebody has just made."""
     monkeypatch.setattr(log_file, "LOOK_SECONDS", 0.01)
     path = tmp_path / "sub" / "a"
     path.parent.mkdir()
-
-    async def scenario(log: AccessLog, clock: Hands) -> None:
+    async with a_log(path) as (log, clock):
         log.add(FINISHED)
         await drained(log)
         removed = path.stat()
@@ -224,8 +204,6 @@ def test_nobody_keeps_a_file_that_was_removed(
                 while any(os.path.samestat(one, removed) for one in _opened_for_writing()):
                     clock.now += 0.01
                     await asyncio.sleep(0.01)
-
-    run(path, scenario)
 
 
 def _opened_for_writing() -> list[os.stat_result]:

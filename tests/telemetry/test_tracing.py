@@ -27,7 +27,7 @@ from gateway.s3.requests import Operation
 from gateway.s3.trace_context import RemoteSpan, passed_on_state, remote_span
 from gateway.telemetry import metrics, tracing
 from gateway.telemetry.tracing import TRACE, Tracer, open_tracer
-from tests.origin.clients import Client, play
+from tests.origin.clients import playing
 from tests.origin.clocks import JumpingClock
 from tests.origin.origins import STRICT_PAIR
 from tests.support.asgi import call
@@ -150,13 +150,12 @@ def test_what_of_a_tracestate_goes_along(state: str, expected: str) -> None:
     assert len(expected) <= 512
 
 
-def test_what_a_client_says_of_a_trace_that_is_not_its_requests_is_not_told() -> None:
+async def test_what_a_client_says_of_a_trace_that_is_not_its_requests_is_not_told() -> None:
     """Neither a state that does not parse, nor one beside a `traceparent` that does not, where the gateway traces."""
     spans = Spans(1.0)
     with StrictOrigin() as strict:
         strict.model.put("bucket", "key", b"0123456789")
-
-        async def scenario(client: Client) -> None:
+        async with playing(strict) as client:
             for parent, state in ((SAMPLED, "a=b,c"), ("of nobody", "a=b")):
                 said = {"traceparent": parent, "tracestate": state}
                 span = spans.tracer.begin([(name.encode(), value.encode()) for name, value in said.items()])
@@ -164,8 +163,6 @@ def test_what_a_client_says_of_a_trace_that_is_not_its_requests_is_not_told() ->
                 async with await client.origin.send(OriginRequest("GET", "bucket", "key", headers=said)) as response:
                     await response.read(100)
                 span.end(FINISHED)
-
-        play(strict, scenario)
         sent = [dict(one) for one in strict.request_headers]
     assert [b"tracestate" in one for one in sent] == [False, False]
     assert sent[0][b"traceparent"].decode().startswith(f"00-{TRACE_ID}-")
@@ -222,22 +219,19 @@ async def test_a_request_has_a_span_with_what_became_of_it(tmp_path: Path) -> No
     assert (failed.status.status_code.name, failed.attributes["http.response.status_code"]) == ("ERROR", 500)
 
 
-def test_the_origin_is_told_of_the_span_that_asks_it() -> None:
+async def test_the_origin_is_told_of_the_span_that_asks_it() -> None:
     """By a header that no signature covers, in place of the client's; each try has a span of its own."""
     spans = Spans()
     with StrictOrigin() as strict:
         strict.model.put("bucket", "key", b"0123456789")
         strict.model.inject(on(Operation.GET_OBJECT), Answer(503, "SlowDown"))
         headers = {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01", "range": "bytes=0-3"}
-
-        async def scenario(client: Client) -> None:
+        async with playing(strict) as client:
             span = spans.tracer.begin([(b"traceparent", SAMPLED.encode()), (b"tracestate", b"a=b")])
             assert span is not None
             async with await client.origin.send(OriginRequest("GET", "bucket", "key", headers=headers)) as response:
                 assert await response.read(100) == b"0123"
             span.end(FINISHED)
-
-        play(strict, scenario)
         sent = [{name.decode(): value.decode() for name, value in one} for one in strict.request_headers]
     refused, answered, request = spans.all()
     for one, got in zip((refused, answered), sent, strict=True):

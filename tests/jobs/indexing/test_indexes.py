@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,32 +41,23 @@ from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterBody, Answer, Hold, Unreachable, on
 from tests.support.slots import Slot
 
-Scenario = Callable[[IndexBench, MemoryOrigin], Awaitable[None]]
 ONCE = IndexPlan("data", None, listers=4)
 EVERY_50_SECONDS = IndexPlan("data", 50.0, listers=4)
 FRESH = KeyBound(100.0, 100.0)
 LIST = on(Operation.LIST_OBJECTS_V2)
 
 
-def play(
-    directory: Path,
-    scenario: Scenario,
-    *slots: Slot,
-    plan: IndexPlan = EVERY_50_SECONDS,
-    keys: set[str] | None = None,
-    page: int = 5,
-) -> None:
-    """Run a scenario over an origin with these keys, in pages of a few."""
-
-    async def run() -> None:
-        origin = make_origin()
-        origin.create_bucket(BUCKET)
-        fill(origin, {f"k{number:03}" for number in range(60)} if keys is None else keys)
-        through = SmallPages(origin, page)
-        async with index_bench(directory, origin, slots or (TTL,), plans=[plan], through=through) as kept:
-            await scenario(kept, origin)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def playing(
+    directory: Path, *slots: Slot, plan: IndexPlan = EVERY_50_SECONDS, keys: set[str] | None = None, page: int = 5
+) -> AsyncIterator[tuple[IndexBench, MemoryOrigin]]:
+    """An index over an origin with these keys, in pages of a few."""
+    origin = make_origin()
+    origin.create_bucket(BUCKET)
+    fill(origin, {f"k{number:03}" for number in range(60)} if keys is None else keys)
+    through = SmallPages(origin, page)
+    async with index_bench(directory, origin, slots or (TTL,), plans=[plan], through=through) as kept:
+        yield kept, origin
 
 
 def there(origin: MemoryOrigin) -> list[str]:
@@ -73,39 +65,32 @@ def there(origin: MemoryOrigin) -> list[str]:
 
 
 @pytest.mark.parametrize("keys", [0, 3])
-def test_a_crawl_ends_though_the_origins_pages_do_not(tmp_path: Path, keys: int) -> None:
+async def test_a_crawl_ends_though_the_origins_pages_do_not(tmp_path: Path, keys: int) -> None:
     """Empty ones, or the same again and again: it fails, and is begun again as any that fails."""
-
-    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+    async with playing(tmp_path) as (kept, origin):
         origin.inject(LIST, Answer(200, body=pages_without_end(keys)), times=None)
         await kept.until(lambda: counted(metrics.INDEX_CRAWLS, outcome="failed") > 0)
         assert lists(origin) <= 2 * EMPTY_PAGES_MAX
 
-    play(tmp_path, scenario)
-
 
 @settings(max_examples=8, deadline=None)
 @given(KEYS, st.integers(1, 4))
-def test_a_crawl_makes_the_index_complete(keys: set[str], page: int) -> None:
+async def test_a_crawl_makes_the_index_complete(keys: set[str], page: int) -> None:
     """Whatever the keys are, none and one included: LIST needs no origin any more, and lists what is there."""
-
-    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
-        await kept.crawled()
-        asked = len(origin.calls)
-        assert kept.listed(FRESH) == there(origin)
-        assert len(origin.calls) == asked
-        assert {call.purpose for call in origin.calls} == {Purpose.REFRESH}
-        document = kept.indexes.documents()[0]
-        assert (document.complete, document.keys, document.keys_before) == (True, len(keys), len(keys))
-
     with tempfile.TemporaryDirectory() as directory:
-        play(Path(directory), scenario, keys=keys, page=page)
+        async with playing(Path(directory), keys=keys, page=page) as (kept, origin):
+            await kept.crawled()
+            asked = len(origin.calls)
+            assert kept.listed(FRESH) == there(origin)
+            assert len(origin.calls) == asked
+            assert {call.purpose for call in origin.calls} == {Purpose.REFRESH}
+            document = kept.indexes.documents()[0]
+            assert (document.complete, document.keys, document.keys_before) == (True, len(keys), len(keys))
 
 
-def test_what_others_change_is_found_and_dropped(tmp_path: Path) -> None:
+async def test_what_others_change_is_found_and_dropped(tmp_path: Path) -> None:
     """An object that was overwritten, or is gone: forgotten by the catalog, its blocks dropped, with the next crawl."""
-
-    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (kept, origin):
         await kept.crawled()
         catalog, cache = kept.bench.catalog, kept.bench.cache
         for key in ("k001", "k002", "k003"):
@@ -123,14 +108,11 @@ def test_what_others_change_is_found_and_dropped(tmp_path: Path) -> None:
         assert cache.usage().blocks == 1
         assert (counted(metrics.INDEX_CHANGED_KEYS), kept.indexes.documents()[0].changed) == (2, 2)
 
-    play(tmp_path, scenario, IMMUTABLE)
 
-
-def test_9_8_a_crawl_finds_an_etag_of_different_objects(tmp_path: Path) -> None:
+async def test_9_8_a_crawl_finds_an_etag_of_different_objects(tmp_path: Path) -> None:
     """9.8 Two keys of a page with one ETag and different sizes: nothing is kept under that ETag; one that copies share
     is no sign of anything."""
-
-    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+    async with playing(tmp_path, IMMUTABLE, keys={f"k{number:03}" for number in range(10)}, page=100) as (kept, origin):
         catalog = kept.bench.catalog
         shared, copied = '"0123456789abcdef0123456789abcdef-2"', origin.put(BUCKET, "k010", b"copy")
         origin.put(BUCKET, "k011", b"copy")
@@ -145,13 +127,10 @@ def test_9_8_a_crawl_finds_an_etag_of_different_objects(tmp_path: Path) -> None:
         assert not habits.is_distinct(ObjectVersion(ObjectKey(BUCKET, "k030"), shared, 5))
         assert habits.is_distinct(ObjectVersion(ObjectKey(BUCKET, "k010"), copied, 4))
 
-    play(tmp_path, scenario, IMMUTABLE, keys={f"k{number:03}" for number in range(10)}, page=100)
 
-
-def test_an_own_write_that_was_looked_at_keeps_its_blocks(tmp_path: Path) -> None:
+async def test_an_own_write_that_was_looked_at_keeps_its_blocks(tmp_path: Path) -> None:
     """The crawl sees another version than the index knew; the catalog knows that one already."""
-
-    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+    async with playing(tmp_path) as (kept, origin):
         await kept.crawled()
         await write(kept, origin, "k001", b"own")
         catalog, cache = kept.bench.catalog, kept.bench.cache
@@ -162,13 +141,10 @@ def test_an_own_write_that_was_looked_at_keeps_its_blocks(tmp_path: Path) -> Non
         assert cache.usage().blocks == 1
         assert counted(metrics.INDEX_CHANGED_KEYS) == 0
 
-    play(tmp_path, scenario)
 
-
-def test_an_immutable_slot_is_crawled_once(tmp_path: Path) -> None:
+async def test_an_immutable_slot_is_crawled_once(tmp_path: Path) -> None:
     """Unless it says how often: nothing is asked any more, however much time passes."""
-
-    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+    async with playing(tmp_path, IMMUTABLE, plan=ONCE) as (kept, origin):
         await kept.crawled()
         asked = lists(origin)
         kept.clock.advance(1e6)
@@ -178,76 +154,58 @@ def test_an_immutable_slot_is_crawled_once(tmp_path: Path) -> None:
         assert lists(origin) == asked
         assert kept.indexes.documents()[0].next_at is None
 
-    play(tmp_path, scenario, IMMUTABLE, plan=ONCE)
 
-
-def test_an_immutable_slot_with_a_period_shows_what_was_added(tmp_path: Path) -> None:
+async def test_an_immutable_slot_with_a_period_shows_what_was_added(tmp_path: Path) -> None:
     """Data sets that grow."""
-
-    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+    async with playing(tmp_path, IMMUTABLE) as (kept, origin):
         await kept.crawled()
         origin.put(BUCKET, "added", b"x")
         await kept.crawled(2)
         assert kept.listed() == there(origin)
 
-    play(tmp_path, scenario, IMMUTABLE)
 
-
-def test_the_index_is_never_too_old_while_it_is_kept(tmp_path: Path) -> None:
+async def test_the_index_is_never_too_old_while_it_is_kept(tmp_path: Path) -> None:
     """At every moment of a few periods all of it is known, and none of it for longer than the period and a crawl."""
-
-    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+    async with playing(tmp_path) as (kept, _origin):
         await kept.crawled()
         while kept.indexes.documents()[0].crawls < 4:
             assert kept.listed(KeyBound(60.0, 60.0)) is not None
             await asyncio.sleep(0.002)
             kept.clock.advance(0.5)
 
-    play(tmp_path, scenario)
 
-
-def test_a_refresh_asks_for_hardly_more_than_there_is(tmp_path: Path) -> None:
+async def test_a_refresh_asks_for_hardly_more_than_there_is(tmp_path: Path) -> None:
     """Where to cut is known by then: no request brings nothing but to find that out."""
-
-    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+    async with playing(tmp_path, plan=IndexPlan("data", 50.0, listers=32)) as (kept, origin):
         await kept.crawled()
         before = lists(origin)
         await kept.crawled(2)
         assert lists(origin) - before <= 12 + 3
 
-    play(tmp_path, scenario, plan=IndexPlan("data", 50.0, listers=32))
 
-
-def test_what_is_voided_is_crawled_again(tmp_path: Path) -> None:
+async def test_what_is_voided_is_crawled_again(tmp_path: Path) -> None:
     """A forwarded request that may have changed any key voids the bucket; the next look finds that out."""
-
-    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+    async with playing(tmp_path, IMMUTABLE, plan=ONCE) as (kept, origin):
         await kept.crawled()
         kept.bench.catalog.forget_bucket(BUCKET)
         assert kept.listed() is None
         await kept.crawled(2)
         assert kept.listed() == there(origin)
 
-    play(tmp_path, scenario, IMMUTABLE, plan=ONCE)
 
-
-def test_a_crawl_that_is_voided_under_way_is_made_good(tmp_path: Path) -> None:
+async def test_a_crawl_that_is_voided_under_way_is_made_good(tmp_path: Path) -> None:
     """Pages asked for before are not kept, and asked for again."""
-
-    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+    async with playing(tmp_path, IMMUTABLE, plan=IndexPlan("data", None, listers=1)) as (kept, origin):
         await kept.until(lambda: lists(origin) >= 5)
         kept.bench.catalog.forget_bucket(BUCKET)
         await kept.until(lambda: kept.indexes.documents()[0].complete)
         assert kept.listed() == there(origin)
 
-    play(tmp_path, scenario, IMMUTABLE, plan=IndexPlan("data", None, listers=1))
-
 
 @pytest.mark.parametrize("effect", [Answer(503, "SlowDown"), Unreachable()], ids=["slow down", "unreachable"])
-def test_an_origin_that_is_down_is_waited_for(tmp_path: Path, effect: Answer | Unreachable) -> None:
+async def test_an_origin_that_is_down_is_waited_for(tmp_path: Path, effect: Answer | Unreachable) -> None:
     """Each lister asks again; when that does not help the crawl fails, says so, and goes on later."""
-
-    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+    async with playing(tmp_path) as (kept, origin):
         fault = origin.inject(LIST, effect, times=None)
         await kept.until(lambda: kept.indexes.documents()[0].state == "failing")
         assert kept.indexes.documents()[0].error
@@ -257,19 +215,14 @@ def test_an_origin_that_is_down_is_waited_for(tmp_path: Path, effect: Answer | U
         assert kept.listed() == there(origin)
         assert (counted(metrics.INDEX_CRAWLS, outcome="done"), kept.indexes.documents()[0].error) == (1, None)
 
-    play(tmp_path, scenario)
 
-
-def test_a_refusal_is_not_repeated_at_once(tmp_path: Path) -> None:
+async def test_a_refusal_is_not_repeated_at_once(tmp_path: Path) -> None:
     """An origin that says no is asked again with longer and longer pauses."""
-
-    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+    async with playing(tmp_path) as (kept, origin):
         origin.inject(LIST, Answer(403, "AccessDenied"), times=None)
         await kept.until(lambda: counted(metrics.INDEX_CRAWLS) >= 4)
         assert lists(origin) == counted(metrics.INDEX_CRAWLS)
         assert kept.indexes.documents()[0].error == "the origin answered 403 AccessDenied to LIST"
-
-    play(tmp_path, scenario)
 
 
 async def test_pages_without_keys_are_followed(tmp_path: Path) -> None:
@@ -359,19 +312,17 @@ async def test_slots_that_change_elsewhere_do_not_break_off_a_crawl(tmp_path: Pa
         assert kept.indexes.documents() == []
 
 
-def test_strict_slots_within_are_not_crawled(tmp_path: Path) -> None:
+async def test_strict_slots_within_are_not_crawled(tmp_path: Path) -> None:
     """Nothing is kept of them; the rest around them is complete."""
 
-    async def scenario(kept: IndexBench, origin: MemoryOrigin) -> None:
+    strict = Slot("strict", Prefix.parse(f"s3://{BUCKET}/b/"), "read-write", "strict")
+    keys = {"a/1", "b/1", "b0", "b/2", "c/1"}
+    async with playing(tmp_path, TTL, strict, keys=keys, page=1) as (kept, _origin):
         await kept.crawled()
         assert kept.indexes.documents()[0].complete
         assert kept.listed(prefix="a/") == ["a/1"]
         assert kept.listed(prefix="c/") == ["c/1"]
         assert kept.listed(prefix="b/") is None
-
-    strict = Slot("strict", Prefix.parse(f"s3://{BUCKET}/b/"), "read-write", "strict")
-    keys = {"a/1", "b/1", "b0", "b/2", "c/1"}
-    play(tmp_path, scenario, TTL, strict, keys=keys, page=1)
 
 
 async def write(kept: IndexBench, origin: MemoryOrigin, key: str, body: bytes | None) -> None:

@@ -10,7 +10,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -93,18 +93,15 @@ async def bench(directory: Path, *, size_bytes_max: int = store.SIZE_BYTES_MAX) 
         opened.close()
 
 
-def play(directory: Path, scenario: Callable[[Bench], Awaitable[None]], **more: int) -> None:
-    async def run() -> None:
-        async with bench(directory, **more) as one:
-            await scenario(one)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def playing(directory: Path, **more: int) -> AsyncIterator[Bench]:
+    async with bench(directory, **more) as one:
+        yield one
 
 
-def test_nothing_is_known_before_it_is_learned(tmp_path: Path) -> None:
+async def test_nothing_is_known_before_it_is_learned(tmp_path: Path) -> None:
     """Neither of the bucket, nor of the rest of it."""
-
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
         assert one.keys() is None
         await one.learn(entry(b"a/1"), wanted=ListRequest(b"a/"))
         assert one.keys() is None
@@ -112,14 +109,9 @@ def test_nothing_is_known_before_it_is_learned(tmp_path: Path) -> None:
         assert one.keys(ListRequest(b"a/2")) == []
         assert one.index.find("c", ListRequest(b"a/"), FOR_EVER, with_owner=False) is None
 
-    play(tmp_path / "c", scenario)
 
-
-def test_what_is_listed_of_a_bucket_that_moves_is_forgotten(tmp_path: Path) -> None:
+async def test_what_is_listed_of_a_bucket_that_moves_is_forgotten(tmp_path: Path) -> None:
     """And of no other."""
-
-    async def learn(one: Bench) -> None:
-        await one.learn(entry(b"a"))
 
     def is_known(homes: Homes) -> bool:
         opened = open_directory(tmp_path / "c", homes)
@@ -129,14 +121,13 @@ def test_what_is_listed_of_a_bucket_that_moves_is_forgotten(tmp_path: Path) -> N
         finally:
             opened.close()
 
-    async def scenario() -> list[bool]:
-        return [is_known(Homes("origin", {"c": "elsewhere"})), is_known(Homes("origin", {"b": "elsewhere"}))]
+    async with playing(tmp_path / "c") as one:
+        await one.learn(entry(b"a"))
+    assert is_known(Homes("origin", {"c": "elsewhere"}))
+    assert not is_known(Homes("origin", {"b": "elsewhere"}))
 
-    play(tmp_path / "c", learn)
-    assert asyncio.run(scenario()) == [True, False]
 
-
-def test_it_survives_an_orderly_end_and_a_boot(tmp_path: Path) -> None:
+async def test_it_survives_an_orderly_end_and_a_boot(tmp_path: Path) -> None:
     """As the catalog does; an unclean boot drops it."""
 
     async def learn(one: Bench) -> None:
@@ -145,43 +136,41 @@ def test_it_survives_an_orderly_end_and_a_boot(tmp_path: Path) -> None:
     async def knows(one: Bench) -> None:
         assert one.keys() == [b"a"]
 
-    async def knows_nothing(one: Bench) -> None:
-        assert one.keys() is None
-
     directory = tmp_path / "c"
-    play(directory, learn)
+    async with playing(directory) as one:
+        await learn(one)
     (directory / "BOOT").write_bytes(b"another boot\n")
-    play(directory, knows)
+    async with playing(directory) as one:
+        await knows(one)
     (directory / "BOOT").write_bytes(b"another boot\n")
     (directory / "CLEAN").unlink()
-    play(directory, knows_nothing)
+    async with playing(directory) as one:
+        assert one.keys() is None
 
 
 @pytest.mark.parametrize("name", ["listing", "dirty"])
 @pytest.mark.parametrize("harm", ["noise", "gone"])
-def test_files_that_are_not_whole_drop_everything(tmp_path: Path, name: str, harm: str) -> None:
+async def test_files_that_are_not_whole_drop_everything(tmp_path: Path, name: str, harm: str) -> None:
     """Without dirty keys the index could not be believed, nor the other way round."""
 
     async def learn(one: Bench) -> None:
         await one.learn(entry(b"a"))
 
-    async def starts_anew(one: Bench) -> None:
-        assert one.keys() is None
-        await one.learn(entry(b"b"))
-        assert one.keys() == [b"b"]
-
-    play(tmp_path / "c", learn)
+    async with playing(tmp_path / "c") as one:
+        await learn(one)
     if harm == "noise":
         (tmp_path / "c" / name / "data.mdb").write_bytes(b"no index" * 4096)
     else:
         (tmp_path / "c" / name).rename(tmp_path / "elsewhere")
-    play(tmp_path / "c", starts_anew)
+    async with playing(tmp_path / "c") as one:
+        assert one.keys() is None
+        await one.learn(entry(b"b"))
+        assert one.keys() == [b"b"]
 
 
-def test_a_written_key_does_not_count_until_its_truth_is_told(tmp_path: Path) -> None:
+async def test_a_written_key_does_not_count_until_its_truth_is_told(tmp_path: Path) -> None:
     """From before the write on; the truth is then kept."""
-
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
         await one.learn(entry(b"a"), entry(b"b"))
         own = await one.index.begin_write("b", ["b", "c"])
         assert one.keys() == NeedsLookup([b"b", b"c"])
@@ -193,13 +182,10 @@ def test_a_written_key_does_not_count_until_its_truth_is_told(tmp_path: Path) ->
         await one.index.settle()
         assert one.keys() == [b"a", b"c"]
 
-    play(tmp_path / "c", scenario)
 
-
-def test_a_truth_that_comes_late_says_nothing_of_what_is_known_since(tmp_path: Path) -> None:
+async def test_a_truth_that_comes_late_says_nothing_of_what_is_known_since(tmp_path: Path) -> None:
     """Its key was listed after the truth was asked for: it would count for as fresh as that listing."""
-
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
         await one.learn(entry(b"a", 1))
         own = await one.index.begin_write("b", ["a"])
         await one.index.end_write(own)
@@ -213,14 +199,11 @@ def test_a_truth_that_comes_late_says_nothing_of_what_is_known_since(tmp_path: P
         assert isinstance(found, FoundPage)
         assert found.page.keys == [(b"a", pack(entry(b"a", 3), 0))]
 
-    play(tmp_path / "c", scenario)
-
 
 @pytest.mark.parametrize("moment", ["before", "during", "between two", "after"])
-def test_only_what_was_asked_after_a_write_settles_it(tmp_path: Path, moment: str) -> None:
+async def test_only_what_was_asked_after_a_write_settles_it(tmp_path: Path, moment: str) -> None:
     """Page or truth, of before or during the write: both leave the mark, and the index as it is."""
-
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
         await one.learn(entry(b"a", 1))
         asked = {"before": one.index.asked("b")}
         own = await one.index.begin_write("b", ["a"])
@@ -236,13 +219,10 @@ def test_only_what_was_asked_after_a_write_settles_it(tmp_path: Path, moment: st
         await one.learn(entry(b"a", 3), entry(b"b"), asked=asked[moment])
         assert one.keys() == ([b"a", b"b"] if moment == "after" else NeedsLookup([b"a"]))
 
-    play(tmp_path / "c", scenario)
 
-
-def test_a_page_on_its_way_does_not_undo_a_settled_write(tmp_path: Path) -> None:
+async def test_a_page_on_its_way_does_not_undo_a_settled_write(tmp_path: Path) -> None:
     """As long as one may be; what takes longer is not learned at all."""
-
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
         await one.learn(entry(b"a", 1))
         asked = one.index.asked("b")
         own = await one.index.begin_write("b", ["a"])
@@ -260,13 +240,10 @@ def test_a_page_on_its_way_does_not_undo_a_settled_write(tmp_path: Path) -> None
         await one.learn(entry(b"a", 1), asked=asked)
         assert one.keys() == []
 
-    play(tmp_path / "c", scenario)
 
-
-def test_a_page_asked_for_before_the_bucket_was_given_up_is_not_kept(tmp_path: Path) -> None:
+async def test_a_page_asked_for_before_the_bucket_was_given_up_is_not_kept(tmp_path: Path) -> None:
     """And what was known is not believed."""
-
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
         await one.learn(entry(b"a"))
         asked = one.index.asked("b")
         one.opened.epochs.change_bucket("b")
@@ -277,43 +254,40 @@ def test_a_page_asked_for_before_the_bucket_was_given_up_is_not_kept(tmp_path: P
         await one.learn(entry(b"a"), asked=asked)
         assert one.keys() == [b"b"]
 
-    play(tmp_path / "c", scenario)
 
-
-def test_the_truth_may_be_of_a_kind_that_is_not_known_yet(tmp_path: Path) -> None:
+async def test_the_truth_may_be_of_a_kind_that_is_not_known_yet(tmp_path: Path) -> None:
     """A process that has just started merges it with records whose forms it has not read."""
 
     async def learn(one: Bench) -> None:
         await one.learn(entry(b"a", template=STANDARD), entry(b"b", template=GLACIER))
         await one.index.begin_write("b", ["c"])
 
-    async def merge(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
+        await learn(one)
+    async with playing(tmp_path / "c") as one:
         other = EntryTemplate("", None, "<StorageClass>OTHER</StorageClass>")
         found = one.find(c=entry(b"c", template=other))
         assert isinstance(found, FoundPage)
         templates = [found.templates[int.from_bytes(record[6:8], "little")] for _, record in found.page.keys]
         assert templates == [STANDARD, GLACIER, other]
 
-    play(tmp_path / "c", learn)
-    play(tmp_path / "c", merge)
 
-
-def test_owners_are_asked_for_when_they_are_not_known(tmp_path: Path) -> None:
+async def test_owners_are_asked_for_when_they_are_not_known(tmp_path: Path) -> None:
     """What was learned without them answers nobody who wants them."""
-
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
         await one.learn(entry(b"a"))
         assert one.index.find("b", ListRequest(), FOR_EVER, with_owner=True) is None
         await one.learn(entry(b"a", template=EntryTemplate("", "<Owner/>", "")))
         assert isinstance(one.index.find("b", ListRequest(), FOR_EVER, with_owner=True), FoundPage)
 
-    play(tmp_path / "c", scenario)
 
-
-def test_where_a_write_cannot_be_noted_everything_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_a_write_cannot_be_noted_everything_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A full disk must not keep an own write from being seen: what was known before, and was asked during it."""
 
-    async def scenario(one: Bench) -> None:
+    monkeypatch.setattr(dirty_keys, "_MAP_BYTES", 2**20)
+    async with playing(tmp_path / "c") as one:
         await one.learn(entry(b"a"))
         with pytest.raises(lmdb.MapFullError):
             one.opened.dirty.begin(OwnWrite("b", [b"%01000d" % number for number in range(10_000)]), 0.0)
@@ -325,9 +299,6 @@ def test_where_a_write_cannot_be_noted_everything_is_given_up(tmp_path: Path, mo
         assert one.keys() is None
         await one.learn(entry(b"a"))
         assert one.keys() == [b"a"]
-
-    monkeypatch.setattr(dirty_keys, "_MAP_BYTES", 2**20)
-    play(tmp_path / "c", scenario)
 
 
 async def write_many(one: Bench, keys: Iterable[str], *, at_once: int = 50) -> None:
@@ -346,10 +317,9 @@ def dirty_count(one: Bench) -> int:
 
 
 @pytest.mark.slow
-def test_writes_to_prefixes_that_nobody_lists_void_nothing_else(tmp_path: Path) -> None:
+async def test_writes_to_prefixes_that_nobody_lists_void_nothing_else(tmp_path: Path) -> None:
     """However many: what is listed is answered from the index, before, meanwhile and after, and few keys stay dirty."""
-
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
         await one.learn(entry(b"set/a"), wanted=ListRequest(b"set/"))
         epoch = one.opened.epochs.of_bucket("b")
         for step in range(10):
@@ -362,16 +332,13 @@ def test_writes_to_prefixes_that_nobody_lists_void_nothing_else(tmp_path: Path) 
         await write_many(one, ["set/b"] * 200, at_once=1)
         assert one.keys(ListRequest(b"set/")) == NeedsLookup([b"set/b"])
 
-    play(tmp_path / "c", scenario)
 
-
-def test_writes_to_what_was_listed_once_void_only_their_surroundings(
+async def test_writes_to_what_was_listed_once_void_only_their_surroundings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where they are too many, the directories that they lie in are known no more; what lies beside them is."""
     monkeypatch.setattr(dirty_keys, "DIRTY_KEYS_MAX", 5000)
-
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
         await one.learn(entry(b"a/1"), entry(b"m/1"), entry(b"z/1"))
         epoch = one.opened.epochs.of_bucket("b")
         await write_many(one, (f"m/{number:05}" for number in range(20_000)))
@@ -382,10 +349,10 @@ def test_writes_to_what_was_listed_once_void_only_their_surroundings(
         await one.learn(entry(b"m/1"), wanted=ListRequest(b"m/"))
         assert one.keys(ListRequest(b"m/")) == [b"m/1"]
 
-    play(tmp_path / "c", scenario)
 
-
-def test_too_many_dirty_keys_are_got_over_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_dirty_keys_are_got_over_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A bucket is void with each write while there are far too many of them, and no longer than for some hundred."""
     monkeypatch.setattr(dirty_keys, "DIRTY_KEYS_MAX", 1000)
 
@@ -399,22 +366,20 @@ def test_too_many_dirty_keys_are_got_over_after_a_restart(tmp_path: Path, monkey
         assert one.keys(ListRequest(b"set/")) is None
         await one.index.end_write(own)
 
-    async def recovers(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
+        await too_many(one)
+    async with playing(tmp_path / "c") as one:
         await write_many(one, (f"runs/{number}" for number in range(500)), at_once=1)
         await one.learn(entry(b"set/a"), wanted=ListRequest(b"set/"))
         await write_many(one, (f"runs/{number}" for number in range(500)), at_once=1)
         assert one.keys(ListRequest(b"set/")) == [b"set/a"]
         assert dirty_count(one) < 1100
 
-    play(tmp_path / "c", too_many)
-    play(tmp_path / "c", recovers)
 
-
-def test_clean_keys_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_clean_keys_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though all of what is written is listed at once, a thousand keys a second."""
     monkeypatch.setattr(dirty_keys, "DIRTY_KEYS_MAX", 1000)
-
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
         for number in range(200):
             await write_many(one, (f"{number:03}/{one:02}" for one in range(50)))
             await one.learn(wanted=ListRequest(b"%03d/" % number))
@@ -422,16 +387,13 @@ def test_clean_keys_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         clean = one.opened.dirty.not_told("b", b"", END, 0, one.clock.monotonic())
         assert len(clean) < 1100
 
-    play(tmp_path / "c", scenario)
 
-
-def test_what_is_let_go_of_is_not_brought_back_by_a_page_on_its_way(
+async def test_what_is_let_go_of_is_not_brought_back_by_a_page_on_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page asked for before a write whose key is dirty no more is not learned, however young it is."""
     monkeypatch.setattr(dirty_keys, "DIRTY_KEYS_MAX", 100)
-
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
         asked = one.index.asked("b")
         await write_many(one, [f"{number:04}" for number in range(1000)], at_once=1)
         assert dirty_count(one) < 150
@@ -440,13 +402,10 @@ def test_what_is_let_go_of_is_not_brought_back_by_a_page_on_its_way(
         await one.learn(entry(b"0000"))
         assert one.keys() == [b"0000"]
 
-    play(tmp_path / "c", scenario)
 
-
-def test_known_keys_stay_dirty_where_they_are_few(tmp_path: Path) -> None:
+async def test_known_keys_stay_dirty_where_they_are_few(tmp_path: Path) -> None:
     """However old: the index has not caught up with them."""
-
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
         await one.learn(entry(b"a"))
         own = await one.index.begin_write("b", ["a"])
         await one.index.end_write(own)
@@ -454,14 +413,13 @@ def test_known_keys_stay_dirty_where_they_are_few(tmp_path: Path) -> None:
             one.opened.listing.sweep(1e6)
         assert one.keys() == NeedsLookup([b"a"])
 
-    play(tmp_path / "c", scenario)
 
-
-def test_a_process_that_is_stopped_holds_up_no_write_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_is_stopped_holds_up_no_write_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each own write is visible at once; the first waits a little, the others do not. Then all is as before."""
     monkeypatch.setattr(index_module, "NOTE_SECONDS_MAX", 0.2)
-
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
         await one.learn(entry(b"a"))
         with stopped_writer(tmp_path / "c" / "dirty", engine=NEW_ENGINE) as stopped:
             started = time.monotonic()
@@ -483,14 +441,11 @@ def test_a_process_that_is_stopped_holds_up_no_write_for_long(tmp_path: Path, mo
         await one.index.end_write(own)
         assert one.keys() == NeedsLookup([b"b"]), "noted again"
 
-    play(tmp_path / "c", scenario)
 
-
-def test_a_process_that_is_stopped_holds_up_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_is_stopped_holds_up_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not kept, and the origin is asked again; a crawl is told so; nothing waits at the end."""
     monkeypatch.setattr(index_module, "LAND_SECONDS_MAX", 0.2)
-
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
         await one.learn(entry(b"a"))
         with stopped_writer(tmp_path / "c" / "listing", engine=NEW_ENGINE):
             started = time.monotonic()
@@ -501,8 +456,6 @@ def test_a_process_that_is_stopped_holds_up_no_page(tmp_path: Path, monkeypatch:
                 await one.index.land(Batch("b", b"", END, [], [], one.index.asked("b"), 0.0))
             assert not await one.index.close()
             assert time.monotonic() - started < 10
-
-    play(tmp_path / "c", scenario)
 
 
 @pytest.mark.slow
@@ -552,7 +505,7 @@ def other(directory: Path, *steps: str) -> None:
 
 
 @pytest.mark.parametrize("steps", [["end"], ["end", "die"], ["die"]])
-def test_another_processs_write_is_seen_though_it_is_killed(tmp_path: Path, steps: Sequence[str]) -> None:
+async def test_another_processs_write_is_seen_though_it_is_killed(tmp_path: Path, steps: Sequence[str]) -> None:
     """Killed in the midst of it, its key is asked about each time; after the next start, once."""
 
     async def scenario(one: Bench) -> None:
@@ -562,14 +515,13 @@ def test_another_processs_write_is_seen_though_it_is_killed(tmp_path: Path, step
         await one.learn(entry(b"a", 2))
         assert one.keys() == (NeedsLookup([b"a"]) if steps == ["die"] else [b"a"])
 
-    async def later(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
+        await scenario(one)
+    async with playing(tmp_path / "c") as one:
         if steps == ["die"]:
             assert one.keys() == NeedsLookup([b"a"])
             await one.learn(entry(b"a", 2))
         assert one.keys() == [b"a"]
-
-    play(tmp_path / "c", scenario)
-    play(tmp_path / "c", later)
 
 
 # --- landing ----------------------------------------------------------------------------------------------------------
@@ -601,28 +553,8 @@ STEP = st.tuples(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(STEP, max_size=8))
-def test_each_place_is_listed_as_it_was_told_last(steps: list[tuple[int, int, dict[bytes, int], bool]]) -> None:
+async def test_each_place_is_listed_as_it_was_told_last(steps: list[tuple[int, int, dict[bytes, int], bool]]) -> None:
     """Whatever ranges are landed, larger than a transaction or smaller, over others or beside them."""
-
-    async def scenario(one: Bench) -> None:
-        model = Model()
-        for first, count, there, is_forgotten in steps:
-            within = PLACES[first : first + count]
-            start, stop = within[0], prefix_end(within[-1])
-            if is_forgotten:
-                one.opened.listing.forget("b", start, stop)
-                model.known -= set(within)
-                continue
-            listed = [(key, pack(entry(key, there[key]), 0)) for key in within if key in there]
-            changed = await one.index.land(Batch("b", start, stop, listed, [STANDARD], one.index.asked("b"), 0.0))
-            assert {key for key in changed if key in model.known} == {
-                key for key in within if key in model.known and key in model.told and model.told[key] != there.get(key)
-            }
-            model.learn(within, there)
-            check(one, model, start, stop)
-        for place in PLACES:
-            known = one.keys(ListRequest(place))
-            assert known == (None if place not in model.known else [place] if place in model.told else [])
 
     def check(one: Bench, model: Model, start: bytes, stop: bytes) -> None:
         with one.opened.listing.view("b") as view:
@@ -631,13 +563,32 @@ def test_each_place_is_listed_as_it_was_told_last(steps: list[tuple[int, int, di
         assert found == {key: size for key, size in model.told.items() if start <= key < stop}
 
     with tempfile.TemporaryDirectory() as directory:
-        play(Path(directory) / "c", scenario)
+        async with playing(Path(directory) / "c") as one:
+            model = Model()
+            for first, count, there, is_forgotten in steps:
+                within = PLACES[first : first + count]
+                start, stop = within[0], prefix_end(within[-1])
+                if is_forgotten:
+                    one.opened.listing.forget("b", start, stop)
+                    model.known -= set(within)
+                    continue
+                listed = [(key, pack(entry(key, there[key]), 0)) for key in within if key in there]
+                changed = await one.index.land(Batch("b", start, stop, listed, [STANDARD], one.index.asked("b"), 0.0))
+                assert {key for key in changed if key in model.known} == {
+                    key
+                    for key in within
+                    if key in model.known and key in model.told and model.told[key] != there.get(key)
+                }
+                model.learn(within, there)
+                check(one, model, start, stop)
+            for place in PLACES:
+                known = one.keys(ListRequest(place))
+                assert known == (None if place not in model.known else [place] if place in model.told else [])
 
 
-def test_the_index_keeps_to_its_size_and_never_lies(tmp_path: Path) -> None:
+async def test_the_index_keeps_to_its_size_and_never_lies(tmp_path: Path) -> None:
     """What has no room is not known any more, as a whole: a listing with gaps in it is none."""
-
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path / "c", size_bytes_max=2**20) as one:
         for start in range(0, 40_000, 1000):
             keys = [b"%08d" % number for number in range(start, start + 1000)]
             listed = [(key, pack(entry(key), 0)) for key in keys]
@@ -654,13 +605,10 @@ def test_the_index_keeps_to_its_size_and_never_lies(tmp_path: Path) -> None:
             assert found in (None, [b"%08d" % one for one in range(number, number + 100)])
         assert 100 < known < 250
 
-    play(tmp_path / "c", scenario, size_bytes_max=2**20)
 
-
-def test_a_page_of_a_thousand_common_prefixes_is_learned_at_once(tmp_path: Path) -> None:
+async def test_a_page_of_a_thousand_common_prefixes_is_learned_at_once(tmp_path: Path) -> None:
     """Its gaps go into a few transactions, and once every directory was listed, so is all above them."""
-
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
         prefixes = [b"%04d/" % number for number in range(1000)]
         wanted = ListRequest(delimiter=b"/")
         told = ListedPage([entry(b"between-%04d" % number) for number in range(100)], prefixes, None)
@@ -676,13 +624,10 @@ def test_a_page_of_a_thousand_common_prefixes_is_learned_at_once(tmp_path: Path)
         assert isinstance(found, FoundPage)
         assert (len(found.page.prefixes), found.page.is_truncated) == (1000, True)
 
-    play(tmp_path / "c", scenario)
 
-
-def test_a_sorted_build_takes_little_room(tmp_path: Path) -> None:
+async def test_a_sorted_build_takes_little_room(tmp_path: Path) -> None:
     """At most 130 bytes for each key of 55."""
-
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
         for start in range(0, 20_000, 1000):
             keys = [
                 b"imagenet/train/class%04d/n%08d_image%012d.JPEG" % (n // 1000, n, n)
@@ -697,14 +642,11 @@ def test_a_sorted_build_takes_little_room(tmp_path: Path) -> None:
         assert statistics["keys"] == 20_000
         assert statistics["size_bytes"] / 20_000 < 130
 
-    play(tmp_path / "c", scenario)
-
 
 @pytest.mark.parametrize("streams", [1, 4])
-def test_what_lands_in_many_places_at_once_is_packed_as_well(tmp_path: Path, streams: int) -> None:
+async def test_what_lands_in_many_places_at_once_is_packed_as_well(tmp_path: Path, streams: int) -> None:
     """A crawl lands keys in order, but here and there, and in front of others: no page is left half empty."""
-
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path) as one:
         each, at_once = 4000 // streams, 500
         await one.index.land(
             Batch("b", b"zzz", END, [(b"zzz", pack(entry(b"zzz"), 0))], [STANDARD], one.index.asked("b"), 0)
@@ -718,13 +660,10 @@ def test_what_lands_in_many_places_at_once_is_packed_as_well(tmp_path: Path, str
         assert one.opened.listing.statistics()["keys"] == 4001
         assert one.opened.listing.statistics()["size_bytes"] < 130 * 4001
 
-    play(tmp_path, scenario)
 
-
-def test_a_form_that_has_changed_is_no_change_of_the_object(tmp_path: Path) -> None:
+async def test_a_form_that_has_changed_is_no_change_of_the_object(tmp_path: Path) -> None:
     """A listing with owners, or of a bucket whose checksums are told now: kept, but nothing to drop blocks for."""
-
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path) as one:
         await one.learn(entry(b"a"), entry(b"b"))
         listed = [(key, pack(entry(key), 0)) for key in (b"a", b"b")]
         changed = await one.index.land(Batch("b", b"", END, listed, [GLACIER], one.index.asked("b"), 0.0))
@@ -733,8 +672,6 @@ def test_a_form_that_has_changed_is_no_change_of_the_object(tmp_path: Path) -> N
         assert isinstance(found, FoundPage)
         assert {found.templates[int.from_bytes(record[6:8], "little")] for _, record in found.page.keys} == {GLACIER}
 
-    play(tmp_path, scenario)
-
 
 def restored_until(number: int) -> EntryTemplate:
     return EntryTemplate("", None, f"<RestoreStatus><RestoreExpiryDate>{number}</RestoreExpiryDate></RestoreStatus>")
@@ -742,7 +679,7 @@ def restored_until(number: int) -> EntryTemplate:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [5000, 70_000])
-def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
+async def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
     """Of entries that each have one of their own; what they say comes back to the letter, and stays as it is."""
     entries = [entry(b"%06d" % number, number, restored_until(number)) for number in range(count)]
 
@@ -774,7 +711,9 @@ def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
         assert isinstance(found, FoundPage)
         assert found.templates[template_of(found.page.keys[0][1])] == restored_until(count)
 
-    async def odd(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
+        await scenario(one)
+    async with playing(tmp_path / "c") as one:
         strange = ListedEntry(b"~", "yesterday", "no digest", 7, restored_until(count + 1))
         await one.learn(strange, wanted=ListRequest(b"~"))
         assert one.index.entry("b", "~", FOR_EVER) == strange
@@ -782,6 +721,3 @@ def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
         listed, templates = numbered([changed])
         batch = Batch("b", b"~", END, listed, templates, one.index.asked("b"), 0.0)
         assert await one.index.land(batch) == [b"~"]
-
-    play(tmp_path / "c", scenario)
-    play(tmp_path / "c", odd)

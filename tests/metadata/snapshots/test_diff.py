@@ -32,7 +32,7 @@ def compared(before: Mapping[str, bytes], after: Mapping[str, bytes], count: int
     return asyncio.run(all_of_them())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(OBJECTS, OBJECTS, st.integers(1, 5))
 def test_every_difference_is_told_once_in_order(before: dict[str, bytes], after: dict[str, bytes], count: int) -> None:
     """What there is of one side only, what has another content, and how much of all that at the end."""
