@@ -53,7 +53,7 @@ def fill(settings: BlockSettings, blocks: int, size_bytes: int) -> float:
         versions = (version(number, size_bytes) for number in range(first, min(first + BATCH_BLOCKS, blocks)))
         batch = [SmallBlock(block_at(one, 0, settings.block_size_bytes), content) for one in versions]
         while batch:
-            batch = batch[appender.append("default", batch).blocks :]
+            batch = batch[appender.append("default", batch) :]
     used = (time.process_time() - started) / blocks * 1e6
     opened.close()
     return used

@@ -23,6 +23,7 @@ from gateway.metadata import bucket_metadata
 from gateway.metadata.listing import index as listing_index
 from gateway.telemetry import metric_kinds
 from tests.support import root
+from tests.support.opening import run_with_opened
 
 settings.register_profile("forebay", deadline=None, print_blob=True)
 settings.load_profile("forebay")
@@ -110,6 +111,7 @@ def tmp_path(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run an `async def` test on an event loop of its own; its fixtures are made and taken down outside.
 
+    What an `Opening` among them opens is opened and closed in that loop.
     Of a generated one, each case has its own.
     """
     if generated := getattr(pyfuncitem.obj, "hypothesis", None):
@@ -119,7 +121,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    asyncio.run(run_with_opened(pyfuncitem.obj, {name: pyfuncitem.funcargs[name] for name in names}))
     return True
 
 

@@ -30,8 +30,8 @@ from gateway.admin.operations import (
     JSON_TYPE,
     TEXT,
     TOKEN,
+    AdminOperation,
     Endpoint,
-    Operation,
     answering,
     document_of,
     json_answer,
@@ -116,7 +116,7 @@ _CONTENTS = {name: files("gateway.admin").joinpath("dashboard", name).read_bytes
 """Read while the code is loaded: a process that is forked later needs no file of the package, which may be gone."""
 
 
-PAGE = Operation("GET /", "The dashboard.", {"text/html": TEXT}, {503: "Not ready."}, is_open=True)
+PAGE = AdminOperation("GET /", "The dashboard.", {"text/html": TEXT}, {503: "Not ready."}, is_open=True)
 _DOCS = [files("gateway").joinpath("docs"), Path(__file__).parents[2] / "docs"]  # in a wheel, and in a clone
 
 

@@ -1,4 +1,4 @@
-"""What the admin port shows and changes: parts of the cache directory, the gateway's state, and its settings."""
+"""The parts of the gateway behind the admin port: the cache directory's, the processes' state, changes of settings."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import orjson
 
-from gateway.admin.operations import Refused
+from gateway.admin.operations import RefusedRequest
 from gateway.api import documents as to
 from gateway.core.errors import BufferUnavailable
-from gateway.core.model import ObjectKey
 from gateway.s3.events import ObjectEvent
 
 if TYPE_CHECKING:
+    from gateway.jobs.explaining import Explainer
+    from gateway.jobs.indexing.indexes import Indexes
     from gateway.jobs.runner import Jobs
     from gateway.jobs.snapshot_service import SnapshotService
     from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
@@ -31,18 +32,6 @@ class Changes(Protocol):
 
     async def apply(self, events: Sequence[ObjectEvent]) -> list[str | None]:
         """Return why each was left alone, None where it was applied."""
-
-
-class Explains(Protocol):
-    """`jobs.explaining.Explainer`."""
-
-    async def explain(self, key: ObjectKey) -> to.ExplanationDocument: ...
-
-
-class Indexes(Protocol):
-    """`jobs.indexing.indexes.Indexes`."""
-
-    def documents(self) -> list[to.Index]: ...
 
 
 class Scrubs(Protocol):
@@ -59,7 +48,7 @@ class Backends:
     jobs: Jobs | None = None
     changes: Changes | None = None
     snapshots: SnapshotService | None = None
-    explainer: Explains | None = None
+    explainer: Explainer | None = None
     indexes: Indexes | None = None
     writeback: WritebackAdmin | NoWriteback | None = None
     scrubber: Scrubs | None = None
@@ -80,7 +69,7 @@ class Backends:
 def opened(part: T | None) -> T:
     """Return the part, or refuse the request while the cache directory is not open."""
     if part is None:
-        raise Refused(503, "the cache directory is not open yet")
+        raise RefusedRequest(503, "the cache directory is not open yet")
     return part
 
 
@@ -154,25 +143,25 @@ class SlotChanges:
         self._asked = 0
 
     async def make(self, name: str | None, slot: Mapping[str, Any] | None, remote: str | None = None) -> Made:
-        """Set a slot (None: remove it) for the client at `remote`; without a name, reload settings. Raises Refused."""
+        """Set a slot (None: remove it) for the client at `remote`; without a name, reload settings. RefusedRequest."""
         if self._asked >= _ASKED_MAX:
-            raise Refused(503, "too many changes are under way: try again")
+            raise RefusedRequest(503, "too many changes are under way: try again")
         asked = secrets.token_hex(8)
         line = orjson.dumps({"asked": asked, "name": name, "slot": slot, "remote": remote})
         if len(line) > _LINE_BYTES_MAX:
-            raise Refused(400, "the description of the slot is too long")
+            raise RefusedRequest(400, "the description of the slot is too long")
         self._asked += 1
         try:
             if not self._tell(f"asks {line.decode()}"):
-                raise Refused(503, "the supervisor takes no changes now: try again")
+                raise RefusedRequest(503, "the supervisor takes no changes now: try again")
             state = await self._until(lambda state: any(one[0] == asked for one in state.answers), ANSWER_SECONDS)
             if state is None:
-                raise Refused(
+                raise RefusedRequest(
                     503, "the supervisor has not answered: look with forebay slots whether the change is in force"
                 )
             _, problem, changed = next(one for one in state.answers if one[0] == asked)
             if problem is not None:
-                raise Refused(409, problem)
+                raise RefusedRequest(409, problem)
             wanted = state.generation
             followed = await self._until(lambda state: _all_follow(state, wanted), FOLLOW_SECONDS)
             return Made(followed is not None, changed, state.config_file)

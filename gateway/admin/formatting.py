@@ -10,6 +10,15 @@ if TYPE_CHECKING:
     from gateway.api import documents as to
 
 
+_SEE_KERNEL = "see the kernel's log: dmesg"
+DISK_STATES = {
+    "full": ("full; what is cached is served, what is written goes to the bucket", "make room"),
+    "read-only": ("takes nothing; what is cached is served, nothing is added", _SEE_KERNEL),
+    "failing": ("failing; the cache is not used for now, the origin serves", _SEE_KERNEL),
+    "closed": ("cannot be used; there is no cache, the origin serves", "repair it, and restart the gateway"),
+}
+"""The meaning of each state, and its cure."""
+
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 

@@ -19,7 +19,7 @@ from gateway.admin.operations import (
     JSON_TYPE,
     KIND,
     TEXT,
-    Refused,
+    RefusedRequest,
     Schema,
     body,
     content_type,
@@ -82,7 +82,7 @@ class JobsApi:
         jobs = opened(self._lent.jobs)
         prefix, _ = prefix_of(await posted_json(request))
         if not await jobs.unpin(prefix):
-            raise Refused(404, f"{prefix} is not pinned")
+            raise RefusedRequest(404, f"{prefix} is not pinned")
         return to.Unpinned(prefix=prefix)
 
     @operation("GET /api/v1/pins", "The pinned prefixes.", to.PinsDocument)
@@ -109,7 +109,7 @@ class JobsApi:
             return _shown(jobs, await jobs.start_listed(kind, request.stream()))
         if given != "application/json":
             manifest = "" if kind is JobKind.PIN else f" or {MANIFEST_TYPE}"
-            raise Refused(415, f"Content-Type must be application/json{manifest}")
+            raise RefusedRequest(415, f"Content-Type must be application/json{manifest}")
         prefix, allow_empty = prefix_of(await posted_json(request))
         return _shown(jobs, await jobs.start(kind, prefix, allow_empty=allow_empty))
 
@@ -126,7 +126,7 @@ def job_documents(jobs: Jobs) -> list[to.JobDocument]:
 
 def _shown(jobs: Jobs, job: Job | None) -> to.JobDocument:
     if job is None:
-        raise Refused(404, "there is no such job")
+        raise RefusedRequest(404, "there is no such job")
     return job_document(job, jobs.pace(job.id))
 
 
@@ -191,7 +191,7 @@ class SnapshotsApi:
     async def put(self, request: Request) -> to.SnapshotDocument:
         service = opened(self._lent.snapshots)
         if content_type(request) != LINES_TYPE:
-            raise Refused(415, f"Content-Type must be {LINES_TYPE}")
+            raise RefusedRequest(415, f"Content-Type must be {LINES_TYPE}")
         return await service.imported(_name(request), request.stream())
 
     @operation(
@@ -252,7 +252,7 @@ class EventsApi:
         changes = opened(self._lent.changes)
         # Web pages may send neither to other sites without asking first; SNS sends its JSON as text/plain.
         if content_type(request) != JSON_TYPE and _SNS_HEADER not in request.headers:
-            raise Refused(415, f"Content-Type must be application/json, or the header {_SNS_HEADER} be there")
+            raise RefusedRequest(415, f"Content-Type must be application/json, or the header {_SNS_HEADER} be there")
         try:
             events = parse_events(await _body(request))
         except MalformedEvents:

@@ -31,7 +31,7 @@ from gateway.jobs.snapshot_service import BadLine
 from gateway.jobs.worklist import BadManifest
 
 
-class Refused(Exception):
+class RefusedRequest(Exception):
     """The request is not carried out; `status` is what HTTP calls the reason."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -67,9 +67,9 @@ async def posted(request: Request) -> bytes:
 
 
 async def posted_json(request: Request) -> Any:
-    """Return the document of a request; raise Refused for another type, ValueError for what is no JSON."""
+    """Return the document of a request; raise RefusedRequest for another type, ValueError for what is no JSON."""
     if content_type(request) != "application/json":
-        raise Refused(415, "Content-Type must be application/json")
+        raise RefusedRequest(415, "Content-Type must be application/json")
     return orjson.loads(await posted(request))
 
 
@@ -105,7 +105,7 @@ Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Document | Response]])
 
 
-class Operation(NamedTuple):
+class AdminOperation(NamedTuple):
     """A method of a path. `answer` is a document, or the schema of each media type; `status` that of success.
 
     `also` are other statuses that come with the answer; an operation that `is_open` needs no token.
@@ -166,22 +166,22 @@ OF_OBJECT = (query("object", "s3://bucket/key", OBJECT, required=True),)
 BUCKET_BODY = body(prefix=PREFIX_OF_BUCKET)
 ALLOW_EMPTY: Schema = {"type": "boolean", "default": False, "description": "finding no object is no failure"}
 
-_declared: dict[Any, Operation] = {}
+_declared: dict[Any, AdminOperation] = {}
 
 
 def operation(
     name: str, summary: str, answer: Answer, refusals: Refusals = TOKEN, status: int = 200, **more: Any
 ) -> Callable[[Handler], Handler]:
-    """Declare the operation that a handler carries out; `more` are other fields of `Operation`."""
+    """Declare the operation that a handler carries out; `more` are other fields of `AdminOperation`."""
 
     def declare(handler: Handler) -> Handler:
-        _declared[handler] = Operation(name, summary, answer, refusals, status, **more)
+        _declared[handler] = AdminOperation(name, summary, answer, refusals, status, **more)
         return handler
 
     return declare
 
 
-def operations_of(kind: type) -> Iterator[tuple[str, Operation]]:
+def operations_of(kind: type) -> Iterator[tuple[str, AdminOperation]]:
     """Yield the handlers of a class, by name, with their operations."""
     return ((name, _declared[handler]) for name, handler in vars(kind).items() if handler in _declared)
 
@@ -207,13 +207,13 @@ _ALWAYS = (409, 503)
 """Any operation may answer so; with 400 or 502 only one that says so."""
 
 
-def answering(one: Operation, handler: Callable[[Request], Awaitable[Document | Response]]) -> Endpoint:
+def answering(one: AdminOperation, handler: Callable[[Request], Awaitable[Document | Response]]) -> Endpoint:
     """Make an endpoint: the handler's document, and what it raises, become answers."""
 
     async def endpoint(request: Request) -> Response:
         try:
             found = await handler(request)
-        except Refused as refusal:
+        except RefusedRequest as refusal:
             return problem(refusal.status, str(refusal))
         except ValidationError:  # of a document that is made here: no fault of the client
             raise
@@ -231,7 +231,7 @@ _NOT_TOLD = ("title", "default")
 """Keywords that say nothing about an answer."""
 
 
-def document_of(operations: Iterable[Operation]) -> dict[str, Any]:
+def document_of(operations: Iterable[AdminOperation]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for one in operations:
         paths.setdefault(one.path, {})[one.method.lower()] = _described(one)
@@ -243,7 +243,7 @@ def document_of(operations: Iterable[Operation]) -> dict[str, Any]:
     }
 
 
-def _described(one: Operation) -> dict[str, Any]:
+def _described(one: AdminOperation) -> dict[str, Any]:
     content = _content({JSON_TYPE: _schema(one.answer)} if isinstance(one.answer, type) else one.answer)
     answers = {one.status: "All processes keep to it." if one.also else one.summary, **one.also}
     if one.is_open:

@@ -109,12 +109,7 @@ _NEED_HELP = ("failed", "conflict", "stalled")
 
 class OverviewApi:
     def __init__(
-        self,
-        status: StatusApi,
-        slots: SlotsApi,
-        lent: Backends,
-        metrics_directory: Path,
-        history: CountsHistory,
+        self, status: StatusApi, slots: SlotsApi, lent: Backends, metrics_directory: Path, history: CountsHistory
     ) -> None:
         self._status = status
         self._slots = slots
@@ -150,7 +145,7 @@ class OverviewApi:
         return to.Overview(
             host=platform.node(),
             status=status,
-            troubles=[to.TroubleDocument(**one._asdict()) for one in troubles(status)],
+            troubles=list(troubles(status)),
             counts=counts_of(reading),
             history=[],
             latency_buckets_seconds=list(LATENCY_BUCKETS_SECONDS),

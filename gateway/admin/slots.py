@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.backends import Backends, SlotChanges
-from gateway.admin.operations import TEXT, TOKEN, Refused, body, json_answer, operation, parameter, posted
+from gateway.admin.operations import TEXT, TOKEN, RefusedRequest, body, json_answer, operation, parameter, posted
 from gateway.api import documents as to
 from gateway.api.documents import LIMITS, PREFIX_OF_BUCKET
 from gateway.config import CallerLimitSettings, Settings, SlotSettings
@@ -43,7 +43,7 @@ _DIRECTIONS: tuple[Direction, ...] = ("read", "write")
 _SLOT_NAME = re.compile(NAME[:-1])
 
 
-class Sample:
+class CounterSample:
     """The counters of all processes at one time."""
 
     def __init__(self, reading: MetricReading) -> None:
@@ -62,15 +62,15 @@ class Sample:
         return self.by(metric, *labels).get(tuple(labels.values()), 0.0)
 
 
-def _sample(directory: Path) -> Sample:
-    return Sample(MetricReading(directory))
+def _sample(directory: Path) -> CounterSample:
+    return CounterSample(MetricReading(directory))
 
 
-class Window(NamedTuple):
+class CounterWindow(NamedTuple):
     """The counters at two times."""
 
-    before: Sample
-    now: Sample
+    before: CounterSample
+    now: CounterSample
 
     def rose(self, metric: Metric, **labels: str) -> float:
         return max(0.0, self.now.of(metric, **labels) - self.before.of(metric, **labels))
@@ -122,7 +122,7 @@ class SlotsApi:
         self._directory = metrics_directory
         self._lent = lent
         self._changes = changes
-        self._last: Sample | None = None
+        self._last: CounterSample | None = None
 
     @operation(
         "PUT /api/v1/slots/{name}",
@@ -137,13 +137,13 @@ class SlotsApi:
         try:
             slot = orjson.loads(await posted(request))
         except ValueError as error:
-            raise Refused(400, f"the body must be a JSON object with the keys of [[slots]]: {error}") from error
+            raise RefusedRequest(400, f"the body must be a JSON object with the keys of [[slots]]: {error}") from error
         if not isinstance(slot, dict) or slot.get("name", request.path_params["name"]) != request.path_params["name"]:
-            raise Refused(400, "the body must be a JSON object with the keys of [[slots]], of this very name")
+            raise RefusedRequest(400, "the body must be a JSON object with the keys of [[slots]], of this very name")
         try:
             validated({"slots": [{**slot, "name": request.path_params["name"]}]})
         except SettingsError as error:
-            raise Refused(400, "; ".join(str(one).removeprefix("slots[0].") for one in error.problems)) from None
+            raise RefusedRequest(400, "; ".join(str(one).removeprefix("slots[0].") for one in error.problems)) from None
         return await self._make(request, slot)
 
     @operation(
@@ -157,7 +157,7 @@ class SlotsApi:
     async def delete(self, request: Request) -> Response:
         """Remove a slot. What it has on disk goes to the slots that its keys belong to then."""
         if not _SLOT_NAME.fullmatch(request.path_params["name"]):
-            raise Refused(409, "there is no slot of that name: it is none")
+            raise RefusedRequest(409, "there is no slot of that name: it is none")
         return await self._make(request, None)
 
     @operation(
@@ -174,7 +174,7 @@ class SlotsApi:
         name: str | None = request.path_params.get("name")
         remote = request.client.host if request.client is not None else None
         if self._changes is None:
-            raise Refused(503, "the gateway is starting")
+            raise RefusedRequest(503, "the gateway is starting")
         made = await self._changes.make(name, slot, remote)
         told: to.ReloadedDocument | to.SlotChanged
         if name is None:
@@ -195,10 +195,10 @@ class SlotsApi:
         window = await self._window()
         return to.CallersDocument(callers=_callers(self._live.now, window))
 
-    async def _window(self) -> Window:
+    async def _window(self) -> CounterWindow:
         before = await asyncio.to_thread(_sample, self._directory)
         await asyncio.sleep(RATE_SECONDS)
-        return Window(before, await asyncio.to_thread(_sample, self._directory))
+        return CounterWindow(before, await asyncio.to_thread(_sample, self._directory))
 
     def since_last(
         self, reading: MetricReading, summary: to.Writeback | None
@@ -207,14 +207,14 @@ class SlotsApi:
 
         `summary` says what is unflushed.
         """
-        now = Sample(reading)
-        window, self._last = Window(self._last or now, now), now
+        now = CounterSample(reading)
+        window, self._last = CounterWindow(self._last or now, now), now
         found = _callers(self._live.now, window)
         found.sort(key=lambda one: (bool(one.binds), one.used.requests if one.used is not None else 0), reverse=True)
         return _slots(self._live.now, summary, window), found[:CALLERS_SHOWN]
 
 
-def _slots(settings: Settings, summary: to.Writeback | None, window: Window) -> to.SlotsDocument:
+def _slots(settings: Settings, summary: to.Writeback | None, window: CounterWindow) -> to.SlotsDocument:
     pending = {one.slot: one for one in summary.slots} if summary is not None else {}
     slots, origin = [*settings.slots, DEFAULT_SLOT], settings.origin
     capacities = {"read": origin.read_bandwidth_bytes_per_second, "write": origin.write_bandwidth_bytes_per_second}
@@ -232,7 +232,7 @@ class _Link:
     """One direction of the link to the origin."""
 
     def __init__(
-        self, direction: Direction, capacity: float | str | None, slots: list[SlotSettings], window: Window
+        self, direction: Direction, capacity: float | str | None, slots: list[SlotSettings], window: CounterWindow
     ) -> None:
         self._is_found = capacity == "auto"
         known = window.now.of(metrics.LINK_CAPACITY, direction=direction) if isinstance(capacity, str) else capacity
@@ -263,7 +263,7 @@ def _slot(
     pending: to.PendingSlot | None,
     misses: dict[str, int],
     links: Mapping[Direction, _Link],
-    window: Window,
+    window: CounterWindow,
 ) -> to.SlotDocument:
     name, limit, guaranteed = slot.name, slot.capacity_limit_bytes, slot.capacity_bytes or 0
 
@@ -312,7 +312,7 @@ def _slot(
     )
 
 
-def _moved(slot: SlotSettings, direction: Direction, link: _Link, window: Window) -> to.SlotBandwidth:
+def _moved(slot: SlotSettings, direction: Direction, link: _Link, window: CounterWindow) -> to.SlotBandwidth:
     guarantee, ceiling = slot.read_guarantee_bytes_per_second, slot.read_bandwidth_bytes_per_second
     if direction == "write":
         guarantee, ceiling = slot.write_guarantee_bytes_per_second, slot.write_bandwidth_bytes_per_second
@@ -331,7 +331,7 @@ def _moved(slot: SlotSettings, direction: Direction, link: _Link, window: Window
     )
 
 
-def _callers(settings: Settings, window: Window) -> list[to.CallerDocument]:
+def _callers(settings: Settings, window: CounterWindow) -> list[to.CallerDocument]:
     known = {one.access_key_id: one for one in settings.credentials}
     others = [name for (name,) in window.now.by(metrics.CALLER_REQUESTS, "credential") if name not in {*known, GONE}]
     found: list[tuple[str, str, CallerLimitSettings]] = [("credential", name, one) for name, one in known.items()]
@@ -340,7 +340,7 @@ def _callers(settings: Settings, window: Window) -> list[to.CallerDocument]:
     return [_caller(scope, name, limits, window) for scope, name, limits in found]
 
 
-def _caller(scope: str, name: str, limits: CallerLimitSettings, window: Window) -> to.CallerDocument:
+def _caller(scope: str, name: str, limits: CallerLimitSettings, window: CounterWindow) -> to.CallerDocument:
     keys = {limit: {"scope": scope, "name": name, "limit": limit} for limit in LIMITS}
     waiting = {limit: int(window.now.of(metrics.CALLER_WAITING, **key)) for limit, key in keys.items()}
     binds = {

@@ -12,7 +12,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.backends import Backends, StateHolder, opened
-from gateway.admin.operations import CLOSED, OF_OBJECT, TOKEN, Refused, json_answer, number, number_of, operation, query
+from gateway.admin.operations import (
+    CLOSED,
+    OF_OBJECT,
+    TOKEN,
+    RefusedRequest,
+    json_answer,
+    number,
+    number_of,
+    operation,
+    query,
+)
 from gateway.admin.origin_check import OriginChecks, OriginFinding
 from gateway.api import documents as to
 from gateway.config import Settings, public_settings
@@ -107,7 +117,7 @@ class StatusApi:
         try:
             found, pending = await explainer.explain(key), await self._pending(key)
         except S3Error as error:
-            raise Refused(409, str(error)) from error
+            raise RefusedRequest(409, str(error)) from error
         why, exists = found.why_not_kept, found.known.exists
         if why is None and not (exists or found.held.blocks or (pending is not None and not pending.deleted)):
             why = "nothing is known of it yet" if exists is None else "there is no such object"

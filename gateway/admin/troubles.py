@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from gateway.admin.formatting import size_text, wrong_with
-
-if TYPE_CHECKING:
-    from gateway.api import documents as to
-
-_SEE_KERNEL = "see the kernel's log: dmesg"
-DISK_STATES = {
-    "full": ("full; what is cached is served, what is written goes to the bucket", "make room"),
-    "read-only": ("takes nothing; what is cached is served, nothing is added", _SEE_KERNEL),
-    "failing": ("failing; the cache is not used for now, the origin serves", _SEE_KERNEL),
-    "closed": ("cannot be used; there is no cache, the origin serves", "repair it, and restart the gateway"),
-}
-"""The meaning of each state, and its cure."""
+from gateway.admin.formatting import DISK_STATES, size_text, wrong_with
+from gateway.api import documents as to
 
 _DO_ABOUT_ORIGIN = {
     "unreachable": "see why the origin or the way to it is down; the gateway asks again by itself: do not restart it",
@@ -32,60 +20,54 @@ _KILLED_SOON = "it is killed and started again after 30 seconds; see what it wai
 _NEARLY = 0.98
 
 
-class Trouble(NamedTuple):
-    """`warning`: it works, and is at risk or slow. `why` is empty where `what` says it; `page` is of the docs."""
-
-    level: Literal["error", "warning"]
-    what: str
-    why: str
-    advice: str
-    page: str = "incidents"
+def _trouble(level: str, what: str, why: str, advice: str, page: str = "incidents") -> to.TroubleDocument:
+    return to.TroubleDocument(level=level, what=what, why=why, advice=advice, page=page)
 
 
-def troubles(status: to.Status) -> Iterator[Trouble]:
+def troubles(status: to.Status) -> Iterator[to.TroubleDocument]:
     gateway, cache = status.gateway, status.cache
     if gateway is None:
-        yield Trouble("warning", "the gateway is starting", "", "ask again in a moment")
+        yield _trouble("warning", "the gateway is starting", "", "ask again in a moment")
         return
     if not gateway.ready:
         down = ", ".join(one.name for one in gateway.processes if not one.ready) or "draining"
-        yield Trouble("error", "not ready", down, "see its log")
+        yield _trouble("error", "not ready", down, "see its log")
     for one in gateway.processes:
         if one.hangs:
-            yield Trouble("error", f"{one.name} (process {one.process_id}) does not answer", "", _KILLED_SOON)
+            yield _trouble("error", f"{one.name} (process {one.process_id}) does not answer", "", _KILLED_SOON)
     if why := gateway.closed:
-        yield Trouble("error", "it works without a cache", why, "repair the disk, and restart it")
+        yield _trouble("error", "it works without a cache", why, "repair the disk, and restart it")
     for origin in (status.origin, *status.origin.differing):
         if why := origin.problem:
-            level: Literal["error", "warning"] = "warning" if origin.state == "well" else "error"
-            yield Trouble(level, "the origin", why, _DO_ABOUT_ORIGIN[origin.state])
+            level = "warning" if origin.state == "well" else "error"
+            yield _trouble(level, "the origin", why, _DO_ABOUT_ORIGIN[origin.state])
     if (state := cache.disk.state) != "well":
         means, do = DISK_STATES[state]
         do += " (df), but remove nothing under writeback/" if state == "full" else ""
-        yield Trouble("error", f"the disk of the cache ({cache.directory})", means, do)
+        yield _trouble("error", f"the disk of the cache ({cache.directory})", means, do)
     if cache.disk.journal_failing_processes:
         what = "the write-back journal takes no writes: nothing is acknowledged here, nothing is flushed"
-        yield Trouble("error", what, "", "make room; see its log")
+        yield _trouble("error", what, "", "make room; see its log")
     if why := gateway.settings_problem:
         what, do = "changed settings are not in force", "correct them, then forebay reload"
-        yield Trouble("warning", what, why, do, "configuration")
+        yield _trouble("warning", what, why, do, "configuration")
     for frozen in status.frozen:
         if why := frozen.problem:
-            yield Trouble("error", f"slot {frozen.slot}", why, "forebay snapshot list", "snapshots")
+            yield _trouble("error", f"slot {frozen.slot}", why, "forebay snapshot list", "snapshots")
     for index in status.indexes:
         if why := index.error:
             what, do = f"the index of slot {index.slot} fails", "check the right to list there"
-            yield Trouble("warning", what, why, do, "listings-and-indexes")
+            yield _trouble("warning", what, why, do, "listings-and-indexes")
     if (pending := status.writeback) is None:
         return
     for slot in pending.slots:
         if wrong := wrong_with(slot):
             why = f" ({slot.reason})" if slot.reason else ""
             what, do = f"slot {slot.slot}: not at the origin: {', '.join(wrong)}{why}", _LIST
-            yield Trouble("error", what, "", _WHICH_RIGHT if "AccessDenied" in why else do)
+            yield _trouble("error", what, "", _WHICH_RIGHT if "AccessDenied" in why else do)
         if slot.buffer_bytes and slot.staged_bytes >= _NEARLY * slot.buffer_bytes:
             why = f"{size_text(slot.staged_bytes)} of {size_text(slot.buffer_bytes)} wait for the bucket"
             do = "see why they are not flushed; or raise its buffer, or its write_bandwidth"
-            yield Trouble("warning", f"slot {slot.slot}: its buffer is full", why, do, "write-back")
+            yield _trouble("warning", f"slot {slot.slot}: its buffer is full", why, do, "write-back")
     if why := pending.journal_problem:
-        yield Trouble("error", "nothing is flushed", why, "make room on the disk of the cache")
+        yield _trouble("error", "nothing is flushed", why, "make room on the disk of the cache")

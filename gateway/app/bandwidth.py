@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from gateway.config import CallerLimitSettings, OriginSettings, Settings, SlotSettings
 from gateway.config.live import LiveSettings, Numbers
@@ -56,13 +54,17 @@ class SharedLimits:
         """StartupError if the memory is of another version or configuration."""
         self._live = live
         self._clock = clock
-        settings, numbers, processes = live.now, live.numbers, _processes(live.now)
+        settings, numbers = live.now, live.numbers
+        processes = _processes(settings) if live.memory is not None else 1
         self._rows = rows = _rows_of_parts(numbers, processes)
-        own = min(process, processes - 1)
-        try:
-            self._cells = _attached(live.memory, sum(rows), processes, own, clock)
-        except (OSError, ValueError) as error:
-            raise StartupError(f"{error}: start the gateway again") from None
+        if live.memory is None:
+            self._cells = SharedCells.of_one_process(sum(rows), clock.monotonic())
+        else:
+            try:
+                with open(live.memory, "r+b", buffering=0) as file:
+                    self._cells = SharedCells.attach(file.fileno(), sum(rows), processes, min(process, processes - 1))
+            except (OSError, ValueError) as error:
+                raise StartupError(f"{error}: start the gateway again") from None
         self.bandwidth = Bandwidth(
             ceilings_of(settings), clock, self._part(_BANDWIDTH), shares_of(settings), numbers.slots, live.generation
         )
@@ -95,16 +97,6 @@ class SharedLimits:
 
     def _part(self, which: int) -> SharedCells:
         return self._cells.part(sum(self._rows[:which]), self._rows[which])
-
-
-def _attached(memory: Path | None, rows: int, processes: int, own: int, clock: Clock) -> SharedCells:
-    if memory is None:
-        return SharedCells.of_one_process(rows, clock.monotonic())
-    descriptor = os.open(memory, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        return SharedCells.attach(descriptor, rows, processes, own)
-    finally:
-        os.close(descriptor)
 
 
 def buckets_told(settings: Settings) -> set[str]:

@@ -16,16 +16,16 @@ from gateway.core.errors import BufferUnavailable, StoreUnavailable
 from gateway.metadata.catalog import Catalog
 from gateway.operations.writeback.cache_promotion import CachePromoter, KeptCheckpoints
 from gateway.origin.client import Origin
-from gateway.policy.slots import Slots
+from gateway.policy.slots import Slot, Slots
 from gateway.writeback import DIRECTORY
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
-from gateway.writeback.admin.checkpoint_retention import CheckpointRetention, KeepRules, keep_rules_of
+from gateway.writeback.admin.checkpoint_retention import CheckpointRetention
 from gateway.writeback.admin.monitor import PendingMonitor
 from gateway.writeback.admin.writeback_admin import WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.checkpoints.reads import reads_by_checkpoint
 from gateway.writeback.flushing.flush_logger import FlushLogger
-from gateway.writeback.flushing.flush_task import FlushDependencies, SlotOrder, order_of
+from gateway.writeback.flushing.flush_task import FlushDependencies
 from gateway.writeback.flushing.reconciler import Reconciler
 from gateway.writeback.flushing.requests import Requests
 
@@ -91,27 +91,23 @@ class Flushing:
         publisher = CachePromoter(services.catalog, services.blocks, services.slots, buffer.staging)
         requests = Requests(services.origin, buffer.staging, buffer.threads, services.clock)
         self._slots = services.slots
-        self._orders = dict[str, SlotOrder]()
-        self._rules = dict[str, KeepRules]()
+        self._known = dict[str, Slot]()
         self._buffers = dict[str, int]()
         self.follow_slots()
         self._log = FlushLogger(services.clock)
-        tools = FlushDependencies(buffer.journal, requests, publisher, self._log, services.clock, self._orders)
+        tools = FlushDependencies(buffer.journal, requests, publisher, self._log, services.clock, self._known)
         self.buffer = buffer
         self._clock = services.clock
         self.reconciler = Reconciler(tools)
         self.admin = WritebackAdmin(queries, tools, self.reconciler, self._buffers)
         cache = KeptCheckpoints(services.blocks)
-        self.retention = CheckpointRetention(queries, buffer.journal, self._rules, cache, services.clock)
+        self.retention = CheckpointRetention(queries, buffer.journal, services.slots, cache, services.clock)
         self.admin.report.kept = lambda: self.retention.kept
         self._monitor = PendingMonitor(queries, self._buffers, services.clock)
 
     def follow_slots(self) -> None:
         """Follow changed slots. Pending writes of a removed slot go to the origin as before."""
-        self._rules.clear()
-        for slot in self._slots:
-            self._orders[slot.name] = order_of(slot)
-            self._rules[slot.name] = keep_rules_of(slot)
+        self._known.update({slot.name: slot for slot in self._slots})
         self._buffers.clear()
         self._buffers.update({slot.name: slot.buffer_bytes or 0 for slot in self._slots if slot.is_buffered})
 

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from awscrt import checksums as crt
 
@@ -162,19 +162,11 @@ def fingerprint(descriptor: int) -> Fingerprint:
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
-class Marks(Protocol):
-    """The checked parts of a file. Changed under a lock, read without: each change is one step."""
-
-    def covers(self, extent: Extent, position: int, count: int) -> bool: ...
-    def add(self, extent: Extent, position: int, count: int) -> None: ...
-    def withdraw(self, offset: int, count: int) -> None:
-        """Everything that has a byte in a part of the file."""
-
-    def clear(self) -> None: ...
-
-
 class ChunkMarks:
-    """A bit for each 64 KiB chunk of a file of large blocks, whose chunks follow each other without gaps."""
+    """The checked parts of a file. Changed under a lock, read without: each change is one step.
+
+    A bit for each 64 KiB chunk of a file of large blocks, whose chunks follow each other without gaps.
+    """
 
     def __init__(self) -> None:
         self._marks = 0, 0
@@ -271,7 +263,7 @@ class BlockFile(SharedFile):
         super().__init__(descriptor)
         self._is_segment = is_segment
         self._is_mappable = is_mappable
-        self._marks: Marks = RecordMarks() if is_segment else ChunkMarks()
+        self._marks: ChunkMarks | RecordMarks = RecordMarks() if is_segment else ChunkMarks()
         self.withdrawals = 0
         """Grows when marks have been taken away, before what they stood for can look as if it were known again."""
         self._pages: MappedPages | None = None
@@ -444,7 +436,6 @@ BlockLease: TypeAlias = FileLease[BlockFile]
 
 
 def lease_of(descriptor: int, *, is_segment: bool = False, is_mappable: bool = True) -> BlockLease:
-    """Return the first lease on a file that was just opened."""
     return FileLease(BlockFile(descriptor, is_segment=is_segment, is_mappable=is_mappable))
 
 
@@ -520,17 +511,12 @@ def _unlinked(leases: Sequence[tuple[str, BlockLease]]) -> list[str]:
     """Return the open files that have no name any more or cannot be looked at; end the leases. Blocks."""
     found = []
     for file, lease in leases:
-        with lease:
-            if not _has_name(lease.descriptor):
-                found.append(file)
+        links = 0
+        with lease, suppress(OSError):
+            links = os.fstat(lease.descriptor).st_nlink
+        if not links:
+            found.append(file)
     return found
-
-
-def _has_name(descriptor: int) -> bool:
-    try:
-        return os.fstat(descriptor).st_nlink > 0
-    except OSError:
-        return False
 
 
 def _affordable() -> int:

@@ -211,7 +211,6 @@ class BlockCache(PassthroughCache):
         except BaseException:
             threads.shut_down()
             raise
-        opened.evicted_at_open.tell()
         return cls(CacheDependencies.assemble(settings, opened, threads, origin, clock))
 
     def held_object(self, version: ObjectVersion, slot: str) -> HeldObject:
@@ -353,9 +352,7 @@ class BlockCache(PassthroughCache):
         ingest = await self._threads.disk(describe, ingested, slot, size_bytes)
         if ingest is None:
             return 0
-        blocks, evicted = await self._threads.index(self._directory.ingest, ingest)
-        evicted.tell()
-        return blocks
+        return await self._threads.index(self._directory.ingest, ingest)
 
     def keep_free(self, rights_of_others: Callable[[], int]) -> None:
         """Make fills leave this many bytes of the disk free; the event loop renews the number from time to time."""
@@ -392,7 +389,6 @@ class BlockCache(PassthroughCache):
         # One process does it for all, once all have the current slots.
         await self._account()
         await self._in_steps(self._directory.shrinking())
-        (await self._threads.index_later(self._directory.shrink)).tell()
 
     async def _in_steps(self, steps: Iterator[None]) -> None:
         while await self._threads.index_later(next, steps, _DONE) is not _DONE:

@@ -1,14 +1,13 @@
-"""Files and index changed together, in the order that survives a kill between any two steps.
+"""Files and index changed together, in the order that survives a kill between any two steps; and the threads for it.
 
     a fetch      partial file → reserve (index) → rename → commit (index)
-    an ingest  reserve → link → commit
+    an ingest    reserve → link → commit
     an addition  reserve → append → extend (small_block_fetch.py)
     a removal    take out of the index, the unlink pending → unlink → no longer pending
 
 So a file without a block, or longer than it is counted, is named by a reservation or a pending unlink, or lies in the
-worker's own directory of partial files; and a block without a file never begins to exist (a user may remove one:
-the reader then drops the block). A file that cannot be unlinked stays counted, and is tried again until it is gone. All
-of these calls block and belong on the index thread.
+worker's own directory of partial files; and a block without a file never begins to exist. A file that cannot be
+unlinked stays counted, and is tried again until it is gone.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import lmdb
 
@@ -54,19 +52,6 @@ class FillFile:
     reservation: Reservation
     file: BlockLease
     data_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Evicted:
-    """Evicted blocks and bytes on disk, by slot."""
-
-    blocks: Mapping[str, int] = field(default_factory=dict)
-    size_bytes: Mapping[str, int] = field(default_factory=dict)
-
-    def tell(self) -> None:
-        for slot, count in self.blocks.items():
-            metrics.CACHE_EVICTED_BLOCKS.add(count, slot)
-            metrics.CACHE_EVICTED_BYTES.add(self.size_bytes[slot], slot)
 
 
 FREE_LOOK_SECONDS = 0.05
@@ -134,8 +119,6 @@ class BlockDirectory:
         """Configured capacity, and the last one to which it was lowered."""
 
         self._now = now
-        self._evicted_blocks: Counter[int] = Counter()
-        self._evicted_bytes: Counter[int] = Counter()
         self._slot_names: dict[int, str] = {}
 
     @property
@@ -150,28 +133,24 @@ class BlockDirectory:
             self._lowered = configured, (lowered := configured.lowered_to(ceiling_bytes))
         return lowered
 
-    def begin(self, block: Block, slot: str, *, wanted: bool = False) -> tuple[FillFile, Evicted] | None:
+    def begin(self, block: Block, slot: str, *, wanted: bool = False) -> FillFile | None:
         """Create a block's file, and make room for it on a slot's account.
 
         None when the block is there by now. StoreUnavailable when there can be no file; NotKept when there is no room,
         or not for this.
         """
         file = layout.file_name(block.id, secrets.token_hex(8))
-        pin = self.index.pins_of([block.version.key])[0]
+        [pin] = self.index.pins_of([block.version.key])
         reservation = Reservation(file, slot, layout.file_bytes(block), wanted=wanted, pin=pin)
-        opened = self.store.create_partial(file)
+        opened, is_reserved = self.store.create_partial(file), False
         try:
             self.store.write(opened, layout.beginning(block), layout.MAGIC_BYTES)
-            evicted = self.reserve(reservation, block.id)
-        except BaseException:
-            opened.close()
-            self.discard(reservation)
-            raise
-        if evicted is None:
-            opened.close()
-            self.discard(reservation)
-            return None
-        return FillFile(block, reservation, opened, layout.data_offset(block)), evicted
+            is_reserved = self.reserve(reservation, block.id)
+        finally:
+            if not is_reserved:
+                opened.close()
+                self.discard(reservation)
+        return FillFile(block, reservation, opened, layout.data_offset(block)) if is_reserved else None
 
     def record_checksums(self, file: BlockLease, block: Block, packed: bytearray, recorded_bytes: int) -> None:
         """Write what is new among the chunks' checksums: always before the bytes that complete these chunks.
@@ -203,17 +182,17 @@ class BlockDirectory:
             raise
         self.index.release(reservation)
 
-    def ingest(self, ingest: Ingest) -> tuple[int, Evicted]:
-        """Enter the blocks of a file that lies elsewhere, by a second name; how many, and what had to go for them.
+    def ingest(self, ingest: Ingest) -> int:
+        """Enter the blocks of a file that lies elsewhere, by a second name; how many.
 
         StoreUnavailable when there is no room, or when the file cannot be linked; nothing has changed then.
         """
         [pin] = self.index.pins_of([ingest.key]) if ingest.key is not None else [0]
         reservation = replace(ingest.reservation, pin=pin)
-        evicted = self.reserve(reservation)
+        self.reserve(reservation)
         try:
             self.store.link(ingest.source, reservation.file)
-            return self.commit(reservation, ingest.blocks), evicted
+            return self.commit(reservation, ingest.blocks)
         except BaseException:
             self.discard(reservation)
             raise
@@ -238,24 +217,23 @@ class BlockDirectory:
         while not self._unlink_evicted(self.index.drop_object(object_id)):
             pass
 
-    def shrink(self) -> Evicted:
+    def shrink(self) -> None:
         """Evict down to the capacity and each slot's limit."""
         for _ in self.shrinking():
             pass
-        return self._take_evicted()
 
     def shrinking(self) -> Iterator[None]:
-        """Do the same one step at a time, so that others go on meanwhile; call `shrink` at the end for the counts."""
+        """Do the same one step at a time, so that others go on meanwhile."""
         while True:
             step = self.index.shrink(self.capacity)
             if self._evict(step) or not step.evicted:
                 return
             yield
 
-    def give_back(self, bytes_min: int) -> Evicted:
+    def give_back(self, bytes_min: int) -> None:
         """Lower the capacity, as other programs fill the disk: one process decides it for all, now and then."""
         self.index.lower_ceiling(self._now(), bytes_min)
-        return self.shrink()
+        self.shrink()
 
     def grow_again(self, step_bytes_min: int) -> None:
         """Raise the capacity after other programs have made room. Raises OSError."""
@@ -308,20 +286,16 @@ class BlockDirectory:
     def _day(self) -> int:
         return int(self._now()) // _SECONDS_OF_A_DAY
 
-    @overload
-    def reserve(self, reservation: Reservation) -> Evicted: ...
-    @overload
-    def reserve(self, reservation: Reservation, block_id: bytes) -> Evicted | None: ...
-    def reserve(self, reservation: Reservation, block_id: bytes | None = None) -> Evicted | None:
-        """Set room aside, others giving way; None if the block is there. StoreUnavailable when there is no room."""
+    def reserve(self, reservation: Reservation, block_id: bytes | None = None) -> bool:
+        """Set room aside, others giving way; False if the block is there. StoreUnavailable when there is no room."""
         reserve = partial(self.index.reserve, reservation, self._capacity_for(reservation), block_id=block_id)
         while True:
             step = self._with_room_in_index(partial(reserve, day=self._day()))
             if step is None:
-                return None
+                return False
             try:
                 if self._evict(step):
-                    return self._take_evicted()
+                    return True
             except BaseException:
                 if step.done:
                     self.index.release(reservation)
@@ -362,26 +336,15 @@ class BlockDirectory:
     def _evict(self, step: Step) -> bool:
         """Count and unlink what had to go; whether the step is done."""
         for file in step.evicted:
-            self._evicted_blocks[file.slot] += file.blocks
-            self._evicted_bytes[file.slot] += file.disk_bytes
+            if file.slot not in self._slot_names:
+                self._slot_names = self.index.slot_names()
+            metrics.CACHE_EVICTED_BLOCKS.add(file.blocks, self._slot_names[file.slot])
+            metrics.CACHE_EVICTED_BYTES.add(file.disk_bytes, self._slot_names[file.slot])
         return self._unlink_evicted(step)
 
     def _unlink_evicted(self, step: Step) -> bool:
         self.unlink({file.file: file.disk_bytes for file in step.evicted})
         return step.done
-
-    def _take_evicted(self) -> Evicted:
-        if not self._evicted_blocks:
-            return Evicted()
-        blocks, size_bytes = self._evicted_blocks, self._evicted_bytes
-        self._evicted_blocks, self._evicted_bytes = Counter(), Counter()
-        if not blocks.keys() <= self._slot_names.keys():
-            self._slot_names = self.index.slot_names()
-        names = self._slot_names
-        return Evicted(
-            {names[slot]: count for slot, count in blocks.items()},
-            {names[slot]: count for slot, count in size_bytes.items()},
-        )
 
 
 _LOOK_SECONDS = 0.5

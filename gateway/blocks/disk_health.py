@@ -4,12 +4,8 @@
     full and read-only: cached blocks are served, nothing is filled     failing: nothing in the directory is touched
     after a pause, twice as long each time ── a probe of the directory ──▶ the probe's result
 
-Clients never are the probe. Each process finds out for itself: a disk may fail for one and not for the other (a limit,
-an own mount). Every change is logged once. Event loop only.
-
-A full disk makes the cache smaller: the probe gives back a little, and the cache goes on with the rest as its
-capacity, so that new blocks replace old ones. The index holds it for all processes; a while later it is the
-whole capacity again (`BlockIndex.lower_ceiling`).
+Clients never are the probe. Each process finds out for itself: a disk may fail for one and not for the other. A full
+disk makes the cache smaller for a while, for all processes (`BlockIndex.lower_ceiling`). Event loop only.
 """
 
 from __future__ import annotations
@@ -18,14 +14,14 @@ import asyncio
 import errno
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 import lmdb
 import structlog
 
-from gateway.blocks.directory import BlockDirectory, DiskThreads, Evicted
+from gateway.blocks.directory import BlockDirectory, DiskThreads
 from gateway.core.clock import Clock
 from gateway.core.errors import BlockDamaged, BlockError, StoreUnavailable
 from gateway.telemetry import metrics
@@ -200,20 +196,17 @@ BLOCKS_NEEDED = 2
 """A disk has room again when so many blocks fit."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DirectoryProbe:
     """The probe of one process's directory: call it on the event loop."""
 
     directory: BlockDirectory
     threads: DiskThreads
-
     block_size_bytes: int
-    _yielded: Evicted = field(default_factory=Evicted)
 
     async def __call__(self, trouble: Trouble) -> Trouble | None:
         found = await self._try()
         if found is Trouble.FULL and await self._failure_of(self._yield_some) is None:
-            self._yielded.tell()
             found = await self._try()
         return found
 
@@ -241,4 +234,4 @@ class DirectoryProbe:
 
     def _yield_some(self) -> None:
         self.directory.store.drop_ballast()
-        self._yielded = self.directory.give_back(BLOCKS_YIELDED_MIN * self.block_size_bytes)
+        self.directory.give_back(BLOCKS_YIELDED_MIN * self.block_size_bytes)

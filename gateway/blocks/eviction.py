@@ -1,18 +1,12 @@
 """Room for blocks: its size, and the slots that give up files until a new block fits.
 
-A slot at its limit makes room by itself. Otherwise those that hold more than their guarantee have borrowed, and the one
-that has borrowed most gives back first, for any slot: so a slot always gets its guarantee, no scan pushes
-others out of more than it is entitled to, and slots without guarantees end up with equal parts. For instance with room
-for 100, where a is guaranteed 40 and holds 10, b holds 60 and c holds 30: when a asks for 20, b gives 20. Its policy
-chooses the files (policies.py).
+A slot at its limit makes room by itself. Otherwise the slot that has borrowed most beyond its guarantee gives back
+first: so a slot always gets its guarantee, no scan pushes others out of more than it is entitled to, and slots without
+guarantees end up with equal parts. With room for 100, where a is guaranteed 40 and holds 10, b holds 60 and c holds 30:
+when a asks for 20, b gives 20. Its policy chooses the files (policies.py).
 
-The index has a budget, too: above it, each new block evicts one at least, of its own slot,
-or of the slot with most blocks if its own has less than its part.
-
-`Share` and `SlotUsage` are each slot's limits in the cache directory and its usage. A `Reserve` is free room on the
-disk to which others, as the write-back buffer, have a right: the cache does not grow into it. While other files on the
-disk leave less than that, fills evict their own size, and as much again. `WrittenBytes` counts a thread's writes to a
-device.
+The index has a budget, too: above it, each new block evicts one at least, of its own slot, or of the slot with most
+blocks if its own has less than its part.
 """
 
 from __future__ import annotations
@@ -78,16 +72,6 @@ class Capacity:
             name: replace(one, guaranteed_bytes=int(one.guaranteed_bytes * part)) for name, one in self.shares.items()
         }
         return replace(self, total_bytes=total_bytes, shares=shares)
-
-
-@dataclass(frozen=True, slots=True)
-class SlotUsage:
-    """A slot's bytes on disk, and those reserved for its fills in progress; `pinned_bytes` of the former stay."""
-
-    blocks: int = 0
-    used_bytes: int = 0
-    reserved_bytes: int = 0
-    pinned_bytes: int = 0
 
 
 def capacity_of(total_bytes: int, slots: Slots, daily_writes_bytes: int | None = None) -> Capacity:
@@ -183,7 +167,16 @@ class Holdings:
             self.names[slot] = name
         elif slot not in self.names:
             return
-        before, now = self._by_slot.get(slot), self._holding(self.names[slot], account)
+        share = self.capacity.share(self.names[slot])
+        now = Holding(
+            account.taken_bytes,
+            account.reserved_bytes + account.pinned_bytes,
+            account.pinned_bytes,
+            account.blocks,
+            share.guaranteed_bytes,
+            share.limit_bytes,
+        )
+        before = self._by_slot.get(slot)
         if now == before:
             return
         before = before or Holding()
@@ -195,17 +188,6 @@ class Holdings:
             if len(self._heap) > 4 * len(self._by_slot) + VICTIMS_PER_TRANSACTION:
                 self._heap = [(-one.borrowed_bytes, slot) for slot, one in self._by_slot.items()]
                 heapq.heapify(self._heap)
-
-    def _holding(self, name: str, account: SlotAccount) -> Holding:
-        share, pinned_bytes = self.capacity.share(name), account.pinned_bytes
-        return Holding(
-            account.taken_bytes,
-            account.reserved_bytes + pinned_bytes,
-            pinned_bytes,
-            account.blocks,
-            share.guaranteed_bytes,
-            share.limit_bytes,
-        )
 
     def over_limit(self) -> list[int]:
         return [slot for slot, holding in self._by_slot.items() if holding.is_over_limit]

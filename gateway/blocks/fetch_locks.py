@@ -1,4 +1,4 @@
-"""Locks on blocks that processes fetch: a table in memory that all processes of a cache share.
+"""Locks on blocks that processes fetch: a table in memory that all processes of a cache share; and waiting for others.
 
 A process takes a block's lock before it fetches the block. A process that finds it taken waits until it is given back,
 and then looks into the index; if the block is large, it reads the file that the holder writes.
@@ -9,17 +9,14 @@ and then looks into the index; if the block is large, it reads the file that the
     until  u64 for each cell, behind the counts: until when a reader in another process counts as waiting for this one
            (ns of the monotonic clock). A waiting process renews it; it expires after AWAITED_SECONDS
 
-The object, the place in it and the vary key choose a set of four cells, so that the fifth block of a set gets a lock
-only when one of the others is given back: until then it is fetched without.
+The object, the place in it and the vary key choose a set of four cells; a fifth block of a set is fetched without a
+lock. Processes wait while the holder lives and turns: a dead one has lost the kernel's lock on its wake file, a hung
+one does not beat. A process that gives a holder up takes the lock over; a holder that wakes up later changes nothing.
+So locks only save requests: the index prevents that a block is published twice.
 
-Processes wait for a lock while its holder lives and turns. A dead process has lost the kernel's lock on its wake file,
-a hung one does not beat (heartbeats.py). A process that gives a holder up takes the lock over; a holder that wakes up
-later finds that it has lost it, and changes nothing. So locks only save requests: the index prevents that a block is
-published twice, and each process writes files of its own.
-
-A set is changed under a record lock on its bytes, within one process under a mutex: record locks do not exclude
-threads. A process may be stopped during that, so others do not wait for it: after LOCK_SECONDS_MAX the block is
-fetched without. All this runs on the event loop.
+A set is changed under a record lock on its bytes, and a mutex against threads. After LOCK_SECONDS_MAX, as its holder
+may be stopped, the block is fetched without. All this runs on the event loop. Processes wait without polling:
+inotify(7) wakes them, a slow look now and then is the safety net.
 """
 
 from __future__ import annotations
@@ -106,7 +103,7 @@ def lock_of_place(object_id: bytes, offset: int, headers: Mapping[str, str]) -> 
 
     The locks of all blocks that begin there are in the same set, and of the same place.
     """
-    vary = vary_key(headers)
+    vary = _digest(headers) if headers else _NO_HEADERS
     place = _number(object_id) + offset // layout.CHUNK_BYTES * 0x9E3779B97F4A7C15 + _number(vary)
     mixed = (place * 0xD6E8FEB86659FD93 >> 20) ^ _number(object_id[8:])
     return LockKey(mixed % SETS, (mixed // SETS & _PLACE) << _VERSION_BITS | UNKNOWN)
@@ -115,11 +112,6 @@ def lock_of_place(object_id: bytes, offset: int, headers: Mapping[str, str]) -> 
 def lock_of_block(block: Block, place: LockKey) -> LockKey:
     """Return the lock of a block that begins at a place."""
     return place.of_version(FETCHED + 1 + _number(block.id) % (_VERSION - FETCHED))
-
-
-def vary_key(headers: Mapping[str, str]) -> bytes:
-    """16 bytes for the headers that go to the origin along with a request: who sends others gets other bytes."""
-    return _digest(headers) if headers else _NO_HEADERS
 
 
 class FetchLocks:
@@ -174,7 +166,9 @@ class FetchLocks:
                     return self._take_held(key, cell, given_up)
                 elif key.version == UNKNOWN and (content ^ key.tags) & _TAGS <= _VERSION:
                     return None
-            return self._take_free(key, free if free is not None else self._given_up_cell(key.set))
+            if free is None:
+                free = next((cell for cell, content in self._cells(key.set) if not self.turns(_holder(content))), None)
+            return self._take_free(key, free) if free is not None else None
         finally:
             self._unlock(key.set)
 
@@ -326,25 +320,19 @@ class FetchLocks:
     def _take_held(self, key: LockKey, cell: int, given_up: int | None) -> int:
         holder = _holder(self._words[cell])
         if holder == given_up and holder != self.worker:
-            self._take_free(key, cell)
-            return self.worker
+            return self._take_free(key, cell)
         if holder == self.worker and key not in self._held:  # a pending release, which is not due any more
             self._unreleased.discard(key)
             self._held[key] = cell
             self._count()
         return holder
 
-    def _take_free(self, key: LockKey, cell: int | None) -> int | None:
-        if cell is None:
-            return None
+    def _take_free(self, key: LockKey, cell: int) -> int:
         self._words[cell + 1] = self._words[_UNTIL + cell // _WORDS] = 0
         self._words[cell] = key.held_by(self.worker) | (self._words[cell] & _AWAITED)
         self._held[key] = cell
         self._count()
         return self.worker
-
-    def _given_up_cell(self, number: int) -> int | None:
-        return next((cell for cell, content in self._cells(number) if not self.turns(_holder(content))), None)
 
     def _change(self, key: LockKey, content: int, nonce: int = 0) -> bool:
         """Change the cell of a lock, if this process still has it, and wake waiting processes.
@@ -425,6 +413,7 @@ def _number(digest: bytes) -> int:
 
 
 def _digest(headers: Mapping[str, str]) -> bytes:
+    """Return the vary key of the headers that go to the origin along with a request."""
     state = hashlib.blake2b(digest_size=16, person=b"forebay fill 1")
     for name, value in sorted(headers.items()):
         for text in (name.encode(), value.encode("utf-8", "surrogatepass")):
@@ -514,7 +503,10 @@ class FileWatcher:
             yield watch
         finally:
             for number in numbers:
-                self._remove(number, watch)
+                self._watches[number].remove(watch)
+                if not self._watches[number]:
+                    del self._watches[number]
+                    self._libc.inotify_rm_watch(self._descriptor, number)
 
     def _add(self, descriptor: int) -> int | None:
         if self._descriptor is None:
@@ -522,12 +514,6 @@ class FileWatcher:
         mask = _MODIFY | _ATTRIB | _CLOSE_WRITE | _MOVE_SELF
         number: int = self._libc.inotify_add_watch(self._descriptor, b"/proc/self/fd/%d" % descriptor, mask)
         return number if number != -1 else None
-
-    def _remove(self, number: int, watch: Watch) -> None:
-        self._watches[number].remove(watch)
-        if not self._watches[number]:
-            del self._watches[number]
-            self._libc.inotify_rm_watch(self._descriptor, number)
 
     def _read(self) -> None:
         assert self._descriptor is not None  # noqa: S101 - the loop calls this only while it is open

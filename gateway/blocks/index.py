@@ -1,12 +1,11 @@
 """The index that all worker processes share: the blocks, the order of their use, and their sizes.
 
-LMDB without sync: a killed process loses nothing, an unclean boot may lose anything, so then the index is dropped and
-built anew from the files (opening.py). Lookups are read transactions of microseconds and may run on the event
-loop. Everything that writes waits for a lock that other processes take, and must run on the index thread. Every write
-transaction is short. `layout.py` describes the tables.
+LMDB without sync: a killed process loses nothing, an unclean boot may lose anything, so then it is built anew from the
+files (opening.py). Lookups take microseconds and may run on the event loop. Everything that writes waits for a lock
+that other processes take, and must run on the index thread; every write transaction is short.
 
-Usage plus reservations never exceed the capacity given to `reserve`. Related values change in one transaction:
-a process killed between two of them leaves accounts that add up, and files that reservations and pending unlinks name.
+Usage plus reservations never exceed the capacity given to `reserve`. Related values change in one transaction: a
+process killed between two of them leaves accounts that add up, and files that reservations and pending unlinks name.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from typing import Literal, TypeAlias
 import lmdb
 
 from gateway.blocks import layout
-from gateway.blocks.eviction import Capacity, Holdings, SlotUsage, Step, make_room, shed_blocks, shrink
+from gateway.blocks.eviction import Capacity, Holdings, Step, make_room, shed_blocks, shrink
 from gateway.blocks.layout import OBJECT_ID_BYTES, BlockRecord, Extent, FileRecord, Reservation, WorkerFile
-from gateway.blocks.policies import Queue
+from gateway.blocks.policies import Queue, SlotAccount
 from gateway.blocks.transaction import SWEPT_MAX, TABLES_MAX, IndexTransaction, Tables, Totals, get_row, rows_from
 from gateway.core.errors import NotKept, StoreUnavailable
 from gateway.core.model import ObjectKey
@@ -135,7 +134,7 @@ class Usage:
     used_bytes: int
     reserved_bytes: int
     unsurveyed_bytes: int = 0
-    slots: Mapping[str, SlotUsage] = field(default_factory=dict)
+    slots: Mapping[str, SlotAccount] = field(default_factory=dict)
     pending_unlink_bytes: int = 0
 
 
@@ -331,16 +330,12 @@ class BlockIndex:
         with self.reading() as transaction:
             known, totals = dict(transaction.accounts()), transaction.totals
             accounts = {name: known[slot] for name, slot in transaction.slots().items() if slot in known}
-        slots = {
-            name: SlotUsage(account.blocks, account.used_bytes, account.reserved_bytes, account.pinned_bytes)
-            for name, account in accounts.items()
-        }
         return Usage(
             totals.blocks,
             totals.used_bytes,
             totals.reserved_bytes,
             totals.unindexed_bytes,
-            slots,
+            accounts,
             totals.pending_bytes,
         )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from gateway.blocks import layout
 from gateway.blocks.block_file import BlockLease, ChunkChecksums, read_verified
-from gateway.blocks.directory import BlockDirectory, Evicted, FillFile
+from gateway.blocks.directory import BlockDirectory, FillFile
 from gateway.blocks.fetch_locks import AWAITED_LOOK_SECONDS, HOLDER_SECONDS_MAX, LockKey
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
 from gateway.blocks.origin_gets import PinnedGet
@@ -125,13 +125,11 @@ class LargeBlockFetcher:
     async def fetch(self, fetch: InflightFetch, lock: LockKey) -> None:
         started, directory = self.dependencies.clock.monotonic(), self.dependencies.directory
         wanted = fetch.purpose is Purpose.WARM
-        begun = await self.dependencies.threads.index_or_undo(
+        filled = await self.dependencies.threads.index_or_undo(
             self._undo, lambda: directory.begin(fetch.block, fetch.slot, wanted=wanted)
         )
-        if begun is None:
+        if filled is None:
             raise BlockPublished("another process has published the block")
-        filled, evicted = begun
-        evicted.tell()
         self.dependencies.locks.show_file(lock, layout.nonce_of(filled.reservation.file))
         writer = BlockWriter(directory, filled)
         try:
@@ -202,10 +200,10 @@ class LargeBlockFetcher:
             # The room stays reserved until the slot is opened again: the file may still be there.
             metrics.CACHE_STORE_UNAVAILABLE.add(1)
 
-    def _undo(self, begun: tuple[FillFile, Evicted] | None) -> None:
-        if begun is not None:
-            begun[0].file.close()
-            self.dependencies.directory.discard(begun[0].reservation)
+    def _undo(self, filled: FillFile | None) -> None:
+        if filled is not None:
+            filled.file.close()
+            self.dependencies.directory.discard(filled.reservation)
 
     # Following another process
 

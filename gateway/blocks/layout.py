@@ -1,28 +1,7 @@
 """The form of blocks on disk: ids, names, headers and rows of the index, packed and unpacked; and its settings. Pure.
 
 A block is `length` bytes at `offset` of one object version. On disk it is an extent (file, offset, length, checksums of
-every 64 KiB) of a file whose bytes never change. A block that is fetched into a file of its own stands behind a header:
-
-    0      magic, format, sizes, then bucket, key and ETag, then the chunks' CRC32Cs, then the CRC32C of all that
-    4096·n the block's bytes, to the end of the file
-
-Small objects lie together in segments, each behind such a header, more closely aligned (store.py).
-
-The index is LMDB tables:
-
-blocks   block key → where the block lies. A row whose file the index has no more, or remembers only, counts for nothing
-files    file key → FileRecord
-queues   (slot, queue, sequence, file key) → nothing: the files of each slot's queues in order
-state    a letter, then:
-    s  slot name → its number, given once
-    a  slot number → SlotAccount
-    r  (worker, file) → bytes and slot: what files that are being written will take
-    u  (worker, file) → bytes: files that left the index and await their unlink, with their counted bytes
-    p  pin number → its prefix
-    b  directory of data files → bytes in it that the index does not know yet
-    c  name → totals, counters and marks
-
-docs/on-disk-format.md is the reference for every field.
+every 64 KiB) of a file whose bytes never change. docs/on-disk-format.md is the reference for every field.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Opening and closing the cache directory: its format, leftovers of crashes, and the trust in the index.
+"""Opening and closing the cache directory: its format, leftovers of crashes, the trust in the index, and its rebuild.
 
     FORMAT   "forebay blocks 1": any other content is refused, never misread
     HOME     the main origin's endpoint when the directory was begun: blocks of it bear no home's name (layout.py)
@@ -6,11 +6,10 @@
     BOOT     the kernel's boot id when the index was last opened or begun anew
     CLEAN    there while no process has the directory open and the index is synced to disk
 
-The index is not synced while it is in use, so one of another boot without CLEAN is dropped; a rebuild from the files'
-headers builds it anew while the cache is in use (`rebuild`). The index names a dead worker's leftovers:
-fetches begun, files appended to, and files that were not unlinked yet. All of this blocks: it runs in a thread.
-
-A worker lives as long as it holds a lock on its slot's file, which the kernel releases at its end, a kill included.
+The index is not synced while it is in use, so one of another boot without CLEAN is dropped, and built anew from the
+files' headers while the cache is in use: a block that the rebuild has not come to is a miss, and its bytes are on no
+slot's account. Every step is short and complete in itself, so a rebuild that is broken off goes on. The index names a
+dead worker's leftovers. A worker lives as long as it holds a lock on its slot's file, which the kernel releases.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pathlib import Path
 import lmdb
 import structlog
 
-from gateway.blocks.directory import BlockDirectory, Evicted
+from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.eviction import capacity_of, fingerprint_of
 from gateway.blocks.fetch_locks import FetchLocks
 from gateway.blocks.index import BlockIndex, PinnedPrefixes
@@ -169,7 +168,6 @@ class OpenDirectory:
     heartbeats: Heartbeats
     locks: FetchLocks
     worker_locks: WorkerLocks
-    evicted_at_open: Evicted
 
     def close(self) -> None:
         """Leave nothing of this slot behind; the last process to close makes the index durable and says so."""
@@ -236,9 +234,9 @@ def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> Ope
             for slot in (worker, *slots.dead_slots()):  # what dead processes had begun
                 clear_up(blocks, slot)
                 locks.forget(slot)
-            evicted = blocks.shrink()  # the capacity may have been lowered
+            blocks.shrink()  # the capacity may have been lowered
         undo.pop_all()
-        return OpenDirectory(path, worker, blocks, heartbeats, locks, slots, evicted)
+        return OpenDirectory(path, worker, blocks, heartbeats, locks, slots)
 
 
 def _refuse_other_formats(path: Path) -> None:

@@ -1,30 +1,24 @@
 """Pages of a file that have stayed in memory since this process verified them: zero-copy rests on it.
 
-A page that was verified may leave memory and come back from the device, wrong, because of any program: a reader in
-another process, a hint, a backup. "Verified once, and in memory now" proves nothing. A page table entry does: the
-kernel removes it before it takes the page away (reclaim, truncation, dropped caches), and only this process can
-put one into its own mapping. So as long as the entry is there, the page is the one that was there when it was mapped.
+A page that was verified may leave memory and come back from the device, wrong, because of any program. "Verified once,
+and in memory now" proves nothing. A page table entry does: the kernel removes it before it takes the page away, and
+only this process can put one into its own mapping. So as long as the entry is there, the page is the one that was
+mapped.
 
     map the pages → read and verify them → still mapped?     they are verified, as long as they stay mapped
 
 Three things keep this sound:
 
 - No code touches the mapping. It has access rights only for the moment in which pages are mapped, so neither a stray
-access nor a truncated file can hurt the process, and nothing is mapped by accident. - The kernel maps neighbours of a
-page along with it ("fault-around", 64 KiB and more). It never goes beyond the memory area (VMA), and changing the
-rights of exactly the missing pages makes them an area of their own for that moment. - A page that is mapped anew may
-hold bytes that were verified when the page was another. Its marks are withdrawn before it is mapped
-(`BlockFile.verify`), and one thread at a time maps pages of a file.
+  access nor a truncated file can hurt the process, and nothing is mapped by accident.
+- The kernel maps neighbours of a page along with it ("fault-around"), never beyond the memory area (VMA). Changing the
+  rights of exactly the missing pages makes them an area of their own for that moment.
+- A page that is mapped anew may hold other bytes than those that were verified. Its marks are withdrawn before it is
+  mapped (`BlockFile.verify`), and one thread at a time maps pages of a file.
 
-Costs, on one machine: 1.6 µs to ask for 100 KiB, 6 µs for 8 MiB (PAGEMAP_SCAN; 1.8 and 52 µs by reading pagemap, before
-Linux 6.7; cachestat(2), which answers another question, takes 1.4 and 55 µs); 300 to 500 µs to map 8 MiB; 8 bytes of
-page table for each page. Where there is no pagemap (/proc hidden, gVisor) or no MADV_POPULATE_READ (before Linux 5.14),
-`is_supported` says no, and every byte is read and verified each time.
-
-Whether bytes are in memory at all, and have come from the device, is a smaller question (`Residency`):
-`cachestat(2)` (Linux 6.5) counts the cached pages of a range in one call. Where it is missing, forbidden (seccomp), or
-blind (it sees nothing on overlayfs), `preadv2(RWF_NOWAIT)` of one byte at both ends of every chunk answers instead.
-Neither is a promise: a page may be reclaimed the moment after.
+Without pagemap (/proc hidden, gVisor) or MADV_POPULATE_READ (before Linux 5.14) `is_supported` says no, and every byte
+is read and verified each time. `Residency` answers a smaller question, and promises nothing: whether bytes are in
+memory just now, and whether they wait to be written to the device.
 """
 
 from __future__ import annotations
@@ -177,7 +171,8 @@ class MappedPages:
 
     def absent_runs(self, offset: int, count: int) -> list[tuple[int, int]]:
         """Return the first byte and count of each run of pages of a part that are not mapped."""
-        runs = _page_table.absent_runs(*self._pages(offset, count))
+        first, last = offset // PAGE_BYTES, (offset + count - 1) // PAGE_BYTES
+        runs = _page_table.absent_runs(self._address + first * PAGE_BYTES, self._address + (last + 1) * PAGE_BYTES)
         return [(start - self._address, stop - start) for start, stop in runs]
 
     def map(self, offset: int, count: int) -> None:
@@ -192,10 +187,6 @@ class MappedPages:
             if _libc.mprotect(start, count, _PROT_NONE):
                 self._is_guarded = False
 
-    def _pages(self, offset: int, count: int) -> tuple[int, int]:
-        first, last = offset // PAGE_BYTES, (offset + count - 1) // PAGE_BYTES
-        return self._address + first * PAGE_BYTES, self._address + (last + 1) * PAGE_BYTES
-
 
 def is_supported(directory: Path) -> bool:
     """Return True if this system keeps the module's promises for files of a directory: tested with one. Blocks.
@@ -203,7 +194,10 @@ def is_supported(directory: Path) -> bool:
     An error of the disk (it is full, say) does not count against the system: then the test uses a file in memory.
     """
     try:
-        return _keeps_promises_on_disk(directory)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(_TRIAL_PAGES * PAGE_BYTES))
+            file.flush()
+            return _keeps_promises(file.fileno())
     except OSError as error:
         if error.errno in _NOT_OF_THIS_SYSTEM:
             return False
@@ -216,13 +210,6 @@ def is_supported(directory: Path) -> bool:
             os.close(descriptor)
     except OSError:
         return False
-
-
-def _keeps_promises_on_disk(directory: Path) -> bool:
-    with tempfile.TemporaryFile(dir=directory) as file:
-        file.write(bytes(_TRIAL_PAGES * PAGE_BYTES))
-        file.flush()
-        return _keeps_promises(file.fileno())
 
 
 def _keeps_promises(descriptor: int) -> bool:

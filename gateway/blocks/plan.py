@@ -1,14 +1,13 @@
 """The plan of one read: which blocks it reads, whole or in part, and how far ahead of the reader they are fetched.
 
-Ahead of the reader, blocks are fetched all at once. Inside its range a reader is known to go on: its window begins
-small and grows with every byte that it reads. Behind the range the window is as long as the run before it: the blocks
-in a row that are in the index or being filled, for any reader. So clients that read an object in parts have the next
-ones on their way, and random reads, which have no run before them, cause none.
+Inside its range a reader is known to go on: its window begins small and grows with every byte that it reads. Behind the
+range the window is as long as the run before it: the blocks in a row that are in the index or being filled, for any
+reader. So clients that read an object in parts have the next ones on their way, and random reads cause none.
 
-Readers that touch an object here and there are given small parts of large blocks, sub-blocks. A sub-block is a block
-like any other, of a finer grid. A block is fetched as a whole when a read wants much of it and skips no more than
-that, when the reads before came just before, and when many of its sub-blocks are cached.
-The bytes of sub-blocks are then fetched once more: a quarter of a block at most.
+Readers that touch an object here and there are given small parts of large blocks, sub-blocks: blocks of a finer grid. A
+block is fetched as a whole when a read wants much of it and skips no more than that, when the reads before came just
+before, and when many of its sub-blocks are cached; their bytes are then fetched once more, a quarter of a block at
+most.
 """
 
 from __future__ import annotations
@@ -269,8 +268,9 @@ class ReadPlan:
     def _present(self, numbers: Iterable[int]) -> list[bool]:
         return self._index.present(self._sub_block(number).id for number in numbers)
 
-    def _is_coming(self, block: Block) -> bool:
-        return self._index.lookup(block.id) is not None or self._fetches.has(block, self.headers)
+    def _is_coming(self, block: Block, *, anywhere: bool = False) -> bool:
+        is_fetched = self._fetches.is_anywhere if anywhere else self._fetches.has
+        return self._index.lookup(block.id) is not None or is_fetched(block, self.headers)
 
     def _sub_block(self, number: int) -> Block:
         return layout.block_at(self.version, number, SUB_BLOCK_BYTES, self._ids)
@@ -329,13 +329,10 @@ class ReadPlan:
         """Return the number of consecutive blocks before the range that are cached or on their way, up to the limit."""
         if self._run_before is None:
             first, length = self.numbers.start, 0
-            while length < min(first, window_max) and self._is_anywhere(self.block(first - length - 1)):
+            while length < min(first, window_max) and self._is_coming(self.block(first - length - 1), anywhere=True):
                 length += 1
             self._run_before = length
         return self._run_before
-
-    def _is_anywhere(self, block: Block) -> bool:
-        return self._index.lookup(block.id) is not None or self._fetches.is_anywhere(block, self.headers)
 
 
 BLOCKS_EXPLAINED_MAX = 100_000

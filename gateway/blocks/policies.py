@@ -1,20 +1,16 @@
 """The order in which blocks leave, by reads, their age, and returns. In a transaction or in a simulation.
 
-Reads are noted in memory (`index.AccessLog`), so that a hit writes nothing. Returning blocks show since when a file
-must have been unused before it may go.
-
 Training reads its data set again and again, each time in another order. While an epoch runs, every block that is read
 was last read in the epoch before, so **the oldest last use among the blocks that come back marks where the epoch before
-began**. Blocks used since then are about to be read again; the others have missed a whole epoch. No epoch is
-defined, so this holds for scans in order, for data sets read in turn, and for jobs of different speed.
+began**. Blocks used since then are about to be read again; the others have missed a whole epoch. No epoch is defined,
+so this holds for scans in order, for data sets read in turn, and for jobs of different speed.
 
 Time is counted in bytes read in the slot (`position`). Blocks that come back are hits, and misses that are remembered
 (`IndexTransaction.recall`): so a slot that holds a tenth of a data set learns from the other nine.
 
-`lru`      The file that was used longest ago goes.
-`epoch`    As lru, but what was used since the oldest last use among the blocks that come back (below) is
-           about to come back too, and stays: new files pass through a small queue instead, each pushing out the one
-           before.
+`lru`    The file that was used longest ago goes.
+`epoch`  As lru, but what is about to come back stays: new files pass through a small queue instead, each pushing out
+         the one before.
 """
 
 from __future__ import annotations

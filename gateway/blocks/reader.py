@@ -1,9 +1,8 @@
 """Reading one range: block by block, each from its present place, as its plan says (plan.py).
 
-For every block: in the index and whole → its file; being fetched, in any process → join; else → fetch it. Errors
-are mended where the reader stands: a block that is missing or damaged is dropped and fetched again, and
-where the cache directory cannot be used the rest of the range comes straight from the origin, pinned to the same
-version. Only the origin's failures end a read.
+For every block: in the index and whole → its file; being fetched, in any process → join; else → fetch it. A block that
+is missing or damaged is dropped and fetched again; where the cache directory cannot be used, the rest of the range
+comes straight from the origin, pinned to the same version. Only the origin's failures end a read.
 """
 
 from __future__ import annotations

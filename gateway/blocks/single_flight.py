@@ -1,11 +1,9 @@
 """One fetch per missing block, however many readers and processes wait for it.
 
 A fetch is a task of its own: readers come and go, the fetch goes on to the end of its block, because the request is
-paid for. One that still waits for its turn when its last reader leaves is not begun. Readers
-that send other headers to the origin never share a fetch: the origin may answer them differently.
-
-Over processes, the one that has the block's lock fetches it. The others wait, of a large block while they read the file
-that grows; they do not wait for a hung process (fetch_locks.py).
+paid for; one that still waits for its turn when its last reader leaves is not begun. Readers that send other headers to
+the origin never share a fetch: the origin may answer them differently. Over processes, the one that has the block's
+lock fetches it, and the others wait (fetch_locks.py).
 
 All state belongs to the event loop; nothing here awaits between looking and acting.
 """

@@ -2,15 +2,10 @@
 
     room reserved (index) → bytes appended → blocks entered and room counted (index)
 
-Each slot has one segment at a time that this process appends to; only this process knows it. So no other process
-appends to it, a restarted process begins others, and sealing one means forgetting it. The file is not kept open: it may
-be evicted like any other, and is gone then. All of this blocks and belongs on the index thread.
-
-The memory for blocks is bounded, from a block's first byte until it is written: beyond that, fetching goes no faster
-than the disk takes it.
-
-Only other processes wait for the disk, as they find the block in the index once it is written, and slow
-readers, which go on from there. A disk that does not take it costs its readers nothing.
+Each slot has one segment at a time that this process, and no other, appends to; sealing it means forgetting it. It may
+be evicted like any other file. The memory for blocks is bounded, from a block's first byte until it is written: beyond
+that, fetching goes no faster than the disk takes it. Only other processes and slow readers wait for the disk; one that
+takes nothing costs readers nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from gateway.blocks import layout, store
-from gateway.blocks.directory import BlockDirectory, Evicted
+from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.fetch_locks import LockKey
 from gateway.blocks.layout import Block, Reservation
 from gateway.blocks.origin_gets import BodyCheck, PinnedGet
@@ -76,21 +71,13 @@ class _Segment:
         return max(count, self.new)
 
 
-@immutable
-class Appended:
-    """Number of appended blocks, and the evictions for them."""
-
-    blocks: int
-    evicted: Evicted
-
-
 @dataclass(slots=True)
 class SegmentAppender:
     directory: BlockDirectory
     _open: dict[_Alike, _Segment] = field(default_factory=dict)
 
-    def append(self, slot: str, blocks: Sequence[SmallBlock], wanted: bool = False) -> Appended:
-        """Keep the first of the blocks, as many as one segment has room for.
+    def append(self, slot: str, blocks: Sequence[SmallBlock], wanted: bool = False) -> int:
+        """Keep the first of the blocks, as many as one segment has room for; return how many.
 
         StoreUnavailable when there is no room for them on the slot's account, or the disk takes nothing.
         """
@@ -103,9 +90,8 @@ class SegmentAppender:
             if segment is None or count == 0:
                 segment = _Segment(store.new_name(), self._segment_bytes(slot))
                 count = segment.fitting(blocks)
-            appended = self._append(alike, segment, blocks[:count])
-            if appended is not None:
-                return appended
+            if self._append(alike, segment, blocks[:count]):
+                return count
         raise StoreUnavailable("other processes keep evicting the block that was just written")
 
     def _segment_bytes(self, slot: str) -> int:
@@ -114,23 +100,26 @@ class SegmentAppender:
         available_bytes = capacity.total_bytes if limit_bytes is None else limit_bytes
         return min(SEGMENT_BYTES_MAX, available_bytes // PARTS_OF_CAPACITY)
 
-    def _append(self, alike: _Alike, segment: _Segment, blocks: Sequence[SmallBlock]) -> Appended | None:
-        """None when the segment was evicted; then, and when this fails, nothing is appended to it any more."""
+    def _append(self, alike: _Alike, segment: _Segment, blocks: Sequence[SmallBlock]) -> bool:
+        """Return False when the segment was evicted; then, and when this fails, nothing is appended to it any more."""
         placed = store.place(segment.file, segment.size_bytes, blocks)
         taken_bytes = layout.in_pages(placed.stop) - layout.in_pages(segment.size_bytes)
         reservation = Reservation(
             segment.file, alike.slot, taken_bytes, wanted=alike.wanted, pin=alike.pin, blocks=len(blocks)
         )
-        evicted = self.directory.reserve(reservation)
+        self.directory.reserve(reservation)
         try:
-            kept = self._write(alike, segment, placed, reservation)
-        except BaseException:  # what has come of it is counted
-            if segment.new:
-                self.directory.discard(reservation)
-            else:
-                self.directory.count_appended(segment.file)
+            return self._write(alike, segment, placed, reservation)
+        except BaseException:
+            self._give_up(segment, reservation)
             raise
-        return Appended(len(blocks), evicted) if kept else None
+
+    def _give_up(self, segment: _Segment, reservation: Reservation) -> None:
+        """After a failed write: what has come of it is counted."""
+        if segment.new:
+            self.directory.discard(reservation)
+        else:
+            self.directory.count_appended(segment.file)
 
     def _write(self, alike: _Alike, segment: _Segment, placed: Placed, reservation: Reservation) -> bool:
         directory = self.directory
@@ -268,15 +257,11 @@ class GroupCommitWriter:
             except BaseException:
                 self._not_kept(batch)
                 raise
-            self._kept(batch[: appended.blocks], appended)
-            batch = batch[appended.blocks :]
-
-    def _kept(self, batch: Sequence[Waiting], appended: Appended) -> None:
-        appended.evicted.tell()
-        now = self._dependencies.clock.monotonic()
-        for waiting in batch:
-            metrics.count_fill(waiting.slot, now - waiting.started, waiting.small.block.length)
-        self._settle(batch, kept=True)
+            now = self._dependencies.clock.monotonic()
+            for waiting in batch[:appended]:
+                metrics.count_fill(waiting.slot, now - waiting.started, waiting.small.block.length)
+            self._settle(batch[:appended], kept=True)
+            batch = batch[appended:]
 
     def _not_kept(self, batch: Sequence[Waiting], reason: str = "disk") -> None:
         for waiting in batch:

@@ -471,7 +471,7 @@ def _verify(file: BlockLease, extent: Extent, piece: _Piece, reads_on: bool) -> 
 def _on_file(
     dependencies: CacheDependencies, extent: Extent, work: Callable[[BlockLease], None]
 ) -> Coroutine[Any, Any, None]:
-    """Have a disk thread work with a block's file, open or to be opened. The reader of the bytes finds out damage."""
+    """Have a disk thread work with a block's file, and open it first if need be. The reader finds out damage."""
 
     def quietly(file: BlockLease) -> None:
         with suppress(BlockError):

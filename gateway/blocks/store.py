@@ -1,22 +1,15 @@
-"""Published blocks on the disk: block files, and segments of small blocks.
-
-In segments, small blocks lie one behind the other, each behind a header of its own:
-
-    0     header of the first record, its bytes, header of the second, its bytes, …
-
-A header is that of a block file (layout.py), only that it and the next record begin at multiples of 64. Records are
-appended and never changed; where a header is not whole, the segment ends. Nothing behind that is searched for headers:
-an object's own bytes may look like one.
-
-Block files are written under a partial name, header last, renamed into place, and never changed again:
+"""Published blocks on the disk: block files, and segments of small blocks. Every function here blocks.
 
     data/3f/<block id>-<nonce>          published blocks, in up to 256 directories by the first byte of the id
-    data/3f/<32 digits>.segment         small objects packed together: appended to, and nothing else
-    partial/w<slot>/<block id>-<nonce>  fills of one worker slot in progress
+    data/3f/<32 digits>.segment         small blocks, each behind a header of its own: appended to, and nothing else
+    partial/w<slot>/<block id>-<nonce>  fills of one worker slot in progress; the header comes last, then the rename
+
+In a segment, headers and bytes begin at multiples of 64. Where a header is not whole, the segment ends: nothing behind
+that is searched for headers, as an object's own bytes may look like one.
 
 Blocks can be fetched again, so nothing is synced: after a power cut the checksums tell which files are whole. Space
-returns by unlink only. Every function here blocks: never call it on the event loop, `open_published` of a file that was
-read a moment ago excepted.
+returns by unlink only. A file that came another way, a staged part for instance, becomes blocks by index alone
+(`describe`): it gets a second name, has no header, and is fetched again after an unclean boot.
 """
 
 from __future__ import annotations
@@ -24,9 +17,10 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 import structlog
 from awscrt import checksums as crt
@@ -198,12 +192,8 @@ class BlockStore:
 
     def write(self, file: BlockLease, content: bytes | bytearray | memoryview, offset: int) -> None:
         """All of `content`; StoreUnavailable when the disk does not take it."""
-        rest = memoryview(content)
         try:
-            while rest:
-                written = os.pwrite(file.descriptor, rest, offset)
-                offset += written
-                rest = rest[written:]
+            _write_all(file.descriptor, [content], offset)
         except OSError as error:
             raise StoreUnavailable(f"a block file cannot be written: {error}") from error
 
@@ -323,16 +313,13 @@ class BlockStore:
 
     def clean_slot(self, worker: int) -> None:
         """Remove every partial file of a dead worker's slot."""
-        directory = self._partial_of(worker)
-        if directory.is_dir():
-            for path in directory.iterdir():
-                self._unlink(path)
+        for path in self._partial_of(worker).glob("*"):
+            self._unlink(path)
 
     def clean_all_slots(self) -> None:
         """Remove every partial file. No other process may have the directory open."""
-        for directory in self._partial_root.iterdir():
-            for path in directory.iterdir():
-                self._unlink(path)
+        for path in self._partial_root.glob("*/*"):
+            self._unlink(path)
 
     def listing(self, number: int) -> list[str]:
         """Return the names of the published files in directory `number`, 0 to DIRECTORIES - 1."""
@@ -361,7 +348,10 @@ class BlockStore:
                 if is_segment(file):
                     blocks = list(walk(file, opened.fileno(), facts.st_size))
                 else:
-                    blocks = _block_in(file, opened, facts.st_size)
+                    start, blocks = opened.read(layout.ALIGNMENT_BYTES), []
+                    with suppress(BlockDamaged):
+                        header = start + opened.read(layout.header_bytes(start) - len(start))
+                        blocks = [_described(file, header, facts.st_size)]
                 return ScannedFile(file, layout.in_pages(facts.st_size), facts.st_mtime_ns, blocks)
         except FileNotFoundError:
             return None
@@ -394,16 +384,7 @@ class BlockStore:
             raise StoreUnavailable(f"a block file cannot be removed: {error}") from error
 
 
-def _block_in(file: str, opened: BinaryIO, size_bytes: int) -> list[tuple[Block, Extent]]:
-    start = opened.read(layout.ALIGNMENT_BYTES)
-    try:
-        header = start + opened.read(layout.header_bytes(start) - len(start))
-        return [_described(file, header, size_bytes)]
-    except BlockDamaged:
-        return []
-
-
-def _write_all(descriptor: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:
+def _write_all(descriptor: int, buffers: Sequence[bytes | bytearray | memoryview], offset: int) -> None:
     rest = [memoryview(buffer) for buffer in buffers]
     while rest:
         written = os.pwritev(descriptor, rest[:BUFFERS_MAX], offset)

@@ -1,7 +1,10 @@
 """One transaction of the index: related values change together.
 
+The tables: `blocks` (block key → extent), `files` (file key → FileRecord), `queues` (slot, queue, sequence, file key)
+and `state`, whose rows begin with a letter (below).
+
 Every byte on disk is on exactly one account: a slot's usage (files in the index), a slot's reservation (files being
-written), or on no slot's (files that could not be unlinked, and those that an index rebuild has not come to).
+written), or on no slot's (files that could not be unlinked, and those that a rebuild has not come to).
 
 A file leaves the index in one step, however many blocks lie in it: the rows of its blocks count for nothing from then
 on. They are overwritten when the blocks come back, or removed by `sweep`, which goes round all rows, a few for every
@@ -45,8 +48,12 @@ _SLOT_NUMBERS = b"slot numbers"
 Table: TypeAlias = Any
 """An LMDB named database: an opaque handle."""
 
-_SLOTS, _ACCOUNTS, _RESERVED = b"s", b"a", b"r"
-_PENDING_UNLINKS, _PINS, _REBUILD, _COUNTERS = b"u", b"p", b"b", b"c"
+_SLOTS, _ACCOUNTS = b"s", b"a"
+"""Slot name → its number, given once; number → SlotAccount."""
+_RESERVED, _PENDING_UNLINKS = b"r", b"u"
+"""(Worker, file) → what a file that is written will take, and its slot; → the counted bytes of one to be unlinked."""
+_PINS, _REBUILD, _COUNTERS = b"p", b"b", b"c"
+"""Pin number → prefix; directory of data files → bytes that the index does not know yet; name → counters and marks."""
 
 
 @dataclass(frozen=True, slots=True)

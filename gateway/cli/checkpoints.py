@@ -12,7 +12,7 @@ import orjson
 import typer
 
 from gateway.admin.formatting import counted, size_text
-from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, printable
+from gateway.cli.common import JsonOption, asks, printable
 from gateway.cli.tables import NOTHING, fitted, folded, terminal_width
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ LimitOption = Annotated[
 ]
 
 
+@asks
 def checkpoints(
+    client: AdminClient,
     prefix: PrefixArgument = "s3://",
     state: StateOption = None,
     limit: LimitOption = _LISTED_MAX,
-    config: ConfigOption = None,
-    admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show the checkpoints of a running gateway: state, files, size, ranks, time of the save, how much the origin has.
@@ -51,7 +51,6 @@ def checkpoints(
     """
     if not prefix.startswith("s3://"):
         raise typer.BadParameter(f"{printable(prefix)} does not begin with s3://")
-    client = admin_client(admin_url, config)
     found = client.checkpoints(prefix, state)
     count, shown = 0, _shown(terminal_width())
     for one in islice(found, limit or None):

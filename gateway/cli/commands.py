@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import structlog
 import typer
 
 from gateway import __version__
-from gateway.cli import jobs, snapshots, writeback
+from gateway.cli import snapshots, writeback
 from gateway.cli.checkpoints import checkpoints
 from gateway.cli.common import (
+    CACHE,
     LOOK,
     RUN,
     SNAPSHOTS,
@@ -24,6 +26,7 @@ from gateway.cli.common import (
     ConfigOption,
     JsonOption,
     admin_client,
+    asks,
     examples,
     fail,
     in_help,
@@ -34,6 +37,7 @@ from gateway.cli.common import (
 from gateway.cli.doctor import doctor
 from gateway.cli.flush import flush
 from gateway.cli.init import init
+from gateway.cli.jobs import evict, jobs, pin, unpin, warm
 from gateway.cli.looks import callers, explain, requests, show_status, slots
 from gateway.cli.top import top
 from gateway.config import Settings, public_settings
@@ -42,6 +46,9 @@ from gateway.config.overlay import load_with_overlay
 from gateway.config.problems import SettingsError
 from gateway.core.errors import ConfigError, StartupError
 from gateway.telemetry.logs import configure_logs
+
+if TYPE_CHECKING:
+    from gateway.admin.client import AdminClient
 
 app = typer.Typer(
     name="forebay",
@@ -77,15 +84,6 @@ def _options(
     """S3-compatible caching gateway for AI training."""
 
 
-@app.command(
-    **in_help(
-        RUN,
-        "Serve S3 until SIGTERM or Ctrl-C.",
-        "forebay serve",
-        "forebay serve --config /etc/forebay/forebay.toml",
-        "forebay serve --origin http://minio:9000 --port 9100 --cache-dir /mnt/nvme/forebay",
-    )
-)
 def serve(
     config: ConfigOption = None,
     origin: Annotated[
@@ -143,22 +141,6 @@ def serve(
     raise typer.Exit(code)
 
 
-app.command(
-    **in_help(
-        RUN,
-        "Write a first configuration file.",
-        "forebay init",
-        "forebay init forebay.toml --cache-dir /mnt/nvme/forebay --data s3://train/data/",
-    )
-)(init)
-
-
-@app.command(
-    "check-config",
-    **in_help(
-        RUN, "Check a configuration file; print what is in force.", "forebay check-config /etc/forebay/forebay.toml"
-    ),
-)
 def check_config(
     file: Annotated[Path | None, typer.Argument(help="TOML file with the settings; or give --config.")] = None,
     config: ConfigOption = None,
@@ -189,17 +171,10 @@ def check_config(
         typer.echo(f"warning: {warning}", err=True)
 
 
-@app.command(
-    **in_help(
-        LOOK,
-        "Show the state of a running gateway. Exit code 0: ready.",
-        "forebay status",
-        "forebay status --json | jq .gateway.ready",
-    )
-)
-def status(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False) -> None:
+@asks
+def status(client: AdminClient, json: JsonOption = False) -> None:
     """Show the state of the running gateway. Exit code 0 when it is ready."""
-    answer = admin_client(admin_url, config).status()
+    answer = client.status()
     if json:
         print_json(answer.document())
     else:
@@ -207,11 +182,6 @@ def status(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: 
     raise typer.Exit(0 if answer.is_ready else 1)
 
 
-@app.command(
-    **in_help(
-        RUN, "Have the running gateway read its settings again.", "forebay reload --config /etc/forebay/forebay.toml"
-    )
-)
 def reload(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False) -> None:
     """Make the running gateway read its file, environment and secret files again, as at SIGHUP, and show what changed.
 
@@ -230,7 +200,6 @@ def reload(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: 
         typer.echo("nothing differs; certificates and keys were read again")
 
 
-@app.command(**in_help(RUN, "Run a small training job; print the figures.", "forebay demo"))
 def demo(json: JsonOption = False) -> None:
     """Run a small training job on an embedded bucket, directly and through Forebay, and print the figures."""
     try:
@@ -240,49 +209,95 @@ def demo(json: JsonOption = False) -> None:
     raise typer.Exit(run_demo(json=json))
 
 
-app.command(
-    **in_help(
+_PREFIX = "s3://train/imagenet/"
+_COMMANDS: tuple[tuple[Callable[..., None], str, str, *tuple[str, ...]], ...] = (
+    (
+        serve,
+        RUN,
+        "Serve S3 until SIGTERM or Ctrl-C.",
+        "forebay serve",
+        "forebay serve --config /etc/forebay/forebay.toml",
+        "forebay serve --origin http://minio:9000 --port 9100 --cache-dir /mnt/nvme/forebay",
+    ),
+    (
+        init,
+        RUN,
+        "Write a first configuration file.",
+        "forebay init",
+        "forebay init forebay.toml --cache-dir /mnt/nvme/forebay --data s3://train/data/",
+    ),
+    (
+        check_config,
+        RUN,
+        "Check a configuration file; print what is in force.",
+        "forebay check-config /etc/forebay/forebay.toml",
+    ),
+    (
+        status,
+        LOOK,
+        "Show the state of a running gateway. Exit code 0: ready.",
+        "forebay status",
+        "forebay status --json | jq .gateway.ready",
+    ),
+    (
+        reload,
+        RUN,
+        "Have the running gateway read its settings again.",
+        "forebay reload --config /etc/forebay/forebay.toml",
+    ),
+    (demo, RUN, "Run a small training job; print the figures.", "forebay demo"),
+    (
+        doctor,
         RUN,
         "Look for what is wrong, risky or slow here.",
         "forebay doctor --config /etc/forebay/forebay.toml",
         "forebay doctor --write-test s3://checkpoints/doctor/",
-    )
-)(doctor)
-app.command(
-    **in_help(
-        LOOK, "Show a running gateway live.", "forebay top", "forebay top --json --count 2 | tail -1 | jq .per_second"
-    )
-)(top)
-app.command(**in_help(LOOK, "Show what slots have and move, and what binds them.", "forebay slots"))(slots)
-app.command(**in_help(LOOK, "Show who calls, and which limit binds.", "forebay callers"))(callers)
-app.command(
-    **in_help(
+    ),
+    (
+        top,
+        LOOK,
+        "Show a running gateway live.",
+        "forebay top",
+        "forebay top --json --count 2 | tail -1 | jq .per_second",
+    ),
+    (slots, LOOK, "Show what slots have and move, and what binds them.", "forebay slots"),
+    (callers, LOOK, "Show who calls, and which limit binds.", "forebay callers"),
+    (
+        requests,
         LOOK,
         "Show slow, failed and refused requests.",
         "forebay requests",
         "forebay requests --json | jq '.slowest[].key'",
-    )
-)(requests)
-app.command(
-    **in_help(LOOK, "Say why an object is a hit or a miss.", "forebay explain s3://train/imagenet/train-00001.tar")
-)(explain)
-jobs.add_to(app)
-app.command(
-    **in_help(
+    ),
+    (explain, LOOK, "Say why an object is a hit or a miss.", f"forebay explain {_PREFIX}train-00001.tar"),
+    (
+        warm,
+        CACHE,
+        "Fetch objects into the cache.",
+        f"forebay warm {_PREFIX} --wait",
+        "forebay warm --manifest keys.txt",
+    ),
+    (evict, CACHE, "Drop objects from the cache; the bucket keeps them.", f"forebay evict {_PREFIX}"),
+    (pin, CACHE, "Fetch a prefix, and never evict it.", f"forebay pin {_PREFIX} --wait"),
+    (unpin, CACHE, "Let a pinned prefix be evicted again.", f"forebay unpin {_PREFIX}"),
+    (jobs, CACHE, "Show such work, or cancel it.", "forebay jobs", "forebay jobs 1b9d6bcd0a3e --cancel"),
+    (
+        flush,
         WRITING,
         "Send acknowledged writes to the bucket now.",
         "forebay flush --wait --timeout 10m",
         "forebay flush s3://checkpoints/run/step-100 --wait",
-    )
-)(flush)
-app.command(
-    **in_help(
+    ),
+    (
+        checkpoints,
         WRITING,
         "Show checkpoints, and how much of each is flushed.",
         "forebay checkpoints",
         "forebay checkpoints s3://checkpoints/run/ --state failed,conflict",
-    )
-)(checkpoints)
+    ),
+)
+for _command, *_help in _COMMANDS:
+    app.command(**in_help(*_help))(_command)
 app.add_typer(writeback.app, rich_help_panel=WRITING)
 app.add_typer(snapshots.app, rich_help_panel=SNAPSHOTS)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import orjson
 import typer
@@ -113,6 +114,23 @@ def admin_client(admin_url: str | None, config: Path | None) -> AdminClient:
     from gateway.admin.client import AdminClient  # brings an HTTP client with it, which `serve` does without
 
     return AdminClient(*admin_address(admin_url, config))
+
+
+def asks(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that name a gateway; its first argument is a client of that gateway's admin port."""
+    hints = get_type_hints(command, localns={"AdminClient": object}, include_extras=True)
+    _, *own = inspect.signature(command).parameters.values()
+    *own, json = [one.replace(annotation=hints[one.name]) for one in own]
+    config = json.replace(name="config", default=None, annotation=ConfigOption)
+    parameters = [*own, config, config.replace(name="admin_url", annotation=AdminUrlOption), json]
+
+    @wraps(command)
+    def run(config: Path | None, admin_url: str | None, **given: Any) -> None:
+        command(admin_client(admin_url, config), **given)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
 
 
 def admin_address(admin_url: str | None, config: Path | None) -> tuple[str, str | None, str | None]:

@@ -113,9 +113,9 @@ async def _collected(findings: AsyncGenerator[Finding, None], console: Console |
 async def _findings(
     config: Path | None, environment: Mapping[str, str], admin_url: str | None, tested: Prefix | None
 ) -> AsyncGenerator[Finding, None]:
-    from gateway.doctor import note
     from gateway.doctor.configuration import clients, configuration, unusable
     from gateway.doctor.machine import disk, limits
+    from gateway.doctor.origin import AREA as ORIGIN
     from gateway.doctor.origin import origin
 
     try:
@@ -123,7 +123,7 @@ async def _findings(
     except SettingsError as problems:
         for finding in unusable(problems):
             yield finding
-        yield note("origin", "not looked at: the configuration cannot be used", "mend it first")
+        yield ORIGIN.note("not looked at: the configuration cannot be used", "mend it first")
         for finding in _running(config, admin_url, None):
             yield finding
         return
@@ -153,12 +153,11 @@ def _loaded(config: Path | None, environment: Mapping[str, str]) -> LoadedSettin
 
 def _running(config: Path | None, admin_url: str | None, loaded: LoadedSettings | None) -> Iterator[Finding]:
     from gateway.admin.client import AdminClient
-    from gateway.doctor import note
     from gateway.doctor.running import AREA, running
 
     if loaded is None and admin_url is None:
-        yield note(
-            AREA, "not looked at: the configuration, which names its admin port, cannot be used", "give --admin-url"
+        yield AREA.note(
+            "not looked at: the configuration, which names its admin port, cannot be used", "give --admin-url"
         )
         return
     address = admin_address(admin_url, config if loaded is not None else None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.admin.formatting import age_text, are, counted, journal_problem_text, no_objects_yet_text, size_text
-from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, print_json, printable
+from gateway.cli.common import JsonOption, asks, print_json, printable
 from gateway.cli.tables import NOTHING, Column, Columns, bytes_progress, print_table
 from gateway.config.units import parse_duration_seconds
 
@@ -67,12 +67,12 @@ _WHY = {
 }
 
 
+@asks
 def flush(
+    client: AdminClient,
     prefix: PrefixArgument = "s3://",
     wait: WaitOption = False,
     timeout: TimeoutOption = None,
-    config: ConfigOption = None,
-    admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Send to the bucket now all writes under a prefix that the gateway has acknowledged so far.
@@ -84,7 +84,6 @@ def flush(
     """
     _check(prefix)
     seconds = _timeout_seconds(timeout, wait=wait)
-    client = admin_client(admin_url, config)
     begun = client.flush(prefix, patience_seconds=min(_GONE_SECONDS, seconds or math.inf) if wait else 0.0)
     try:
         outcome, left = _wait(client, begun, seconds, quiet=json) if wait else (None, begun)

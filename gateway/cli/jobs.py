@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import Progress, TaskID
 
 from gateway.admin.formatting import size_text
 from gateway.api import MANIFEST_TYPE
-from gateway.cli.common import (
-    CACHE,
-    AdminUrlOption,
-    ConfigOption,
-    JsonOption,
-    admin_client,
-    fail,
-    in_help,
-    print_json,
-    printable,
-)
+from gateway.cli.common import JsonOption, asks, fail, print_json, printable
 from gateway.cli.tables import (
     NOTHING,
     Column,
@@ -54,71 +43,63 @@ WaitOption = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Give the application these commands."""
-    for command, summary, *lines in _COMMANDS:
-        app.command(**in_help(CACHE, summary, *lines))(command)
-
-
+@asks
 def warm(
+    client: AdminClient,
     prefix: PrefixArgument = None,
     manifest: ManifestOption = None,
     wait: WaitOption = False,
     allow_empty: AllowEmptyOption = False,
-    config: ConfigOption = None,
-    admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Fetch objects that are not in the cache yet. The running gateway does it as a job."""
-    _run("warm", prefix, manifest, wait, admin_client(admin_url, config), json, allow_empty)
+    _run("warm", prefix, manifest, wait, client, json, allow_empty)
 
 
+@asks
 def evict(
+    client: AdminClient,
     prefix: PrefixArgument = None,
     manifest: ManifestOption = None,
     wait: WaitOption = False,
-    config: ConfigOption = None,
-    admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Drop objects from the cache, as a job of the running gateway. The bucket keeps them."""
-    _run("evict", prefix, manifest, wait, admin_client(admin_url, config), json, True)
+    _run("evict", prefix, manifest, wait, client, json, True)
 
 
+@asks
 def pin(
+    client: AdminClient,
     prefix: PinnedArgument,
     wait: WaitOption = False,
     allow_empty: AllowEmptyOption = False,
-    config: ConfigOption = None,
-    admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Fetch what lies under a prefix, and never evict it. `forebay status` lists the pins."""
-    _run("pin", prefix, None, wait, admin_client(admin_url, config), json, allow_empty)
+    _run("pin", prefix, None, wait, client, json, allow_empty)
 
 
-def unpin(
-    prefix: PinnedArgument, config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False
-) -> None:
+@asks
+def unpin(client: AdminClient, prefix: PinnedArgument, json: JsonOption = False) -> None:
     """Let the gateway evict what lies under a pinned prefix again, when it needs room."""
-    answer = admin_client(admin_url, config).unpin(prefix)
+    answer = client.unpin(prefix)
     if json:
         print_json(answer.document())
     else:
         typer.echo(f"{printable(answer.prefix)} is not pinned any more")
 
 
+@asks
 def jobs(
+    client: AdminClient,
     job_id: Annotated[str | None, typer.Argument(metavar="JOB", help="One job; otherwise all.")] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="End the job.")] = False,
-    config: ConfigOption = None,
-    admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show the jobs of the running gateway, or one of them; or end one."""
     if cancel and job_id is None:
         raise typer.BadParameter("--cancel needs a job")
-    client = admin_client(admin_url, config)
     found = client.jobs() if job_id is None else [client.cancel_job(job_id) if cancel else client.job(job_id)]
     if json:
         documents = [job.document() for job in found]
@@ -127,16 +108,6 @@ def jobs(
         _show(found)
     else:
         typer.echo("there are no jobs", err=True)
-
-
-_PREFIX = "s3://train/imagenet/"
-_COMMANDS: tuple[tuple[Callable[..., None], str, *tuple[str, ...]], ...] = (
-    (warm, "Fetch objects into the cache.", f"forebay warm {_PREFIX} --wait", "forebay warm --manifest keys.txt"),
-    (evict, "Drop objects from the cache; the bucket keeps them.", f"forebay evict {_PREFIX}"),
-    (pin, "Fetch a prefix, and never evict it.", f"forebay pin {_PREFIX} --wait"),
-    (unpin, "Let a pinned prefix be evicted again.", f"forebay unpin {_PREFIX}"),
-    (jobs, "Show such work, or cancel it.", "forebay jobs", "forebay jobs 1b9d6bcd0a3e --cancel"),
-)
 
 
 def _run(
@@ -182,7 +153,15 @@ def follow(client: AdminClient, job: to.JobDocument, *, quiet: bool) -> to.JobDo
         with bar as progress:
             task = progress.add_task(job.kind, total=None)
             while True:
-                _advance(progress, task, job)
+                more = "" if job.found_all else "+"
+                progress.update(
+                    task,
+                    description=f"{job.kind} {job.objects_done}/{job.objects_found}{more} objects",
+                    completed=job.bytes_done,
+                    total=job.bytes_found if job.found_all and job.bytes_found else None,
+                    bytes_per_second=job.bytes_per_second,
+                    seconds_left=job.seconds_left,
+                )
                 if job.state != "running":
                     return job
                 time.sleep(_LOOK_SECONDS)
@@ -192,25 +171,13 @@ def follow(client: AdminClient, job: to.JobDocument, *, quiet: bool) -> to.JobDo
         raise
 
 
-def _advance(progress: Progress, task: TaskID, job: to.JobDocument) -> None:
-    of = job.objects_found if job.found_all else f"{job.objects_found}+"
-    progress.update(
-        task,
-        description=f"{job.kind} {job.objects_done}/{of} objects",
-        completed=job.bytes_done,
-        total=job.bytes_found if job.found_all and job.bytes_found else None,
-        bytes_per_second=job.bytes_per_second,
-        seconds_left=job.seconds_left,
-    )
-
-
-def job_text(job: to.JobDocument) -> str:
-    return printable(" ".join(filter(None, (job.kind, job.name, job.prefix or "manifest"))))
-
-
-_TABLE: Columns[to.JobDocument] = (
+JOBS: Columns[to.JobDocument] = (
     Column("job", lambda one: one.id),
-    Column("what", job_text, shortened=True),
+    Column(
+        "what",
+        lambda one: printable(" ".join(filter(None, (one.kind, one.name, one.prefix or "manifest")))),
+        shortened=True,
+    ),
     Column("state", lambda one: one.state + (" (cache is full)" if one.full else "")),
     Column(
         "objects", lambda one: f"{one.objects_done} of {one.objects_found}{'' if one.found_all else '+'}", right=True
@@ -224,7 +191,7 @@ _TABLE: Columns[to.JobDocument] = (
 
 
 def _show(found: list[to.JobDocument]) -> None:
-    print_table(_TABLE, found, lambda one: {"failed": "red", "running": "bold"}.get(one.state, ""))
+    print_table(JOBS, found, lambda one: {"failed": "red", "running": "bold"}.get(one.state, ""))
     for job in found:
         for error in job.errors:
             typer.echo(f"{job.id}: {printable(error)}")

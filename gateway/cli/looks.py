@@ -1,4 +1,4 @@
-"""What a running gateway is and does: `forebay status`, `slots`, `callers`, `requests` and `explain`."""
+"""Looks at a running gateway: `forebay status`, `slots`, `callers`, `requests` and `explain`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.admin.formatting import (
+    DISK_STATES,
     age_text,
     bucket_text,
     counted,
@@ -20,11 +21,11 @@ from gateway.admin.formatting import (
     waiting_text,
     wrong_with,
 )
-from gateway.admin.troubles import DISK_STATES
-from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_client, print_json, printable
+from gateway.cli.common import JsonOption, asks, print_json, printable
 from gateway.cli.tables import NOTHING, Column, Columns, print_table, print_text, rate_text, some_bytes_text
 
 if TYPE_CHECKING:
+    from gateway.admin.client import AdminClient
     from gateway.api import documents as to
 
 
@@ -158,9 +159,10 @@ def _bound_style(one: to.CallerDocument | to.SlotDocument) -> str:
     return "yellow" if one.binds else ""
 
 
-def callers(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False) -> None:
+@asks
+def callers(client: AdminClient, json: JsonOption = False) -> None:
     """Show who calls the gateway: limits, what runs and waits, what was throttled, and which limit binds."""
-    answer = admin_client(admin_url, config).callers()
+    answer = client.callers()
     if json:
         print_json(answer.document())
     else:
@@ -216,14 +218,13 @@ LimitOption = Annotated[
 ]
 
 
-def requests(
-    limit: LimitOption = 20, config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False
-) -> None:
+@asks
+def requests(client: AdminClient, limit: LimitOption = 20, json: JsonOption = False) -> None:
     """Show recent requests: the slowest of five minutes, the last that failed or were refused, failures of the origin.
 
     404, 412 and 416 are no refusals: clients ask for these on purpose.
     """
-    answer = admin_client(admin_url, config).requests(limit)
+    answer = client.requests(limit)
     if json:
         print_json(answer.document())
         return
@@ -276,9 +277,10 @@ _SLOTS: Columns[to.SlotDocument] = (
 )
 
 
-def slots(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False) -> None:
+@asks
+def slots(client: AdminClient, json: JsonOption = False) -> None:
     """Show what each slot has of the disk, its hits, its bandwidth now and by right, and which limit binds it."""
-    answer = admin_client(admin_url, config).slots()
+    answer = client.slots()
     if json:
         print_json(answer.document())
         return
@@ -328,11 +330,10 @@ _BELIEVED = {
 }
 
 
-def explain(
-    key: ObjectArgument, config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False
-) -> None:
+@asks
+def explain(client: AdminClient, key: ObjectArgument, json: JsonOption = False) -> None:
     """Say what the gateway knows of an object, which blocks are here, and why the others are not. Asks no origin."""
-    answer = admin_client(admin_url, config).explain(key)
+    answer = client.explain(key)
     if json:
         print_json(answer.document())
         return

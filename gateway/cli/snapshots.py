@@ -15,20 +15,12 @@ import typer
 
 from gateway.admin.formatting import counted, size_text
 from gateway.api import LINES_TYPE
-from gateway.cli.common import (
-    AdminUrlOption,
-    ConfigOption,
-    JsonOption,
-    admin_client,
-    explained,
-    fail,
-    print_json,
-    printable,
-)
+from gateway.cli.common import JsonOption, asks, explained, fail, print_json, printable
 from gateway.cli.jobs import AllowEmptyOption, follow, pieces_of
 from gateway.cli.tables import NOTHING, Column, Columns, print_table
 
 if TYPE_CHECKING:
+    from gateway.admin.client import AdminClient
     from gateway.api import documents as to
 
 app = typer.Typer(name="snapshot", help="Freeze data sets under a name.", no_args_is_help=True)
@@ -40,19 +32,18 @@ ForceOption = Annotated[
 
 
 @app.command(**explained("forebay snapshot create imagenet-2026-11 s3://train/imagenet/"))
+@asks
 def create(
+    client: AdminClient,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new snapshot.")],
     prefix: Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The keys that it holds.")],
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Do not wait for the snapshot: forebay jobs shows the progress.")
     ] = False,
     allow_empty: AllowEmptyOption = False,
-    config: ConfigOption = None,
-    admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """List a prefix in the bucket, and save the listing under a name."""
-    client = admin_client(admin_url, config)
     job = client.create_snapshot(name, prefix, allow_empty=allow_empty)
     if no_wait:
         print_json(job.document()) if json else typer.echo(f"job {job.id} is running: forebay jobs {job.id}")
@@ -64,9 +55,10 @@ def create(
 
 
 @app.command("list", **explained("forebay snapshot list"))
-def list_(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: JsonOption = False) -> None:
+@asks
+def list_(client: AdminClient, json: JsonOption = False) -> None:
     """Show the snapshots."""
-    answer = admin_client(admin_url, config).snapshots()
+    answer = client.snapshots()
     if json:
         print_json(answer.document())
     elif answer.snapshots:
@@ -76,18 +68,18 @@ def list_(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: J
 
 
 @app.command(**explained("forebay snapshot diff imagenet-2026-11"))
+@asks
 def diff(
+    client: AdminClient,
     name: NameArgument,
     other: Annotated[
         str | None, typer.Argument(metavar="OTHER", help="Another snapshot; otherwise the bucket now.")
     ] = None,
-    config: ConfigOption = None,
-    admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show what was added, removed and changed since, in another snapshot or in the bucket now."""
     counts: dict[str, Any] | None = None
-    for line in admin_client(admin_url, config).snapshot_differences(name, other):
+    for line in client.snapshot_differences(name, other):
         document = orjson.loads(line)
         if "error" in document:
             fail(printable(document["error"]))
@@ -104,26 +96,21 @@ def diff(
 
 
 @app.command(**explained("forebay snapshot delete imagenet-2026-11"))
-def delete(
-    name: NameArgument,
-    force: ForceOption = False,
-    config: ConfigOption = None,
-    admin_url: AdminUrlOption = None,
-    json: JsonOption = False,
-) -> None:
+@asks
+def delete(client: AdminClient, name: NameArgument, force: ForceOption = False, json: JsonOption = False) -> None:
     """Delete a snapshot. The bucket and the cache keep their objects."""
-    answer = admin_client(admin_url, config).delete_snapshot(name, force=force)
+    answer = client.delete_snapshot(name, force=force)
     print_json(answer.document()) if json else typer.echo(f"snapshot {answer.name} is deleted")
 
 
 @app.command(**explained("forebay snapshot export imagenet-2026-11 imagenet.jsonl"))
+@asks
 def export(
+    client: AdminClient,
     name: NameArgument,
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="Where to write it; `-`, or nothing, for standard output.")
     ] = None,
-    config: ConfigOption = None,
-    admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Write a snapshot as JSON lines, which `import` makes a snapshot of again, here or elsewhere.
@@ -133,7 +120,7 @@ def export(
     objects, file = 0, None if file == Path("-") else file
     with _output(file) as output:
         left: int | None = None
-        for line in admin_client(admin_url, config).snapshot_lines(name):
+        for line in client.snapshot_lines(name):
             objects += left is not None
             left = orjson.loads(line)["objects"] if left is None else left - 1
             output.write(line + b"\n")
@@ -144,15 +131,15 @@ def export(
 
 
 @app.command("import", **explained("forebay snapshot import imagenet-2026-11 imagenet.jsonl"))
+@asks
 def import_(
+    client: AdminClient,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new snapshot.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines, in any order; `-` for standard input.")],
-    config: ConfigOption = None,
-    admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Make a snapshot of JSON lines, as `export` writes them."""
-    _tell(admin_client(admin_url, config).import_snapshot(name, pieces_of(file), LINES_TYPE), "imported", json)
+    _tell(client.import_snapshot(name, pieces_of(file), LINES_TYPE), "imported", json)
 
 
 @contextmanager

@@ -19,11 +19,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from gateway.admin.formatting import counted, origin_text, size_text, waiting_text, wrong_with
-from gateway.admin.troubles import DISK_STATES
+from gateway.admin.formatting import DISK_STATES, counted, origin_text, size_text, waiting_text, wrong_with
 from gateway.cli.checkpoints import share_text
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_address, printable
-from gateway.cli.jobs import job_text
+from gateway.cli.jobs import JOBS
 from gateway.cli.looks import request_style, seconds_text
 from gateway.cli.tables import (
     NOTHING,
@@ -312,7 +311,7 @@ def _tables(figures: Figures) -> Iterator[tuple[str, Columns[Any], list[Row]]]:
     if (shown := figures.overview) is None:
         return
     yield "slots", _SLOTS, list(rows_of(_SLOTS, shown.slots, lambda one: "yellow" if one.binds else ""))
-    yield "jobs", _JOBS, list(rows_of(_JOBS, shown.jobs, lambda one: "red" if one.state == "failed" else ""))
+    yield "jobs", JOBS, list(rows_of(JOBS, shown.jobs, lambda one: "red" if one.state == "failed" else ""))
     yield "checkpoints", _CHECKPOINTS, list(rows_of(_CHECKPOINTS, latest(shown.checkpoints), _state_style))
     requests = _requests_at(figures.at)
     yield "slow requests", requests, list(rows_of(requests, shown.requests.slowest, request_style))
@@ -362,9 +361,13 @@ def _health(status: to.Status) -> Iterator[Line]:
 
 def _throughput(figures: Figures, status: to.Status, history: Sequence[float]) -> Iterator[Line]:
     rates = figures.rates
-    yield f"served    {_served(rates)}", ""
-    if rates is not None:
-        yield f"requests  {_requests(rates)}", ""
+    if rates is None:
+        yield f"served    {NOTHING}", ""
+    else:
+        hits = "" if rates.hit_ratio is None else f", hits {rates.hit_ratio:.1%}"
+        yield f"served    {size_text(rates.served_bytes)}/s, received {size_text(rates.received_bytes)}/s{hits}", ""
+        each = "" if rates.request_seconds is None else f", {rates.request_seconds * 1000:.3g} ms each"
+        yield f"requests  {rates.requests:.4g}/s{each}", ""
         yield (
             f"origin    read {size_text(rates.origin_read_bytes)}/s, written "
             f"{size_text(rates.origin_written_bytes)}/s, of it flushes {size_text(rates.flush_bytes)}/s",
@@ -385,18 +388,6 @@ def _throughput(figures: Figures, status: to.Status, history: Sequence[float]) -
         yield f"          {curve(history)}", "cyan"
 
 
-def _served(rates: Rates | None) -> str:
-    if rates is None:
-        return NOTHING
-    text = f"{size_text(rates.served_bytes)}/s, received {size_text(rates.received_bytes)}/s"
-    return text if rates.hit_ratio is None else f"{text}, hits {rates.hit_ratio:.1%}"
-
-
-def _requests(rates: Rates) -> str:
-    text = f"{rates.requests:.4g}/s"
-    return text if rates.request_seconds is None else f"{text}, {rates.request_seconds * 1000:.3g} ms each"
-
-
 def curve(history: Sequence[float]) -> str:
     """Return the last rates as blocks, the greatest of them as a full one; and its number."""
     most = max(history)
@@ -413,14 +404,6 @@ _SLOTS: Columns[to.SlotDocument] = (
     Column("write", lambda one: rate_text(one.write_bandwidth.bytes_per_second), right=True),
     Column("unflushed", lambda one: size_text(one.unflushed.bytes) if one.unflushed else NOTHING, right=True, rank=1),
     Column("bound by", lambda one: ", ".join(one.binds) or NOTHING, rank=2),
-)
-_JOBS: Columns[to.JobDocument] = (
-    Column("job", lambda one: one.id, rank=2),
-    Column("what", job_text, shortened=True),
-    Column("state", lambda one: one.state),
-    Column("done", lambda one: _done(one), right=True),
-    Column("rate", lambda one: rate_text(one.bytes_per_second), right=True, rank=1),
-    Column("left", lambda one: duration_text(one.seconds_left), right=True),
 )
 _CHECKPOINTS: Columns[to.Checkpoint] = (
     Column("checkpoint", lambda one: printable(one.url), shortened=True),
@@ -445,10 +428,6 @@ def _requests_at(at: float) -> Columns[to.RecentRequest]:
         Column("caller", lambda one: printable(one.caller), shortened=True, rank=4),
         Column("request id", lambda one: one.request_id, rank=5),
     )
-
-
-def _done(one: to.JobDocument) -> str:
-    return f"{one.bytes_done / one.bytes_found:.0%}" if one.found_all and one.bytes_found else f"{one.objects_done:,}"
 
 
 def _state_style(one: to.Checkpoint) -> str:

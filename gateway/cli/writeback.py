@@ -15,18 +15,7 @@ import orjson
 import typer
 
 from gateway.admin.formatting import age_text, are, counted, no_objects_yet_text, size_text
-from gateway.cli.common import (
-    AdminUrlOption,
-    ConfigOption,
-    JsonOption,
-    admin_client,
-    as_a_client,
-    explained,
-    fail,
-    load,
-    print_json,
-    printable,
-)
+from gateway.cli.common import ConfigOption, JsonOption, as_a_client, asks, explained, fail, load, print_json, printable
 from gateway.cli.tables import NOTHING, Column, Columns, bytes_progress, print_table, some_bytes_text
 from gateway.config.defaults import OWN_NAME, is_own
 from gateway.core.errors import StartupError, WritebackError
@@ -90,20 +79,19 @@ LimitOption = Annotated[
 
 
 @app.command("list", **explained("forebay writeback list --problems"))
+@asks
 def list_(
+    client: AdminClient,
     prefix: PrefixArgument = "s3://",
     problems: ProblemsOption = False,
     uploads: UploadsOption = False,
     limit: LimitOption = _LISTED_MAX,
-    config: ConfigOption = None,
-    admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show the writes that the gateway has acknowledged and the bucket does not have yet, a line each."""
     if problems and uploads:
         raise typer.BadParameter("give --problems or --uploads")
     _check(prefix)
-    client = admin_client(admin_url, config)
     if uploads:
         _list(client.open_uploads(prefix), limit, "open upload", _UPLOADS, json=json)
     else:
@@ -157,12 +145,12 @@ def _list(
 
 
 @app.command(**explained("forebay writeback resolve s3://checkpoints/run/step-100/model.pt keep-ours"))
+@asks
 def resolve(
+    client: AdminClient,
     name: ObjectArgument,
     decision: DecisionArgument,
     yes: YesOption = False,
-    config: ConfigOption = None,
-    admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Decide about a write that does not get to the bucket by itself.
@@ -171,7 +159,6 @@ def resolve(
     manifest that waits for files is sent without them.
     """
     _check(name)
-    client = admin_client(admin_url, config)
     sequence = _confirmed(client, name) if decision is not ConflictDecision.KEEP_OURS and not yes else None
     answer = client.resolve(name, decision.value, sequence)
     if json:
@@ -186,13 +173,13 @@ def resolve(
 
 
 @app.command(**explained("forebay writeback abort s3://checkpoints/run/ --prefix"))
+@asks
 def abort(
+    client: AdminClient,
     name: OptionalObjectArgument = None,
     upload_id: UploadIdOption = None,
     under: UnderOption = False,
     yes: AbortYesOption = False,
-    config: ConfigOption = None,
-    admin_url: AdminUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Abort multipart uploads that their clients have not completed. The buffer gets their room back.
@@ -203,7 +190,6 @@ def abort(
         raise typer.BadParameter("give s3://BUCKET/KEY or --upload-id")
     if name is not None:
         _check(name)
-    client = admin_client(admin_url, config)
     if name is None:
         upload_ids = [upload_id or ""]
     else:

@@ -18,7 +18,7 @@ from gateway.config.defaults import aws_endpoint_url, aws_endpoint_variable
 from gateway.config.entries import BucketSettings, OriginCredentialSettings, SlotSettings
 from gateway.config.fields import valid_endpoint_url
 from gateway.config.problems import Hidden, shown
-from gateway.config.settings import Settings
+from gateway.config.settings import OriginSettings, Settings
 from gateway.config.slot_checks import (
     BLOCKS_MIN,
     buffer_problems,
@@ -48,7 +48,6 @@ def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigErro
         _named_origin_credentials,
         _buckets,
         _references_to_origin_credentials,
-        _files,
         _log_files,
         _tracing,
         _capacity,
@@ -76,10 +75,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _unchecked(settings: Settings) -> bool:
-    return not settings.credentials
-
-
 def _listening(settings: Settings) -> Iterator[ConfigError]:
     server, admin = settings.server, settings.admin
     if server.allow_unsigned and settings.credentials:
@@ -88,7 +83,7 @@ def _listening(settings: Settings) -> Iterator[ConfigError]:
             True,
             "must be false with [[credentials]]: callers that do not sign would have more rights than those that do",
         )
-    if not is_loopback(server.host) and _unchecked(settings) and not server.insecure:
+    if not is_loopback(server.host) and not settings.credentials and not server.insecure:
         yield ConfigError(
             "server.host", server.host, "a loopback address; any other needs [[credentials]], or server.insecure = true"
         )
@@ -96,12 +91,12 @@ def _listening(settings: Settings) -> Iterator[ConfigError]:
         yield ConfigError(
             "admin.host", admin.host, "a loopback address; any other needs admin.token, or admin.insecure = true"
         )
-    if server.port and server.port == admin.port and _same_host(server.host, admin.host):
+    if (
+        server.port
+        and server.port == admin.port
+        and (server.host == admin.host or {"0.0.0.0", "::"} & {server.host, admin.host})
+    ):
         yield ConfigError("admin.port", admin.port, "server.port has this port already: choose another")
-
-
-def _same_host(one: str, other: str) -> bool:
-    return one == other or "0.0.0.0" in (one, other) or "::" in (one, other)
 
 
 def _certificate(settings: Settings) -> Iterator[ConfigError]:
@@ -131,6 +126,7 @@ def _unusable_pair(certificate: PemFile, key: PemFile) -> Iterator[ConfigError]:
 
 def _origin_endpoint(settings: Settings) -> Iterator[ConfigError]:
     """Check the endpoint, which may come from an AWS variable; the file's value was checked when it was read."""
+    yield from _certificates("origin.ca_bundle", settings.origin.ca_bundle)
     try:
         valid_endpoint_url(settings.origin.endpoint_url)
     except ValueError as error:
@@ -140,13 +136,17 @@ def _origin_endpoint(settings: Settings) -> Iterator[ConfigError]:
 
 def _origin_credentials(settings: Settings) -> Iterator[ConfigError]:
     origin = settings.origin
-    if (origin.access_key_id is None) != (origin.secret_access_key is None):
-        missing = "secret_access_key" if origin.secret_access_key is None else "access_key_id"
-        yield ConfigError(f"origin.{missing}", None, "access_key_id and a secret go together")
-    if origin.session_token is not None and origin.access_key_id is None:
-        yield ConfigError("origin.session_token", Hidden(), "needs access_key_id")
+    yield from _key_pair("origin", origin)
     if origin.profile is not None and origin.access_key_id is not None:
         yield ConfigError("origin.profile", origin.profile, "remove this or access_key_id: both say which key signs")
+
+
+def _key_pair(key: str, one: OriginSettings | OriginCredentialSettings) -> Iterator[ConfigError]:
+    if (one.access_key_id is None) != (one.secret_access_key is None):
+        missing = "secret_access_key" if one.secret_access_key is None else "access_key_id"
+        yield ConfigError(f"{key}.{missing}", None, "access_key_id and a secret go together")
+    if one.session_token is not None and one.access_key_id is None:
+        yield ConfigError(f"{key}.session_token", Hidden(), "needs access_key_id")
 
 
 _OF_ROLES = (
@@ -170,11 +170,7 @@ def _named_origin_credentials(settings: Settings) -> Iterator[ConfigError]:
         if len(ways) != 1:
             found = " and ".join(ways) or "none"
             yield ConfigError(f"{key} ({one.name})", found, "exactly one of access_key_id, profile and role_arn")
-        if (one.access_key_id is None) != (one.secret_access_key is None):
-            missing = "secret_access_key" if one.secret_access_key is None else "access_key_id"
-            yield ConfigError(f"{key}.{missing}", None, "access_key_id and a secret go together")
-        if one.session_token is not None and one.access_key_id is None:
-            yield ConfigError(f"{key}.session_token", Hidden(), "needs access_key_id")
+        yield from _key_pair(key, one)
         yield from _role(key, one)
 
 
@@ -263,10 +259,6 @@ def _tracing(settings: Settings) -> Iterator[ConfigError]:
     endpoint_url = settings.tracing.endpoint_url
     if endpoint_url is not None and not _traces_can_be_sent():
         yield ConfigError("tracing.endpoint_url", endpoint_url, "needs the extra: pip install '.[otel]' in a clone")
-
-
-def _files(settings: Settings) -> Iterator[ConfigError]:
-    yield from _certificates("origin.ca_bundle", settings.origin.ca_bundle)
 
 
 def _certificates(key: str, bundle: PemFile | None) -> Iterator[ConfigError]:
@@ -362,7 +354,7 @@ def not_in_force(settings: Settings) -> list[str]:
 def not_protected(settings: Settings) -> list[str]:
     """Return warnings about ports that anyone can use."""
     warnings = []
-    if not is_loopback(settings.server.host) and _unchecked(settings):
+    if not is_loopback(settings.server.host) and not settings.credentials:
         warnings.append(
             f"INSECURE: {settings.server.host} is not a loopback address and callers are not held to [[credentials]]: "
             "whoever reaches the S3 port acts with the gateway's own rights at the origin"
@@ -372,7 +364,7 @@ def not_protected(settings: Settings) -> list[str]:
         )
     used = {one.origin_credentials for one in settings.buckets} | {one.origin_credentials for one in settings.slots}
     used -= {None}
-    if used and _unchecked(settings):
+    if used and not settings.credentials:
         who = (
             "whoever reaches the S3 port"
             if settings.server.allow_unsigned
@@ -440,13 +432,9 @@ def own_address_problem(settings: Settings, environment: Mapping[str, str]) -> C
 
 def _is_own_address(settings: Settings, endpoint_url: str) -> bool:
     parts = urlsplit(endpoint_url)
-    port = _port(parts.port, parts.scheme)
+    port = parts.port if parts.port is not None else {"https": 443}.get(parts.scheme, 80)
     ours = [one.host for one in (settings.server, settings.admin) if one.port == port]
     return bool(parts.hostname) and any(_reaches(parts.hostname or "", host) for host in ours)
-
-
-def _port(given: int | None, scheme: str) -> int:
-    return given if given is not None else {"https": 443}.get(scheme, 80)
 
 
 def _reaches(origin_host: str, own_host: str) -> bool:

@@ -479,7 +479,7 @@ class SlotSettings(Section):
 
     @cached_property
     def consistency(self) -> Literal["strict", "ttl", "immutable", "snapshot"]:
-        """When the slot shows changes that others make, also where nobody states it."""
+        """The stated consistency, or the one that a slot of this mode has without."""
         return self.stated_consistency or ("ttl" if self.mode == "read-only" else "strict")
 
     @model_validator(mode="before")

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from pydantic import SecretStr, ValidationError
@@ -283,6 +283,9 @@ def validated(document: dict[str, object]) -> Settings:
         raise SettingsError(problems_of(error)) from None
 
 
+T = TypeVar("T", bound=Section)
+
+
 def _with_files(settings: Settings, running: Settings | None) -> Settings:
     """Read the files named by settings, so that all processes have the same content, even if the files change.
 
@@ -295,16 +298,15 @@ def _with_files(settings: Settings, running: Settings | None) -> Settings:
         bundles = (running.origin.ca_bundle, *(bucket.ca_bundle for bucket in running.buckets))
         known = {bundle.path: bundle for bundle in bundles if bundle is not None}
     pem = {"certificate_file": _content(server.certificate_file), "key_file": _content(server.key_file)}
+
+    def with_secret(key: str, section: T, name: str = "secret_access_key") -> T:
+        return section.model_copy(update=_secret(key, section, name, problems))
+
     origin_credentials = [
-        one.model_copy(update=_secret(f"origin_credentials[{i}]", one, "secret_access_key", problems))
-        for i, one in enumerate(settings.origin_credentials)
+        with_secret(f"origin_credentials[{i}]", one) for i, one in enumerate(settings.origin_credentials)
     ]
-    credentials = [
-        one.model_copy(update=_secret(f"credentials[{i}]", one, "secret_access_key", problems))
-        for i, one in enumerate(settings.credentials)
-    ]
-    of_origin = _secret("origin", origin, "secret_access_key", problems)
-    of_admin = _secret("admin", admin, "token", problems)
+    credentials = [with_secret(f"credentials[{i}]", one) for i, one in enumerate(settings.credentials)]
+    origin, admin = with_secret("origin", origin), with_secret("admin", admin, "token")
     trusted = _content(origin.ca_bundle, known)
     buckets = [one.model_copy(update={"ca_bundle": _content(one.ca_bundle, known)}) for one in settings.buckets]
     problems += _missing_secrets(credentials, problems)
@@ -313,8 +315,8 @@ def _with_files(settings: Settings, running: Settings | None) -> Settings:
     return settings.model_copy(
         update={
             "server": server.model_copy(update=pem),
-            "origin": origin.model_copy(update=of_origin | {"ca_bundle": trusted}),
-            "admin": admin.model_copy(update=of_admin),
+            "origin": origin.model_copy(update={"ca_bundle": trusted}),
+            "admin": admin,
             "credentials": credentials,
             "buckets": buckets,
             "origin_credentials": origin_credentials,

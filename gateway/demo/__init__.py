@@ -33,10 +33,16 @@ def main(json: bool = False, workload: Workload | None = None) -> int:
         console.print("forebay demo: interrupted; what it started is stopped, what it wrote is removed", soft_wrap=True)
         return 128 + interrupted.signal_number
     except DemoError as error:
-        _explain(error, console)
+        if error.log:
+            console.print(error.log, markup=False, highlight=False, style="dim", soft_wrap=True)
+        console.print(f"forebay demo failed: {error}", markup=False, highlight=False, style="bold red", soft_wrap=True)
         return 1
     _show(report, as_json=json)
-    return _verdict(report, console)
+    missed = report.not_from_cache()
+    for one in missed:
+        rounds = [dict(reading.cache) for reading in (*one.forebay, *one.strict)]
+        console.print(f"forebay demo failed: “{one.what}” did not all come from cache again: {rounds}", soft_wrap=True)
+    return 1 if missed else 0
 
 
 def _run(workload: Workload, narrator: Narrator, interruptions: Interruptions) -> Report:
@@ -64,12 +70,6 @@ def _require_extra() -> None:
         raise DemoError(f"{', '.join(missing)} not installed; the demo needs: pip install '.[demo]' in a clone")
 
 
-def _explain(error: DemoError, console: Console) -> None:
-    if error.log:
-        console.print(error.log, markup=False, highlight=False, style="dim", soft_wrap=True)
-    console.print(f"forebay demo failed: {error}", markup=False, highlight=False, style="bold red", soft_wrap=True)
-
-
 def _show(report: Report, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(orjson.dumps(report.as_dict(), option=orjson.OPT_INDENT_2).decode() + "\n")
@@ -84,11 +84,3 @@ def _own_command() -> str:
     """`forebay` where the shell finds it, else the path that it was called by, such as .venv/bin/forebay."""
     called = Path(sys.argv[0])
     return str(called) if called.name == "forebay" and shutil.which("forebay") is None else "forebay"
-
-
-def _verdict(report: Report, console: Console) -> int:
-    missed = report.not_from_cache()
-    for one in missed:
-        rounds = [dict(reading.cache) for reading in (*one.forebay, *one.strict)]
-        console.print(f"forebay demo failed: “{one.what}” did not all come from cache again: {rounds}", soft_wrap=True)
-    return 1 if missed else 0

@@ -1,4 +1,4 @@
-"""What the demo tells: its progress on stderr, and its last word as a table for people and as JSON for programs."""
+"""The demo's progress on stderr, and its figures as a table for people and as JSON for programs."""
 
 from __future__ import annotations
 

@@ -154,13 +154,10 @@ class DemoProcess:
             for raw in stdout:
                 log.write(raw)
                 log.flush()
-                self._look_for_readiness(raw.decode(errors="replace"))
+                if self._match is None and (found := self._ready.search(raw.decode(errors="replace"))):
+                    self._match = found
+                    self._answered.set()
         self._answered.set()
-
-    def _look_for_readiness(self, line: str) -> None:
-        if self._match is None and (found := self._ready.search(line)):
-            self._match = found
-            self._answered.set()
 
 
 REGION = "us-east-1"
@@ -210,49 +207,23 @@ def _start(workload: Workload, interruptions: Interruptions, undo: ExitStack) ->
         undo.callback(shutil.rmtree, directory)
     _require_room(directory)
     keys = AccessKey("demo-key", secrets.token_urlsafe(24))
-    start = _Starter(undo, interruptions, _child_environment(directory, keys), directory)
-    origin = start("origin", ["gateway.demo.bucket"], _LISTENING)
+    environment, processes = _child_environment(directory, keys), list[DemoProcess]()
+
+    def start(name: str, arguments: list[str], ready: re.Pattern[str]) -> str:
+        with interruptions.held():  # the end of a child is registered before it is waited for
+            processes.append(DemoProcess(name, arguments, ready, environment, directory / f"{name}.log"))
+            undo.callback(processes[-1].stop)
+        return processes[-1].wait_until_ready()[1]
+
+    port = start("origin", ["gateway.demo.bucket"], _LISTENING)
     shape = [str(workload.first_byte_seconds), str(workload.connection_bytes_per_second)]
-    distance = start("distance", ["gateway.demo.bucket", origin.match[1], *shape], _LISTENING)
-    bucket_url = f"http://127.0.0.1:{distance.match[1]}"
-    gateways = [
-        start(name, ["gateway", "serve", "--config", str(config)], _FOREBAY_READY)
-        for name, config in (
-            ("forebay", _write_config(directory, "forebay", bucket_url, _recommended_slots(workload.bucket))),
-            ("forebay-strict", _write_config(directory, "forebay-strict", bucket_url, _strict_slots(workload.bucket))),
-        )
-    ]
-    forebay, strict = gateways
-    return Stack(
-        bucket_url=bucket_url,
-        forebay_url=forebay.match[1],
-        strict_url=strict.match[1],
-        keys=keys,
-        directory=directory,
-        processes=(origin.process, distance.process, forebay.process, strict.process),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Started:
-    process: DemoProcess
-    match: re.Match[str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Starter:
-    """Starts children whose end is registered before they are waited for."""
-
-    undo: ExitStack
-    interruptions: Interruptions
-    environment: Mapping[str, str]
-    directory: Path
-
-    def __call__(self, name: str, arguments: list[str], ready: re.Pattern[str]) -> _Started:
-        with self.interruptions.held():
-            process = DemoProcess(name, arguments, ready, self.environment, self.directory / f"{name}.log")
-            self.undo.callback(process.stop)
-        return _Started(process, process.wait_until_ready())
+    port = start("distance", ["gateway.demo.bucket", port, *shape], _LISTENING)
+    bucket_url, urls = f"http://127.0.0.1:{port}", []
+    for name, rules in (("forebay", _RECOMMENDED), ("forebay-strict", _STRICT)):
+        config = _write_config(directory, name, bucket_url, workload.bucket, rules)
+        urls.append(start(name, ["gateway", "serve", "--config", str(config)], _FOREBAY_READY))
+    forebay_url, strict_url = urls
+    return Stack(bucket_url, forebay_url, strict_url, keys, directory, tuple(processes))
 
 
 def _require_room(directory: Path) -> None:
@@ -280,38 +251,12 @@ def _child_environment(directory: Path, keys: AccessKey) -> dict[str, str]:
     }
 
 
-def _recommended_slots(bucket: str) -> str:
-    return f"""\
-[[slots]]
-name = "data"
-prefix = "s3://{bucket}/{DATA_PREFIX}"
-mode = "read-only"
-consistency = "immutable"
-[[slots]]
-name = "checkpoints"
-prefix = "s3://{bucket}/{CHECKPOINT_PREFIX}"
-write = "back"
-consistency = "ttl"
-metadata_ttl = "10m"
-"""
+_RECOMMENDED = ('consistency = "immutable"', 'consistency = "ttl"\nmetadata_ttl = "10m"')
+_STRICT = ('consistency = "strict"', 'consistency = "strict"')
+"""The rules of the slots of data and of checkpoints."""
 
 
-def _strict_slots(bucket: str) -> str:
-    return f"""\
-[[slots]]
-name = "data"
-prefix = "s3://{bucket}/{DATA_PREFIX}"
-mode = "read-only"
-consistency = "strict"
-[[slots]]
-name = "checkpoints"
-prefix = "s3://{bucket}/{CHECKPOINT_PREFIX}"
-write = "back"
-consistency = "strict"
-"""
-
-
-def _write_config(directory: Path, name: str, bucket_url: str, slots: str) -> Path:
+def _write_config(directory: Path, name: str, bucket_url: str, bucket: str, rules: tuple[str, str]) -> Path:
     path = directory / f"{name}.toml"
     path.write_text(
         f"""\
@@ -326,7 +271,17 @@ region = "{REGION}"
 directory = "{directory / f"{name}-cache"}"
 capacity = "1GiB"
 persistent = true
-{slots}""",
+[[slots]]
+name = "data"
+prefix = "s3://{bucket}/{DATA_PREFIX}"
+mode = "read-only"
+{rules[0]}
+[[slots]]
+name = "checkpoints"
+prefix = "s3://{bucket}/{CHECKPOINT_PREFIX}"
+write = "back"
+{rules[1]}
+""",
         encoding="utf-8",
     )
     return path

@@ -146,12 +146,12 @@ class _Job:
         """Time a first run through Forebay, then rounds in which the routes take turns: all meet the same machine."""
         first = once(self.forebay, 0)
         once(self.strict, 0)
-        rounds = [[once(route, n) for route in self._routes()] for n in range(1, self.workload.rounds + 1)]
+        rounds = [
+            [once(route, n) for route in (self.direct, self.forebay, self.strict)]
+            for n in range(1, self.workload.rounds + 1)
+        ]
         direct, forebay, strict = ([one[place] for one in rounds] for place in range(3))
         return Comparison(what, direct, forebay, first=first, strict=strict, rereads=rereads)
-
-    def _routes(self) -> tuple[_Route, ...]:
-        return (self.direct, self.forebay, self.strict)
 
 
 def _when(number: int) -> str:

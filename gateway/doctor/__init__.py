@@ -28,20 +28,17 @@ class Finding:
     advice: str = ""
 
 
-def ok(area: str, found: str) -> Finding:
-    """All is well."""
-    return Finding(area, Level.OK, found)
+class Area(str):
+    """A part of the machine that is looked at; it makes findings."""
 
+    def ok(self, found: str) -> Finding:
+        return Finding(self, Level.OK, found)
 
-def note(area: str, found: str, advice: str = "") -> Finding:
-    """Worth knowing."""
-    return Finding(area, Level.NOTE, found, advice)
+    def note(self, found: str, advice: str = "") -> Finding:
+        return Finding(self, Level.NOTE, found, advice)
 
+    def warning(self, found: str, advice: str) -> Finding:
+        return Finding(self, Level.WARNING, found, advice)
 
-def warning(area: str, found: str, advice: str) -> Finding:
-    """Risky or slow."""
-    return Finding(area, Level.WARNING, found, advice)
-
-
-def error(area: str, found: str, advice: str) -> Finding:
-    return Finding(area, Level.ERROR, found, advice)
+    def error(self, found: str, advice: str) -> Finding:
+        return Finding(self, Level.ERROR, found, advice)

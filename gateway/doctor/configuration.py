@@ -13,10 +13,10 @@ from gateway.config import Settings
 from gateway.config.checks import is_loopback
 from gateway.config.loading import LoadedSettings
 from gateway.config.problems import SettingsError
-from gateway.doctor import Finding, error, note, ok, warning
+from gateway.doctor import Area, Finding
 from gateway.serve.listeners import url
 
-AREA, CLIENTS = "configuration", "clients here"
+AREA, CLIENTS = Area("configuration"), Area("clients here")
 
 _ADVICE: Mapping[str, str] = {
     "the admin port listens": "set admin.token, or listen on 127.0.0.1",
@@ -36,7 +36,7 @@ def unusable(problems: SettingsError) -> Iterator[Finding]:
     """Every setting that cannot be used."""
     for problem in problems.problems:
         where = problem.source or "the file"
-        yield error(AREA, str(problem), f"change {problem.key} in {where}; docs/configuration.md has every key")
+        yield AREA.error(str(problem), f"change {problem.key} in {where}; docs/configuration.md has every key")
 
 
 def configuration(file: Path | None, loaded: LoadedSettings) -> Iterator[Finding]:
@@ -44,32 +44,28 @@ def configuration(file: Path | None, loaded: LoadedSettings) -> Iterator[Finding
     settings = loaded.settings
     origin = "no file, so variables and defaults" if file is None else str(file)
     slots = len(settings.slots)
-    yield ok(
-        AREA,
+    yield AREA.ok(
         f"{origin}: {slots} slot{'' if slots == 1 else 's'}, cache of {size_text(settings.cache.capacity_bytes)} in "
-        f"{settings.cache.directory}, origin {settings.origin.endpoint_url}",
+        f"{settings.cache.directory}, origin {settings.origin.endpoint_url}"
     )
     for text in loaded.warnings:
         if _ABOUT_THE_DISK in text:
             continue
         advice = next((advice for words, advice in _ADVICE.items() if words in text), "see docs/configuration.md")
-        yield warning(AREA, text, advice)
+        yield AREA.warning(text, advice)
     yield from _slots(settings)
 
 
 def _slots(settings: Settings) -> Iterator[Finding]:
     if not settings.slots:
-        yield note(
-            AREA,
+        yield AREA.note(
             "no [[slots]]: each GET asks the origin by HEAD whether the object is the same, and writes go through",
             'give data that does not change a slot with mode = "read-only" and consistency = "immutable"',
         )
     for slot in settings.slots:
         if slot.write == "scratch":
-            yield note(
-                AREA,
-                f"slot {slot.name}: write = scratch sends nothing to the origin",
-                "keep nothing there that must last",
+            yield AREA.note(
+                f"slot {slot.name}: write = scratch sends nothing to the origin", "keep nothing there that must last"
             )
 
 
@@ -80,28 +76,23 @@ def clients(settings: Settings, environment: Mapping[str, str]) -> Iterator[Find
     gateway = url(scheme, host, settings.server.port or 9000)
     variable, endpoint = _endpoint(environment)
     if environment.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
-        yield warning(
-            CLIENTS,
-            "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS is true: SDKs go past the gateway",
-            "unset it in the shell of jobs",
+        yield CLIENTS.warning(
+            "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS is true: SDKs go past the gateway", "unset it in the shell of jobs"
         )
     elif not endpoint:
-        yield note(
-            CLIENTS,
+        yield CLIENTS.note(
             "AWS_ENDPOINT_URL_S3 is not set: SDKs in this shell go past the gateway",
             f"export AWS_ENDPOINT_URL_S3={gateway}",
         )
     elif _is_same(endpoint, gateway):
-        yield ok(CLIENTS, f"{variable} names the gateway: {gateway}")
+        yield CLIENTS.ok(f"{variable} names the gateway: {gateway}")
     elif _is_same(endpoint, settings.origin.endpoint_url):
-        yield note(
-            CLIENTS,
+        yield CLIENTS.note(
             f"{variable} names the origin: right for the gateway itself, and past it for jobs",
             f"in the shell of jobs: export AWS_ENDPOINT_URL_S3={gateway}",
         )
     else:
-        yield warning(
-            CLIENTS,
+        yield CLIENTS.warning(
             f"{variable} names {_harmless(endpoint)}, and the gateway is at {gateway}",
             f"export AWS_ENDPOINT_URL_S3={gateway}",
         )
@@ -150,8 +141,7 @@ def _proxies(host: str, environment: Mapping[str, str]) -> Iterator[Finding]:
     spared = [one.strip().lstrip(".") for one in around.split(",")]
     is_spared = "*" in spared or host in spared or (is_loopback(host) and {"localhost", "127.0.0.1"} & {*spared})
     if named and not is_spared:
-        yield warning(
-            CLIENTS,
+        yield CLIENTS.warning(
             f"{named[0]} is set, and no_proxy does not spare {host}: SDKs ask the proxy for the gateway",
             f"export no_proxy={','.join(filter(None, [*spared, host]))}",
         )

@@ -15,12 +15,12 @@ from pathlib import Path
 from gateway.admin.formatting import size_text
 from gateway.config import Settings
 from gateway.config.defaults import disk_usage, file_system_kind
-from gateway.doctor import Finding, error, note, ok, warning
+from gateway.doctor import Area, Finding
 from gateway.serve.shared_directory import SHARED_MEMORY, room_needed_bytes
 from gateway.serve.system import DESCRIPTORS_ADVISED, DESCRIPTORS_MIN
 from gateway.shared.arena import names_max
 
-DISK, LIMITS = "disk", "limits"
+DISK, LIMITS = Area("disk"), Area("limits")
 
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 _OF_A_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "9p", "afs", "gpfs", "beegfs", "glusterfs"})
@@ -44,15 +44,12 @@ def disk(settings: Settings) -> Iterator[Finding]:
     yield from _file_system(settings, kind)
     yield from _room(directory)
     if existing.stat().st_uid not in (0, os.geteuid()) and existing == directory:
-        yield error(
-            DISK,
+        yield DISK.error(
             f"{directory} belongs to user {existing.stat().st_uid}, and this is user {os.geteuid()}",
             "change its owner, or give Forebay a directory of its own",
         )
     elif not os.access(existing, os.W_OK | os.X_OK):
-        yield error(
-            DISK, f"{existing} cannot be written by user {os.geteuid()}", "change its owner, or cache.directory"
-        )
+        yield DISK.error(f"{existing} cannot be written by user {os.geteuid()}", "change its owner, or cache.directory")
     else:
         yield _sync_speed(settings, existing)
 
@@ -63,33 +60,32 @@ def _file_system(settings: Settings, kind: str) -> Iterator[Finding]:
     if kind in _IN_MEMORY:
         found = f"{says_kept}{directory} lies in memory ({kind}): a restart of the machine or the pod loses it"
         advice = "put cache.directory on a local disk" + (", or set cache.persistent = false" if is_kept else "")
-        yield error(DISK, found, advice) if is_kept else warning(DISK, found, advice)
+        yield DISK.error(found, advice) if is_kept else DISK.warning(found, advice)
     elif kind == "overlay":
         found = f"{says_kept}{directory} lies in a container's own layer ({kind}): it goes with the container"
-        yield (error if is_kept else warning)(DISK, found, "mount a volume of a local disk there")
+        yield (DISK.error if is_kept else DISK.warning)(found, "mount a volume of a local disk there")
     elif kind in _OF_A_NETWORK or kind.startswith("fuse"):
-        yield error(
-            DISK,
+        yield DISK.error(
             f"{directory} lies on {kind}: memory-mapped databases and locks need a local file system",
             "put cache.directory on a local disk: ext4, xfs, btrfs or zfs",
         )
     elif kind:
         lasting = "said to outlive restarts" if is_kept else "not said to outlive restarts (cache.persistent)"
-        yield ok(DISK, f"{directory} lies on {kind}, {lasting}")
+        yield DISK.ok(f"{directory} lies on {kind}, {lasting}")
     else:
-        yield note(DISK, f"the system does not tell on what file system {directory} lies")
+        yield DISK.note(f"the system does not tell on what file system {directory} lies")
 
 
 def _room(directory: Path) -> Iterator[Finding]:
     usage = disk_usage(directory)
     if usage is None:
-        yield error(DISK, f"the file system of {directory} cannot be measured", "see dmesg, and what is mounted there")
+        yield DISK.error(f"the file system of {directory} cannot be measured", "see dmesg, and what is mounted there")
         return
     found = f"{size_text(usage.free)} of {size_text(usage.total)} free"
     if usage.free < _FREE_SHARE_MIN * usage.total:
-        yield warning(DISK, f"{found}: nearly full", "make room, or make cache.capacity smaller")
+        yield DISK.warning(f"{found}: nearly full", "make room, or make cache.capacity smaller")
     else:
-        yield ok(DISK, found)
+        yield DISK.ok(found)
 
 
 def _sync_speed(settings: Settings, directory: Path) -> Finding:
@@ -104,17 +100,17 @@ def _sync_speed(settings: Settings, directory: Path) -> Finding:
                 os.fsync(file.fileno())
                 seconds.append(time.monotonic() - begun)
     except OSError as failure:
-        return error(
-            DISK, f"{directory} takes no file: {failure.strerror}", "see dmesg, quotas, and what is mounted there"
+        return DISK.error(
+            f"{directory} takes no file: {failure.strerror}", "see dmesg, quotas, and what is mounted there"
         )
     median = statistics.median(seconds)
     found = f"a sync takes {median * 1000:.2g} ms, {max(seconds) * 1000:.2g} ms at most (4 KiB, {len(seconds)} times)"
     is_waited_for = any(slot.write == "back" for slot in settings.slots)
     if median > _SLOW_SYNC_SECONDS and is_waited_for:
-        return warning(
-            DISK, f"{found}: each written-back PUT waits for two or more", "put cache.directory on an NVMe SSD"
+        return DISK.warning(
+            f"{found}: each written-back PUT waits for two or more", "put cache.directory on an NVMe SSD"
         )
-    return ok(DISK, found)
+    return DISK.ok(found)
 
 
 def limits(settings: Settings) -> Iterator[Finding]:
@@ -129,11 +125,11 @@ def _open_files() -> Iterator[Finding]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     advice = f"raise it to {DESCRIPTORS_ADVISED} or more: ulimit -n, LimitNOFILE= of systemd, --ulimit nofile of docker"
     if hard != resource.RLIM_INFINITY and hard < DESCRIPTORS_MIN:
-        yield error(LIMITS, f"{hard} open files at most: the gateway does not start", advice)
+        yield LIMITS.error(f"{hard} open files at most: the gateway does not start", advice)
     elif hard != resource.RLIM_INFINITY and hard < DESCRIPTORS_ADVISED:
-        yield warning(LIMITS, f"{hard} open files at most: connections and open blocks need one each", advice)
+        yield LIMITS.warning(f"{hard} open files at most: connections and open blocks need one each", advice)
     else:
-        yield ok(LIMITS, "any number of open files" if hard == resource.RLIM_INFINITY else f"{hard} open files at most")
+        yield LIMITS.ok("any number of open files" if hard == resource.RLIM_INFINITY else f"{hard} open files at most")
 
 
 def _memory(settings: Settings) -> Finding:
@@ -142,15 +138,13 @@ def _memory(settings: Settings) -> Finding:
     limit = _group_limit("memory.max", _whole)
     if limit is None:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return ok(LIMITS, f"{size_text(total)} of memory, and no limit of this group of processes")
+        return LIMITS.ok(f"{size_text(total)} of memory, and no limit of this group of processes")
     found = f"{size_text(int(limit))} of memory at most for this group of processes, the page cache included"
     if limit < needed:
-        return warning(
-            LIMITS,
-            f"{found}: {processes} processes may take {size_text(needed)}",
-            "raise the limit, or lower server.workers",
+        return LIMITS.warning(
+            f"{found}: {processes} processes may take {size_text(needed)}", "raise the limit, or lower server.workers"
         )
-    return ok(LIMITS, found)
+    return LIMITS.ok(found)
 
 
 def _processors(settings: Settings) -> Finding:
@@ -161,10 +155,10 @@ def _processors(settings: Settings) -> Finding:
     workers = settings.server.workers
     found = f"{count:g} processor{'' if count == 1 else 's'} for {workers} worker{'' if workers == 1 else 's'}"
     if workers > count:
-        return warning(
-            LIMITS, f"{found}: workers take turns", f"set server.workers = {max(1, int(count))}, or give more"
+        return LIMITS.warning(
+            f"{found}: workers take turns", f"set server.workers = {max(1, int(count))}, or give more"
         )
-    return ok(LIMITS, found)
+    return LIMITS.ok(found)
 
 
 def _shared_memory(settings: Settings) -> Finding:
@@ -174,13 +168,12 @@ def _shared_memory(settings: Settings) -> Finding:
     except OSError:
         free = 0
     if free < needed:
-        return warning(
-            LIMITS,
+        return LIMITS.warning(
             f"{SHARED_MEMORY} has {size_text(free)}: metrics and locks need {size_text(needed + 2**20)}, and lie on "
             "the disk otherwise, where they wait for it",
             "mount a larger one: --shm-size of docker, an emptyDir with medium: Memory in Kubernetes",
         )
-    return ok(LIMITS, f"{SHARED_MEMORY} has {size_text(free)} free")
+    return LIMITS.ok(f"{SHARED_MEMORY} has {size_text(free)} free")
 
 
 def _whole(text: str) -> float | None:

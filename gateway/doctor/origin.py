@@ -22,7 +22,7 @@ from gateway.app.node import origin_for_checks
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
 from gateway.core.errors import OriginBodyError, OriginError, OriginUnreachable
-from gateway.doctor import Finding, error, note, ok, warning
+from gateway.doctor import Area, Finding
 from gateway.origin.client import Origin, OriginRequest
 from gateway.policy.slots import Prefix
 from gateway.s3.headers import parse_http_date
@@ -89,7 +89,7 @@ class OriginProbe:
             raise OriginUnreachable(f"no answer within {SECONDS_MAX:g} seconds") from error
 
 
-AREA, RIGHTS, WRITE_TEST = "origin", "rights", "write test"
+AREA, RIGHTS, WRITE_TEST = Area("origin"), Area("rights"), Area("write test")
 
 _HEADS = 7
 _FAR_SECONDS = 0.2
@@ -131,14 +131,13 @@ async def origin(
     """Everything that is asked of the origin; `tested` is where writes may be tried."""
     own = find_own_key(settings, environment)
     if own is None:
-        level = error if settings.origin.require_credentials else note
-        yield level(
-            AREA,
+        tell = AREA.error if settings.origin.require_credentials else AREA.note
+        yield tell(
             "no key to sign with was found",
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role; where one is set, see why it fails",
         )
     else:
-        yield ok(AREA, f"signs with the key {own.access_key_id}, from {own.source}")
+        yield AREA.ok(f"signs with the key {own.access_key_id}, from {own.source}")
     async with origin_for_checks(LiveSettings(settings), "doctor") as (asked, keys):
         checks = OriginChecks(asked, LiveSettings(settings), keys.problem)
         main, others = await checks.findings()
@@ -148,16 +147,14 @@ async def origin(
         ]
         for name, finding in found:
             if finding.problem is None:
-                yield ok(AREA, f"{name}: answers, and knows the key")
+                yield AREA.ok(f"{name}: answers, and knows the key")
             else:
-                yield error(
-                    AREA,
-                    f"{name}: {finding.problem}" if name not in finding.problem else finding.problem,
-                    _DO[finding.state],
+                yield AREA.error(
+                    f"{name}: {finding.problem}" if name not in finding.problem else finding.problem, _DO[finding.state]
                 )
         is_refused = (main.is_refused or main.state == "refused") and not settings.origin_credentials
         if not main.reachable or is_refused or own is None:
-            yield note(RIGHTS, "not checked: there is no origin to ask, or no key to ask with", "mend that first")
+            yield RIGHTS.note("not checked: there is no origin to ask, or no key to ask with", "mend that first")
             return
         probe = OriginProbe(asked)
         named = places(settings)
@@ -165,16 +162,16 @@ async def origin(
         if main.state != "wrong clock":  # else that was said
             yield _clock(probe)
         if not named:
-            yield note(
-                RIGHTS, "the configuration names no bucket: rights were not checked", "declare [[slots]] for your data"
+            yield RIGHTS.note(
+                "the configuration names no bucket: rights were not checked", "declare [[slots]] for your data"
             )
         for place in named[:_PLACES_MAX]:
             async with aclosing(_readable(probe, place)) as of_place:
                 async for finding_of_place in of_place:
                     yield finding_of_place
         if len(named) > _PLACES_MAX:
-            yield note(
-                RIGHTS, f"{len(named) - _PLACES_MAX} more prefixes were not checked", "give a --config with fewer slots"
+            yield RIGHTS.note(
+                f"{len(named) - _PLACES_MAX} more prefixes were not checked", "give a --config with fewer slots"
             )
         written = [place for place in named if place.is_written]
         if tested is not None:
@@ -182,8 +179,7 @@ async def origin(
                 async for finding_of_test in of_test:
                     yield finding_of_test
         elif written:
-            yield note(
-                RIGHTS,
+            yield RIGHTS.note(
                 f"writes were not tried (put, delete, multipart, conditions): "
                 f"{', '.join(place.name for place in written[:3])} needs them",
                 f"forebay doctor --write-test {written[0].prefix} writes a small object there, and deletes it",
@@ -208,33 +204,31 @@ async def _latency(probe: OriginProbe, settings: Settings, named: list[Place]) -
         try:
             await probe.ask("HEAD" if bucket else "GET", bucket, query=() if bucket else (("max-buckets", "1"),))
         except OriginError as failure:
-            return error(AREA, f"did not answer a HEAD: {failure}", _DO["unreachable"])
+            return AREA.error(f"did not answer a HEAD: {failure}", _DO["unreachable"])
         if number:
             seconds.append(monotonic() - begun)
     median = statistics.median(seconds)
     spread = f"median of {len(seconds)}; {min(seconds) * 1000:.3g} to {max(seconds) * 1000:.3g}"
     found = f"a HEAD takes {median * 1000:.3g} ms ({spread})"
     if median > _FAR_SECONDS:
-        return warning(
-            AREA, f"{found}: the origin is far", "use immutable or ttl slots: strict ones wait that long at each GET"
+        return AREA.warning(
+            f"{found}: the origin is far", "use immutable or ttl slots: strict ones wait that long at each GET"
         )
-    return ok(AREA, found)
+    return AREA.ok(found)
 
 
 def _clock(probe: OriginProbe) -> Finding:
     told = parse_http_date(probe.date)
     if told is None:
-        return note(AREA, "tells no time: this machine's clock was not compared with it")
+        return AREA.note("tells no time: this machine's clock was not compared with it")
     skew = probe.date_seen_at - told
     if abs(skew) > SKEW_SECONDS_MAX:
-        return error(AREA, f"this machine's clock differs by {skew:+.0f} s", _DO["wrong clock"])
+        return AREA.error(f"this machine's clock differs by {skew:+.0f} s", _DO["wrong clock"])
     if abs(skew) > _SKEW_TOLD_SECONDS:
-        return warning(
-            AREA,
-            f"this machine's clock differs by {skew:+.0f} s; at 15 minutes requests are refused",
-            _DO["wrong clock"],
+        return AREA.warning(
+            f"this machine's clock differs by {skew:+.0f} s; at 15 minutes requests are refused", _DO["wrong clock"]
         )
-    return ok(AREA, f"this machine's clock differs by less than {max(1.0, abs(skew)) + 1:.0f} s")
+    return AREA.ok(f"this machine's clock differs by less than {max(1.0, abs(skew)) + 1:.0f} s")
 
 
 async def _readable(probe: OriginProbe, place: Place) -> AsyncGenerator[Finding, None]:
@@ -252,24 +246,22 @@ async def _readable(probe: OriginProbe, place: Place) -> AsyncGenerator[Finding,
             pinned = {} if etag[:1] in ("", "W") else {"if-match": etag}
             read = await probe.ask("GET", bucket, key, headers={"range": "bytes=0-0", **pinned})
     except OriginError as failure:
-        yield error(RIGHTS, f"{where}: {failure}", _DO["unreachable"])
+        yield RIGHTS.error(f"{where}: {failure}", _DO["unreachable"])
         return
     if listed.code == "NoSuchBucket":
-        yield error(RIGHTS, f"{where}: there is no bucket {bucket}", "correct the prefix, or make the bucket")
+        yield RIGHTS.error(f"{where}: there is no bucket {bucket}", "correct the prefix, or make the bucket")
         return
     refused = list(_refused(listed, head, read, has_key=key is not None))
     if refused:
-        yield error(
-            RIGHTS,
-            f"{where}: refused are {', '.join(refused)}",
-            "allow these to the key in the bucket's policy or in IAM",
+        yield RIGHTS.error(
+            f"{where}: refused are {', '.join(refused)}", "allow these to the key in the bucket's policy or in IAM"
         )
     elif key is None:
-        yield note(RIGHTS, f"{where}: list and head work; there is no object, so get was not tried")
+        yield RIGHTS.note(f"{where}: list and head work; there is no object, so get was not tried")
     else:
-        yield ok(RIGHTS, f"{where}: list, head{' and get' if read is not None else ''} work")
+        yield RIGHTS.ok(f"{where}: list, head{' and get' if read is not None else ''} work")
     for why in sorted(_habits(listed, head, read).reasons()):
-        yield warning(AREA, f"{where}: {why}", "they are not cached: see docs/origins.md")
+        yield AREA.warning(f"{where}: {why}", "they are not cached: see docs/origins.md")
 
 
 def _habits(listed: Answered, head: Answered, read: Answered | None) -> OriginHabits:
@@ -323,7 +315,7 @@ async def write_test(probe: OriginProbe, where: Prefix) -> AsyncGenerator[Findin
         async for finding in _written(probe, where.bucket, key, made):
             yield finding
     except OriginError as failure:
-        yield error(WRITE_TEST, f"{where}: {failure}", "check the network between here and the origin; then try again")
+        yield WRITE_TEST.error(f"{where}: {failure}", "check the network between here and the origin; then try again")
     async for finding in _cleaned(probe, where.bucket, made):
         yield finding
 
@@ -331,23 +323,22 @@ async def write_test(probe: OriginProbe, where: Prefix) -> AsyncGenerator[Findin
 async def _written(probe: OriginProbe, bucket: str, key: str, made: _Made) -> AsyncGenerator[Finding, None]:
     put = await probe.ask("PUT", bucket, key, body=_BODY)
     if put.code == "NoSuchBucket":
-        yield error(WRITE_TEST, f"there is no bucket {bucket}", "name another with --write-test, or make it")
+        yield WRITE_TEST.error(f"there is no bucket {bucket}", "name another with --write-test, or make it")
         return
     made.take(key, put)
     if put.status != 200:
-        yield error(WRITE_TEST, f"put: {put.described} (s3:PutObject)", _ALLOW)
+        yield WRITE_TEST.error(f"put: {put.described} (s3:PutObject)", _ALLOW)
     else:
-        yield ok(WRITE_TEST, f"put works, under {_shown(bucket, key)}")
+        yield WRITE_TEST.ok(f"put works, under {_shown(bucket, key)}")
         md5 = hashlib.md5(_BODY, usedforsecurity=False).hexdigest()
         if put.headers.get("etag", "").strip('"') != md5:
-            yield note(
-                WRITE_TEST,
+            yield WRITE_TEST.note(
                 "ETags are not MD5s (the bucket encrypts by KMS, say): Forebay writes nothing back there",
                 'use write = "through" for slots of this bucket, or SSE-S3 as its encryption',
             )
         read = await probe.ask("GET", bucket, key)
         if read.document != _BODY:
-            yield error(WRITE_TEST, f"get after put: {read.described}, and not the bytes that were written", _ALLOW)
+            yield WRITE_TEST.error(f"get after put: {read.described}, and not the bytes that were written", _ALLOW)
         async for finding in _conditions(probe, bucket, key, made):
             yield finding
     async for finding in _multipart(probe, bucket, f"{key}-multipart", made):
@@ -364,32 +355,32 @@ async def _conditions(probe: OriginProbe, bucket: str, key: str, made: _Made) ->
     ignored = [name for name, answer in told.items() if answer.status == 200]
     refused = [f"{name} ({answer.described})" for name, answer in told.items() if answer.status not in (200, 412)]
     if not ignored and not refused:
-        yield ok(WRITE_TEST, "conditional writes are honoured: If-Match and If-None-Match on put")
+        yield WRITE_TEST.ok("conditional writes are honoured: If-Match and If-None-Match on put")
     advice = "flushes look by HEAD before they write: let nobody else write under slots with write = back"
     if ignored:
-        yield warning(WRITE_TEST, f"conditions of put are ignored: {', '.join(ignored)}", advice)
+        yield WRITE_TEST.warning(f"conditions of put are ignored: {', '.join(ignored)}", advice)
     if refused:
-        yield warning(WRITE_TEST, f"conditions of put are refused: {', '.join(refused)}", advice)
+        yield WRITE_TEST.warning(f"conditions of put are refused: {', '.join(refused)}", advice)
 
 
 async def _multipart(probe: OriginProbe, bucket: str, key: str, made: _Made) -> AsyncGenerator[Finding, None]:
     created = await probe.ask("POST", bucket, key, query=(("uploads", None),))
     found = _UPLOAD_ID.search(created.document)
     if created.status != 200 or found is None:
-        yield error(WRITE_TEST, f"multipart upload: create: {created.described} (s3:PutObject)", _ALLOW)
+        yield WRITE_TEST.error(f"multipart upload: create: {created.described} (s3:PutObject)", _ALLOW)
         return
     upload_id = found[1].decode(errors="replace")
     made.uploads[key, upload_id] = None
     of_upload = ("uploadId", upload_id)
     part = await probe.ask("PUT", bucket, key, query=(("partNumber", "1"), of_upload), body=_BODY)
     if part.status != 200:
-        yield error(WRITE_TEST, f"multipart upload: part: {part.described} (s3:PutObject)", _ALLOW)
+        yield WRITE_TEST.error(f"multipart upload: part: {part.described} (s3:PutObject)", _ALLOW)
         return
     listed = f"<Part><PartNumber>1</PartNumber><ETag>{part.headers.get('etag', '')}</ETag></Part>"
     document = f"<CompleteMultipartUpload>{listed}</CompleteMultipartUpload>".encode()
     completed = await probe.ask("POST", bucket, key, query=(of_upload,), body=document)
     if completed.status != 200 or b"<Error>" in completed.document:
-        yield error(WRITE_TEST, f"multipart upload: complete: {completed.described} (s3:PutObject)", _ALLOW)
+        yield WRITE_TEST.error(f"multipart upload: complete: {completed.described} (s3:PutObject)", _ALLOW)
         return
     made.take(key, completed)
     del made.uploads[key, upload_id]
@@ -400,10 +391,10 @@ async def _multipart(probe: OriginProbe, bucket: str, key: str, made: _Made) -> 
         made.uploads[key, upload_id] = None
         aborted = await probe.ask("DELETE", bucket, key, query=(("uploadId", upload_id),))
         if aborted.status not in (200, 204):
-            yield error(WRITE_TEST, f"multipart upload: abort: {aborted.described} (s3:AbortMultipartUpload)", _ALLOW)
+            yield WRITE_TEST.error(f"multipart upload: abort: {aborted.described} (s3:AbortMultipartUpload)", _ALLOW)
             return
         del made.uploads[key, upload_id]
-    yield ok(WRITE_TEST, "multipart uploads work: create, part, complete, abort")
+    yield WRITE_TEST.ok("multipart uploads work: create, part, complete, abort")
 
 
 async def _cleaned(probe: OriginProbe, bucket: str, made: _Made) -> AsyncGenerator[Finding, None]:
@@ -415,13 +406,12 @@ async def _cleaned(probe: OriginProbe, bucket: str, made: _Made) -> AsyncGenerat
         if not await _is_deleted(probe, bucket, key, ("versionId", version) if version else None):
             left.append(_shown(bucket, key))
     if left:
-        yield error(
-            WRITE_TEST,
+        yield WRITE_TEST.error(
             f"delete is refused (s3:DeleteObject, s3:DeleteObjectVersion), and this is left: {', '.join(left)}",
             "delete it by hand, and allow deleting to the key",
         )
     elif made.objects:
-        yield ok(WRITE_TEST, "delete works; nothing of the test is left")
+        yield WRITE_TEST.ok("delete works; nothing of the test is left")
 
 
 async def _is_deleted(probe: OriginProbe, bucket: str, key: str, query: tuple[str, str] | None) -> bool:

@@ -13,10 +13,10 @@ from gateway.admin.troubles import troubles
 from gateway.api import documents as to
 from gateway.config import Settings
 from gateway.core.errors import AdminPortError, NoAdminPort
-from gateway.doctor import Finding, error, note, ok, warning
+from gateway.doctor import Area, Finding
 from gateway.telemetry import metrics
 
-AREA, SLOTS = "running gateway", "slots"
+AREA, SLOTS = Area("running gateway"), Area("slots")
 
 _READS_MIN = 200
 """Fewer say little."""
@@ -32,15 +32,14 @@ def running(client: AdminClient, settings: Settings | None) -> Iterator[Finding]
         status = client.status()
         slots, exposition = client.slots().slots, client.metrics()
     except NoAdminPort as absent:
-        yield note(AREA, str(absent), "start it, or give --admin-url, for more checks")
+        yield AREA.note(str(absent), "start it, or give --admin-url, for more checks")
         return
     except AdminPortError as refusal:  # it is another one, or another program, or has another token
-        yield error(AREA, str(refusal), "see what has the port; give the --config of that gateway, or --admin-url")
+        yield AREA.error(str(refusal), "see what has the port; give the --config of that gateway, or --admin-url")
         return
     yield from _health(status)
     if settings is not None and status.origin.endpoint_url != settings.origin.endpoint_url:
-        yield warning(
-            AREA,
+        yield AREA.warning(
             f"its origin is {status.origin.endpoint_url}, and this configuration says {settings.origin.endpoint_url}",
             "give its --config to check that one",
         )
@@ -51,19 +50,19 @@ def running(client: AdminClient, settings: Settings | None) -> Iterator[Finding]
 def _health(status: to.Status) -> Iterator[Finding]:
     gateway = status.gateway
     if gateway is None:
-        yield note(AREA, "it starts", "ask again in a moment")
+        yield AREA.note("it starts", "ask again in a moment")
         return
     if gateway.ready:
-        yield ok(AREA, f"version {gateway.version}, ready, S3 on {gateway.s3_url}")
+        yield AREA.ok(f"version {gateway.version}, ready, S3 on {gateway.s3_url}")
     if gateway.version != __version__:
-        yield note(
-            AREA, f"it has version {gateway.version}, and this command {__version__}", "restart it after an upgrade"
+        yield AREA.note(
+            f"it has version {gateway.version}, and this command {__version__}", "restart it after an upgrade"
         )
     for one in gateway.processes:
         yield from _process(one)
     for found in troubles(status):
         text = f"{found.what}: {found.why}" if found.why else found.what
-        yield (error if found.level == "error" else warning)(AREA, text, found.advice)
+        yield (AREA.error if found.level == "error" else AREA.warning)(text, found.advice)
 
 
 def _process(one: to.Process) -> Iterator[Finding]:
@@ -71,7 +70,7 @@ def _process(one: to.Process) -> Iterator[Finding]:
         found = f"{counted(one.restarts, 'restart')} of {one.name} since the gateway started"
         if one.last_end is not None:
             found += f"; {age_text(one.last_end_at)} ago: {one.last_end}"
-        yield warning(AREA, found, _KILLED if one.last_end == "SIGKILL" else "see its log for why")
+        yield AREA.warning(found, _KILLED if one.last_end == "SIGKILL" else "see its log for why")
 
 
 _KILLED = "somebody has killed it; the kernel does where memory is short: dmesg, and the memory limit"
@@ -83,7 +82,7 @@ def _pending(status: to.Status) -> Iterator[Finding]:
     for slot in status.writeback.slots:
         if waiting := waiting_text(slot):
             text = f"slot {slot.slot}: not at the origin: {waiting}"
-            yield note(AREA, text, "nothing about the writes: they go when it answers")
+            yield AREA.note(text, "nothing about the writes: they go when it answers")
     for bucket in status.writeback.buckets:
         yield _profile(bucket)
 
@@ -92,10 +91,10 @@ def _profile(bucket: to.BucketProfile) -> Finding:
     """Return the finding about a bucket that the gateway writes back to."""
     found = bucket_text(bucket)
     if not bucket.md5_etags:
-        return warning(AREA, found, 'use write = "through" for its slots, or SSE-S3 as its encryption')
+        return AREA.warning(found, 'use write = "through" for its slots, or SSE-S3 as its encryption')
     if {"ignored", "refused"} & {*bucket.conditions.values()}:
-        return warning(AREA, found, "flushes look by HEAD before they write: let nobody else write under these slots")
-    return ok(AREA, found)
+        return AREA.warning(found, "flushes look by HEAD before they write: let nobody else write under these slots")
+    return AREA.ok(found)
 
 
 @dataclass(slots=True)
@@ -118,15 +117,14 @@ def advised(slots: list[to.SlotDocument], exposition: str) -> Iterator[Finding]:
         if mean_bytes > _SMALL_BYTES:
             continue
         place = "a slot of its own" if slot.name == "default" else f"slot {slot.name}"
-        yield note(
-            SLOTS,
+        yield SLOTS.note(
             f"slot {slot.name} (strict): {found.heads:,.0f} HEADs to the origin for {found.gets:,.0f} GETs of "
             f"{size_text(mean_bytes)} on average",
             f'give these objects {place} with consistency = "immutable" if they never change, or "ttl" if a change may '
             "be seen a minute later",
         )
     if not any(one.gets for one in reads.values()):
-        yield note(SLOTS, "nothing was read yet: figures say nothing about the settings", "ask again after an epoch")
+        yield SLOTS.note("nothing was read yet: figures say nothing about the settings", "ask again after an epoch")
 
 
 _COUNTED = (metrics.REQUESTS, metrics.SENT_BYTES, metrics.ORIGIN_REQUESTS)

@@ -79,25 +79,20 @@ class ConfiguredKeyring:
     """The key pairs of `[[credentials]]`. A session token goes with those that have one, and with no other."""
 
     def __init__(self, keys: Iterable[Key]) -> None:
-        self._keys = {key.access_key_id: replace(key, pair=_pair(key)) for key in keys}
+        self._keys = {
+            key.access_key_id: replace(key, pair=KeyPair(key.access_key_id, key.secret_access_key, key.session_token))
+            for key in keys
+        }
 
     def find(self, access_key_id: str, session_token: str | None) -> Key:
         key = self._keys.get(access_key_id)
         if key is None:
             raise unknown_key(access_key_id, "It is none of the gateway's [[credentials]].")
         if session_token is not key.session_token and not _same(key.session_token, session_token):
-            raise _wrong_token(key)
+            if key.session_token is None:
+                raise s3_error("InvalidToken", "This key of [[credentials]] has no session token; send none.")
+            raise s3_error("InvalidToken", "The session token is not the one that [[credentials]] have for this key.")
         return key
-
-
-def _pair(key: Key) -> KeyPair:
-    return KeyPair(key.access_key_id, key.secret_access_key, key.session_token)
-
-
-def _wrong_token(key: Key) -> S3Error:
-    if key.session_token is None:
-        return s3_error("InvalidToken", "This key of [[credentials]] has no session token; send none.")
-    return s3_error("InvalidToken", "The session token is not the one that [[credentials]] have for this key.")
 
 
 class OwnKeyPair(Protocol):
@@ -130,31 +125,20 @@ class OriginKeyring:
         for pair in self._pairs.known():
             if pair.access_key_id == access_key_id and _same(pair.session_token, session_token):
                 return Key(pair.access_key_id, pair.secret_access_key, pair.session_token, EVERYTHING)
-        raise self._refusal(access_key_id, session_token)
-
-    def _refusal(self, access_key_id: str, session_token: str | None) -> S3Error:
-        if not any(pair.access_key_id == access_key_id for pair in self._pairs.known()):
-            return self._not_ours(access_key_id, session_token)
-        return s3_error(
-            "InvalidToken",
-            "The session token is not the one of the gateway's own credentials. "
-            "To admit callers with credentials of their own, configure [[credentials]].",
-        )
-
-    def _not_ours(self, access_key_id: str, session_token: str | None) -> S3Error:
-        if not list(self._pairs.known()):
-            return unknown_key(
-                access_key_id,
-                "The gateway has found no credentials for its origin, and no [[credentials]] are configured.",
+        known = {pair.access_key_id for pair in self._pairs.known()}
+        if access_key_id in known:
+            raise s3_error(
+                "InvalidToken",
+                "The session token is not the one of the gateway's own credentials. "
+                "To admit callers with credentials of their own, configure [[credentials]].",
             )
-        if session_token is not None:
-            return unknown_key(
-                access_key_id, "Session credentials of another role than the gateway's own need [[credentials]]."
-            )
-        return unknown_key(
-            access_key_id,
-            "Without [[credentials]], sign with the key pair that the gateway itself uses towards the origin.",
-        )
+        if not known:
+            advice = "The gateway has found no credentials for its origin, and no [[credentials]] are configured."
+        elif session_token is not None:
+            advice = "Session credentials of another role than the gateway's own need [[credentials]]."
+        else:
+            advice = "Without [[credentials]], sign with the key pair that the gateway itself uses towards the origin."
+        raise unknown_key(access_key_id, advice)
 
 
 def unknown_key(access_key_id: str, advice: str) -> S3Error:
@@ -302,7 +286,8 @@ def authorise(request: S3Request, grant: Grant, slots: Slots) -> None:
     InvalidRequest (400) when the origin might do something else than what is judged here.
     """
     if not _OVERRIDES.isdisjoint(request.headers):
-        raise _refused_override(request)
+        name = min(_OVERRIDES.intersection(request.headers))
+        raise s3_error("InvalidRequest", f"The header {name} is not accepted: send the request itself.")
     reason = _refusal(request, grant, slots)
     if reason is None and not grant.covers_everything:
         reason = _refusal_of_sources(request, grant)
@@ -339,11 +324,6 @@ def _refusal_of_sources(request: S3Request, grant: Grant) -> str | None:
     if names_foreign_source(request.headers):
         return "A copy source in a header other than x-amz-copy-source needs a credential that covers everything."
     return None
-
-
-def _refused_override(request: S3Request) -> S3Error:
-    name = min(_OVERRIDES.intersection(request.headers))
-    return s3_error("InvalidRequest", f"The header {name} is not accepted: send the request itself.")
 
 
 def is_read(request: S3Request) -> bool:

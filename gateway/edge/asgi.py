@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any, get_args
 
 import orjson
@@ -43,7 +42,6 @@ from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT
 from gateway.policy.callers import Admission, CallerLimits, Callers, Direction
-from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
 from gateway.s3.requests import Operation, S3Request, another_service, parse_request
@@ -61,56 +59,38 @@ NO_SLOT = "none"
 """The slot of requests that were refused before it was looked up."""
 
 
+@dataclass(slots=True, eq=False)
 class RequestRecord:
-    """See the module. `body` is None until the head has told how long it is."""
+    """The facts of a request, told when it is over. `body` is None until the head has told how long it is."""
 
-    __slots__ = (
-        "admission",
-        "answered",
-        "body",
-        "cache",
-        "context",
-        "credential",
-        "error_code",
-        "file",
-        "operation",
-        "raw_path",
-        "reason",
-        "request",
-        "request_id",
-        "sent_bytes",
-        "slot",
-        "started",
-        "status",
-        "trace",
-        "waits",
-    )
+    raw_path: bytes
+    request_id: str = field(default_factory=next_request_id)
+    started: float = field(default_factory=time.perf_counter)
+    body: CountedBody | None = None
+    waits: bool = False
+    operation: str = "Unknown"
+    slot: str = NO_SLOT
+    status: str = BROKEN_OFF
+    sent_bytes: int = 0
+    cache: str | None = None
+    reason: MissReason | None = None
+    error_code: str | None = None
+    context: RequestContext | None = None
+    request: S3Request | None = None
+    answered: Mapping[str, str] | None = None
+    """Header fields of the answer that describe the written object."""
 
-    def __init__(self, raw_path: bytes) -> None:
-        self.raw_path = raw_path
-        self.body: CountedBody | None = None
-        self.waits = False
-        self.request_id = next_request_id()
-        self.operation = "Unknown"
-        self.slot = NO_SLOT
-        self.status = BROKEN_OFF
-        self.started = time.perf_counter()
-        self.sent_bytes = 0
-        self.cache: str | None = None
-        self.reason: MissReason | None = None
-        self.error_code: str | None = None
-        self.context: RequestContext | None = None
-        self.request: S3Request | None = None
-        self.answered: Mapping[str, str] = _NOTHING_ANSWERED
-        """Header fields of the answer that describe the written object."""
+    file: bytes | None = None
+    """The checkpoint file whose sent bytes are counted as read, once they are being sent."""
 
-        self.file: bytes | None = None
-        """The checkpoint file whose sent bytes are counted as read, once they are being sent."""
+    trace: RequestSpan | None = None
+    credential: str = NOBODY
+    admission: Admission | None = None
+    """The place that it holds, where its caller is limited."""
 
-        self.trace: RequestSpan | None = None
-        self.credential = NOBODY
-        self.admission: Admission | None = None
-        """The place that it holds, where its caller is limited."""
+    def answer(self, reply: Response) -> None:
+        self.status, self.cache, self.reason = str(reply.status), reply.cache, reply.reason
+        self.error_code = reply.error_code
 
     @property
     def path(self) -> str:
@@ -196,7 +176,6 @@ def _bound_log() -> FilteringBoundLogger:
     return log
 
 
-_NOTHING_ANSWERED: Mapping[str, str] = MappingProxyType({})
 _OF_WHAT_WAS_WRITTEN = frozenset({"etag", "x-amz-version-id", "x-amz-delete-marker", "x-amz-copy-source-version-id"})
 
 
@@ -214,7 +193,7 @@ def _audited(audit: AuditLog, record: RequestRecord, scope: Scope) -> None:
         status=record.status,
         request_id=record.request_id,
         received_bytes=record.body.received_bytes if record.body is not None else 0,
-        answer=record.answered,
+        answer=record.answered or {},
     )
 
 
@@ -256,8 +235,7 @@ class S3App:
             if record.context is not None and record.context.not_absorbed is not None:
                 onward = without(reply.headers, NOT_ABSORBED_HEADER)  # another gateway's, behind this one
                 reply.headers = [*onward, (NOT_ABSORBED_HEADER, record.context.not_absorbed)]
-            record.status, record.cache, record.reason = str(reply.status), reply.cache, reply.reason
-            record.error_code = reply.error_code
+            record.answer(reply)
             if self.audit is not None:
                 record.answered = {name: value for name, value in reply.headers if name in _OF_WHAT_WAS_WRITTEN}
             if record.context is not None and record.operation == Operation.GET_OBJECT and reply.status in (200, 206):
@@ -338,14 +316,12 @@ class S3App:
 
     def is_told_of(self, seconds: float, status: str) -> bool:
         """Return whether a request that is over must be given to `tell`."""
-        return self._is_unusual(seconds, status) or self.access is not None or self.log.is_enabled_for(logging.DEBUG)
-
-    def _is_unusual(self, seconds: float, status: str) -> bool:
-        return seconds > self.recent.slow_seconds or status[:1] not in "23"
+        is_unusual = seconds > self.recent.slow_seconds or status[:1] not in "23"
+        return is_unusual or self.access is not None or self.log.is_enabled_for(logging.DEBUG)
 
     def tell(self, finished: FinishedRequest) -> None:
         """Tell of a request that is over: among recent ones, in the access log, and in a debug log."""
-        if self._is_unusual(finished.seconds, finished.status):
+        if finished.seconds > self.recent.slow_seconds or finished.status[:1] not in "23":
             self.recent.add(finished)
         if self.access is not None:
             self.access.add(finished)
@@ -390,8 +366,7 @@ class S3App:
         except RuntimeError:  # a part of the answer is out
             return False
         reply.failed(error)
-        record.status, record.cache, record.reason = str(failure.status), failure.cache, failure.reason
-        record.error_code = failure.error_code
+        record.answer(failure)
         return True
 
     def _perform(self, record: RequestRecord, scope: Scope, receive: Receive) -> Answer:
@@ -416,7 +391,8 @@ class S3App:
             scope[LEARN](request, caller)
         ACCOUNT.set(caller.access_key_id)  # the connection's context has it, too: every request sets its own
         authorise(request, caller.grant, self.services.slots)
-        slot = self._slot(request)
+        named = request.key if request.key is not None else request.parameter("prefix")
+        slot = self.services.slots.find(request.bucket or "", named or "")
         record.slot = slot.name
         credential = caller.access_key_id
         context = record.context = RequestContext(
@@ -465,10 +441,6 @@ class S3App:
         if service is not None:
             return foreign_service_reply(request, service)
         return self.authenticator.authenticate(request)
-
-    def _slot(self, request: S3Request) -> Slot:
-        named = request.key if request.key is not None else request.parameter("prefix")
-        return self.services.slots.find(request.bucket or "", named or "")
 
 
 _QUERY_API = "application/x-www-form-urlencoded"

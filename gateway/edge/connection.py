@@ -46,7 +46,7 @@ from gateway.edge.request_parsing import (
     RequestHead,
     request_scope,
 )
-from gateway.edge.response import WriteWatch, refusal_bytes, response_head, send_span, too_many_connections
+from gateway.edge.response import WriteWatch, plain_head, refusal_bytes, send_span, too_many_connections
 from gateway.edge.server_state import InputFlow, S3ServerState, ServerLimits
 from gateway.operations.context import Told
 from gateway.operations.prepared_reads import PreparedAnswer
@@ -80,8 +80,14 @@ class Input(Enum):
     """The connection is over; bytes are thrown away."""
 
 
-class S3Connection(HttpToolsProtocol):
-    """uvicorn's protocol with deadlines, a drain and an end that loses no answer; requests are `S3Protocol`'s."""
+_HEAD, _BODY, _SUCCESSOR, _NOTHING = Input
+"""By these names, as Python 3.11 takes its time over a member of an enumeration."""
+
+_PIPELINED_BYTES = 64 * 1024
+
+
+class S3Protocol(HttpToolsProtocol):
+    """uvicorn's protocol with deadlines, a drain and an end that loses no answer; its requests come one by one."""
 
     cycle: RequestCycle | None  # type: ignore[assignment]
     flow: InputFlow
@@ -95,13 +101,16 @@ class S3Connection(HttpToolsProtocol):
         *,
         limits: ServerLimits | None = None,
         clock: Clock | None = None,
+        receive_threads: ReceiveThreads | None = None,
         only_answer: S3Error | None = None,
+        prepared: PreparedRequests | None = None,
     ) -> None:
+        """`only_answer`: what the first request gets, whatever it is. `prepared`: what need not go the whole way."""
         super().__init__(config, server_state, app_state, _loop)
         self.limits = limits or ServerLimits()
         self.now = (clock or SystemClock()).monotonic
         self.shared = server_state if isinstance(server_state, S3ServerState) else S3ServerState()
-        self._input = Input.HEAD
+        self._input = _HEAD
         self._received: bytes | bytearray = b""
         self._held_bytes = 0
         """Bytes of it that count in the total of all connections."""
@@ -118,6 +127,13 @@ class S3Connection(HttpToolsProtocol):
         """When it began to wait for the request that it waits for now, or has waited for last."""
         self._connection_scope: dict[str, object] = {}
         self.parser = None
+        self._receive_threads = receive_threads
+        self._head_deadline_set = False
+        self._is_looked_at = False
+        """True if the head that has begun is known not to be prepared."""
+        self._incomplete: IncompleteHead | None = None
+        self._prepared_heads = ConnectionHeads(prepared) if prepared is not None else None
+        self._heads = HeadParser(max_bytes=self.limits.max_header_bytes, max_headers=self.limits.max_headers)
 
     # Beginning and end
 
@@ -166,7 +182,7 @@ class S3Connection(HttpToolsProtocol):
 
         TLS has no such state in practice: asyncio closes the connection whatever this says.
         """
-        if self.wire is None or self.cycle is None or self._input is not Input.SUCCESSOR or self._is_half_closed:
+        if self.wire is None or self.cycle is None or self._input is not _SUCCESSOR or self._is_half_closed:
             return False
         self.cycle.probe_client()
         self.shared.client_watch.watch(self, self.wire.fileno(), self.transport.abort)
@@ -237,7 +253,7 @@ class S3Connection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Drain: finish requests that have begun, close idle connections."""
-        if self._input is not Input.HEAD:
+        if self._input is not _HEAD:
             if self.cycle is not None:
                 self.cycle.keep_alive = False
         elif self._received:
@@ -273,29 +289,24 @@ class S3Connection(HttpToolsProtocol):
             self.transport.abort()  # the client has reset the connection already
 
     def _discard_from_now_on(self) -> None:
-        self._input = Input.NOTHING
+        self._input = _NOTHING
         self._received = b""
         self._hold(0)
         self._discard_left = self.limits.linger_bytes
         self.flow.resume_reading()
 
-    def _discard(self, data: bytes) -> None:
-        self._discard_left -= len(data)
-        if self._discard_left < 0:
-            self.transport.abort()
-
     @property
     def waits_for_request(self) -> bool:
         """True if the connection is idle, or its request is not complete yet."""
-        return self._input is Input.HEAD
+        return self._input is _HEAD
 
     def is_idle(self, now: float) -> bool:
-        return self._input is Input.HEAD and not self._received and now - self.waits_since > IDLE_SECONDS
+        return self._input is _HEAD and not self._received and now - self.waits_since > IDLE_SECONDS
 
     @property
     def lingers(self) -> bool:
         """True if everything is sent, and bytes that still arrive are thrown away."""
-        return self._input is Input.NOTHING and self.cycle is None
+        return self._input is _NOTHING and self.cycle is None
 
     def make_room(self) -> bool:
         """Give way to a new connection; False when a request is just coming."""
@@ -324,7 +335,7 @@ class S3Connection(HttpToolsProtocol):
             self._probe_unread(self.cycle, now)
 
     def _on_deadline(self) -> None:
-        if self._input is Input.NOTHING:
+        if self._input is _NOTHING:
             self.transport.abort()
         elif self._received:
             self._refuse(s3_error("RequestTimeout"), to_head=self._received.startswith(b"HEAD "))
@@ -333,51 +344,19 @@ class S3Connection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-
-_PIPELINED_BYTES = 64 * 1024
-
-_HEAD, _BODY, _SUCCESSOR, _NOTHING = Input
-"""By these names, as Python 3.11 takes its time over a member of an enumeration."""
-
-
-class S3Protocol(S3Connection):
-    """The requests of a connection, one after the other."""
-
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-        *,
-        limits: ServerLimits | None = None,
-        clock: Clock | None = None,
-        receive_threads: ReceiveThreads | None = None,
-        only_answer: S3Error | None = None,
-        prepared: PreparedRequests | None = None,
-    ) -> None:
-        """`only_answer`: what the first request gets, whatever it is. `prepared`: what need not go the whole way."""
-        super().__init__(config, server_state, app_state, _loop, limits=limits, clock=clock, only_answer=only_answer)
-        self._receive_threads = receive_threads
-        self._head_deadline_set = False
-        self._is_looked_at = False
-        """True if the head that has begun is known not to be prepared."""
-        self._incomplete: IncompleteHead | None = None
-        self._prepared = prepared
-        self._prepared_heads = ConnectionHeads(prepared) if prepared is not None else None
-        self._heads = HeadParser(max_bytes=self.limits.max_header_bytes, max_headers=self.limits.max_headers)
-
     # Bytes in
 
     def data_received(self, data: bytes) -> None:
-        if self._prepared is not None and self._input is _HEAD and not self._received and data.endswith(HEAD_END):
+        if self._prepared_heads is not None and self._input is _HEAD and not self._received and data.endswith(HEAD_END):
             if self._only_answer is None and self._is_prepared(data):
                 return
             self._is_looked_at = True
         if self._input is _BODY:
             self._feed_body(data)
         elif self._input is _NOTHING:
-            self._discard(data)
+            self._discard_left -= len(data)
+            if self._discard_left < 0:
+                self.transport.abort()
         elif self._received:
             self._gather(data)
         else:
@@ -471,8 +450,8 @@ class S3Protocol(S3Connection):
         That is once the origin has answered a question about it, or by a task that sends the rest of a file that the
         kernel does not take at once.
         """
-        heads, prepared = self._prepared_heads, self._prepared
-        if heads is None or prepared is None or self._received or not self._may_send_now():
+        heads = self._prepared_heads
+        if heads is None or self._received or not self._may_send_now():
             return False
         if self.shared.draining or len(head) > self.limits.max_header_bytes:
             return False
@@ -484,7 +463,7 @@ class S3Protocol(S3Connection):
             return False
         if answer is None:
             return False
-        tracer = prepared.app.tracer
+        prepared, tracer = heads.prepared, heads.prepared.app.tracer
         if tracer is not None and tracer.draws(head):
             answer.close()
             return False
@@ -518,15 +497,7 @@ class S3Protocol(S3Connection):
     ) -> Callable[[RequestCycle], Awaitable[None]] | None:
         """Send what the kernel takes at once; what sends the rest, None where there is none."""
         request_id, lines = prepared.begin(answer)
-        head, framing = response_head(
-            answer.head.status,
-            (),
-            method="HEAD" if answer.span is None else "GET",
-            http_version="1.1",
-            keep_alive=True,
-            lines=lines + self.shared.default_lines,
-            length_bytes=answer.head.length_bytes,
-        )
+        head = plain_head(answer.head.status, lines + self.shared.default_lines, answer.head.length_bytes)
         wire, span, head_sent, sent_bytes = self.wire, answer.span, 0, 0
         if wire is not None:
             head_sent, sent_bytes = _send_now(wire, head, span)
@@ -538,7 +509,7 @@ class S3Protocol(S3Connection):
             return None
 
         def go_on(cycle: RequestCycle) -> Awaitable[None]:
-            rest = partial(cycle.go_on, head[head_sent:], framing, span, sent_bytes)
+            rest = partial(cycle.go_on, head[head_sent:], span, sent_bytes)
             total = lambda: sent_bytes + cycle.writer.sent_bytes  # noqa: E731
             return prepared.go_on(answer, request_id, began, rest, total, self.client)
 
@@ -566,7 +537,9 @@ class S3Protocol(S3Connection):
         await self.app(cycle.scope, cycle.receive, cycle.send)
 
     def _feed_body(self, data: bytes) -> None:
-        cycle = self._current()
+        cycle = self.cycle
+        if cycle is None:
+            raise RuntimeError("there is no request yet")
         body = cycle.request_body
         try:
             rest = body.feed(data)
@@ -574,16 +547,13 @@ class S3Protocol(S3Connection):
             # The application hears of it from `receive`; the end of this body is unknown now.
             self._discard_from_now_on()
         else:
-            self._after_body_bytes(body, rest)
+            if body.complete:
+                self._input = _SUCCESSOR
+                self._received = rest
+                self._look_at_received()
+            elif body.queued_bytes > self.limits.receive_buffer_of_one(len(self.connections)):
+                self.flow.pause_reading()
         cycle.message_event.set()
-
-    def _after_body_bytes(self, body: BodyQueue, rest: bytes) -> None:
-        if body.complete:
-            self._input = _SUCCESSOR
-            self._received = rest
-            self._look_at_received()
-        elif body.queued_bytes > self.limits.receive_buffer_of_one(len(self.connections)):
-            self.flow.pause_reading()
 
     def _on_body_complete(self) -> None:
         """End a body whose rest was received past the transport."""
@@ -634,11 +604,6 @@ class S3Protocol(S3Connection):
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 
-    def _current(self) -> RequestCycle:
-        if self.cycle is None:
-            raise RuntimeError("there is no request yet")
-        return self.cycle
-
     # Behind a response
 
     def on_response_complete(self) -> None:
@@ -646,12 +611,9 @@ class S3Protocol(S3Connection):
         if cycle is None or self.transport.is_closing():
             return
         self.cycle = None  # a connection that waits keeps nothing of the request
-        self._after_response(cycle.keep_alive, body_complete=cycle.request_body.complete)
-
-    def _after_response(self, keep_alive: bool, *, body_complete: bool) -> None:
-        if keep_alive:
+        if cycle.keep_alive:
             self._next_request()
-        elif body_complete and not self._received:
+        elif cycle.request_body.complete and not self._received:
             self.transport.close()
         else:
             self._linger()

@@ -33,7 +33,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator,
 from contextlib import contextmanager
 from dataclasses import replace
 from types import coroutine as awaitable_generator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gateway.core import cancellation
 from gateway.core.errors import ClientDisconnected
@@ -46,8 +46,10 @@ from gateway.edge.response import (
     Sender,
     response_head,
 )
-from gateway.edge.server_state import InputFlow, S3ServerState, ServerLimits
 from gateway.s3.error_codes import s3_error
+
+if TYPE_CHECKING:
+    from gateway.edge.connection import S3Protocol
 
 _TASK_WANTED: Any = object()
 
@@ -121,21 +123,6 @@ _REFUSALS = 400
 _logger = logging.getLogger(__name__)
 
 
-class ConnectionControl(Protocol):
-    """A connection as its request sees it. `wire` is the transport's own socket, None if it is encrypted."""
-
-    transport: asyncio.Transport
-    flow: InputFlow
-    wire: socket.socket | None
-    limits: ServerLimits
-
-    shared: S3ServerState
-
-    def now(self) -> float: ...
-    def is_refusal_unsent(self) -> bool: ...
-    def on_response_complete(self) -> None: ...
-
-
 class RequestCycle:
     """See the module. `disconnected`, `response_complete` and `message_event` are uvicorn's protocol's, too."""
 
@@ -161,7 +148,7 @@ class RequestCycle:
     def __init__(
         self,
         scope: MutableMapping[str, Any],
-        connection: ConnectionControl,
+        connection: S3Protocol,
         request_body: BodyQueue,
         keep_alive: bool,
         expects_continue: bool,
@@ -357,17 +344,17 @@ class RequestCycle:
         if not more_body:
             self.complete()
 
-    async def go_on(self, head: bytes, framing: ResponseFraming, file: PinnedFileSpan | None, sent_bytes: int) -> None:
+    async def go_on(self, head: bytes, file: PinnedFileSpan | None, sent_bytes: int) -> None:
         """Send the rest of a response begun elsewhere: head, and file from `sent_bytes` on. Raises as `send`."""
         if self._gone:
             raise ClientDisconnected("the client left before its answer was complete")
         self.response_started = True
-        self.writer.start(head, framing)
-        if file is None:
+        count = file.span.count - sent_bytes if file is not None else None
+        self.writer.start(head, ResponseFraming(count, False, file is None, True))
+        if file is None or count is None:
             self.writer.write_whole(b"")
         else:
-            framing.account(sent_bytes)
-            rest = replace(file.span, offset=file.span.offset + sent_bytes, count=file.span.count - sent_bytes)
+            rest = replace(file.span, offset=file.span.offset + sent_bytes, count=count)
             await self.writer.write_file(rest, more_body=False, is_fresh=False)
         self.complete()
 

@@ -16,11 +16,12 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from gateway.core import cancellation
 from gateway.core.errors import ClientDisconnected, S3Error
 from gateway.edge.access import Caller, Key, authorise
+from gateway.edge.asgi import S3App
 from gateway.edge.response import answer_lines, next_request_id
 from gateway.operations.origin_rights import right_to_read
 from gateway.operations.prepared_reads import (
@@ -41,9 +42,6 @@ from gateway.shared.recent_requests import MINUTE_SECONDS, FinishedRequest
 from gateway.telemetry import metrics
 from gateway.telemetry.request_counts import BROKEN_OFF, CLIENT_LEFT, HitTally, count_request
 from gateway.telemetry.tracing import TRACE
-
-if TYPE_CHECKING:
-    from gateway.edge.asgi import S3App
 
 _HEADS_MAX = 1024
 """Kinds of heads that a process keeps, most of them of some 4 KiB: a few of each client, day and credential."""
@@ -262,7 +260,8 @@ class PreparedRequests:
     ) -> None:
         if answer.file is not None and self._services.reads is not None:
             self._services.reads.end(answer.file, sent_bytes)
-        answer.close()
+        if answer.span is not None:
+            answer.span.close()
         if self.app.is_told_of(seconds, status):
             tally, key, remote = answer.tally, answer.key, client[0] if client is not None else None
             what, who = (tally.operation, key.bucket, key.key, tally.slot), (tally.credential, request_id, remote)
@@ -311,10 +310,6 @@ class PreparedRequests:
             self.app.recent.look()
         for tally in self._tallies.values():
             tally.lay()
-
-    def _tallies_of(self, access_key_id: str) -> TallyOf:
-        credential = self._authenticator.credential_of(access_key_id)
-        return self._tally_of.setdefault(credential, partial(self._tally, credential))
 
     def _tally(self, credential: str, operation: Operation, slot: Slot, status: int) -> HitTally:
         is_known = slot.consistency != "strict"
@@ -390,7 +385,9 @@ class PreparedRequests:
             authorise(request, key.grant, services.slots)
         except S3Error:
             return None
-        read = prepare_read(services, request, self._tallies_of(key.access_key_id))
+        credential = self._authenticator.credential_of(key.access_key_id)
+        tally = self._tally_of.setdefault(credential, partial(self._tally, credential))
+        read = prepare_read(services, request, tally)
         if read is None:
             return None
         return _KnownReads(key.access_key_id, key.grant, read, self._right(request, key))
@@ -418,10 +415,10 @@ def put_first(heads: list[PreparedHead], head: PreparedHead) -> None:
 class ConnectionHeads:
     """The kinds that one connection has sent, the last one first."""
 
-    __slots__ = ("_all", "_generation", "_heads", "_is_known", "_learned")
+    __slots__ = ("_generation", "_heads", "_is_known", "_learned", "prepared")
 
     def __init__(self, prepared: PreparedRequests) -> None:
-        self._all = prepared
+        self.prepared = prepared
         self._generation = prepared.generation
         self._heads = list(prepared.latest)
         self._learned = 0
@@ -435,16 +432,16 @@ class ConnectionHeads:
     def answer(self, raw: bytes) -> PreparedAnswer | Question | None:
         """Return the prepared answer to a whole head, or the question that must be asked before."""
         self._is_known = False
-        if self._generation != self._all.generation:
-            self._generation, self._learned = self._all.generation, 0
-            self._heads = list(self._all.latest)
+        if self._generation != self.prepared.generation:
+            self._generation, self._learned = self.prepared.generation, 0
+            self._heads = list(self.prepared.latest)
         for number, head in enumerate(self._heads):
             values = head.match(raw)
             if values is not None:
                 self._is_known = True
                 if number:
                     put_first(self._heads, head)
-                return self._all.answer(head, values)
+                return self.prepared.answer(head, values)
         return None
 
     def learn(self, raw: bytes, request: S3Request, caller: Caller, *, keep_alive: bool) -> None:
@@ -456,4 +453,4 @@ class ConnectionHeads:
         self._learned += 1
         learned = prepare(raw, request, caller.authorization)
         if learned is not None:
-            put_first(self._heads, self._all.known(learned))
+            put_first(self._heads, self.prepared.known(learned))

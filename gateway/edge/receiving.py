@@ -20,14 +20,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum, auto
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from gateway.core.cancellation import to_its_end
 from gateway.core.errors import ClientDisconnected
 from gateway.disk.thread_priority import prefer_event_loop
 from gateway.edge.cycle import RequestCycle
 from gateway.md5_lanes.streams import LANES
-from gateway.operations.context import ClientBody, Sink
+from gateway.operations.context import NoBody, Sink
 from gateway.policy.callers import Admission
 
 BUFFER_BYTES = 1024 * 1024
@@ -444,20 +444,6 @@ class BodyDrain:
             self._sink(memoryview(piece))
 
 
-class CountedBody(ClientBody, Protocol):
-    """A request body that knows how much of it was read."""
-
-    @property
-    def complete(self) -> bool:
-        """True once the whole body has been read; otherwise the connection cannot carry another request."""
-
-    @property
-    def received_bytes(self) -> int: ...
-
-    def pace(self, admission: Admission) -> None:
-        """Give no more than there is room for."""
-
-
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 ReceiveInto = Callable[[Sink], Awaitable[None]]
 
@@ -465,7 +451,7 @@ ReceiveInto = Callable[[Sink], Awaitable[None]]
 class AsgiRequestBody:
     """Reads `http.request` events. The first read makes the server answer `Expect: 100-continue`.
 
-    `receive_into` is what our own server offers beside them (server/receiving.py).
+    `receive_into` is what our own server offers beside them (`Receiving`).
     """
 
     def __init__(self, receive: Receive, headers: Mapping[str, str], receive_into: ReceiveInto | None = None) -> None:
@@ -530,5 +516,7 @@ class AsgiRequestBody:
             drain = BodyDrain([piece], sink)
             await _shared_threads().run(drain.stop, drain.run)
 
+
+CountedBody: TypeAlias = NoBody | AsgiRequestBody
 
 _shared_threads = functools.cache(ReceiveThreads)

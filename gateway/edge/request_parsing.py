@@ -100,7 +100,10 @@ def body_length(framing: Headers, http_version: str) -> int | None:
     lengths = [value for name, value in framing if name == b"content-length"]
     codings = [value for name, value in framing if name == b"transfer-encoding"]
     if codings:
-        _check_chunked(codings, lengths, http_version)
+        if lengths:
+            raise bad_request("A request must not have both Content-Length and Transfer-Encoding.")
+        if len(codings) > 1 or codings[0].lower() != b"chunked" or http_version != "1.1":
+            raise bad_request("The only transfer coding understood is 'chunked'.")
         return None
     if not lengths:
         return 0
@@ -109,23 +112,11 @@ def body_length(framing: Headers, http_version: str) -> int | None:
     return int(lengths[0])
 
 
-def _check_chunked(codings: list[bytes], lengths: list[bytes], http_version: str) -> None:
-    if lengths:
-        raise bad_request("A request must not have both Content-Length and Transfer-Encoding.")
-    if len(codings) > 1 or codings[0].lower() != b"chunked" or http_version != "1.1":
-        raise bad_request("The only transfer coding understood is 'chunked'.")
-
-
 def expects_continue(framing: Headers, http_version: str) -> bool:
     """Tell whether the client holds the body back until it has seen `100 Continue` (RFC 9110, 10.1.1)."""
     return http_version == "1.1" and any(
         name == b"expect" and value.lower() == b"100-continue" for name, value in framing
     )
-
-
-def _check_line_ends(piece: bytes | bytearray, position: int) -> None:
-    if _BARE_LINE_FEED.search(piece, position):
-        raise bad_request("Lines must end with CRLF.")
 
 
 class IncompleteHead:
@@ -152,7 +143,8 @@ class IncompleteHead:
             raise header_section_too_large(self._max_bytes)
         if not received[:1].isalpha() and received != b"\r":
             raise bad_request()
-        _check_line_ends(piece, new_from - start)
+        if _BARE_LINE_FEED.search(piece, new_from - start):
+            raise bad_request("Lines must end with CRLF.")
         if not self._has_request_line and (line_end := piece.find(b"\r\n")) >= 0:
             self._has_request_line = True
             if not _REQUEST_LINE.match(received, 0, start + line_end):
@@ -216,7 +208,9 @@ class HeadParser:
         method, framing = self._method, self._framing
         version = http_version(head, method, self._url)
         target = parse_target(method, self._url)
-        headers = _with_host(self._headers, target.authority)
+        headers = self._headers
+        if target.authority is not None:  # it takes the place of the Host field (RFC 9112, 3.2.2)
+            headers = [(name, target.authority if name == b"host" else value) for name, value in headers]
         keep_alive = self._keep_alive and version == "1.1"
         if len(framing) == 1 and framing[0][0] == b"host":  # nearly every GET: nothing more to look at
             return RequestHead(method, target, version, headers, 0, False, keep_alive)
@@ -253,13 +247,6 @@ class HeadParser:
     def on_headers_complete(self) -> None:
         self._method = self._parser.get_method().decode("ascii")
         self._keep_alive = self._parser.should_keep_alive()
-
-
-def _with_host(headers: list[Header], authority: bytes | None) -> list[Header]:
-    """Put the authority of an absolute-form target in the place of the Host field (RFC 9112, 3.2.2)."""
-    if authority is None:
-        return headers
-    return [(name, authority if name == b"host" else value) for name, value in headers]
 
 
 def request_scope(of_connection: Mapping[str, object], head: RequestHead) -> dict[str, Any]:
@@ -359,9 +346,15 @@ class ChunkedDecoder:
         if self._expecting is _Expecting.SIZE:
             self._on_size(content)
         elif self._expecting is _Expecting.DATA_END:
-            self._on_data_end(content)
+            if content:
+                raise bad_request("A chunk of the body is longer than its size says.")
+            self._expecting = _Expecting.SIZE
         else:
-            self._on_trailer(content)
+            self._trailer_bytes += len(content)
+            if not content:
+                self._expecting = _Expecting.NOTHING
+            elif self._trailer_bytes > MAX_TRAILER_BYTES or _TRAILER_LINE.fullmatch(content) is None:
+                raise bad_request("The trailer section of the body is not valid.")
 
     def _on_size(self, content: bytes) -> None:
         match = _SIZE_LINE.fullmatch(content)
@@ -375,18 +368,6 @@ class ChunkedDecoder:
         if self._missing_bytes > SMALL_CHUNKS_MAX * CHUNK_BYTES_MIN:
             raise bad_request(f"More than {SMALL_CHUNKS_MAX} chunks are smaller than {CHUNK_BYTES_MIN} bytes.")
         self._expecting = _Expecting.DATA if self._chunk_left else _Expecting.TRAILER
-
-    def _on_data_end(self, content: bytes) -> None:
-        if content:
-            raise bad_request("A chunk of the body is longer than its size says.")
-        self._expecting = _Expecting.SIZE
-
-    def _on_trailer(self, content: bytes) -> None:
-        self._trailer_bytes += len(content)
-        if not content:
-            self._expecting = _Expecting.NOTHING
-        elif self._trailer_bytes > MAX_TRAILER_BYTES or _TRAILER_LINE.fullmatch(content) is None:
-            raise bad_request("The trailer section of the body is not valid.")
 
 
 _PIECE_OVERHEAD_BYTES = 256

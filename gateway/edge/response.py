@@ -85,6 +85,12 @@ class ResponseFraming:
         return self.left_bytes is None and not self.chunked and not self.bodiless
 
 
+def plain_head(status: int, lines: bytes, length_bytes: int | None) -> bytes:
+    """Return the head of an answer that has no other fields, on a connection that stays open."""
+    length = b"content-length: %d\r\n" % length_bytes if length_bytes is not None else b""
+    return b"%b%b%b\r\n" % (STATUS_LINE[status], lines, length)
+
+
 def response_head(
     status: int,
     headers: Iterable[Header],
@@ -108,7 +114,9 @@ def response_head(
         if lowered not in _OURS:
             fields.append(b"%b: %b\r\n" % (lowered, value))
         elif lowered == b"content-length":
-            length = _length(value, length)
+            if length is not None or not value.isdigit():
+                raise RuntimeError(f"not a Content-Length: {value!r}")
+            length = int(value)
         elif lowered == b"connection" and b"close" in value.lower():
             keep_alive = False
     framing = _framing(status, length, method, http_version, keep_alive)
@@ -119,12 +127,6 @@ def response_head(
     if not framing.keep_alive:
         fields.append(b"connection: close\r\n")
     return b"%b%b%b\r\n" % (STATUS_LINE[status], lines, _checked(fields)), framing
-
-
-def _length(value: bytes, earlier: int | None) -> int:
-    if earlier is not None or not value.isdigit():
-        raise RuntimeError(f"not a Content-Length: {value!r}")
-    return int(value)
 
 
 def _framing(status: int, length: int | None, method: str, http_version: str, keep_alive: bool) -> ResponseFraming:
@@ -385,11 +387,15 @@ class FileSender(Sender):
         restored = self._restored
         if self._is_fresh:
             self._is_fresh = False
-        elif not restored and not self._is_intact(step_bytes):
+        elif not restored and self._span.file is not None and not self._span.file.intact(self._offset, step_bytes):
             self.needs_bytes = True
             return False
         try:
-            sent = self._send_restored(restored) if restored else self._send_file(step_bytes)
+            sent = (
+                self._send_restored(restored)
+                if restored
+                else send_span(self._socket, self._span, self._offset, step_bytes)
+            )
         except (BlockingIOError, InterruptedError):
             return False
         except (ConnectionError, TimeoutError) as error:
@@ -406,13 +412,6 @@ class FileSender(Sender):
         file = self._span.file
         if file is not None:
             self._restored = await file.restore(self._offset, min(self._left, STEP_BYTES))
-
-    def _is_intact(self, count: int) -> bool:
-        file = self._span.file
-        return file is None or file.intact(self._offset, count)
-
-    def _send_file(self, count: int) -> int | None:
-        return send_span(self._socket, self._span, self._offset, count)
 
     def _send_restored(self, restored: memoryview) -> int:
         sent = os.write(self._socket, restored)

@@ -298,7 +298,7 @@ class S3Server:
         refused = self.open_connections >= self._connections_max and not self._make_room()
         opening = asyncio.create_task(self._open(connection, too_many_connections() if refused else None))
         self._openings[opening] = None
-        opening.add_done_callback(self._opened)
+        opening.add_done_callback(self._openings.__delitem__)
         self._tell_count()
         if self.open_connections >= self._connections_max + self._limits.refused_connections:
             _logger.warning("%d connections are open: no more are accepted for now", self.open_connections)
@@ -324,9 +324,6 @@ class S3Server:
             return False
         self._tell_count()
         return self._counts.others_have_fewer(self._connections_at_work)
-
-    def _opened(self, opening: asyncio.Task[None]) -> None:
-        del self._openings[opening]
 
     def _make_room(self) -> bool:
         """Close the connections idle the longest, some at once, else lingering ones. Return False if there are none."""
@@ -356,7 +353,18 @@ class S3Server:
                     "ssl_handshake_timeout": self._limits.head_timeout_seconds,
                     "ssl_shutdown_timeout": self._limits.linger_seconds,
                 }
-            protocol = partial(self._protocol, loop, only_answer)
+            protocol = partial(
+                S3Protocol,
+                self._config,
+                self._state,
+                {},
+                loop,
+                limits=self._limits,
+                clock=self._clock,
+                receive_threads=self._receive_threads,
+                only_answer=only_answer,
+                prepared=self._prepared,
+            )
             await loop.connect_accepted_socket(protocol, connection, ssl=tls, **timeouts)
         except OSError as error:  # ssl.SSLError and timeouts too
             connection.close()
@@ -375,19 +383,6 @@ class S3Server:
         finally:
             loop.remove_reader(connection.fileno())
         return connection.recv(1, socket.MSG_PEEK).isalpha()
-
-    def _protocol(self, loop: asyncio.AbstractEventLoop, only_answer: S3Error | None) -> S3Protocol:
-        return S3Protocol(
-            self._config,
-            self._state,
-            {},
-            loop,
-            limits=self._limits,
-            clock=self._clock,
-            receive_threads=self._receive_threads,
-            only_answer=only_answer,
-            prepared=self._prepared,
-        )
 
     def _accept_again(self) -> None:
         self._all_at_work = False

@@ -1,4 +1,4 @@
-"""What a server's connections share: limits on clients, bounds on memory, a watch for clients that have left."""
+"""The shared state of a server's connections: limits on clients, bounds on memory, a watch for clients that left."""
 
 from __future__ import annotations
 

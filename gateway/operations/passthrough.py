@@ -163,18 +163,15 @@ async def forward_joined(context: RequestContext) -> Response:
 
 
 async def _joined(context: RequestContext, request: OriginRequest) -> Response:
-    if request.body:
-        response = await context.services.origin.send(request)
-        return streamed_reply(response, head_only=context.request.method == "HEAD")
-
     # Everything that may change the answer:
     headers = frozenset(item for item in request.headers.items() if item[0] not in _OF_ONE_CALLER)
     question = request.method, request.bucket, request.key, tuple(request.query), headers, request.signed_by
-    answer = await context.services.catalog.joined_calls.ask(question, lambda: _ask(context, request))
+    joined = context.services.catalog.joined_calls
+    answer = None if request.body else await joined.ask(question, lambda: _ask(context, request))
     if answer is None:
         response = await context.services.origin.send(request)
         return streamed_reply(response, head_only=request.method == "HEAD")
-    if request.method == "HEAD" or answer.status in (204, 304):
+    if request.method == "HEAD" or answer.status in _WITHOUT_BODY:
         return Response(answer.status, answer.headers, no_body(), "forwarded")
     return Response(answer.status, without(answer.headers, "content-length"), answer.body, "forwarded")
 
@@ -185,7 +182,7 @@ async def _ask(context: RequestContext, request: OriginRequest) -> _PassedAnswer
         headers = filter_response_headers(response.headers)
         if "set-cookie" in response.headers or response.headers.get("content-type", "").startswith("text/event-"):
             return None
-        if request.method == "HEAD" or response.status in (204, 304):
+        if request.method == "HEAD" or response.status in _WITHOUT_BODY:
             return _PassedAnswer(response.status, headers, b"")
         with context.services.buffers.holding() as grow:
             document = bytearray()

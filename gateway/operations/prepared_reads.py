@@ -74,7 +74,7 @@ class PendingAnswer:
         self._wait = wait
         self._answer: PreparedAnswer | None = None
         self.told: ObjectHead | Exception | None = None
-        """What the origin has said, if it was asked."""
+        """The answer of the origin, if it was asked."""
 
     async def ask(self) -> PreparedAnswer | None:
         """Return the answer; None: call `read_object`, which goes on from `told`."""
@@ -145,13 +145,16 @@ class PreparedRead(VersionAnswers):
         return head is not None and (not head.body_bytes or self._blocks.has(head.first, head.body_bytes))
 
     def _judged(self, conditions: Conditions) -> AnswerHead | None:
-        asked = conditions.get("range")
-        if asked is not None and (self._is_head or not is_one_range(asked)):
+        if not conditions:
+            return self.whole()
+        if self._is_head and "range" in conditions:
             return None
         try:
             head = self.judge(conditions, self._services.clock)
         except S3Error:
             return None
+        if head.status != 206 and "range" in conditions and not is_one_range(conditions["range"]):
+            return None  # only the origin can judge it
         if head.status != 304 and "if-none-match" in conditions and self._slot.is_buffered:
             return None  # it may be this node's ETag of the version
         return head

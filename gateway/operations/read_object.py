@@ -45,7 +45,6 @@ from gateway.s3.headers import (
     MD5_OF_NOTHING,
     READ_CONDITIONS,
     EncodedHeaders,
-    content_range,
     evaluate_read,
     filter_response_headers,
     first_and_last,
@@ -615,39 +614,40 @@ class AnswerHead(NamedTuple):
 class VersionAnswers:
     """The heads of answers by one version to GETs and HEADs, encoded once."""
 
-    __slots__ = ("_lines", "_of_range", "_overrides", "_part", "etag", "last_modified", "size_bytes")
+    __slots__ = ("_lines", "_of_range", "_part", "_whole", "etag", "last_modified", "size_bytes")
 
     def __init__(self, head: ObjectHead, overrides: Mapping[str, str] = _NO_OVERRIDES) -> None:
         self.etag, self.size_bytes, self.last_modified = head.version.etag, head.version.size_bytes, head.last_modified
         self._part = head.part
-        self._lines, self._overrides = head.of_whole.lines, overrides
+        self._lines = self._whole = head.of_whole.lines
+        if overrides:
+            kept = [(name, value) for name, value in head.of_whole.pairs if name not in overrides]
+            self._whole = EncodedHeaders.of([*kept, *overrides.items()]).lines
         self._of_range: bytes | None = None
         """Encoded when it is asked for, as most objects are read as a whole."""
 
     def judge(self, headers: Mapping[str, str], clock: Clock) -> AnswerHead:
         """Return the answer to a request's conditions and range. S3Error PreconditionFailed (412), InvalidRange."""
-        etag, last_modified, size_bytes = self.etag, self.last_modified, self.size_bytes
+        etag, last_modified, size_bytes, asked = self.etag, self.last_modified, self.size_bytes, self._part
         if not READ_CONDITIONS.isdisjoint(headers):
             judged = evaluate_read(headers, etag=etag, last_modified=last_modified, now=clock.now())
             if judged == "not-modified":
                 kept = [pair for pair in EncodedHeaders(self._lines).pairs if pair[0] in _OF_NOT_MODIFIED]
                 return AnswerHead(304, EncodedHeaders.of(kept).lines, None, 0, 0)
-        asked = self._part
-        if asked is None and "range" in headers and if_range_holds(headers, etag=etag, last_modified=last_modified):
+        counts = "if-range" not in headers or if_range_holds(headers, etag=etag, last_modified=last_modified)
+        if asked is None and counts and "range" in headers:
             asked = parse_range(headers["range"], size_bytes)
         if asked is None:
-            return AnswerHead(200, self._overridden(self._lines), size_bytes, 0, size_bytes)
+            return self.whole()
         if self._of_range is None:  # a part has its own checksums
-            of_range = of_part(EncodedHeaders(self._lines)).lines if self._part is None else self._lines
-            self._of_range = self._overridden(of_range)
-        lines = b"%bcontent-range: %b\r\n" % (self._of_range, content_range(asked, size_bytes).encode())
-        return AnswerHead(206, lines, asked.length, asked.first, asked.length)
+            self._of_range = of_part(EncodedHeaders(self._whole)).lines if self._part is None else self._whole
+        first, last = asked.first, asked.last
+        lines = b"%bcontent-range: bytes %d-%d/%d\r\n" % (self._of_range, first, last, size_bytes)
+        return AnswerHead(206, lines, last - first + 1, first, last - first + 1)
 
-    def _overridden(self, lines: bytes) -> bytes:
-        if not self._overrides:
-            return lines
-        kept = [(name, value) for name, value in EncodedHeaders(lines).pairs if name not in self._overrides]
-        return EncodedHeaders.of([*kept, *self._overrides.items()]).lines
+    def whole(self) -> AnswerHead:
+        """Return the answer with the whole object."""
+        return AnswerHead(200, self._whole, self.size_bytes, 0, self.size_bytes)
 
 
 def _response(head: AnswerHead, body: ResponseBody, cache: CacheLabel, reason: MissReason | None = None) -> Response:

@@ -140,7 +140,7 @@ class RateLimiter:
         self._link.shares.charge(self.slot, count, self._clock.monotonic())
 
     def apply_settings(self, ceiling: TokenBucket | None) -> None:
-        """Have the pieces that wait, and later ones, wait for this ceiling, and for the link as it is now."""
+        """Let pieces, also those that wait, wait for this ceiling from now on, and for the link as it is now."""
         now = self._clock.monotonic()
         if self._reserving is not None:
             self._reserving.cancel()

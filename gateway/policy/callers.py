@@ -706,10 +706,6 @@ class Callers:
         first = _FIRST_ROWS + self._credentials_most * of_credential
         return first + (number - 1) * _GATES_OF_ACCOUNT * _rows_of_gate(FLOWS_MAX)
 
-    @property
-    def any(self) -> bool:
-        return bool(self._accounts)
-
     def find(self, credential: str, user_agent: str) -> CallerLimits | None:
         if not self._accounts:
             return None

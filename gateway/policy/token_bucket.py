@@ -47,10 +47,13 @@ class TokenBucket:
         self._known: tuple[float, float, float, float] = 0.0, rate, cells.started, 0.0
         """The last change: its time, the rate, since when it counts, and the flow until then."""
 
+        self._changes = b""
+        """The times of the changes of all processes, as far as the last one is known."""
+
         self.rate, self.burst = rate, rate * BURST_SECONDS
         if not max(self._changed_at):
             self._write(rate, cells.started, 0.0)
-        self._learn(max(self._changed_at))
+        self._learn(self._changed_at.tobytes())
 
     def delay_seconds(self, now: float) -> float:
         """Return the seconds until the next piece may pass; 0 is now."""
@@ -88,10 +91,6 @@ class TokenBucket:
         if self.rate != rate:
             self.change_rate(rate, now)
 
-    def changed_at(self) -> float:
-        """Return when the rate was last changed."""
-        return max(self._changed_at)
-
     def _write(self, rate: float, now: float, flowed: float) -> None:
         own, record = self._own, 1 - self._which[self._own]
         for row, value in zip(self._record(record), (rate, now, flowed), strict=True):
@@ -110,18 +109,19 @@ class TokenBucket:
         return min(level, self.burst)
 
     def _flowed(self, now: float) -> float:
-        changed_at = max(self._changed_at)
-        if changed_at != self._known[0]:
-            self._learn(changed_at)
+        changes = self._changed_at.tobytes()
+        if changes != self._changes:
+            self._learn(changes)
         _, rate, since, before = self._known
         return before + rate * max(0.0, now - since)
 
-    def _learn(self, changed_at: float) -> None:
+    def _learn(self, changes: bytes) -> None:
         """Read the record that a process has just announced. The next look finds what it writes meanwhile."""
+        changed_at = max(self._changed_at)
         process = list(self._changed_at).index(changed_at) if changed_at in self._changed_at else self._own
         rate, since, before = (row[process] for row in self._record(self._which[process]))
         if max(since, _EARLIEST) == changed_at:
-            self._known = changed_at, rate, since, before
+            self._changes, self._known = changes, (changed_at, rate, since, before)
             self.rate, self.burst = rate, rate * BURST_SECONDS
 
     def _record(self, number: int) -> list[memoryview[float]]:

@@ -409,11 +409,6 @@ def invalid_range(header: str, size_bytes: int) -> S3Error:
     )
 
 
-def content_range(byte_range: ByteRange, size_bytes: int) -> str:
-    """Return the `Content-Range` of an answer: `bytes 0-9/443`."""
-    return f"bytes {byte_range.first}-{byte_range.last}/{size_bytes}"
-
-
 def parse_content_range(value: str) -> tuple[ByteRange, int]:
     """Range and object size in bytes of an origin's `Content-Range`; raises OriginBodyError when it makes no sense."""
     found = _CONTENT_RANGE.fullmatch(value)

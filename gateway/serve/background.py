@@ -44,6 +44,15 @@ BODY_BYTES_MAX = 4 * 1024**3
 _NOT_COUNTED = frozenset({"/healthz", "/readyz"})
 """Cheap, and asked for by those who restart what does not answer."""
 
+_GRACE_SECONDS = 5
+_PAUSE_SECONDS = 30.0
+_LOOK_SECONDS = 0.2
+_COUNT_SECONDS_MAX = 2.0
+_OPENING_SECONDS_MAX = 5.0
+"""Seconds after which the workers serve without a slow disk."""
+
+_log = structlog.get_logger("forebay.background")
+
 
 def admin_server(app: ASGIApp, sockets: Sequence[socket.socket], settings: ServerSettings) -> S3Server:
     """Return the admin port's server. It owns the sockets, and takes its timeouts and sizes from `[server]`."""
@@ -126,16 +135,6 @@ class _Request:
         """Hand a message of the answer on; with its head the work is done."""
         self.leave_place()
         await self._send(message)
-
-
-_GRACE_SECONDS = 5
-_PAUSE_SECONDS = 30.0
-_LOOK_SECONDS = 0.2
-_COUNT_SECONDS_MAX = 2.0
-_OPENING_SECONDS_MAX = 5.0
-"""Seconds after which the workers serve without a slow disk."""
-
-_log = structlog.get_logger("forebay.background")
 
 
 async def serve_background(context: ChildContext) -> None:

@@ -26,6 +26,24 @@ _ABOUT_THE_START = frozenset({"ready", "failed", "unusable"})
 
 _log = structlog.get_logger("forebay.serve")
 
+STEADY_SECONDS = 30.0
+"""A child that lived this long was well: its death begins a new row."""
+
+HANG_LOOKS = 30
+HANG_LOOK_SECONDS = 1.0
+HANG_TOLD_LOOKS = 5
+"""Looks at a child whose event loop does not turn before it is killed. Looks are counted, not time: a machine that
+stands still as a whole stops the supervisor, too. After HANG_TOLD_LOOKS it is reported to hang."""
+
+FIRST_BEAT_LOOKS = 120
+"""Looks that a child may take to load its code, before its event loop turns for the first time."""
+
+SLOW_START_SECONDS = 60.0
+"""Seconds of a start after which it is reported, again and again."""
+
+KILLED_STARTS_MAX = 5
+"""One that is killed so often before it is ready ends the gateway's start: the machine lacks memory, say."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
@@ -178,25 +196,6 @@ async def _writer(descriptor: int) -> asyncio.WriteTransport:
         transport, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, pipe)
         undo.pop_all()
     return transport
-
-
-STEADY_SECONDS = 30.0
-"""A child that lived this long was well: its death begins a new row."""
-
-HANG_LOOKS = 30
-HANG_LOOK_SECONDS = 1.0
-HANG_TOLD_LOOKS = 5
-"""Looks at a child whose event loop does not turn before it is killed. Looks are counted, not time: a machine that
-stands still as a whole stops the supervisor, too. After HANG_TOLD_LOOKS it is reported to hang."""
-
-FIRST_BEAT_LOOKS = 120
-"""Looks that a child may take to load its code, before its event loop turns for the first time."""
-
-SLOW_START_SECONDS = 60.0
-"""Seconds of a start after which it is reported, again and again."""
-
-KILLED_STARTS_MAX = 5
-"""One that is killed so often before it is ready ends the gateway's start: the machine lacks memory, say."""
 
 
 class ChildMonitor:

@@ -32,6 +32,12 @@ _ORPHANS_GONE_SECONDS = 10.0
 
 _log = structlog.get_logger("forebay.serve")
 
+ROOM_BYTES = 4 * 1024 * 1024
+"""Room that all processes together need to open the directory, and some more."""
+
+_HEEDED_MAX = 1000
+"""Limit of remembered directories at one path: beyond it the earliest drop their catalog again."""
+
 
 def prepare_directory(directory: Path) -> None:
     """Make the cache directory, readable by its owner alone. An existing one keeps its mode.
@@ -150,10 +156,6 @@ def _is_alive(process_id: int) -> bool:
     return True
 
 
-ROOM_BYTES = 4 * 1024 * 1024
-"""Room that all processes together need to open the directory, and some more."""
-
-
 def use_reserve_when_full(cache_directory: Path) -> None:
     """Give the room that was set aside for the buffer's journal to those who are about to open the directory."""
     buffer = cache_directory / DIRECTORY
@@ -195,10 +197,6 @@ def _give_up_reserve(buffer: Path) -> bool:
     from gateway.writeback.room import ReserveFile
 
     return ReserveFile(buffer).give_up()
-
-
-_HEEDED_MAX = 1000
-"""Limit of remembered directories at one path: beyond it the earliest drop their catalog again."""
 
 
 def claim(directory: Path) -> tuple[int | None, str | None]:

@@ -57,6 +57,39 @@ given to the main thread."""
 
 _log = structlog.get_logger("forebay.serve")
 
+LOADING_SECONDS = 120.0
+"""For loading the code, from a disk that is slow, beside much else."""
+
+FORK_SECONDS = 10.0
+"""For one process more. A fork server that is stopped or hangs is ended, and another one is started."""
+
+STEADY_SECONDS = 30.0
+"""One that lived so long was well: its death begins a new row."""
+
+_END_SECONDS = 5.0
+"""For a process that was killed to be gone. Longer takes only one that waits for a dead disk."""
+
+_ANSWER_BYTES_MAX = 64
+_REQUEST_BYTES_MAX = 64 * 1024
+_DESCRIPTORS_MAX = 200
+"""The kernel passes at most 253 at a time (SCM_MAX_FD, unix(7))."""
+
+# The child looks for modules exactly where this process does. Without it, `python -m` would take a package named
+# `gateway` in the directory where the user happens to be.
+_BOOTSTRAP = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
+    "from gateway.serve.fork_server import main; main(sys.argv[2:])"
+)
+_BOOTSTRAP_OF_ONE = (
+    "import sys, json, importlib; sys.path[:] = json.loads(sys.argv[1]); "
+    "importlib.import_module(sys.argv[2]).main(sys.argv[3:])"
+)
+
+_ADVICE = {
+    errno.EAGAIN: ": the limit of processes is reached (ulimit -u, TasksMax=, pids.max)",
+    errno.EMFILE: ": the limit of open files of the fork server is reached (ulimit -n, LimitNOFILE=)",
+}
+
 
 def restart_delay_seconds(deaths_in_a_row: int) -> float:
     """Return 0 after the first death, then 0.1 s doubling to 10 s."""
@@ -179,40 +212,6 @@ def _adopt_orphans() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
-
-
-LOADING_SECONDS = 120.0
-"""For loading the code, from a disk that is slow, beside much else."""
-
-FORK_SECONDS = 10.0
-"""For one process more. A fork server that is stopped or hangs is ended, and another one is started."""
-
-STEADY_SECONDS = 30.0
-"""One that lived so long was well: its death begins a new row."""
-
-_END_SECONDS = 5.0
-"""For a process that was killed to be gone. Longer takes only one that waits for a dead disk."""
-
-_ANSWER_BYTES_MAX = 64
-_REQUEST_BYTES_MAX = 64 * 1024
-_DESCRIPTORS_MAX = 200
-"""The kernel passes at most 253 at a time (SCM_MAX_FD, unix(7))."""
-
-# The child looks for modules exactly where this process does. Without it, `python -m` would take a package named
-# `gateway` in the directory where the user happens to be.
-_BOOTSTRAP = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
-    "from gateway.serve.fork_server import main; main(sys.argv[2:])"
-)
-_BOOTSTRAP_OF_ONE = (
-    "import sys, json, importlib; sys.path[:] = json.loads(sys.argv[1]); "
-    "importlib.import_module(sys.argv[2]).main(sys.argv[3:])"
-)
-
-_ADVICE = {
-    errno.EAGAIN: ": the limit of processes is reached (ulimit -u, TasksMax=, pids.max)",
-    errno.EMFILE: ": the limit of open files of the fork server is reached (ulimit -n, LimitNOFILE=)",
-}
 
 
 class ForkServerEnded(StartupError):

@@ -18,6 +18,11 @@ _STDIN = 0
 _PR_SET_PDEATHSIG = 1
 _READ_BYTES = 65536
 
+WAITING_BYTES_MAX = 2**20
+"""Limit of lines that the supervisor has not read, as it may be stopped. Indispensable lines are short."""
+
+_log = structlog.get_logger("forebay.serve")
+
 
 def lines(descriptor: int = _STDIN) -> Iterator[bytes]:
     """Yield complete lines until the other end is closed.
@@ -48,12 +53,6 @@ def hold(lines: Iterator[bytes], obey: Callable[[bytes], None]) -> None:
         os._exit(1)
 
     threading.Thread(target=follow, name="parent-death-pipe", daemon=True).start()
-
-
-WAITING_BYTES_MAX = 2**20
-"""Limit of lines that the supervisor has not read, as it may be stopped. Indispensable lines are short."""
-
-_log = structlog.get_logger("forebay.serve")
 
 
 class ReportPipe:

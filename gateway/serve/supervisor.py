@@ -269,7 +269,7 @@ class _Supervisor:
             answered(signal.SIGHUP, partial(self._want, None), signal.SIG_IGN),  # a late one ends no process
             self._children.watched(),
         ):
-            # Those that came while code was loaded (cli/inherited.py).
+            # Those that came while code was loaded (gateway/cli).
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP, signal.SIGTERM, signal.SIGINT})
             try:
                 return await self._serve()

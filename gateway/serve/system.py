@@ -1,4 +1,4 @@
-"""What this process and its system tell each other: signals, messages to the service manager, a title, limits."""
+"""The process and its system: signals, messages to the service manager, the title in `ps`, the limit of files."""
 
 from __future__ import annotations
 

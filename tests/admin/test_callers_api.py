@@ -15,8 +15,7 @@ from gateway.admin.app import describe
 from gateway.admin.backends import Backends
 from gateway.admin.slots import SlotsApi
 from gateway.api.documents import CallerRates, CallersDocument
-from gateway.cli import app
-from gateway.cli import looks as shown
+from gateway.cli import app, common
 from gateway.config.live import LiveSettings
 from gateway.telemetry import metric_kinds, metrics
 from gateway.telemetry.metric_reading import MetricReading
@@ -81,7 +80,7 @@ def test_who_calls_what_they_take_and_what_binds(tmp_path: Path, monkeypatch: py
         def callers(self) -> CallersDocument:
             return CallersDocument.model_validate(document)
 
-    monkeypatch.setattr(shown, "admin_client", lambda *_: Client())
+    monkeypatch.setattr(common, "admin_client", lambda *_: Client())
     result = CliRunner().invoke(app, ["callers"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     assert all(text in result.output for text in ("4 at a time", "1.0 MiB/s", "2.5/s", "concurrency 1"))

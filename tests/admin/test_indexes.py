@@ -44,7 +44,7 @@ def test_there_are_none_before_the_directory_is_open(tmp_path: Path) -> None:
             return await client.get("/api/v1/indexes")
 
     assert asyncio.run(ask()).status_code == 503
-    lent.indexes = OneIndex(progress())
+    lent.indexes = OneIndex(progress())  # type: ignore[assignment]
     answer = asyncio.run(ask())
     assert answer.status_code == 200
     assert [one["slot"] for one in answer.json()["indexes"]] == ["data"]

@@ -17,7 +17,7 @@ from gateway.admin.app import describe
 from gateway.admin.backends import Backends
 from gateway.admin.slots import SlotsApi
 from gateway.api.documents import OriginRequests, SlotsDocument
-from gateway.cli import app
+from gateway.cli import app, common
 from gateway.cli import looks as shown
 from gateway.config.live import LiveSettings
 from gateway.telemetry import metric_kinds, metrics
@@ -165,7 +165,7 @@ def test_it_is_shown_to_people(counted: Path, monkeypatch: pytest.MonkeyPatch) -
         def slots(self) -> SlotsDocument:
             return SlotsDocument.model_validate(document)
 
-    monkeypatch.setattr(shown, "admin_client", lambda *_: Client())
+    monkeypatch.setattr(common, "admin_client", lambda *_: Client())
     found = CliRunner().invoke(app, ["slots"], env={"COLUMNS": "200"})
     assert found.exit_code == 0, found.output
     assert "s3://bucket/data/" in found.output

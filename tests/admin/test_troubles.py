@@ -6,9 +6,10 @@ from typing import Any, get_args
 
 import pytest
 
+from gateway.admin.formatting import DISK_STATES
 from gateway.admin.origin_check import OriginState
-from gateway.admin.troubles import _DO_ABOUT_ORIGIN, DISK_STATES, Trouble, troubles
-from gateway.api.documents import Status
+from gateway.admin.troubles import _DO_ABOUT_ORIGIN, troubles
+from gateway.api.documents import Status, TroubleDocument
 from gateway.telemetry import metrics
 from tests.support import admin_documents
 
@@ -58,7 +59,7 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"writeback": {"journal_problem": "disk I/O error"}}, ["nothing is flushed: disk I/O error"]),
     ({"writeback": None}, []),
 ]
-EVERYTHING_WRONG: list[Trouble] = [one for changed, _ in CASES for one in troubles(status(**changed))]
+EVERYTHING_WRONG: list[TroubleDocument] = [one for changed, _ in CASES for one in troubles(status(**changed))]
 
 
 @pytest.mark.parametrize(("changed", "told"), CASES)

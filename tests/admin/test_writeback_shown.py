@@ -12,11 +12,7 @@ from gateway.cli.looks import show_status
 from tests.support.admin_documents import status
 
 WELL = {"slot": "checkpoints", "staged_bytes": 4 * 2**30, "objects": 12, "bytes": 3 * 2**30}
-BUCKET = {
-    "bucket": "b",
-    "md5_etags": True,
-    "conditions": {"put": "yes", "complete": "refused", "delete": "ignored"},
-}
+BUCKET = {"bucket": "b", "md5_etags": True, "conditions": {"put": "yes", "complete": "refused", "delete": "ignored"}}
 
 
 def status_of(slot: dict[str, Any], **more: Any) -> Status:

@@ -15,6 +15,7 @@ from gateway.metadata.snapshots.store import valid_name
 from tests.support.gateway_process import to_toml
 from tests.support.settings import load, problems
 
+SLOT = '[[slots]]\nname = "a"\nprefix = "s3://b/"\n'
 ROLE = '[[origin_credentials]]\nname = "a"\nrole_arn = "arn:aws:iam::1:role/x"\n'
 
 
@@ -24,7 +25,7 @@ def test_all_errors_are_reported_at_once_with_key_value_and_what_is_allowed(tmp_
         tmp_path,
         '[server]\nport = 70000\nworkers = 0\nhead_timeout = "soon"\nprot = 1\n'
         '[cache]\nblock_size = "3MiB"\n'
-        '[[slots]]\nname = "a"\nprefix = "s3://b/"\n[[slots]]\nname = "b"\nprefix = "train/"\n',
+        f'{SLOT}[[slots]]\nname = "b"\nprefix = "train/"\n',
     )
     assert found["server.port"] == "server.port = 70000: a whole number 0 to 65535; 0 picks a free port"
     assert found["server.workers"] == "server.workers = 0: 1 to 256"
@@ -143,38 +144,33 @@ def test_traces_need_their_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ('[[buckets]]\nname = "b"\nendpoint_url = "http://127.0.0.1:9000"\n', "buckets[0].endpoint_url"),
         ('[[buckets]]\nname = "b"\nca_bundle = "/nowhere.pem"\n', "buckets[0].ca_bundle"),
         ('[[buckets]]\nname = "b"\norigin_credentials = "x"\n', "buckets[0].origin_credentials"),
-        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\norigin_credentials = "x"\n', "slots[0].origin_credentials"),
+        (f'{SLOT}origin_credentials = "x"\n', "slots[0].origin_credentials"),
         ('[[slots]]\nname = "default"\nprefix = "s3://b/"\n', "slots[0].name"),
         ('[[slots]]\nname = "none"\nprefix = "s3://b/"\n', "slots[0].name"),
         ('[[slots]]\nname = "(gone)"\nprefix = "s3://b/"\n', "slots[0].name"),
         ('[[slots]]\nname = "a b"\nprefix = "s3://b/"\n', "slots[0].name"),
-        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nmode = "rw"\n', "slots[0].mode"),
-        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nauthorization = "bucket"\n', "slots[0].authorization"),
-        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nauthorization_ttl = "1s"\n', "slots[0].authorization_ttl"),
-        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nweight = 0\n', "slots[0].weight"),
-        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nindex_refresh = "1h"\n', "slots[0].index_refresh"),
-        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nindex_concurrency = 4\n', "slots[0].index_concurrency"),
-        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nindex_inventory = "s3://c/m"\n', "slots[0].index_inventory"),
+        (f'{SLOT}mode = "rw"\n', "slots[0].mode"),
+        (f'{SLOT}authorization = "bucket"\n', "slots[0].authorization"),
+        (f'{SLOT}authorization_ttl = "1s"\n', "slots[0].authorization_ttl"),
+        (f"{SLOT}weight = 0\n", "slots[0].weight"),
+        (f'{SLOT}index_refresh = "1h"\n', "slots[0].index_refresh"),
+        (f"{SLOT}index_concurrency = 4\n", "slots[0].index_concurrency"),
+        (f'{SLOT}index_inventory = "s3://c/m"\n', "slots[0].index_inventory"),
         (
             '[cache]\ncapacity = "1GiB"\n[[slots]]\nname = "a"\nprefix = "s3://b/"\ncapacity = "2GiB"\n',
             "slots[].capacity",
         ),
+        (f'[cache]\ncapacity = "4GiB"\n{SLOT}capacity = "2GiB"\ncapacity_limit = "1GiB"\n', "slots[0].capacity_limit"),
         (
-            '[cache]\ncapacity = "4GiB"\n'
-            '[[slots]]\nname = "a"\nprefix = "s3://b/"\ncapacity = "2GiB"\ncapacity_limit = "1GiB"\n',
-            "slots[0].capacity_limit",
-        ),
-        (
-            '[cache]\ncapacity = "4GiB"\nblock_size = "8MiB"\n'
-            '[[slots]]\nname = "a"\nprefix = "s3://b/"\ncapacity_limit = "60MiB"\n',
+            f'[cache]\ncapacity = "4GiB"\nblock_size = "8MiB"\n{SLOT}capacity_limit = "60MiB"\n',
             "slots[0].capacity_limit",
         ),
         (
             '[cache]\ncapacity = "256MiB"\n[[slots]]\nname = "a"\nprefix = "s3://b/"\nblock_size = "64MiB"\n',
             "cache.capacity",
         ),
-        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nblock_size = "3MiB"\n', "slots[0].block_size"),
-        ('[[slots]]\nname = "a"\nprefix = "s3://b/"\nblock_size = "32KiB"\n', "slots[0].block_size"),
+        (f'{SLOT}block_size = "3MiB"\n', "slots[0].block_size"),
+        (f'{SLOT}block_size = "32KiB"\n', "slots[0].block_size"),
         ('[cache]\nsmall_object_max = "2MiB"\n', "cache.small_object_max"),
         ("server = 5\n", "server"),
         ("[slots]\n", "slots"),
@@ -188,14 +184,14 @@ def test_what_cannot_be_is_refused_under_its_own_key(tmp_path: Path, text: str, 
 
 def test_an_unknown_policy_is_refused_with_what_is_allowed(tmp_path: Path) -> None:
     """Each word that is allowed is named."""
-    slot = '[[slots]]\nname = "a"\nprefix = "s3://b/"\neviction = '
+    slot = f"{SLOT}eviction = "
     [told] = problems(tmp_path, slot + '"fifo"\n').values()
     assert told == "slots[0].eviction = 'fifo': epoch or lru"
 
 
 def test_a_pattern_of_checkpoints_that_is_none_is_refused_with_the_reason(tmp_path: Path) -> None:
     """Under its own place in the list; only where writes are absorbed at all; an empty list is none."""
-    slot = '[[slots]]\nname = "a"\nprefix = "s3://b/"\n'
+    slot = SLOT
     text = f'{slot}checkpoints = ["built-in", "a*b*/", "x/{{step}}/", "a/**"]\n'
     found = problems(tmp_path, text)
     assert list(found) == ["slots[0].checkpoints[1]", "slots[0].checkpoints[3]"]
@@ -232,7 +228,7 @@ def test_no_credential_is_called_like_somebody_else(tmp_path: Path, key_id: str)
 
 def test_names_prefixes_and_key_ids_are_unique(tmp_path: Path) -> None:
     """Two entries that claim the same are a mistake, not a preference."""
-    slot = '[[slots]]\nname = "a"\nprefix = "s3://b/"\n'
+    slot = SLOT
     credential = '[[credentials]]\naccess_key_id = "k"\nsecret_access_key = "x"\nallow = ["s3://"]\n'
     found = problems(tmp_path, slot + slot + credential + credential)
     assert set(found) == {"slots[1].name", "slots[1].prefix", "credentials[1].access_key_id"}
@@ -240,7 +236,7 @@ def test_names_prefixes_and_key_ids_are_unique(tmp_path: Path) -> None:
 
 def test_write_back_needs_a_directory_that_lasts_and_a_slot_that_takes_writes(tmp_path: Path) -> None:
     """The directory holds the only copy of what is acknowledged; the message says what declares that it may."""
-    slot = '[[slots]]\nname = "a"\nprefix = "s3://b/"\nwrite = "back"\n'
+    slot = f'{SLOT}write = "back"\n'
     assert "cache.persistent = true" in problems(tmp_path, slot)["slots[0].write"]
     lasting = f"[cache]\npersistent = true\n{slot}"
     assert set(problems(tmp_path, f"{lasting}mode = 'read-only'\n")) == {"slots[0].write"}
@@ -249,7 +245,7 @@ def test_write_back_needs_a_directory_that_lasts_and_a_slot_that_takes_writes(tm
 
 def test_a_frozen_slot_names_its_snapshot_and_takes_no_writes(tmp_path: Path) -> None:
     """What does not go together is refused, each with what is allowed."""
-    slot = '[[slots]]\nname = "a"\nprefix = "s3://b/"\n'
+    slot = SLOT
     frozen = f'{slot}consistency = "snapshot"\n'
     found = problems(tmp_path, f'{frozen}mode = "read-write"\n')
     assert "forebay snapshot create" in found["slots[0].snapshot"]

@@ -65,16 +65,8 @@ def test_a_number_of_another_kind(tmp_path: Path, value: str, shown: str) -> Non
 @pytest.mark.parametrize(
     ("text", "key", "meant"),
     [
-        (
-            '[[credentials]]\nsecret = "geheim"',
-            "credentials[0].secret",
-            "secret_access_key",
-        ),
-        (
-            '[[credentials]]\nkey = "geheim"',
-            "credentials[0].key",
-            "access_key_id",
-        ),
+        ('[[credentials]]\nsecret = "geheim"', "credentials[0].secret", "secret_access_key"),
+        ('[[credentials]]\nkey = "geheim"', "credentials[0].key", "access_key_id"),
         ("port = 9000", "port", "server.port"),
         ('endpoint_url = "http://geheim"', "endpoint_url", "origin.endpoint_url"),
         ("[server]\ncapacity = 1", "server.capacity", "cache.capacity"),

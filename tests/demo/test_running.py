@@ -96,11 +96,7 @@ def test_the_whole_job_on_small_data(tmp_path: Path) -> None:
         code, output, errors = run.finish()
         assert code == 0, errors
         assert run.left_behind() == []
-    for step in (
-        "upload 4 shards",
-        "read 12 files, Forebay, round 3",
-        "restore a checkpoint, Forebay, round 3",
-    ):
+    for step in ("upload 4 shards", "read 12 files, Forebay, round 3", "restore a checkpoint, Forebay, round 3"):
         assert step in errors
     table = output.partition("Next:")[0]
     for row in ("list 16 objects", "read 4 shards", "read 12 files", "save a checkpoint", "restore it"):

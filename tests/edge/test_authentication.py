@@ -69,26 +69,19 @@ def test_version_2_can_be_switched_off(tmp_path: Path) -> None:
     assert b"server.allow_signature_v2" in answer.body
 
 
-def test_two_signatures_are_one_too_many(tmp_path: Path) -> None:
+async def test_two_signatures_are_one_too_many(tmp_path: Path) -> None:
     """A request signed in the header and in the query is ambiguous, and refused."""
-
-    async def scenario() -> Answer:
-        async with gateway_app(tmp_path) as gateway:
-            target = presign("get_object", "s3v4")
-            headers = signed_headers("GET", target, {}, b"")
-            return await call(gateway.app, "GET", target, headers, sign=False)
-
-    answer = asyncio.run(scenario())
+    async with gateway_app(tmp_path) as gateway:
+        target = presign("get_object", "s3v4")
+        headers = signed_headers("GET", target, {}, b"")
+        answer = await call(gateway.app, "GET", target, headers, sign=False)
     assert (answer.status, b"<Code>InvalidArgument</Code>" in answer.body) == (400, True)
 
 
-def test_a_signature_in_the_query_never_reaches_the_origin(tmp_path: Path) -> None:
+async def test_a_signature_in_the_query_never_reaches_the_origin(tmp_path: Path) -> None:
     """The caller's signature is taken off; the origin gets the gateway's own."""
-
-    async def scenario() -> list[str]:
-        async with gateway_app(tmp_path) as gateway:
-            gateway.origin.put("bucket", "k", b"stored")
-            await call(gateway.app, "GET", presign("get_object", "s3v4", VersionId="null"), sign=False)
-            return [name for name, _ in gateway.origin.calls[-1].query]
-
-    assert asyncio.run(scenario()) == ["versionId"]
+    async with gateway_app(tmp_path) as gateway:
+        gateway.origin.put("bucket", "k", b"stored")
+        await call(gateway.app, "GET", presign("get_object", "s3v4", VersionId="null"), sign=False)
+        found = [name for name, _ in gateway.origin.calls[-1].query]
+    assert found == ["versionId"]

@@ -98,15 +98,11 @@ def test_a_read_only_credential_gets_no_session(tmp_path: Path) -> None:
     assert calls == 1
 
 
-def test_an_unsigned_header_takes_nothing_from_a_signed_request(tmp_path: Path) -> None:
+async def test_an_unsigned_header_takes_nothing_from_a_signed_request(tmp_path: Path) -> None:
     """`Connection: x-amz-copy-source` on a copy must not make the origin store an empty object instead."""
-
-    async def scenario() -> None:
-        async with gateway_app(tmp_path) as gateway:
-            gateway.origin.put("bucket", "k", b"content")
-            headers = {"x-amz-copy-source": "/bucket/k", "connection": "keep-alive, X-Amz-Copy-Source"}
-            answer = await call(gateway.app, "PUT", "/bucket/copy", headers)
-            assert b"<CopyObjectResult" in answer.body
-            assert gateway.origin.data("bucket", "copy") == b"content"
-
-    asyncio.run(scenario())
+    async with gateway_app(tmp_path) as gateway:
+        gateway.origin.put("bucket", "k", b"content")
+        headers = {"x-amz-copy-source": "/bucket/k", "connection": "keep-alive, X-Amz-Copy-Source"}
+        answer = await call(gateway.app, "PUT", "/bucket/copy", headers)
+        assert b"<CopyObjectResult" in answer.body
+        assert gateway.origin.data("bucket", "copy") == b"content"

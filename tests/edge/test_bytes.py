@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 
 import pytest
@@ -31,15 +30,11 @@ def bytes_app(content: bytes | memoryview, *, chunked: bool) -> ASGIApp:
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("size", [0, 1000, 64 * 1024 + 1, 100_000, len(CONTENT)])
-def test_they_arrive_whole_and_the_next_answers_behind_them(size: int, chunked: bool, slow: bool) -> None:
+async def test_they_arrive_whole_and_the_next_answers_behind_them(size: int, chunked: bool, slow: bool) -> None:
     """Of any size, to any client, three requests sent at once."""
-
-    async def scenario() -> None:
-        content = memoryview(CONTENT)[:size]
-        async with serving(bytes_app(content, chunked=chunked)) as port:
-            wire = await (narrow(port) if slow else port.connect())
-            await wire.say(request("GET") * 3)
-            for _ in range(3):
-                assert (await wire.answer()).body == CONTENT[:size]
-
-    asyncio.run(scenario())
+    content = memoryview(CONTENT)[:size]
+    async with serving(bytes_app(content, chunked=chunked)) as port:
+        wire = await (narrow(port) if slow else port.connect())
+        await wire.say(request("GET") * 3)
+        for _ in range(3):
+            assert (await wire.answer()).body == CONTENT[:size]

@@ -126,23 +126,19 @@ def test_1_4_a_page_that_is_exchanged_between_the_look_and_the_send_is_not_sent(
     assert received(client) == b""
 
 
-def test_1_4_the_client_gets_what_was_written_all_the_same(
+async def test_1_4_the_client_gets_what_was_written_all_the_same(
     block: Block,
     line: tuple[socket.socket, socket.socket],
     before_taking: Callable[[Callable[[], None]], None],
 ) -> None:
     server, client = line
     before_taking(lambda: block.exchange(0))
-
-    async def scenario() -> None:
-        sending = asyncio.create_task(FileSender(server.fileno(), block.span, is_fresh=True).send())
-        content = bytearray()
-        while len(content) < SIZE_BYTES:
-            content += await asyncio.get_running_loop().sock_recv(client, STEP_BYTES)
-        assert content == CONTENT
-        await sending
-
-    asyncio.run(scenario())
+    sending = asyncio.create_task(FileSender(server.fileno(), block.span, is_fresh=True).send())
+    content = bytearray()
+    while len(content) < SIZE_BYTES:
+        content += await asyncio.get_running_loop().sock_recv(client, STEP_BYTES)
+    assert content == CONTENT
+    await sending
 
 
 def test_what_the_socket_does_not_take_is_not_sent_as_something_else(

@@ -18,7 +18,7 @@ from tests.edge.test_tls import authority, tls, trusting  # noqa: F401 - fixture
 from tests.support.descriptors import open_descriptors
 from tests.support.manual_clock import ManualClock
 from tests.support.rest_is_slow import rest_is_slow
-from tests.support.serving import request, serving
+from tests.support.serving import request, serving, talking
 
 
 class Waiting:
@@ -41,95 +41,70 @@ class Waiting:
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])
-def test_who_has_only_ended_its_side_gets_its_answer(method: str) -> None:
+async def test_who_has_only_ended_its_side_gets_its_answer(method: str) -> None:
     """`shutdown(SHUT_WR)` behind the request, while the answer is not known yet."""
-
-    async def scenario() -> None:
-        app = Waiting()
-        async with serving(app) as port:
-            wire = await port.connect()
-            await wire.say(request(method, "/b/k", b"body" if method == "PUT" else b""))
-            wire.writer.write_eof()
-            assert (await wire.head())[0] == 100
-            app.go_on.set()
-            assert (await wire.answer()).body == (b"/b/kbody" if method == "PUT" else b"/b/k")
-            assert await wire.rest() == b""
-            await port.connections(0)
-
-    asyncio.run(scenario())
+    app = Waiting()
+    async with talking(app, request(method, "/b/k", b"body" if method == "PUT" else b"")) as (port, wire):
+        wire.writer.write_eof()
+        assert (await wire.head())[0] == 100
+        app.go_on.set()
+        assert (await wire.answer()).body == (b"/b/kbody" if method == "PUT" else b"/b/k")
+        assert await wire.rest() == b""
+        await port.connections(0)
 
 
-def test_an_old_client_is_not_asked() -> None:
+async def test_an_old_client_is_not_asked() -> None:
     """HTTP/1.0 knows no interim response (RFC 9110, 15.2)."""
-
-    async def scenario() -> None:
-        app = Waiting()
-        async with serving(app) as port:
-            wire = await port.connect()
-            await wire.say(b"GET /b/k HTTP/1.0\r\n\r\n")
-            wire.writer.write_eof()
-            await asyncio.wait_for(app.begun.wait(), 10)
-            app.go_on.set()
-            assert (await wire.answer()).body == b"/b/k"
-
-    asyncio.run(scenario())
+    app = Waiting()
+    async with talking(app, b"GET /b/k HTTP/1.0\r\n\r\n") as (_, wire):
+        wire.writer.write_eof()
+        await asyncio.wait_for(app.begun.wait(), 10)
+        app.go_on.set()
+        assert (await wire.answer()).body == b"/b/k"
 
 
-def test_all_that_was_asked_before_is_answered() -> None:
+async def test_all_that_was_asked_before_is_answered() -> None:
     """Several requests, then the end: one answer each. What is not whole gets none."""
-
-    async def scenario() -> None:
-        app = Waiting()
-        async with serving(app) as port:
-            wire = await port.connect()
-            await wire.say(request("GET", "/b/1") + request("GET", "/b/2") + request("GET", "/b/3")[:-2])
-            wire.writer.write_eof()
-            assert (await wire.head())[0] == 100
-            app.go_on.set()
-            assert [(await wire.answer()).body for _ in range(2)] == [b"/b/1", b"/b/2"]
-            assert await wire.rest() == b""
-
-    asyncio.run(scenario())
+    app = Waiting()
+    async with talking(app, request("GET", "/b/1") + request("GET", "/b/2") + request("GET", "/b/3")[:-2]) as (
+        _,
+        wire,
+    ):
+        wire.writer.write_eof()
+        assert (await wire.head())[0] == 100
+        app.go_on.set()
+        assert [(await wire.answer()).body for _ in range(2)] == [b"/b/1", b"/b/2"]
+        assert await wire.rest() == b""
 
 
-def test_who_has_left_is_told_apart() -> None:
+async def test_who_has_left_is_told_apart() -> None:
     """The same end of the stream, but nobody there: the request ends, and nothing is left."""
-
-    async def scenario() -> None:
-        app = Waiting()
-        async with serving(app) as port:
-            before = len(open_descriptors())
-            for _ in range(20):
-                app.begun.clear()
-                wire = await port.connect()
-                await wire.say(request("GET"))
-                await asyncio.wait_for(app.begun.wait(), 10)
-                await wire.close()
-                await port.requests(0)
-                await port.connections(0)
-            assert len(open_descriptors()) == before
-
-    asyncio.run(scenario())
-
-
-def test_an_application_that_does_not_ask_for_it_is_not_cancelled() -> None:
-    """ASGI's own way: `receive` tells."""
-
-    async def scenario() -> None:
-        told: asyncio.Queue[Message] = asyncio.Queue()
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await read_body(receive)
-            await told.put(await receive())
-
-        async with serving(app) as port:
+    app = Waiting()
+    async with serving(app) as port:
+        before = len(open_descriptors())
+        for _ in range(20):
+            app.begun.clear()
             wire = await port.connect()
             await wire.say(request("GET"))
-            await port.requests(1)
+            await asyncio.wait_for(app.begun.wait(), 10)
             await wire.close()
-            assert (await asyncio.wait_for(told.get(), 10))["type"] == "http.disconnect"
+            await port.requests(0)
+            await port.connections(0)
+        assert len(open_descriptors()) == before
 
-    asyncio.run(scenario())
+
+async def test_an_application_that_does_not_ask_for_it_is_not_cancelled() -> None:
+    """ASGI's own way: `receive` tells."""
+    told: asyncio.Queue[Message] = asyncio.Queue()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_body(receive)
+        await told.put(await receive())
+
+    async with talking(app, request("GET")) as (port, wire):
+        await port.requests(1)
+        await wire.close()
+        assert (await asyncio.wait_for(told.get(), 10))["type"] == "http.disconnect"
 
 
 # --- where nothing is read -------------------------------------------------------------------------------------------
@@ -150,7 +125,7 @@ UNREAD = {
 
 @pytest.mark.parametrize("encrypted", rest_is_slow([False, True], False))
 @pytest.mark.parametrize("name", rest_is_slow(UNREAD, "part of a body"))
-def test_who_leaves_is_noticed_where_nothing_is_read(
+async def test_who_leaves_is_noticed_where_nothing_is_read(
     name: str,
     encrypted: bool,
     tls: TlsFiles,  # noqa: F811
@@ -158,79 +133,58 @@ def test_who_leaves_is_noticed_where_nothing_is_read(
 ) -> None:
     """The request ends, and nothing is left of it."""
     reads_at_once, said = UNREAD[name]
-
-    async def scenario() -> None:
-        app = Waiting(reads_at_once=reads_at_once)
-        options = {"ssl": trusting, "server_hostname": "localhost"} if encrypted else {}
-        async with serving(app, limits=SMALL, tls=tls if encrypted else None) as port:
-            for _ in range(2):
-                before = len(open_descriptors())
-                wire = await port.connect(**options)
-                await wire.say(said)
-                await port.unread()
-                wire.abort()
-                await port.requests(0)
-                await port.connections(0)
-                assert len(open_descriptors()) == before
-
-    asyncio.run(scenario())
-
-
-def test_who_leaves_behind_more_than_the_kernel_takes_is_asked() -> None:
-    """The end of the stream stands behind bytes that are never taken: only sending something finds out."""
-
-    async def scenario() -> None:
-        app, clock = Waiting(reads_at_once=False), ManualClock()
-        async with serving(app, limits=SMALL, clock=clock) as port:
-            wire = await port.connect()
-            wire.writer.write(request("PUT", "/b/k", bytes(32 * 2**20)))
+    app = Waiting(reads_at_once=reads_at_once)
+    options = {"ssl": trusting, "server_hostname": "localhost"} if encrypted else {}
+    async with serving(app, limits=SMALL, tls=tls if encrypted else None) as port:
+        for _ in range(2):
+            before = len(open_descriptors())
+            wire = await port.connect(**options)
+            await wire.say(said)
             await port.unread()
             wire.abort()
-            await clock.advance(PROBE_SECONDS[0] + 1)
             await port.requests(0)
             await port.connections(0)
+            assert len(open_descriptors()) == before
 
-    asyncio.run(scenario())
+
+async def test_who_leaves_behind_more_than_the_kernel_takes_is_asked() -> None:
+    """The end of the stream stands behind bytes that are never taken: only sending something finds out."""
+    app, clock = Waiting(reads_at_once=False), ManualClock()
+    async with talking(app, limits=SMALL, clock=clock) as (port, wire):
+        wire.writer.write(request("PUT", "/b/k", bytes(32 * 2**20)))
+        await port.unread()
+        wire.abort()
+        await clock.advance(PROBE_SECONDS[0] + 1)
+        await port.requests(0)
+        await port.connections(0)
 
 
-def test_who_is_there_is_asked_a_few_times_only() -> None:
+async def test_who_is_there_is_asked_a_few_times_only() -> None:
     """Go's client takes no more than five interim responses."""
-
-    async def scenario() -> None:
-        app, clock = Waiting(reads_at_once=False), ManualClock()
-        async with serving(app, limits=SMALL, clock=clock) as port:
-            wire = await port.connect()
-            await wire.say(request("PUT", "/b/k", bytes(BODY_BYTES)))
-            await port.unread()
-            for _ in range(200):
-                await clock.advance(1)
-            app.go_on.set()
-            heads = [await wire.head() for _ in range(1 + len(PROBE_SECONDS))]
-            assert [status for status, _ in heads] == [100] * len(PROBE_SECONDS) + [200]
-            assert await wire.body(heads[-1][1]) == b"/b/k%d" % BODY_BYTES
-
-    asyncio.run(scenario())
+    app, clock = Waiting(reads_at_once=False), ManualClock()
+    async with talking(app, request("PUT", "/b/k", bytes(BODY_BYTES)), limits=SMALL, clock=clock) as (port, wire):
+        await port.unread()
+        for _ in range(200):
+            await clock.advance(1)
+        app.go_on.set()
+        heads = [await wire.head() for _ in range(1 + len(PROBE_SECONDS))]
+        assert [status for status, _ in heads] == [100] * len(PROBE_SECONDS) + [200]
+        assert await wire.body(heads[-1][1]) == b"/b/k%d" % BODY_BYTES
 
 
 @pytest.mark.parametrize("name", ["pipelined requests", "body"])
-def test_who_ends_its_side_behind_what_nobody_reads_gets_its_answer(name: str) -> None:
+async def test_who_ends_its_side_behind_what_nobody_reads_gets_its_answer(name: str) -> None:
     reads_at_once, said = UNREAD[name]
-
-    async def scenario() -> None:
-        app = Waiting(reads_at_once=reads_at_once)
-        async with serving(app, limits=SMALL) as port:
-            wire = await port.connect()
-            await wire.say(said)
-            await port.unread()
-            wire.writer.write_eof()
-            assert (await wire.head())[0] == 100
-            app.go_on.set()
-            answers: list[bytes] = []
-            while len(answers) < (1 if name == "body" else 101):
-                status, headers = await wire.head()
-                if status != 100:
-                    answers.append(await wire.body(headers))
-            assert answers[0] == (b"/b/k%d" % BODY_BYTES if name == "body" else b"/bucket/key")
-            assert await wire.rest() == b""
-
-    asyncio.run(scenario())
+    app = Waiting(reads_at_once=reads_at_once)
+    async with talking(app, said, limits=SMALL) as (port, wire):
+        await port.unread()
+        wire.writer.write_eof()
+        assert (await wire.head())[0] == 100
+        app.go_on.set()
+        answers: list[bytes] = []
+        while len(answers) < (1 if name == "body" else 101):
+            status, headers = await wire.head()
+            if status != 100:
+                answers.append(await wire.body(headers))
+        assert answers[0] == (b"/b/k%d" % BODY_BYTES if name == "body" else b"/bucket/key")
+        assert await wire.rest() == b""

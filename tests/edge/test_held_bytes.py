@@ -17,7 +17,7 @@ from gateway.edge.s3_server import ASGIApp, Receive, Scope, Send
 from gateway.edge.server_state import ServerLimits, SharedBytes
 from tests.edge.apps import unread
 from tests.support.manual_clock import ManualClock
-from tests.support.serving import Serving, Wire, request, serving
+from tests.support.serving import Serving, Wire, request, serving, talking
 
 CLIENTS = 40
 PIECE = 16 * 1024
@@ -72,102 +72,78 @@ async def _most(port: Serving, held: Callable[[S3Protocol], int], said: bytes, c
         (_silent, request("GET") + b"GET /b/k HTTP/1.1\r\nHost: h\r\nX: " + b"x" * PIECE),
     ],
 )
-def test_half_sent_requests_are_bounded_together(app: ASGIApp, said: bytes) -> None:
+async def test_half_sent_requests_are_bounded_together(app: ASGIApp, said: bytes) -> None:
     """Alone, and behind a request: those that began first make room; whoever sends a whole one is answered."""
-
-    async def scenario() -> None:
-        async with serving(app, limits=LIMITS) as port:
-            most, wires = await _most(port, _received, said, CLIENTS)
-            assert BOUND // 2 < most <= BOUND + PIECE
-            assert len(port.protocols()) <= 1 + BOUND // PIECE
-            if app is unread:
-                assert (await wires[0].answer()).status == 503
-                await wires[-1].say(b"\r\n\r\n")
-                assert (await wires[-1].answer()).status == 200
-
-    asyncio.run(scenario())
+    async with serving(app, limits=LIMITS) as port:
+        most, wires = await _most(port, _received, said, CLIENTS)
+        assert BOUND // 2 < most <= BOUND + PIECE
+        assert len(port.protocols()) <= 1 + BOUND // PIECE
+        if app is unread:
+            assert (await wires[0].answer()).status == 503
+            await wires[-1].say(b"\r\n\r\n")
+            assert (await wires[-1].answer()).status == 200
 
 
-def test_a_head_that_has_come_is_held_no_more() -> None:
+async def test_a_head_that_has_come_is_held_no_more() -> None:
     """In pieces, alone and behind others: nothing is left of them, so nobody has to make room."""
-
-    async def scenario() -> None:
-        async with serving(unread, limits=LIMITS) as port:
-            head = request("GET", "/b/k", b"", "X: " + "x" * PIECE)
-            wire = await port.connect()
-            for _ in range(CLIENTS):
-                for piece in (head[:1], head[1:100], head[100:-1], head[-1:] + head + head[:50], head[50:]):
-                    await wire.say(piece)
-                    await asyncio.sleep(0)
-                for _ in range(3):
-                    assert (await wire.answer()).status == 200
-            assert port.server._state.unparsed.held_bytes == 0
-
-    asyncio.run(scenario())
+    async with serving(unread, limits=LIMITS) as port:
+        head = request("GET", "/b/k", b"", "X: " + "x" * PIECE)
+        wire = await port.connect()
+        for _ in range(CLIENTS):
+            for piece in (head[:1], head[1:100], head[100:-1], head[-1:] + head + head[:50], head[50:]):
+                await wire.say(piece)
+                await asyncio.sleep(0)
+            for _ in range(3):
+                assert (await wire.answer()).status == 200
+        assert port.server._state.unparsed.held_bytes == 0
 
 
-def test_refusals_that_nobody_takes_are_bounded_together() -> None:
-    async def scenario() -> None:
-        limits = ServerLimits(unsent_refusals_bytes=2 * len(ANSWER))
-        async with serving(_whole(403, ANSWER), limits=limits) as port:
-            most, _ = await _most(port, _unsent, request("GET"), 8)
-            assert len(ANSWER) // 2 < most <= limits.unsent_refusals_bytes
-
-    asyncio.run(scenario())
+async def test_refusals_that_nobody_takes_are_bounded_together() -> None:
+    limits = ServerLimits(unsent_refusals_bytes=2 * len(ANSWER))
+    async with serving(_whole(403, ANSWER), limits=limits) as port:
+        most, _ = await _most(port, _unsent, request("GET"), 8)
+        assert len(ANSWER) // 2 < most <= limits.unsent_refusals_bytes
 
 
 @pytest.mark.parametrize(("status", "left"), [(403, 0), (200, 3)])
-def test_who_does_not_take_a_refusal_is_cut_off(status: int, left: int) -> None:
+async def test_who_does_not_take_a_refusal_is_cut_off(status: int, left: int) -> None:
     """After seconds; others have the time that all answers have."""
-
-    async def scenario() -> None:
-        clock, limits = ManualClock(), ServerLimits(unsent_refusals_bytes=2**30)
-        async with serving(_whole(status, ANSWER), limits=limits, clock=clock) as port:
-            await _most(port, _unsent, request("GET"), 3)
-            await clock.advance(limits.refusal_timeout_seconds + 2)
-            await port.connections(left)
-
-    asyncio.run(scenario())
+    clock, limits = ManualClock(), ServerLimits(unsent_refusals_bytes=2**30)
+    async with serving(_whole(status, ANSWER), limits=limits, clock=clock) as port:
+        await _most(port, _unsent, request("GET"), 3)
+        await clock.advance(limits.refusal_timeout_seconds + 2)
+        await port.connections(left)
 
 
-def test_who_takes_its_refusals_keeps_its_connection() -> None:
+async def test_who_takes_its_refusals_keeps_its_connection() -> None:
     """However many they are."""
-
-    async def scenario() -> None:
-        async with serving(_whole(403, bytes(PIECE)), limits=LIMITS) as port:
-            wire = await port.connect()
-            for _ in range(CLIENTS):
-                await wire.say(request("GET"))
-                assert (await wire.answer()).status == 403
-            assert port.server._state.unsent_refusals.held_bytes == 0
-
-    asyncio.run(scenario())
+    async with talking(_whole(403, bytes(PIECE)), limits=LIMITS) as (port, wire):
+        for _ in range(CLIENTS):
+            await wire.say(request("GET"))
+            assert (await wire.answer()).status == 403
+        assert port.server._state.unsent_refusals.held_bytes == 0
 
 
 @pytest.mark.parametrize("method", ["GET", "NONSENSE"])
-def test_a_connection_that_waits_keeps_nothing_of_what_it_has_read(method: str) -> None:
+async def test_a_connection_that_waits_keeps_nothing_of_what_it_has_read(method: str) -> None:
     """Idle behind an answer, or thrown away behind a refusal."""
+    async with serving(unread, limits=LIMITS) as port:
 
-    async def scenario() -> None:
-        async with serving(unread, limits=LIMITS) as port:
+        async def ask() -> None:
+            wire = await port.connect()
+            await wire.say(request(method, "/b/k", b"", "X: " + "x" * PIECE))
+            await wire.answer()
 
-            async def ask() -> None:
-                wire = await port.connect()
-                await wire.say(request(method, "/b/k", b"", "X: " + "x" * PIECE))
-                await wire.answer()
-
-            await ask()
-            tracemalloc.start()
-            try:
-                for _ in range(CLIENTS):
-                    await ask()
-                kept_bytes = sum(trace.size for trace in tracemalloc.take_snapshot().traces if trace.size >= PIECE // 2)
-            finally:
-                tracemalloc.stop()
-            assert len(port.protocols()) == CLIENTS + 1
-            assert kept_bytes < CLIENTS * PIECE // 4
-
-    asyncio.run(scenario())
+        await ask()
+        tracemalloc.start()
+        try:
+            for _ in range(CLIENTS):
+                await ask()
+            kept_bytes = sum(trace.size for trace in tracemalloc.take_snapshot().traces if trace.size >= PIECE // 2)
+        finally:
+            tracemalloc.stop()
+        assert len(port.protocols()) == CLIENTS + 1
+        assert kept_bytes < CLIENTS * PIECE // 4
 
 
 def test_the_oldest_give_way() -> None:

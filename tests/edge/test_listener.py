@@ -118,14 +118,10 @@ def run(path: Path, scenario: Callable[[Processes], Coroutine[Any, Any, None]], 
     asyncio.run(all_of_it())
 
 
-def test_one_process_would_take_them_all(tmp_path: Path) -> None:
+async def test_one_process_would_take_them_all(tmp_path: Path) -> None:
     """What the other tests show is not so by itself."""
-
-    async def scenario() -> None:
-        async with Processes(tmp_path, 4, ManualClock(), is_shared=False) as processes:
-            assert list((await processes.connected(8)).values()) == [8]
-
-    asyncio.run(scenario())
+    async with Processes(tmp_path, 4, ManualClock(), is_shared=False) as processes:
+        assert list((await processes.connected(8)).values()) == [8]
 
 
 def test_each_gets_as_many_as_the_others(tmp_path: Path) -> None:
@@ -189,33 +185,29 @@ def test_short_lived_connections_are_not_shared_out(tmp_path: Path) -> None:
     run(tmp_path, scenario, count=2)
 
 
-def test_a_connection_that_nobody_takes_is_taken_after_a_moment() -> None:
+async def test_a_connection_that_nobody_takes_is_taken_after_a_moment() -> None:
     """The others are busy, say."""
+    listening = listening_socket()
+    accepted, taken = list[socket.socket](), asyncio.Event()
+    questions = 0
 
-    async def scenario() -> None:
-        listening = listening_socket()
-        accepted, taken = list[socket.socket](), asyncio.Event()
-        questions = 0
+    def is_others_turn() -> bool:
+        nonlocal questions
+        questions += 1
+        return True
 
-        def is_others_turn() -> bool:
-            nonlocal questions
-            questions += 1
-            return True
+    def take(connection: socket.socket) -> None:
+        accepted.append(connection)
+        taken.set()
 
-        def take(connection: socket.socket) -> None:
-            accepted.append(connection)
-            taken.set()
-
-        listener = Listener(listening, take, is_others_turn)
-        listener.resume()
-        clients = []
-        for _ in range(2):
-            taken.clear()
-            clients.append(socket.create_connection(listening.getsockname()))
-            await asyncio.wait_for(taken.wait(), 30)
-        assert questions > 2
-        listener.close()
-        for one in (*clients, *accepted):
-            one.close()
-
-    asyncio.run(scenario())
+    listener = Listener(listening, take, is_others_turn)
+    listener.resume()
+    clients = []
+    for _ in range(2):
+        taken.clear()
+        clients.append(socket.create_connection(listening.getsockname()))
+        await asyncio.wait_for(taken.wait(), 30)
+    assert questions > 2
+    listener.close()
+    for one in (*clients, *accepted):
+        one.close()

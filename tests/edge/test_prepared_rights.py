@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -61,65 +60,57 @@ async def status(both: Pair, asked: Asked, way: str = "fast") -> bytes:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_what_is_prepared_needs_the_origins_yes(tmp_path: Path, key: str) -> None:
+async def test_what_is_prepared_needs_the_origins_yes(tmp_path: Path, key: str) -> None:
     """Each caller its own; for as long as it counts, and not when settings were changed."""
-
-    async def scenario() -> None:
-        async with a_pair(tmp_path) as (both, policy):
-            mine, others = Asked("GET", key, {}, who="ALL"), Asked("GET", key, {}, who="SOME")
-            before = PREPARED_REQUESTS.value("GetObject", slot_of(both, key))
-            for _ in range(6):
-                assert await status(both, mine) == b"200"
-                assert await status(both, others) == b"200"
-            await both.leave("fast")
-            policy.deny.add(key)
+    async with a_pair(tmp_path) as (both, policy):
+        mine, others = Asked("GET", key, {}, who="ALL"), Asked("GET", key, {}, who="SOME")
+        before = PREPARED_REQUESTS.value("GetObject", slot_of(both, key))
+        for _ in range(6):
+            assert await status(both, mine) == b"200"
             assert await status(both, others) == b"200"
-            both.clock.ahead_seconds += TTL_SECONDS + 1
-            for _ in range(6):
-                assert await status(both, others) == b"403"
-                assert await status(both, mine) == b"200"
-            policy.deny.clear()
-            for _ in range(6):
-                assert await status(both, others) == b"200"
-            policy.deny.add(key)
-            both.gateway.app.services.rights.forget()
-            for _ in range(3):
-                assert await status(both, others) == b"403"
-        assert PREPARED_REQUESTS.value("GetObject", slot_of(both, key)) - before > 6
-
-    asyncio.run(scenario())
+        await both.leave("fast")
+        policy.deny.add(key)
+        assert await status(both, others) == b"200"
+        both.clock.ahead_seconds += TTL_SECONDS + 1
+        for _ in range(6):
+            assert await status(both, others) == b"403"
+            assert await status(both, mine) == b"200"
+        policy.deny.clear()
+        for _ in range(6):
+            assert await status(both, others) == b"200"
+        policy.deny.add(key)
+        both.gateway.app.services.rights.forget()
+        for _ in range(3):
+            assert await status(both, others) == b"403"
+    assert PREPARED_REQUESTS.value("GetObject", slot_of(both, key)) - before > 6
 
 
 def slot_of(both: Pair, key: str) -> str:
     return both.gateway.app.services.slots.find("bucket", key).name
 
 
-def test_both_ways_answer_alike_whatever_the_origin_says(tmp_path: Path) -> None:
+async def test_both_ways_answer_alike_whatever_the_origin_says(tmp_path: Path) -> None:
     """Rights that come and go, and time that passes: never an answer that the whole way would not give."""
-
-    async def scenario() -> None:
-        rng = random.Random(1)
-        async with a_pair(tmp_path) as (both, policy):
-            seen: set[bytes] = set()
-            for _ in range(400):
-                if rng.random() < 0.05:
-                    both.clock.ahead_seconds += rng.choice([1.0, TTL_SECONDS])
-                if rng.random() < 0.1:
-                    key = rng.choice(KEYS)
-                    (policy.deny.discard if key in policy.deny else policy.deny.add)(key)
-                    both.gateway.app.services.rights.forget()
-                asked = replace(rng.choice(READS), who=rng.choice(["ALL", "SOME"]))
-                first, other = rng.sample(["fast", "slow"], 2)
-                one, two = await status(both, asked, first), await status(both, asked, other)
-                assert one == two, asked
-                assert (one == b"403") == (asked.who == "SOME" and asked.key in policy.deny), asked
-                seen.add(one)
-            assert seen == {b"200", b"206", b"403"}
-
-    asyncio.run(scenario())
+    rng = random.Random(1)
+    async with a_pair(tmp_path) as (both, policy):
+        seen: set[bytes] = set()
+        for _ in range(400):
+            if rng.random() < 0.05:
+                both.clock.ahead_seconds += rng.choice([1.0, TTL_SECONDS])
+            if rng.random() < 0.1:
+                key = rng.choice(KEYS)
+                (policy.deny.discard if key in policy.deny else policy.deny.add)(key)
+                both.gateway.app.services.rights.forget()
+            asked = replace(rng.choice(READS), who=rng.choice(["ALL", "SOME"]))
+            first, other = rng.sample(["fast", "slow"], 2)
+            one, two = await status(both, asked, first), await status(both, asked, other)
+            assert one == two, asked
+            assert (one == b"403") == (asked.who == "SOME" and asked.key in policy.deny), asked
+            seen.add(one)
+        assert seen == {b"200", b"206", b"403"}
 
 
-def test_a_presigned_request_is_not_answered_by_anothers_right(tmp_path: Path) -> None:
+async def test_a_presigned_request_is_not_answered_by_anothers_right(tmp_path: Path) -> None:
     """One path, two key pairs with the very same grant: each needs its own yes."""
 
     class Keyring(ChangingKeyring):
@@ -128,12 +119,9 @@ def test_a_presigned_request_is_not_answered_by_anothers_right(tmp_path: Path) -
                 [Key(name, secret, None, EVERYTHING) for name, secret in self.secrets.items()]
             )
 
-    async def scenario() -> None:
-        async with a_pair(tmp_path, Keyring()) as (both, policy):
-            policy.deny.add("t/a")
-            mine, others = (Asked("GET", "t/a", {}, who=who, style="presigned") for who in ("ALL", "SOME"))
-            for _ in range(8):
-                assert await status(both, mine) == b"200"
-                assert await status(both, others) == b"403"
-
-    asyncio.run(scenario())
+    async with a_pair(tmp_path, Keyring()) as (both, policy):
+        policy.deny.add("t/a")
+        mine, others = (Asked("GET", "t/a", {}, who=who, style="presigned") for who in ("ALL", "SOME"))
+        for _ in range(8):
+            assert await status(both, mine) == b"200"
+            assert await status(both, others) == b"403"

@@ -31,8 +31,7 @@ def counted(status: str, cache: str) -> float:
 async def warm(directory: Path, size_bytes: int = 1000) -> AsyncIterator[Pair]:
     """A key whose GET has been prepared on the port that knows of such."""
     async with pair(directory, random.Random(1), sizes=(size_bytes,)) as both:
-        for _ in range(4):
-            await both.settled(both.ask(Asked("GET", KEY, {}), "fast"))
+        await both.read(KEY, times=4)
         yield both
 
 
@@ -126,21 +125,18 @@ def test_what_only_the_origin_can_answer_is_asked_for_once(tmp_path: Path, asked
     assert asyncio.run(methods("fast")) == asyncio.run(methods("slow")) == ["GET"] * 6
 
 
-def test_answers_are_counted_as_by_the_whole_way(tmp_path: Path) -> None:
+async def test_answers_are_counted_as_by_the_whole_way(tmp_path: Path) -> None:
     """Bytes that are here are a hit, though the origin was asked; the catalog was not."""
-
-    async def scenario() -> None:
-        async with warm(tmp_path) as both:
-            answer = await both.ask(Asked("GET", KEY, {}), "fast")
-            assert answer is not None
-            assert b"\r\nx-forebay-cache: hit\r\n" in answer[0]
 
     def now() -> list[float]:
         catalog = CATALOG_LOOKUPS.value("default", "hit")
         return [counted("200", "hit"), counted("200", "miss"), PREPARED_REQUESTS.value("GetObject", "default"), catalog]
 
     before = now()
-    asyncio.run(scenario())
+    async with warm(tmp_path) as both:
+        answer = await both.ask(Asked("GET", KEY, {}), "fast")
+        assert answer is not None
+        assert b"\r\nx-forebay-cache: hit\r\n" in answer[0]
     assert [one - then for one, then in zip(now(), before, strict=True)] == [4, 1, 3, 0]
 
 
@@ -161,45 +157,36 @@ async def reached(hold: Hold) -> None:
     await asyncio.wait_for(hold.reached.wait(), 60)
 
 
-def test_who_leaves_while_the_origin_is_asked_leaves_nothing(tmp_path: Path) -> None:
+async def test_who_leaves_while_the_origin_is_asked_leaves_nothing(tmp_path: Path) -> None:
     """The question is given up, the request counted as one whose client left, the next one answered."""
-
-    async def scenario() -> None:
-        async with warm(tmp_path) as both, asking(both) as hold:
-            in_flight = REQUESTS_IN_FLIGHT.value()
-            wire = await both.fast.connect()
-            await wire.say(raw(both, Asked("GET", KEY, {})))
-            await reached(hold)
-            assert REQUESTS_IN_FLIGHT.value() == in_flight + 1
-            wire.abort()
-            await both.fast.requests(0)
-            assert REQUESTS_IN_FLIGHT.value() == in_flight
-            assert both.gateway.catalog.joined_calls._under_way == {}
-            answer = await both.ask(Asked("GET", KEY, {}), "fast")
-            assert answer is not None
-            assert answer[0][9:12] == b"200"
-
     before = counted("client-left", "none")
-    asyncio.run(scenario())
+    async with warm(tmp_path) as both, asking(both) as hold:
+        in_flight = REQUESTS_IN_FLIGHT.value()
+        wire = await both.fast.connect()
+        await wire.say(raw(both, Asked("GET", KEY, {})))
+        await reached(hold)
+        assert REQUESTS_IN_FLIGHT.value() == in_flight + 1
+        wire.abort()
+        await both.fast.requests(0)
+        assert REQUESTS_IN_FLIGHT.value() == in_flight
+        assert both.gateway.catalog.joined_calls._under_way == {}
+        assert len(await both.read(KEY)) == 1000
     assert counted("client-left", "none") == before + 1
 
 
-def test_a_server_that_drains_meanwhile_says_that_the_connection_ends(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with warm(tmp_path) as both, asking(both) as hold:
-            wire = await both.fast.connect()
-            await wire.say(raw(both, Asked("GET", KEY, {})))
-            await reached(hold)
-            questions = both.gateway.origin.count(Operation.HEAD_OBJECT)
-            both.fast.stop.set()
-            await wire_closed(both)
-            hold.until.set()
-            answer = await wire.answer()
-            assert (answer.status, answer.headers["connection"], len(answer.body)) == (200, "close", 1000)
-            assert await wire.rest() == b""
-            assert both.gateway.origin.count(Operation.HEAD_OBJECT) == questions
-
-    asyncio.run(scenario())
+async def test_a_server_that_drains_meanwhile_says_that_the_connection_ends(tmp_path: Path) -> None:
+    async with warm(tmp_path) as both, asking(both) as hold:
+        wire = await both.fast.connect()
+        await wire.say(raw(both, Asked("GET", KEY, {})))
+        await reached(hold)
+        questions = both.gateway.origin.count(Operation.HEAD_OBJECT)
+        both.fast.stop.set()
+        await wire_closed(both)
+        hold.until.set()
+        answer = await wire.answer()
+        assert (answer.status, answer.headers["connection"], len(answer.body)) == (200, "close", 1000)
+        assert await wire.rest() == b""
+        assert both.gateway.origin.count(Operation.HEAD_OBJECT) == questions
 
 
 async def wire_closed(both: Pair) -> None:
@@ -207,70 +194,56 @@ async def wire_closed(both: Pair) -> None:
     assert await both.wires["fast"].rest() == b""
 
 
-def test_a_client_that_ends_its_side_gets_its_answer(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with warm(tmp_path) as both, asking(both) as hold:
-            wire = await both.fast.connect()
-            await wire.say(raw(both, Asked("GET", KEY, {})))
-            await reached(hold)
-            wire.writer.write_eof()
-            status, _ = await wire.head()
-            assert status == 100  # it is asked whether it is there
-            hold.until.set()
-            answer = await wire.answer()
-            assert (answer.status, len(answer.body)) == (200, 1000)
-            assert await wire.rest() == b""
-
-    asyncio.run(scenario())
+async def test_a_client_that_ends_its_side_gets_its_answer(tmp_path: Path) -> None:
+    async with warm(tmp_path) as both, asking(both) as hold:
+        wire = await both.fast.connect()
+        await wire.say(raw(both, Asked("GET", KEY, {})))
+        await reached(hold)
+        wire.writer.write_eof()
+        status, _ = await wire.head()
+        assert status == 100  # it is asked whether it is there
+        hold.until.set()
+        answer = await wire.answer()
+        assert (answer.status, len(answer.body)) == (200, 1000)
+        assert await wire.rest() == b""
 
 
-def test_requests_behind_it_wait_for_their_turn(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with warm(tmp_path) as both, asking(both) as hold:
-            wire = await both.fast.connect()
-            await wire.say(raw(both, Asked("GET", KEY, {"range": "bytes=0-9"})))
-            await reached(hold)
-            await wire.say(raw(both, Asked("GET", KEY, {"range": "bytes=10-29"})) + raw(both, Asked("HEAD", KEY, {})))
-            hold.until.set()
-            assert [len((await wire.answer()).body) for _ in range(2)] == [10, 20]
-            assert (await wire.answer(to_head=True)).headers["content-length"] == "1000"
-
-    asyncio.run(scenario())
+async def test_requests_behind_it_wait_for_their_turn(tmp_path: Path) -> None:
+    async with warm(tmp_path) as both, asking(both) as hold:
+        wire = await both.fast.connect()
+        await wire.say(raw(both, Asked("GET", KEY, {"range": "bytes=0-9"})))
+        await reached(hold)
+        await wire.say(raw(both, Asked("GET", KEY, {"range": "bytes=10-29"})) + raw(both, Asked("HEAD", KEY, {})))
+        hold.until.set()
+        assert [len((await wire.answer()).body) for _ in range(2)] == [10, 20]
+        assert (await wire.answer(to_head=True)).headers["content-length"] == "1000"
 
 
-def test_questions_at_once_are_one(tmp_path: Path) -> None:
+async def test_questions_at_once_are_one(tmp_path: Path) -> None:
     """Those that come while one is under way share the next."""
-
-    async def scenario() -> None:
-        async with warm(tmp_path) as both, asking(both) as hold:
-            wires = [await both.fast.connect() for _ in range(5)]
-            before = both.gateway.origin.count(Operation.HEAD_OBJECT)
-            await wires[0].say(raw(both, Asked("GET", KEY, {})))
-            await reached(hold)
-            for number, wire in enumerate(wires[1:], 2):
-                await wire.say(raw(both, Asked("GET", KEY, {})))
-                await both.fast.requests(number)
-            hold.until.set()
-            assert [len((await wire.answer()).body) for wire in wires] == [1000] * 5
-            assert both.gateway.origin.count(Operation.HEAD_OBJECT) == before + 2
-
-    asyncio.run(scenario())
-
-
-def test_what_is_written_while_the_origin_is_asked_is_not_mixed(tmp_path: Path) -> None:
-    """The answer is of the version that the origin names, and whole, whatever was prepared before."""
-
-    async def scenario() -> None:
-        async with warm(tmp_path) as both, asking(both) as hold:
-            wire = await both.fast.connect()
+    async with warm(tmp_path) as both, asking(both) as hold:
+        wires = [await both.fast.connect() for _ in range(5)]
+        before = both.gateway.origin.count(Operation.HEAD_OBJECT)
+        await wires[0].say(raw(both, Asked("GET", KEY, {})))
+        await reached(hold)
+        for number, wire in enumerate(wires[1:], 2):
             await wire.say(raw(both, Asked("GET", KEY, {})))
-            await reached(hold)
-            both.gateway.origin.put("bucket", KEY, b"of another writer")
-            hold.until.set()
-            answer = await wire.answer()
-            assert answer.body == b"of another writer"
+            await both.fast.requests(number)
+        hold.until.set()
+        assert [len((await wire.answer()).body) for wire in wires] == [1000] * 5
+        assert both.gateway.origin.count(Operation.HEAD_OBJECT) == before + 2
 
-    asyncio.run(scenario())
+
+async def test_what_is_written_while_the_origin_is_asked_is_not_mixed(tmp_path: Path) -> None:
+    """The answer is of the version that the origin names, and whole, whatever was prepared before."""
+    async with warm(tmp_path) as both, asking(both) as hold:
+        wire = await both.fast.connect()
+        await wire.say(raw(both, Asked("GET", KEY, {})))
+        await reached(hold)
+        both.gateway.origin.put("bucket", KEY, b"of another writer")
+        hold.until.set()
+        answer = await wire.answer()
+        assert answer.body == b"of another writer"
 
 
 def test_bytes_that_nobody_vouches_for_any_more_are_checked_first(tmp_path: Path) -> None:
@@ -293,26 +266,22 @@ def test_bytes_that_nobody_vouches_for_any_more_are_checked_first(tmp_path: Path
             assert PREPARED_REQUESTS.value("GetObject", "default") == prepared
 
 
-def test_what_is_evicted_while_the_origin_is_asked_is_gone(tmp_path: Path) -> None:
+async def test_what_is_evicted_while_the_origin_is_asked_is_gone(tmp_path: Path) -> None:
     """An origin may take its time: no file is held meanwhile, whose room others have been given."""
-
-    async def scenario() -> None:
-        async with warm(tmp_path, BLOCK_SIZE_BYTES) as both, asking(both) as hold:
-            wire = await both.fast.connect()
-            await wire.say(raw(both, Asked("GET", KEY, {})))
-            await reached(hold)
-            questions = both.gateway.origin.count(Operation.HEAD_OBJECT)
-            files = inodes(tmp_path / "data")
-            assert files & inodes("/proc/self/fd")
-            await both.gateway.blocks.invalidate(ObjectKey("bucket", KEY))
-            assert not both.gateway.blocks.has_blocks_of(ObjectKey("bucket", KEY))
-            assert not files & inodes("/proc/self/fd")
-            hold.until.set()
-            answer = await wire.answer()
-            assert (answer.status, answer.body) == (200, both.gateway.origin.data("bucket", KEY))
-            assert both.gateway.origin.count(Operation.HEAD_OBJECT) == questions
-
-    asyncio.run(scenario())
+    async with warm(tmp_path, BLOCK_SIZE_BYTES) as both, asking(both) as hold:
+        wire = await both.fast.connect()
+        await wire.say(raw(both, Asked("GET", KEY, {})))
+        await reached(hold)
+        questions = both.gateway.origin.count(Operation.HEAD_OBJECT)
+        files = inodes(tmp_path / "data")
+        assert files & inodes("/proc/self/fd")
+        await both.gateway.blocks.invalidate(ObjectKey("bucket", KEY))
+        assert not both.gateway.blocks.has_blocks_of(ObjectKey("bucket", KEY))
+        assert not files & inodes("/proc/self/fd")
+        hold.until.set()
+        answer = await wire.answer()
+        assert (answer.status, answer.body) == (200, both.gateway.origin.data("bucket", KEY))
+        assert both.gateway.origin.count(Operation.HEAD_OBJECT) == questions
 
 
 def inodes(directory: str | Path) -> set[int]:

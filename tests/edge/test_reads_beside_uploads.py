@@ -62,7 +62,7 @@ def many(threads: ReceiveThreads, value: bool) -> None:
     threads.reads.are_many = value
 
 
-def test_few_receive_beside_reads_and_all_without(threads: ReceiveThreads) -> None:
+async def test_few_receive_beside_reads_and_all_without(threads: ReceiveThreads) -> None:
     """Each thread more takes the interpreter from those that answer."""
 
     async def most(are_many: bool) -> int:
@@ -76,55 +76,44 @@ def test_few_receive_beside_reads_and_all_without(threads: ReceiveThreads) -> No
         assert threads.asked == 0
         return gate.most
 
-    async def scenario() -> None:
-        assert await most(are_many=True) == THREADS_BESIDE_READS
-        assert await most(are_many=False) == _THREADS
-
-    asyncio.run(scenario())
+    assert await most(are_many=True) == THREADS_BESIDE_READS
+    assert await most(are_many=False) == _THREADS
 
 
-def test_when_reads_end_the_others_receive_again(threads: ReceiveThreads) -> None:
+async def test_when_reads_end_the_others_receive_again(threads: ReceiveThreads) -> None:
     """Nobody who waits is forgotten when the limit rises."""
-
-    async def scenario() -> None:
-        many(threads, True)
-        first, rest = Gate(), Gate()
-        begun = [asyncio.create_task(threads.run(nothing, first.work)) for _ in range(THREADS_BESIDE_READS)]
-        waiting = [asyncio.create_task(threads.run(nothing, rest.work)) for _ in range(2 * _THREADS)]
-        await until(lambda: first.inside == THREADS_BESIDE_READS)
-        many(threads, False)
-        first.open()
-        await until(lambda: rest.inside == _THREADS)
-        rest.open()
-        await asyncio.gather(*begun, *waiting)
-
-    asyncio.run(scenario())
+    many(threads, True)
+    first, rest = Gate(), Gate()
+    begun = [asyncio.create_task(threads.run(nothing, first.work)) for _ in range(THREADS_BESIDE_READS)]
+    waiting = [asyncio.create_task(threads.run(nothing, rest.work)) for _ in range(2 * _THREADS)]
+    await until(lambda: first.inside == THREADS_BESIDE_READS)
+    many(threads, False)
+    first.open()
+    await until(lambda: rest.inside == _THREADS)
+    rest.open()
+    await asyncio.gather(*begun, *waiting)
 
 
-def test_who_leaves_while_waiting_leaves_no_hole(threads: ReceiveThreads) -> None:
+async def test_who_leaves_while_waiting_leaves_no_hole(threads: ReceiveThreads) -> None:
     """Cancelled before their turn, and just when it has come: the others have theirs."""
-
-    async def scenario() -> None:
-        many(threads, True)
-        first, rest = Gate(), Gate()
-        begun = [asyncio.create_task(threads.run(nothing, first.work)) for _ in range(THREADS_BESIDE_READS)]
-        await until(lambda: first.inside == THREADS_BESIDE_READS)
-        leaving = [asyncio.create_task(threads.run(nothing, rest.work)) for _ in range(4)]
-        await asyncio.sleep(0)
-        leaving[0].cancel()
-        first.open()
-        await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
-        for task in leaving[1:]:
-            task.cancel()  # whether they wait or have just been let in
-        rest.open()
-        await asyncio.gather(*begun, *leaving, return_exceptions=True)
-        assert threads.asked == 0
-        last = Gate()
-        last.open()
-        await asyncio.wait_for(asyncio.gather(*(threads.run(nothing, last.work) for _ in range(9))), 20)
-        assert last.done == 9
-
-    asyncio.run(scenario())
+    many(threads, True)
+    first, rest = Gate(), Gate()
+    begun = [asyncio.create_task(threads.run(nothing, first.work)) for _ in range(THREADS_BESIDE_READS)]
+    await until(lambda: first.inside == THREADS_BESIDE_READS)
+    leaving = [asyncio.create_task(threads.run(nothing, rest.work)) for _ in range(4)]
+    await asyncio.sleep(0)
+    leaving[0].cancel()
+    first.open()
+    await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
+    for task in leaving[1:]:
+        task.cancel()  # whether they wait or have just been let in
+    rest.open()
+    await asyncio.gather(*begun, *leaving, return_exceptions=True)
+    assert threads.asked == 0
+    last = Gate()
+    last.open()
+    await asyncio.wait_for(asyncio.gather(*(threads.run(nothing, last.work) for _ in range(9))), 20)
+    assert last.done == 9
 
 
 def test_the_rate_of_reads_is_that_of_the_last_tenth_of_a_second() -> None:
@@ -146,38 +135,31 @@ def test_the_rate_of_reads_is_that_of_the_last_tenth_of_a_second() -> None:
     assert not reads.is_high()
 
 
-def test_the_scheduler_prefers_the_event_loop(threads: ReceiveThreads) -> None:
+async def test_the_scheduler_prefers_the_event_loop(threads: ReceiveThreads) -> None:
     """The nice value is the thread's own: the event loop keeps that of the process."""
 
     def own() -> int:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
-    async def scenario() -> None:
-        loops = own()
-        assert await threads.run(nothing, own) == min(19, loops + 10)
-        assert own() == loops
-
-    asyncio.run(scenario())
+    loops = own()
+    assert await threads.run(nothing, own) == min(19, loops + 10)
+    assert own() == loops
 
 
-def test_uploads_begin_one_in_each_turn_of_the_event_loop() -> None:
+async def test_uploads_begin_one_in_each_turn_of_the_event_loop() -> None:
     """What is ready besides goes on between them; they keep their order, and one that has left takes no turn."""
+    turns, begun, seen = LoopTurns(), list[int](), list[int]()
 
-    async def scenario() -> None:
-        turns, begun, seen = LoopTurns(), list[int](), list[int]()
+    async def upload(number: int) -> None:
+        await turns.turn()
+        begun.append(number)
 
-        async def upload(number: int) -> None:
-            await turns.turn()
-            begun.append(number)
-
-        uploads = [asyncio.create_task(upload(number)) for number in range(20)]
+    uploads = [asyncio.create_task(upload(number)) for number in range(20)]
+    await asyncio.sleep(0)
+    uploads[5].cancel()
+    while len(begun) < 19:
         await asyncio.sleep(0)
-        uploads[5].cancel()
-        while len(begun) < 19:
-            await asyncio.sleep(0)
-            seen.append(len(begun))
-        assert begun == [number for number in range(20) if number != 5]
-        assert all(later - before <= 1 for before, later in zip([0, *seen], seen, strict=False))
-        await asyncio.wait_for(turns.turn(), 20)
-
-    asyncio.run(scenario())
+        seen.append(len(begun))
+    assert begun == [number for number in range(20) if number != 5]
+    assert all(later - before <= 1 for before, later in zip([0, *seen], seen, strict=False))
+    await asyncio.wait_for(turns.turn(), 20)

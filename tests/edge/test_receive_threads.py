@@ -23,19 +23,15 @@ def nothing() -> None:
     """What stops work that nobody needs to stop."""
 
 
-def test_outcomes_come_back(threads: ReceiveThreads) -> None:
+async def test_outcomes_come_back(threads: ReceiveThreads) -> None:
     """Values and errors, as of a call."""
-
-    async def scenario() -> None:
-        assert await threads.run(nothing, divmod, 7, 2) == (3, 1)
-        with pytest.raises(ZeroDivisionError):
-            await threads.run(nothing, divmod, 7, 0)
-        assert threads.asked == 0
-
-    asyncio.run(scenario())
+    assert await threads.run(nothing, divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        await threads.run(nothing, divmod, 7, 0)
+    assert threads.asked == 0
 
 
-def test_no_more_threads_than_agreed_run_and_each_has_one_buffer(threads: ReceiveThreads) -> None:
+async def test_no_more_threads_than_agreed_run_and_each_has_one_buffer(threads: ReceiveThreads) -> None:
     """Memory is bounded whatever arrives."""
     both, buffers = threading.Barrier(2), set[int]()
 
@@ -45,14 +41,11 @@ def test_no_more_threads_than_agreed_run_and_each_has_one_buffer(threads: Receiv
         buffers.add(id(buffer.obj))
         both.wait(20)
 
-    async def scenario() -> None:
-        await asyncio.gather(*(threads.run(nothing, work) for _ in range(8)))
-
-    asyncio.run(scenario())
+    await asyncio.gather(*(threads.run(nothing, work) for _ in range(8)))
     assert len(buffers) == 2
 
 
-def test_a_cancelled_caller_waits_until_its_work_has_ended(threads: ReceiveThreads) -> None:
+async def test_a_cancelled_caller_waits_until_its_work_has_ended(threads: ReceiveThreads) -> None:
     """Also when it is cancelled again and again: what the work uses is free once the caller knows."""
     begun, stopped, gate, ended = threading.Event(), threading.Event(), threading.Event(), threading.Event()
 
@@ -62,42 +55,35 @@ def test_a_cancelled_caller_waits_until_its_work_has_ended(threads: ReceiveThrea
         ended.set()
         raise OSError("nobody hears this")
 
-    async def scenario() -> None:
-        running = asyncio.create_task(threads.run(stopped.set, work))
-        await until(begun.is_set)
-        for _ in range(3):
-            running.cancel()
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert not running.done()
-        assert stopped.is_set()
-        gate.set()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        assert ended.is_set()
-        assert threads.asked == 0
-
-    asyncio.run(scenario())
+    running = asyncio.create_task(threads.run(stopped.set, work))
+    await until(begun.is_set)
+    for _ in range(3):
+        running.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not running.done()
+    assert stopped.is_set()
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert ended.is_set()
+    assert threads.asked == 0
 
 
-def test_a_cancelled_caller_without_a_thread_leaves_the_queue(threads: ReceiveThreads) -> None:
+async def test_a_cancelled_caller_without_a_thread_leaves_the_queue(threads: ReceiveThreads) -> None:
     """Its work never begins."""
     gate, ran = threading.Event(), threading.Event()
-
-    async def scenario() -> None:
-        busy = [asyncio.create_task(threads.run(nothing, gate.wait, 20)) for _ in range(2)]
-        await until(lambda: threads.asked == 2)
-        queued = asyncio.create_task(threads.run(nothing, ran.set))
-        await until(lambda: threads.asked == 3)
-        queued.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await queued
-        gate.set()
-        await asyncio.gather(*busy)
-        await asyncio.gather(*(threads.run(nothing, int) for _ in range(2)))
-        assert not ran.is_set()
-
-    asyncio.run(scenario())
+    busy = [asyncio.create_task(threads.run(nothing, gate.wait, 20)) for _ in range(2)]
+    await until(lambda: threads.asked == 2)
+    queued = asyncio.create_task(threads.run(nothing, ran.set))
+    await until(lambda: threads.asked == 3)
+    queued.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await queued
+    gate.set()
+    await asyncio.gather(*busy)
+    await asyncio.gather(*(threads.run(nothing, int) for _ in range(2)))
+    assert not ran.is_set()
 
 
 class LeavesNow(ReadRate):
@@ -111,25 +97,21 @@ class LeavesNow(ReadRate):
         return False
 
 
-def test_a_caller_that_is_cancelled_as_a_thread_falls_free_hears_of_nothing_else() -> None:
+async def test_a_caller_that_is_cancelled_as_a_thread_falls_free_hears_of_nothing_else() -> None:
     """And the next in the queue has the thread."""
     gate, ran, reads = threading.Event(), threading.Event(), LeavesNow()
     threads = ReceiveThreads(1, reads)
-
-    async def scenario() -> None:
-        busy = asyncio.create_task(threads.run(nothing, gate.wait, 20))
-        await until(lambda: threads.asked == 1)
-        leaving = asyncio.create_task(threads.run(nothing, ran.set))
-        following = asyncio.create_task(threads.run(nothing, int))
-        await until(lambda: threads.asked == 3)
-        reads.leaving = leaving
-        gate.set()
-        assert await following == 0
-        with pytest.raises(asyncio.CancelledError):
-            await leaving
-        await busy
-        assert threads.asked == 0
-        assert not ran.is_set()
-
-    asyncio.run(scenario())
+    busy = asyncio.create_task(threads.run(nothing, gate.wait, 20))
+    await until(lambda: threads.asked == 1)
+    leaving = asyncio.create_task(threads.run(nothing, ran.set))
+    following = asyncio.create_task(threads.run(nothing, int))
+    await until(lambda: threads.asked == 3)
+    reads.leaving = leaving
+    gate.set()
+    assert await following == 0
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    await busy
+    assert threads.asked == 0
+    assert not ran.is_set()
     threads.shut_down()

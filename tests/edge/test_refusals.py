@@ -9,7 +9,7 @@ import pytest
 from gateway.edge.s3_server import Receive, Scope, Send
 from gateway.edge.server_state import ServerLimits
 from tests.edge.apps import respond
-from tests.support.serving import request, serving
+from tests.support.serving import request, talking
 
 HOST = b"Host: s3.local\r\n"
 
@@ -30,9 +30,7 @@ def refusal_of(data: bytes, limits: ServerLimits | None = None) -> tuple[int, by
 
     async def scenario() -> tuple[int, bytes]:
         app, told = Recorder(), list[int]()
-        async with serving(app, limits=limits, on_refused=told.append) as port:
-            wire = await port.connect()
-            await wire.say(data)
+        async with talking(app, data, limits=limits, on_refused=told.append) as (_, wire):
             answer = await wire.answer(to_head=data.startswith(b"HEAD "))
             assert await wire.rest() == b"", "more than one answer"
             assert answer.headers["connection"] == "close"
@@ -157,56 +155,40 @@ def test_a_refusal_of_head_has_no_body() -> None:
     assert refusal_of(b"HEAD /a#b HTTP/1.1\r\n" + HOST + b"\r\n") == (400, b"")
 
 
-def test_a_bad_successor_does_not_disturb_the_answer_before_it() -> None:
+async def test_a_bad_successor_does_not_disturb_the_answer_before_it() -> None:
     """The refusal comes behind the whole first response; then the connection is over."""
+    may_answer = asyncio.Event()
 
-    async def scenario() -> None:
-        may_answer = asyncio.Event()
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"6")]})
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        await may_answer.wait()
+        await send({"type": "http.response.body", "body": b"two"})
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"6")]})
-            await send({"type": "http.response.body", "body": b"one", "more_body": True})
-            await may_answer.wait()
-            await send({"type": "http.response.body", "body": b"two"})
-
-        async with serving(app) as port:
-            wire = await port.connect()
-            await wire.say(request("GET"))
-            await wire.head()
-            await wire.say(b"GET /no-host HTTP/1.1\r\n\r\n" + request("GET"))
-            assert await wire.reader.readexactly(3) == b"one"
-            may_answer.set()
-            assert await wire.reader.readexactly(3) == b"two"
-            assert (await wire.answer()).status == 400
-            assert await wire.rest() == b""
-            await wire.close()
-
-    asyncio.run(scenario())
+    async with talking(app, request("GET")) as (_, wire):
+        await wire.head()
+        await wire.say(b"GET /no-host HTTP/1.1\r\n\r\n" + request("GET"))
+        assert await wire.reader.readexactly(3) == b"one"
+        may_answer.set()
+        assert await wire.reader.readexactly(3) == b"two"
+        assert (await wire.answer()).status == 400
+        assert await wire.rest() == b""
+        await wire.close()
 
 
-def test_a_refused_client_that_goes_on_sending_gets_to_read_why() -> None:
+async def test_a_refused_client_that_goes_on_sending_gets_to_read_why() -> None:
     """The rest is thrown away for a while: closing at once would reset the connection, and the answer with it."""
-
-    async def scenario() -> None:
-        async with serving(Recorder()) as port:
-            wire = await port.connect()
-            await wire.say(b"PUT /a HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\n")
-            await wire.say_repeatedly(bytes(65536), 64)
-            assert (await wire.answer()).status == 400
-            assert await wire.rest() == b""
-            await wire.close()
-
-    asyncio.run(scenario())
+    async with talking(
+        Recorder(), b"PUT /a HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\n"
+    ) as (_, wire):
+        await wire.say_repeatedly(bytes(65536), 64)
+        assert (await wire.answer()).status == 400
+        assert await wire.rest() == b""
+        await wire.close()
 
 
-def test_lingering_is_bounded() -> None:
+async def test_lingering_is_bounded() -> None:
     """A refused client that sends for ever is cut off."""
-
-    async def scenario() -> None:
-        async with serving(Recorder(), limits=ServerLimits(linger_bytes=1024 * 1024)) as port:
-            wire = await port.connect()
-            await wire.say(b"NONSENSE\r\n\r\n")
-            with pytest.raises(ConnectionError):
-                await wire.say_repeatedly(bytes(65536), 1024)
-
-    asyncio.run(scenario())
+    async with talking(Recorder(), b"NONSENSE\r\n\r\n", limits=ServerLimits(linger_bytes=1024 * 1024)) as (_, wire):
+        with pytest.raises(ConnectionError):
+            await wire.say_repeatedly(bytes(65536), 1024)

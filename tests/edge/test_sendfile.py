@@ -16,7 +16,7 @@ from gateway.core.model import FileSpan
 from gateway.edge.cycle import RESPONSE, SPAN
 from gateway.edge.response import EncodedResponse, FileSender
 from tests.edge.apps import respond
-from tests.support.serving import request, serving
+from tests.support.serving import request, talking
 
 SIZE_BYTES = 4 * 1024 * 1024
 CONTENT = os.urandom(SIZE_BYTES)
@@ -82,58 +82,46 @@ def line(tmp_path: Path) -> Iterator[Line]:
     made.close()
 
 
-def test_a_span_that_stays_intact_is_sent_as_it_lies(line: Line) -> None:
+async def test_a_span_that_stays_intact_is_sent_as_it_lies(line: Line) -> None:
     """Nothing is asked of the disk, and nothing before the first step."""
     pages = Pages(1_000)
-
-    async def scenario() -> None:
-        sender = line.sender(pages)
-        assert not sender.push()
-        assert pages.intact_checks == 1_000
-        sending = asyncio.create_task(sender.send())
-        assert await line.read_all() == CONTENT
-        await sending
-        assert sender.sent_bytes == SIZE_BYTES
-
-    asyncio.run(scenario())
+    sender = line.sender(pages)
+    assert not sender.push()
+    assert pages.intact_checks == 1_000
+    sending = asyncio.create_task(sender.send())
+    assert await line.read_all() == CONTENT
+    await sending
+    assert sender.sent_bytes == SIZE_BYTES
     assert pages.asked == []
 
 
 @pytest.mark.parametrize("stays", [True, False], ids=["in memory again", "does not stay in memory"])
-def test_what_left_memory_while_the_client_took_its_time_is_checked_again(line: Line, stays: bool) -> None:
+async def test_what_left_memory_while_the_client_took_its_time_is_checked_again(line: Line, stays: bool) -> None:
     """1.4 The file gives other bytes by now; the client gets those that were written."""
     pages = Pages(0, None if stays else CONTENT)
-
-    async def scenario() -> None:
-        sender = line.sender(pages)
-        assert not sender.push(), "the socket takes less than all"
-        if not stays:
-            with line.path.open("r+b") as file:  # behind what is on its way: that is still the file's own pages
-                file.seek(sender.sent_bytes + 4096)
-                file.write(bytes(SIZE_BYTES - sender.sent_bytes - 4096))
-        sending = asyncio.create_task(sender.send())
-        assert await line.read_all() == CONTENT
-        await sending
-
-    asyncio.run(scenario())
+    sender = line.sender(pages)
+    assert not sender.push(), "the socket takes less than all"
+    if not stays:
+        with line.path.open("r+b") as file:  # behind what is on its way: that is still the file's own pages
+            file.seek(sender.sent_bytes + 4096)
+            file.write(bytes(SIZE_BYTES - sender.sent_bytes - 4096))
+    sending = asyncio.create_task(sender.send())
+    assert await line.read_all() == CONTENT
+    await sending
     assert pages.asked
     assert pages.asked[0] > 0
 
 
-def test_a_span_that_has_waited_is_checked_before_its_first_byte(line: Line) -> None:
+async def test_a_span_that_has_waited_is_checked_before_its_first_byte(line: Line) -> None:
     """Behind an answer that the client had not taken yet."""
     pages = Pages(0, CONTENT)
-
-    async def scenario() -> None:
-        sending = asyncio.create_task(line.sender(pages, is_fresh=False).send())
-        assert await line.read_all() == CONTENT
-        await sending
-
-    asyncio.run(scenario())
+    sending = asyncio.create_task(line.sender(pages, is_fresh=False).send())
+    assert await line.read_all() == CONTENT
+    await sending
     assert pages.asked[0] == 0
 
 
-def test_a_connection_lost_when_bytes_were_found_missing_ends_the_sender(line: Line) -> None:
+async def test_a_connection_lost_when_bytes_were_found_missing_ends_the_sender(line: Line) -> None:
     """They may be intact again when the sender goes on; the socket's number is a file's by then, perhaps."""
 
     class LostMeanwhile(Pages):
@@ -144,22 +132,18 @@ def test_a_connection_lost_when_bytes_were_found_missing_ends_the_sender(line: L
             return self.intact_checks != 0
 
     sender = line.sender(LostMeanwhile(2))
-
-    async def scenario() -> None:
-        assert not sender.push()
-        sending = asyncio.create_task(sender.send())
-        await asyncio.sleep(0)
-        sent_bytes = sender.sent_bytes
-        line.client.recv(SIZE_BYTES)
-        with pytest.raises(ClientDisconnected):
-            await sending
-        assert sender.sent_bytes == sent_bytes
-
-    asyncio.run(scenario())
+    assert not sender.push()
+    sending = asyncio.create_task(sender.send())
+    await asyncio.sleep(0)
+    sent_bytes = sender.sent_bytes
+    line.client.recv(SIZE_BYTES)
+    with pytest.raises(ClientDisconnected):
+        await sending
+    assert sender.sent_bytes == sent_bytes
 
 
 @pytest.mark.parametrize("is_whole", [True, False], ids=["whole response", "file in a stream"])
-def test_a_span_behind_an_answer_that_is_still_queued_is_checked_before_its_first_byte(
+async def test_a_span_behind_an_answer_that_is_still_queued_is_checked_before_its_first_byte(
     line: Line, is_whole: bool
 ) -> None:
     """1.4 The head waits for the connection, too; the file gives other bytes by the time it is out."""
@@ -179,45 +163,32 @@ def test_a_span_behind_an_answer_that_is_still_queued_is_checked_before_its_firs
         await send({"type": "http.response.start", "status": 200, "headers": length})
         await send({"type": SPAN, "span": span})
 
-    async def scenario() -> None:
-        async with serving(app) as served:
-            wire = await served.connect()
-            await wire.say(request("GET", "/queued") + request("GET", "/file"))
-            await waits.wait()
-            assert (await wire.answer()).body == bytes(4 * SIZE_BYTES)
-            assert (await wire.answer()).body == CONTENT
-
-    asyncio.run(scenario())
+    async with talking(app, request("GET", "/queued") + request("GET", "/file")) as (_, wire):
+        await waits.wait()
+        assert (await wire.answer()).body == bytes(4 * SIZE_BYTES)
+        assert (await wire.answer()).body == CONTENT
     assert pages.asked[0] == 0
 
 
-def test_damage_found_on_the_way_ends_the_answer(line: Line) -> None:
+async def test_damage_found_on_the_way_ends_the_answer(line: Line) -> None:
     """Rather than with a wrong byte."""
     pages = Pages(0, BlockDamaged("not what was written"))
-
-    async def scenario() -> None:
-        sender = line.sender(pages)
-        assert not sender.push()
-        with pytest.raises(BlockDamaged):
-            await sender.send()
-
-    asyncio.run(scenario())
+    sender = line.sender(pages)
+    assert not sender.push()
+    with pytest.raises(BlockDamaged):
+        await sender.send()
 
 
-def test_a_connection_lost_while_bytes_are_checked_ends_the_sender(line: Line) -> None:
+async def test_a_connection_lost_while_bytes_are_checked_ends_the_sender(line: Line) -> None:
     """The socket's number may be another connection's by the time the bytes are there."""
     pages = Pages(0, CONTENT)
-
-    async def scenario() -> None:
-        sender = line.sender(pages)
-        assert not sender.push()
-        sending = asyncio.create_task(sender.send())
-        await asyncio.sleep(0)
-        assert pages.asked
-        sender.abandon()
-        sent_bytes = sender.sent_bytes
-        with pytest.raises(ClientDisconnected):
-            await sending
-        assert sender.sent_bytes == sent_bytes
-
-    asyncio.run(scenario())
+    sender = line.sender(pages)
+    assert not sender.push()
+    sending = asyncio.create_task(sender.send())
+    await asyncio.sleep(0)
+    assert pages.asked
+    sender.abandon()
+    sent_bytes = sender.sent_bytes
+    with pytest.raises(ClientDisconnected):
+        await sending
+    assert sender.sent_bytes == sent_bytes

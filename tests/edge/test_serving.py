@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,12 @@ from gateway.edge.response import EncodedResponse
 from gateway.edge.s3_server import ASGIApp, Receive, Scope, Send
 from tests.edge.apps import echo, file_app, mirror, respond, unread
 from tests.support.manual_clock import ManualClock
-from tests.support.serving import Answer, request, serving
-
-
-def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(test)
+from tests.support.serving import Answer, request, talking
 
 
 async def ask(app: ASGIApp, *requests: bytes) -> list[Answer]:
     """The answers to requests sent at once over one connection."""
-    async with serving(app) as port:
-        wire = await port.connect()
-        await wire.say(b"".join(requests))
+    async with talking(app, b"".join(requests)) as (_, wire):
         answers = [await wire.answer(to_head=one.startswith(b"HEAD ")) for one in requests]
         await wire.close()
         return answers
@@ -109,46 +102,35 @@ def test_pipelined_requests_are_answered_in_order() -> None:
     assert [answer.body for answer in answers] == [b"first", b"", b"abcde", b"last"]
 
 
-def test_a_thousand_pipelined_requests_wait_unparsed() -> None:
+async def test_a_thousand_pipelined_requests_wait_unparsed() -> None:
     """A client that pipelines far ahead costs bytes, not one task or object per request."""
+    running = most = 0
 
-    async def scenario() -> None:
-        running = most = 0
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        await respond(send, scope["raw_path"])
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            nonlocal running, most
-            running += 1
-            most = max(most, running)
-            await asyncio.sleep(0)
-            running -= 1
-            await respond(send, scope["raw_path"])
-
-        async with serving(app) as port:
-            wire = await port.connect()
-            await wire.say(b"".join(request("GET", f"/{number}") for number in range(1000)))
-            for number in range(1000):
-                assert (await wire.answer()).body == f"/{number}".encode()
-            await wire.close()
-        assert most == 1
-
-    run(scenario())
+    async with talking(app, b"".join(request("GET", f"/{number}") for number in range(1000))) as (_, wire):
+        for number in range(1000):
+            assert (await wire.answer()).body == f"/{number}".encode()
+        await wire.close()
+    assert most == 1
 
 
-def test_a_request_that_arrives_byte_by_byte_is_the_same_request() -> None:
+async def test_a_request_that_arrives_byte_by_byte_is_the_same_request() -> None:
     """The network may cut anywhere."""
-
-    async def scenario() -> None:
-        async with serving(echo) as port:
-            wire = await port.connect()
-            chunked = request("PUT", "/", b"5\r\nhello\r\n0\r\n\r\n", "Transfer-Encoding: chunked")
-            for byte in b"\r\n" + request("PUT", "/", b"abc") + chunked:
-                await wire.say(bytes([byte]))
-                await asyncio.sleep(0)
-            assert (await wire.answer()).body == b"abc"
-            assert (await wire.answer()).body == b"hello"
-            await wire.close()
-
-    run(scenario())
+    async with talking(echo) as (_, wire):
+        chunked = request("PUT", "/", b"5\r\nhello\r\n0\r\n\r\n", "Transfer-Encoding: chunked")
+        for byte in b"\r\n" + request("PUT", "/", b"abc") + chunked:
+            await wire.say(bytes([byte]))
+            await asyncio.sleep(0)
+        assert (await wire.answer()).body == b"abc"
+        assert (await wire.answer()).body == b"hello"
+        await wire.close()
 
 
 def test_a_large_body_arrives_whole() -> None:
@@ -189,37 +171,26 @@ def test_a_body_of_unknown_length_comes_in_chunks() -> None:
     assert first.headers["transfer-encoding"] == "chunked"
 
 
-def test_http_1_0_gets_no_chunks_and_no_second_answer() -> None:
+async def test_http_1_0_gets_no_chunks_and_no_second_answer() -> None:
     """The end of the body is the end of the connection."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200})
         await send({"type": "http.response.body", "body": b"all"})
 
-    async def scenario() -> None:
-        async with serving(app) as port:
-            wire = await port.connect()
-            await wire.say(b"GET / HTTP/1.0\r\n\r\n")
-            answer = await wire.answer()
-            assert (answer.body, answer.headers["connection"]) == (b"all", "close")
-            assert "transfer-encoding" not in answer.headers
-            await wire.close()
-
-    run(scenario())
+    async with talking(app, b"GET / HTTP/1.0\r\n\r\n") as (_, wire):
+        answer = await wire.answer()
+        assert (answer.body, answer.headers["connection"]) == (b"all", "close")
+        assert "transfer-encoding" not in answer.headers
+        await wire.close()
 
 
-def test_connection_close_is_kept_to() -> None:
+async def test_connection_close_is_kept_to() -> None:
     """A request behind one that said close is not run."""
-
-    async def scenario() -> None:
-        async with serving(unread) as port:
-            wire = await port.connect()
-            await wire.say(request("GET", "/", b"", "Connection: close") + request("GET"))
-            assert (await wire.answer()).headers["connection"] == "close"
-            assert await wire.rest() == b""
-            await wire.close()
-
-    run(scenario())
+    async with talking(unread, request("GET", "/", b"", "Connection: close") + request("GET")) as (_, wire):
+        assert (await wire.answer()).headers["connection"] == "close"
+        assert await wire.rest() == b""
+        await wire.close()
 
 
 def test_every_answer_has_a_date_and_names_no_software() -> None:
@@ -253,22 +224,16 @@ def test_a_file_can_follow_bytes_and_precede_them(content: Path) -> None:
     assert answer.body == b"before" + content.read_bytes()[100:] + b"after"
 
 
-def test_a_file_that_is_too_short_ends_the_connection(content: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_file_that_is_too_short_ends_the_connection(content: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is padded: a short body is how the client learns of it."""
 
-    expected = content.read_bytes()
+    expected = await asyncio.to_thread(content.read_bytes)
     size = len(expected)
-
-    async def scenario() -> None:
-        async with serving(file_app(content, length=size + 1)) as port:
-            wire = await port.connect()
-            await wire.say(request("GET"))
-            _, headers = await wire.head()
-            assert headers["content-length"] == str(size + 1)
-            assert await wire.rest() == expected
-            await wire.close()
-
-    run(scenario())
+    async with talking(file_app(content, length=size + 1), request("GET")) as (_, wire):
+        _, headers = await wire.head()
+        assert headers["content-length"] == str(size + 1)
+        assert await wire.rest() == expected
+        await wire.close()
     assert "the file ends 1 bytes early" in caplog.text
 
 
@@ -278,15 +243,13 @@ def test_small_answers_take_one_packet(tmp_path: Path) -> None:
     small.write_bytes(b"small")
 
     async def scenario(app: ASGIApp, body: bytes) -> None:
-        async with serving(app) as port:
-            wire = await port.connect()
-            await wire.say(request("GET"))
+        async with talking(app, request("GET")) as (_, wire):
             received = await wire.reader.read(65536)
             assert received.endswith(b"\r\n\r\n" + body)
             await wire.close()
 
-    run(scenario(unread, b"unread"))
-    run(scenario(file_app(small), b"small"))
+    asyncio.run(scenario(unread, b"unread"))
+    asyncio.run(scenario(file_app(small), b"small"))
 
 
 def test_the_body_must_agree_with_its_content_length(caplog: pytest.LogCaptureFixture) -> None:
@@ -302,15 +265,13 @@ def test_the_body_must_agree_with_its_content_length(caplog: pytest.LogCaptureFi
         return answer
 
     async def short() -> None:
-        async with serving(app(6)) as port:
-            wire = await port.connect()
-            await wire.say(request("GET"))
+        async with talking(app(6), request("GET")) as (_, wire):
             assert (await wire.rest()).endswith(b"\r\n\r\n12345")
             await wire.close()
 
     [too_long] = asyncio.run(ask(app(4), request("GET")))
     assert too_long.status == 500
-    run(short())
+    asyncio.run(short())
     assert "longer than its Content-Length" in caplog.text
     assert "shorter than its Content-Length" in caplog.text
 
@@ -377,74 +338,51 @@ def test_a_response_can_be_started_again_until_some_of_it_is_out() -> None:
     assert (answer.status, answer.body) == (200, b"halfwhole")
 
 
-def test_an_application_that_stops_halfway_breaks_the_connection() -> None:
+async def test_an_application_that_stops_halfway_breaks_the_connection() -> None:
     """A chunked body without its last chunk cannot be taken for a whole one."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200})
         await send({"type": "http.response.body", "body": b"half", "more_body": True})
 
-    async def scenario() -> None:
-        async with serving(app) as port:
-            wire = await port.connect()
-            await wire.say(request("GET"))
-            assert (await wire.rest()).endswith(b"\r\n4\r\nhalf\r\n")
-            await wire.close()
-
-    run(scenario())
+    async with talking(app, request("GET")) as (_, wire):
+        assert (await wire.rest()).endswith(b"\r\n4\r\nhalf\r\n")
+        await wire.close()
 
 
-def test_a_cut_body_that_ends_with_its_connection_is_reset() -> None:
+async def test_a_cut_body_that_ends_with_its_connection_is_reset() -> None:
     """For HTTP/1.0 without a length, an orderly close would say "complete"."""
+    half_way = asyncio.Event()
 
-    async def scenario() -> None:
-        half_way = asyncio.Event()
+    async def cut(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        await half_way.wait()
 
-        async def cut(scope: Scope, receive: Receive, send: Send) -> None:
-            await send({"type": "http.response.start", "status": 200})
-            await send({"type": "http.response.body", "body": b"half", "more_body": True})
-            await half_way.wait()
-
-        async with serving(cut) as port:
-            wire = await port.connect()
-            await wire.say(b"GET / HTTP/1.0\r\n\r\n")
-            await wire.head()
-            assert await wire.reader.readexactly(4) == b"half"
-            half_way.set()
-            with pytest.raises(ConnectionResetError):
-                await wire.rest()
-            await wire.close()
-
-    run(scenario())
+    async with talking(cut, b"GET / HTTP/1.0\r\n\r\n") as (_, wire):
+        await wire.head()
+        assert await wire.reader.readexactly(4) == b"half"
+        half_way.set()
+        with pytest.raises(ConnectionResetError):
+            await wire.rest()
+        await wire.close()
 
 
-def test_the_date_moves_with_the_clock() -> None:
+async def test_the_date_moves_with_the_clock() -> None:
     """The Date header is kept by the sweep, not computed for every answer."""
-
-    async def scenario() -> None:
-        clock = ManualClock()
-        async with serving(echo, clock=clock) as port:
-            wire = await port.connect()
-            await wire.say(request("GET"))
-            assert (await wire.answer()).headers["date"] == "Thu, 01 Jan 2026 00:00:00 GMT"
-            await clock.advance(2)
-            await wire.say(request("GET"))
-            assert (await wire.answer()).headers["date"] == "Thu, 01 Jan 2026 00:00:02 GMT"
-            await wire.close()
-
-    run(scenario())
+    clock = ManualClock()
+    async with talking(echo, request("GET"), clock=clock) as (_, wire):
+        assert (await wire.answer()).headers["date"] == "Thu, 01 Jan 2026 00:00:00 GMT"
+        await clock.advance(2)
+        await wire.say(request("GET"))
+        assert (await wire.answer()).headers["date"] == "Thu, 01 Jan 2026 00:00:02 GMT"
+        await wire.close()
 
 
-def test_pieces_of_a_body_leave_at_once() -> None:
+async def test_pieces_of_a_body_leave_at_once() -> None:
     """Nagle's algorithm is off, also for connections from a listener whose protocol number is 0."""
-
-    async def scenario() -> None:
-        async with serving(unread) as port:
-            wire = await port.connect()
-            await wire.say(request("GET"))
-            await wire.answer()
-            [connection] = port.server._state.connections
-            connected = connection.transport.get_extra_info("socket")
-            assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
-
-    run(scenario())
+    async with talking(unread, request("GET")) as (port, wire):
+        await wire.answer()
+        [connection] = port.server._state.connections
+        connected = connection.transport.get_extra_info("socket")
+        assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import ssl
 from pathlib import Path
@@ -16,7 +15,7 @@ from gateway.edge.s3_server import Receive, Scope, Send, TlsFiles
 from gateway.edge.server_state import ServerLimits
 from tests.edge.apps import echo, file_app
 from tests.support.certificates import tls_files
-from tests.support.serving import request, serving
+from tests.support.serving import request, serving, talking
 
 
 @pytest.fixture(scope="module")
@@ -37,101 +36,75 @@ def trusting(authority: trustme.CA) -> ssl.SSLContext:
     return context
 
 
-def test_requests_and_large_bodies_pass_through_tls(tls: TlsFiles, trusting: ssl.SSLContext) -> None:
+async def test_requests_and_large_bodies_pass_through_tls(tls: TlsFiles, trusting: ssl.SSLContext) -> None:
     """Keep-alive, back-pressure in both directions, and a clean end."""
     body = os.urandom(3 * 1024 * 1024)
-
-    async def scenario() -> None:
-        async with serving(echo, tls=tls) as port:
-            wire = await port.connect(ssl=trusting, server_hostname="localhost")
-            for expected in (body, b"small"):
-                await wire.say(request("PUT", "/", expected))
-                assert (await wire.answer()).body == expected
-            await wire.close()
-            await port.connections(0)
-
-    asyncio.run(scenario())
+    async with serving(echo, tls=tls) as port:
+        wire = await port.connect(ssl=trusting, server_hostname="localhost")
+        for expected in (body, b"small"):
+            await wire.say(request("PUT", "/", expected))
+            assert (await wire.answer()).body == expected
+        await wire.close()
+        await port.connections(0)
 
 
 @pytest.mark.parametrize("pieces", [1, 3])
-def test_a_file_never_leaves_in_the_clear(tls: TlsFiles, trusting: ssl.SSLContext, tmp_path: Path, pieces: int) -> None:
+async def test_a_file_never_leaves_in_the_clear(
+    tls: TlsFiles, trusting: ssl.SSLContext, tmp_path: Path, pieces: int
+) -> None:
     """An encrypted connection is the same to an application; files go by way of memory there."""
     path = tmp_path / "content"
     path.write_bytes(os.urandom(1_000_000))
-
-    async def scenario() -> None:
-        async with serving(file_app(path, pieces=pieces), tls=tls) as port:
-            wire = await port.connect(ssl=trusting, server_hostname="localhost")
-            for _ in range(2):
-                await wire.say(request("GET"))
-                assert (await wire.answer()).body == path.read_bytes()
-            await wire.close()
-
-    asyncio.run(scenario())
+    async with serving(file_app(path, pieces=pieces), tls=tls) as port:
+        wire = await port.connect(ssl=trusting, server_hostname="localhost")
+        for _ in range(2):
+            await wire.say(request("GET"))
+            assert (await wire.answer()).body == path.read_bytes()
+        await wire.close()
 
 
-def test_an_early_answer_arrives_and_the_connection_ends(tls: TlsFiles, trusting: ssl.SSLContext) -> None:
+async def test_an_early_answer_arrives_and_the_connection_ends(tls: TlsFiles, trusting: ssl.SSLContext) -> None:
     """TLS has no half-close: the answer is read, then the client closes."""
-
-    async def scenario() -> None:
-        async with serving(echo, tls=tls) as port:
-            wire = await port.connect(ssl=trusting, server_hostname="localhost")
-            await wire.say(b"GET / HTTP/1.1\r\n\r\n")
-            assert (await wire.answer()).status == 400
-            await wire.close()
-            await port.connections(0)
-
-    asyncio.run(scenario())
+    async with serving(echo, tls=tls) as port:
+        wire = await port.connect(ssl=trusting, server_hostname="localhost")
+        await wire.say(b"GET / HTTP/1.1\r\n\r\n")
+        assert (await wire.answer()).status == 400
+        await wire.close()
+        await port.connections(0)
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT"])
-def test_plain_http_is_told_that_the_port_is_https(tls: TlsFiles, method: str) -> None:
+async def test_plain_http_is_told_that_the_port_is_https(tls: TlsFiles, method: str) -> None:
     """400 with the reason, as nginx says it, and nothing behind it; the application hears of nothing."""
-
-    async def scenario() -> None:
-        async with serving(unheard, tls=tls) as port:
-            wire = await port.connect()
-            await wire.say(request(method, "/b/k", b"body" if method == "PUT" else b"") + request("GET"))
-            answer = await wire.answer(to_head=method == "HEAD")
-            assert (answer.status, answer.headers["connection"]) == (400, "close")
-            assert method == "HEAD" or b"The plain HTTP request was sent to HTTPS port" in answer.body
-            assert await wire.rest() == b""
-            await wire.close()
-            await port.connections(0)
-
-    asyncio.run(scenario())
+    async with talking(
+        unheard, request(method, "/b/k", b"body" if method == "PUT" else b"") + request("GET"), tls=tls
+    ) as (port, wire):
+        answer = await wire.answer(to_head=method == "HEAD")
+        assert (answer.status, answer.headers["connection"]) == (400, "close")
+        assert method == "HEAD" or b"The plain HTTP request was sent to HTTPS port" in answer.body
+        assert await wire.rest() == b""
+        await wire.close()
+        await port.connections(0)
 
 
 async def unheard(scope: Scope, receive: Receive, send: Send) -> None:
     raise AssertionError(scope["path"])
 
 
-def test_what_is_neither_gets_no_answer_and_leaves_nothing(tls: TlsFiles) -> None:
+async def test_what_is_neither_gets_no_answer_and_leaves_nothing(tls: TlsFiles) -> None:
     """The connection closes, the server goes on."""
-
-    async def scenario() -> None:
-        async with serving(echo, tls=tls) as port:
-            wire = await port.connect()
-            await wire.say(b"\x00" * 100)
-            assert b"HTTP/" not in await wire.rest()
-            await wire.close()
-            await port.connections(0)
-
-    asyncio.run(scenario())
+    async with talking(echo, b"\x00" * 100, tls=tls) as (port, wire):
+        assert b"HTTP/" not in await wire.rest()
+        await wire.close()
+        await port.connections(0)
 
 
 @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01"])
-def test_a_handshake_that_does_not_come_is_not_waited_for(tls: TlsFiles, said: bytes) -> None:
+async def test_a_handshake_that_does_not_come_is_not_waited_for(tls: TlsFiles, said: bytes) -> None:
     """Neither for its first byte nor for the rest."""
-
-    async def scenario() -> None:
-        async with serving(echo, tls=tls, limits=ServerLimits(head_timeout_seconds=0.2)) as port:
-            wire = await port.connect()
-            await wire.say(said)
-            assert await wire.rest() in (b"", b"\x15\x03\x01\x00\x02\x02\x0a")
-            await port.connections(0)
-
-    asyncio.run(scenario())
+    async with talking(echo, said, tls=tls, limits=ServerLimits(head_timeout_seconds=0.2)) as (port, wire):
+        assert await wire.rest() in (b"", b"\x15\x03\x01\x00\x02\x02\x0a")
+        await port.connections(0)
 
 
 def test_old_tls_is_refused(tls: TlsFiles) -> None:

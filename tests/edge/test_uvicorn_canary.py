@@ -48,50 +48,42 @@ def test_the_protocol_is_made_as_we_make_it() -> None:
     assert {name: parameters(getattr(HttpToolsProtocol, name)) for name in expected} == expected
 
 
-def test_the_protocol_has_the_attributes_we_use() -> None:
+async def test_the_protocol_has_the_attributes_we_use() -> None:
     """They are set by its constructor."""
-
-    async def scenario() -> None:
-        config = Config(echo, ws="none", lifespan="off", interface="asgi3", log_config=None)
-        state = ServerState()
-        protocol = HttpToolsProtocol(config, state, {"a": 1})
-        assert protocol.app is config.loaded_app
-        assert protocol.connections is state.connections
-        assert protocol.tasks is state.tasks
-        assert vars(protocol)["cycle"] is None
-        assert protocol.app_state == {"a": 1}
-        assert protocol.asgi_version == "3.0"
-
-    asyncio.run(scenario())
+    config = Config(echo, ws="none", lifespan="off", interface="asgi3", log_config=None)
+    state = ServerState()
+    protocol = HttpToolsProtocol(config, state, {"a": 1})
+    assert protocol.app is config.loaded_app
+    assert protocol.connections is state.connections
+    assert protocol.tasks is state.tasks
+    assert vars(protocol)["cycle"] is None
+    assert protocol.app_state == {"a": 1}
+    assert protocol.asgi_version == "3.0"
 
 
-def test_flow_control_is_what_we_take_it_for() -> None:
+async def test_flow_control_is_what_we_take_it_for() -> None:
     """`write_paused` follows the transport, `read_paused` our own calls."""
+    calls: list[str] = []
 
-    async def scenario() -> None:
-        calls: list[str] = []
+    class Transport(asyncio.Transport):
+        def pause_reading(self) -> None:
+            calls.append("pause")
 
-        class Transport(asyncio.Transport):
-            def pause_reading(self) -> None:
-                calls.append("pause")
+        def resume_reading(self) -> None:
+            calls.append("resume")
 
-            def resume_reading(self) -> None:
-                calls.append("resume")
-
-        flow = FlowControl(Transport())
-        assert (flow.read_paused, flow.write_paused) == (False, False)
-        flow.pause_reading()
-        flow.pause_reading()
-        flow.resume_reading()
-        assert calls == ["pause", "resume"]
-        flow.pause_writing()
-        waiting = asyncio.create_task(flow.drain())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        flow.resume_writing()
-        await waiting
-
-    asyncio.run(scenario())
+    flow = FlowControl(Transport())
+    assert (flow.read_paused, flow.write_paused) == (False, False)
+    flow.pause_reading()
+    flow.pause_reading()
+    flow.resume_reading()
+    assert calls == ["pause", "resume"]
+    flow.pause_writing()
+    waiting = asyncio.create_task(flow.drain())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    flow.resume_writing()
+    await waiting
 
 
 def test_status_lines_are_complete() -> None:

@@ -24,7 +24,7 @@ from tests.support import gateway_app as support
 from tests.support.asgi import Answer, call
 from tests.support.blocks import until
 from tests.support.cache_label import cache_label
-from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, given
+from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, within
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.digests import encoded
 from tests.support.memory_origin.faults import AlterHeaders, CutBody, Hold, Unreachable, on
@@ -63,7 +63,7 @@ def asked(gateway: GatewayApp) -> list[str]:
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-@given(gateway_app)
+@within(gateway_app)
 async def test_what_says_later_is_handed_on(gateway: GatewayApp, status: int) -> None:
     """The client of the origin has asked as often as it may: no other question follows, cold or with a HEAD first."""
     gateway.origin.put("bucket", "k", SMALL)
@@ -123,7 +123,7 @@ def same(answer: Answer) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("headers", [{}, CHECKSUMS])
-@given(gateway_app)
+@within(gateway_app)
 async def test_a_cold_large_object_is_whole(gateway: GatewayApp, headers: dict[str, str]) -> None:
     """Its first block comes with the first answer, the others pinned to the version that it named."""
     etag = gateway.origin.put("bucket", "k", LARGE)
@@ -165,7 +165,7 @@ def test_5_3_a_cold_object_of_several_blocks_is_asked_for_by_range(tmp_path: Pat
     asyncio.run(scenario())
 
 
-@given(gateway_app)
+@within(gateway_app)
 async def test_any_cold_range_is_one_request_where_it_lies_in_one_block(gateway: GatewayApp) -> None:
     """The block that the range begins in is fetched, and says how long the object is."""
     gateway.origin.put("bucket", "k", LARGE)
@@ -187,7 +187,7 @@ async def test_any_cold_range_is_one_request_where_it_lies_in_one_block(gateway:
         {"If-Range": '"x"', "Range": "bytes=0-9"},
     ],
 )
-@given(gateway_app)
+@within(gateway_app)
 async def test_what_depends_on_the_version_asks_for_it_first(gateway: GatewayApp, headers: dict[str, str]) -> None:
     """A suffix range, and conditions: a HEAD decides, so that no body is fetched for a 304 or a 412."""
     gateway.origin.put("bucket", "k", SMALL)
@@ -196,7 +196,7 @@ async def test_what_depends_on_the_version_asks_for_it_first(gateway: GatewayApp
 
 
 @pytest.mark.parametrize("target", ["/bucket/none", "/nowhere/k"])
-@given(gateway_app)
+@within(gateway_app)
 async def test_errors_are_the_origins_own(gateway: GatewayApp, target: str) -> None:
     """What is not there is answered with the origin's document."""
     answer = await call(gateway.app, "GET", target)
@@ -205,7 +205,7 @@ async def test_errors_are_the_origins_own(gateway: GatewayApp, target: str) -> N
 
 
 @pytest.mark.parametrize("headers", [{}, CHECKSUMS, {"Range": "bytes=0-9"}, {"Range": "bytes=70000-"}])
-@given(gateway_app)
+@within(gateway_app)
 async def test_an_empty_object_and_ranges_behind_the_end(gateway: GatewayApp, headers: dict[str, str]) -> None:
     """They are answered as with a HEAD first."""
     gateway.origin.put("bucket", "k", b"")
@@ -216,7 +216,7 @@ async def test_an_empty_object_and_ranges_behind_the_end(gateway: GatewayApp, he
     assert answer.status == {None: 200, "bytes=0-9": 206}.get(headers.get("Range"), 416)
 
 
-@given(gateway_app)
+@within(gateway_app)
 async def test_what_has_no_bytes_is_not_looked_for_twice(gateway: GatewayApp) -> None:
     """An empty object has no blocks by which it would be known: from the second time on it costs one HEAD."""
     gateway.origin.put("bucket", "k", b"")
@@ -227,7 +227,7 @@ async def test_what_has_no_bytes_is_not_looked_for_twice(gateway: GatewayApp) ->
     assert (await call(gateway.app, "GET", "/bucket/k")).body == SMALL
 
 
-@given(gateway_app)
+@within(gateway_app)
 async def test_a_dead_origin_is_told_once(gateway: GatewayApp) -> None:
     """No answer to the first look is no answer to the request."""
     gateway.origin.inject(on(), Unreachable(), times=None)
@@ -236,7 +236,7 @@ async def test_a_dead_origin_is_told_once(gateway: GatewayApp) -> None:
 
 
 @pytest.mark.parametrize("fault", [AlterHeaders({"content-length": "7"}), AlterHeaders({"content-range": "x"})])
-@given(gateway_app)
+@within(gateway_app)
 async def test_an_answer_that_makes_no_sense_is_not_believed(gateway: GatewayApp, fault: AlterHeaders) -> None:
     """The usual way finds out: the answer is right, and nothing stays open."""
     gateway.origin.put("bucket", "k", SMALL)
@@ -246,7 +246,7 @@ async def test_an_answer_that_makes_no_sense_is_not_believed(gateway: GatewayApp
     assert asked(gateway) == ["GET", "HEAD", "GET"]
 
 
-@given(gateway_app)
+@within(gateway_app)
 async def test_a_first_answer_that_breaks_off_is_resumed_by_its_version(gateway: GatewayApp) -> None:
     """1.3 What is missing is asked for again, pinned; the client gets every byte."""
     etag = gateway.origin.put("bucket", "k", SMALL)
@@ -277,7 +277,7 @@ def test_readers_at_the_same_time_share_the_first_look(tmp_path: Path, consisten
     asyncio.run(scenario())
 
 
-@given(gateway_app)
+@within(gateway_app)
 async def test_a_first_look_that_is_given_up_holds_nobody_up(gateway: GatewayApp) -> None:
     """Those who waited for it go on by themselves, and the next first look is free to be had."""
     gateway.origin.put("bucket", "k", SMALL)
@@ -297,7 +297,7 @@ async def test_a_first_look_that_is_given_up_holds_nobody_up(gateway: GatewayApp
     assert gateway.origin.count(Operation.HEAD_OBJECT) == before
 
 
-@given(gateway_app, slots=SLOTS["immutable"])
+@within(gateway_app, slots=SLOTS["immutable"])
 async def test_2_1_a_write_during_a_first_look_voids_what_it_learns(gateway: GatewayApp) -> None:
     """2.3 What a look that began before an own write has learned is not remembered after it."""
     gateway.origin.put("bucket", "k", SMALL)

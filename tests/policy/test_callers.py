@@ -109,7 +109,7 @@ def test_who_is_not_limited_has_no_limits() -> None:
     assert of_both is not None
     assert [one.scope for one, _ in of_both.accounts] == ["credential", "class"]
     assert callers.find(UNSIGNED, "app/job") is not None
-    assert not Callers(CallersPlan([("a", Limits())], [CallerClass("x", Limits())], 5), ManualClock()).any
+    assert Callers(CallersPlan([("a", Limits())], [CallerClass("x", Limits())], 5), ManualClock()).find("a", "") is None
 
 
 def test_products_and_the_class_of_all_others() -> None:

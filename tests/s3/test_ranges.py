@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gateway.core.errors import OriginBodyError, S3Error
 from gateway.core.model import ByteRange
-from gateway.s3.headers import content_range, is_one_range, parse_content_range, parse_copy_source_range, parse_range
+from gateway.s3.headers import is_one_range, parse_content_range, parse_copy_source_range, parse_range
 
 positions = st.integers(0, 12)
 well_formed = st.one_of(
@@ -92,11 +92,11 @@ def test_a_refusal_carries_what_clients_need() -> None:
 
 
 @given(st.integers(0, 2**63), st.integers(0, 2**63), st.integers(1, 2**63))
-def test_content_ranges_make_the_round_trip(first: int, more: int, behind: int) -> None:
+def test_content_ranges_are_read(first: int, more: int, behind: int) -> None:
     """What is written for clients is what is read from origins."""
     byte_range = ByteRange(first, first + more)
     size_bytes = first + more + behind
-    assert parse_content_range(content_range(byte_range, size_bytes)) == (byte_range, size_bytes)
+    assert parse_content_range(f"bytes {byte_range.first}-{byte_range.last}/{size_bytes}") == (byte_range, size_bytes)
 
 
 @pytest.mark.parametrize(

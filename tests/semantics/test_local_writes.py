@@ -16,7 +16,6 @@ from gateway.writeback.admin.checkpoint_retention import (
     CheckpointCache,
     CheckpointRetention,
     KeptCheckpoint,
-    keep_rules_of,
 )
 from gateway.writeback.journal.records import State
 from tests.semantics.test_checkpoints import shown
@@ -54,10 +53,9 @@ async def retention_of(
     """What carries out what slots say of checkpoints."""
     queries = CheckpointQueries(Path(client.buffer.journal._path).parent)
     clock = clock or client.gateway.app.services.clock
-    rules = {slot.name: keep_rules_of(slot)}
     try:
         cache = cache or NoCache()
-        yield CheckpointRetention(queries, client.buffer.journal, rules, cache, clock)
+        yield CheckpointRetention(queries, client.buffer.journal, [slot], cache, clock)
     finally:
         queries.close()
 

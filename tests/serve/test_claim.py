@@ -42,7 +42,7 @@ def test_a_new_directory_is_the_owners_alone(tmp_path: Path) -> None:
 
 
 def test_files_of_others_end_the_start(tmp_path: Path) -> None:
-    """The message names one. `cache.directory` itself is never such a one: see config/own_directory.py."""
+    """The message names one. `cache.directory` itself is never such a one: see config/defaults.py."""
     (tmp_path / "thesis.pdf").touch()
     with pytest.raises(StartupError, match=r"not Forebay's \(thesis\.pdf\)"):
         prepare_directory(tmp_path)

@@ -83,7 +83,7 @@ def syncs_are_left_out(patch: Patch) -> None:
 
 
 def all_is_left_out(patch: Patch) -> None:
-    patch.setattr(checkpoint_retention, "superseded", lambda saves, _: [one.id for one in saves])
+    patch.setattr(checkpoint_retention, "superseded", lambda saves, _: {one.id for one in saves})
 
 
 def reads_pass_the_buffer(patch: Patch) -> None:

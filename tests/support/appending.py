@@ -23,7 +23,7 @@ def small_blocks(prefix: str, count: int, size_bytes: int = 100) -> list[SmallBl
 def append_all(appender: SegmentAppender, blocks: Sequence[SmallBlock], slot: str = "default") -> None:
     """In batches, as they are written."""
     while blocks:
-        blocks = blocks[appender.append(slot, blocks[:200]).blocks :]
+        blocks = blocks[appender.append(slot, blocks[:200]) :]
 
 
 def calls_of(function: Callable[[], Any]) -> int:

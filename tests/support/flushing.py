@@ -13,10 +13,11 @@ from typing import Any
 from gateway.core.clock import Clock, Moment
 from gateway.core.model import ObjectKey
 from gateway.origin.client import Origin
+from gateway.policy.slots import Slot
 from gateway.s3.headers import multipart_etag
 from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.flushing.flush_logger import FlushLogger
-from gateway.writeback.flushing.flush_task import FlushDependencies, SlotOrder
+from gateway.writeback.flushing.flush_task import FlushDependencies
 from gateway.writeback.flushing.reconciler import Reconciler
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.journal.buckets import BucketCapabilities, Conditions, Honoured
@@ -91,7 +92,7 @@ class Buffer:
         self.journal = Journal(directory, self._remove, clock=self.clock)
         self.threads = BufferThreads(2)
         self.observer = Observer(self.clock)
-        self.slots: dict[str, SlotOrder] = {}
+        self.slots: dict[str, Slot] = {}
         self._flushing: asyncio.Task[None] | None = None
 
     def _remove(self, names: list[str]) -> None:

@@ -137,7 +137,7 @@ async def gateway_app(
 AsyncTest: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
 
 
-def given(opened: Callable[..., AbstractAsyncContextManager[Any]], **options: Any) -> Callable[[AsyncTest], Any]:
+def within(opened: Callable[..., AbstractAsyncContextManager[Any]], **options: Any) -> Callable[[AsyncTest], Any]:
     """Make a test of an async function whose first parameter is what `opened` gives, for the test's directory."""
 
     def made(test: AsyncTest) -> Callable[..., None]:

@@ -18,3 +18,12 @@ class Opening:
     """Fixtures return it; the test gets what it opens."""
 
     open: Callable[[], Closable]
+
+
+async def run_with_opened(test: Callable[..., Coroutine[Any, Any, None]], arguments: dict[str, Any]) -> None:
+    opened = {name: one.open() for name, one in arguments.items() if isinstance(one, Opening)}
+    try:
+        await test(**arguments | opened)
+    finally:
+        for one in opened.values():
+            await one.close()

@@ -14,14 +14,14 @@ import gateway.app.node
 import gateway.serve.background
 import gateway.serve.reloading
 import gateway.serve.worker  # noqa: F401 - all that its processes load
-from gateway.cli import inherited
+from gateway.cli import put_in_order
 from gateway.cli.commands import main as forebay
 from gateway.serve import fork_server
 from tests.support.processes import MARK_DESCRIPTOR, MARK_VARIABLE
 
 
 def main() -> None:
-    inherited.put_in_order()
+    put_in_order()
     mark = os.open(os.environ[MARK_VARIABLE], os.O_RDONLY)
     os.dup2(mark, MARK_DESCRIPTOR)
     os.close(mark)

@@ -189,6 +189,15 @@ async def serving(
         finished.result()
 
 
+@asynccontextmanager
+async def talking(app: ASGIApp, said: bytes = b"", **options: Any) -> AsyncIterator[tuple[Serving, Wire]]:
+    """A server as of `serving`, and a client of it that has said something."""
+    async with serving(app, **options) as port:
+        wire = await port.connect()
+        await wire.say(said)
+        yield port, wire
+
+
 def request(
     method: str, target: str = "/bucket/key", body: bytes = b"", *headers: str, host: str = "s3.local"
 ) -> bytes:

@@ -17,7 +17,7 @@ from gateway.policy.slots import Prefix
 from gateway.s3.xml import text_of
 from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.flushing.flush_logger import FlushLogger
-from gateway.writeback.flushing.flush_task import FlushDependencies, order_of
+from gateway.writeback.flushing.flush_task import FlushDependencies
 from gateway.writeback.flushing.reconciler import Reconciler
 from gateway.writeback.flushing.requests import Requests
 from gateway.writeback.journal.buckets import Conditions, Honoured
@@ -26,7 +26,7 @@ from gateway.writeback.journal.transaction import JournalTransaction
 from gateway.writeback.journal.turns import Due
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
-from tests.support.gateway_app import AsyncTest, GatewayApp, gateway_app, given
+from tests.support.gateway_app import AsyncTest, GatewayApp, gateway_app, within
 from tests.support.slots import Slot
 from tests.support.writeback import key
 
@@ -108,7 +108,7 @@ class Client:
         self._observer = Silent(self._clock)
         requests = Requests(self.origin, self.buffer.staging, self.buffer.threads, self._clock)
         publisher = CachePromoter(gateway.catalog, gateway.blocks, slots, self.buffer.staging)
-        orders = {slot.name: order_of(slot) for slot in slots}
+        orders = {slot.name: slot for slot in slots}
         tools = FlushDependencies(self.buffer.journal, requests, publisher, self._observer, self._clock, orders)
         self.reconciler = _Gated(tools, random.Random(1))
         self._running: asyncio.Task[None] | None = None
@@ -267,7 +267,7 @@ def with_client(
 
 def with_a_client(slots: Sequence[Slot] = tuple(SLOTS), **options: Any) -> Callable[[AsyncTest], Any]:
     """Make a test of an async function that begins with a client; the arguments are those of `with_client`."""
-    return given(a_client, slots=slots, **options)
+    return within(a_client, slots=slots, **options)
 
 
 async def eventually(reached: Callable[[], bool]) -> None:

@@ -1,5 +1,4 @@
-"""Markers come last, and what a slot says of its order is kept; in any history, by
-journal/test_transaction_histories.py."""
+"""Markers come last, and what a slot says of its order is kept; in any history, by the simulation."""
 
 from __future__ import annotations
 
@@ -197,6 +196,112 @@ def test_a_marker_waits_for_all_that_came_before_it_in_its_directory(order: Orde
         assert not order.is_due(marker)
     order.settle(shards[1])
     assert order.is_due(marker)
+
+
+def test_a_shard_that_is_written_again_is_still_waited_for(order: Order) -> None:
+    """Its first version may never get to the origin: the later one is as good, and then there is one."""
+    order.put("ckpt/1")
+    marker = order.put("ckpt/_SUCCESS")
+    again = order.put("ckpt/1")
+    assert not order.is_due(marker)
+    once_more = order.put("ckpt/1")
+    assert (order.tx.turns.living([again.id]), order.is_due(marker)) == (set(), False)
+    order.settle(once_more)
+    assert order.is_due(marker)
+
+
+def test_a_shard_on_its_way_counts_and_what_follows_it_does_not(order: Order) -> None:
+    """The version before the marker has been at the origin then."""
+    shard = order.put("ckpt/1")
+    order.send(shard)
+    marker = order.put("ckpt/_SUCCESS")
+    later = order.put("ckpt/1")
+    order.settle(shard)
+    assert order.is_due(marker)
+    assert order.is_due(later)
+
+
+def test_a_shard_that_is_deleted_again_is_waited_for(order: Order) -> None:
+    """Whoever reads the marker finds what its writer has left."""
+    shard = order.put("ckpt/1")
+    order.send(shard)
+    order.put("ckpt/2")
+    gone = order.put("ckpt/1", deleted=True)
+    marker = order.put("ckpt/_SUCCESS")
+    order.settle(order.tx.writes.waiting(0, 10)[1])
+    assert not order.is_due(marker)
+    order.settle(shard)
+    assert not order.is_due(marker)
+    order.settle(gone)
+    assert order.is_due(marker)
+
+
+def test_a_multipart_shard_counts_from_its_complete(order: Order) -> None:
+    """An upload that is open is no object that anybody was told of."""
+    opened = order.tx.uploads.begin(upload("u", key("ckpt/1")))
+    order.tx.uploads.put_part("u", part(1, "p"), Moment(NOW))
+    first = order.put("ckpt/_SUCCESS")
+    assert order.is_due(first)
+    made = replace(pending(key("ckpt/1"), parts=[part(1, "p")], multipart=True), upload_id="u")
+    completed = order.tx.uploads.complete(with_order(made, SLOT))
+    assert completed is not None
+    assert completed.id == opened.id
+    second = order.put("ckpt/latest")
+    assert (order.is_due(first), order.is_due(completed), order.is_due(second)) == (True, True, False)
+
+
+def test_a_marker_in_conflict_that_is_written_again_is_still_waited_for(order: Order) -> None:
+    """Until a person has decided; nothing waits for itself then."""
+    for decide in ("discard", "overwrite"):
+        first, second = order.put(f"{decide}/_SUCCESS"), order.put(f"{decide}/latest")
+        order.tx.writes.keep(first.id, "others")
+        again = order.put(f"{decide}/_SUCCESS")
+        assert not any(map(order.is_due, (second, again)))
+        if decide == "discard":
+            assert order.tx.writes.discard(first.id, Moment(NOW), only_conflict=True)
+        else:
+            assert order.tx.writes.overwrite(first.id, ExpectedVersion(('"theirs"',)), NOW)
+            assert [order.is_due(one) for one in (first, second, again)] == [True, False, False]
+            order.settle(first)
+        assert [order.is_due(one) for one in (second, again)] == [True, False]
+        order.settle(second)
+        assert order.is_due(again)
+
+
+def test_a_marker_that_is_deleted_is_still_waited_for(order: Order) -> None:
+    """And not sent, whatever waits for it."""
+    first, second = order.put("a/_SUCCESS"), order.put("latest")
+    gone = order.put("a/_SUCCESS", deleted=True)
+    assert order.tx.turns.living([first.id]) == set()
+    assert (order.is_due(gone), order.is_due(second)) == (True, False)
+    order.settle(gone)
+    assert order.is_due(second)
+
+
+def test_a_marker_that_is_overwritten_speaks_for_more(order: Order) -> None:
+    """What has come since the first one, it waits for as well."""
+    first_shard = order.put("a/1")
+    order.put("a/_SUCCESS")
+    second_shard = order.put("a/2")
+    marker = order.put("a/_SUCCESS")
+    assert [one.id for one in order.tx.writes.waiting(0, 10)] == [first_shard.id, second_shard.id, marker.id]
+    order.settle(first_shard)
+    assert not order.is_due(marker)
+    order.settle(second_shard)
+    assert order.is_due(marker)
+
+
+def test_a_complete_for_which_its_client_waits_is_in_a_strict_slots_order(order: Order) -> None:
+    """What was acknowledged after it was asked for waits until it is over, one way or another."""
+    order.slot = STRICT
+    opened = order.tx.uploads.begin(upload("u", key("a")))
+    order.tx.uploads.put_part("u", part(1, "p"), Moment(NOW))
+    made = replace(pending(key("a"), parts=[part(1, "p")], multipart=True), upload_id="u")
+    assert order.tx.uploads.complete_at_origin(made)
+    later = order.put("b")
+    assert not order.is_due(later)
+    order.tx.uploads.answer(opened.id, "PreconditionFailed", is_over=True)
+    assert order.is_due(later)
 
 
 def test_of_two_markers_the_second_waits_for_the_first(order: Order) -> None:

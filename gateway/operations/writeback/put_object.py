@@ -60,19 +60,19 @@ async def buffer_put(context: RequestContext) -> Response:
     headers = context.request.headers
     reason = why_of_key(context.object_key.key) or why_of_headers(headers, is_supported_header)
     refuse_unless_kept_here(context, reason)
-    if context.slot.write == "scratch":
-        return await _keep(context)
-    capabilities = capabilities_of(context)
-    if reason is not None:
-        return await _through(context, reason)
-    reason = why_of_bucket(context, capabilities, headers=headers)
-    if reason is not None:
-        learns = capabilities is None or reason is Reason.STORAGE_CLASS or _is_old(context, capabilities)
-        return await (_through_and_learn if learns else _through)(context, reason)
+    if context.slot.write != "scratch":
+        capabilities = capabilities_of(context)
+        if reason is not None:
+            return await _through(context, reason)
+        reason = why_of_bucket(context, capabilities, headers=headers)
+        if reason is not None:
+            learns = capabilities is None or reason is Reason.STORAGE_CLASS or _is_old(context, capabilities)
+            return await (_through_and_learn if learns else _through)(context, reason)
     check_stored(headers)
+    is_etag_local = not is_foretold(context, of_parts=False)
     async with room_for_body(context, context.slot.name) as bound:
         if bound is None:
-            reply = await _absorb(context, is_etag_local=not is_foretold(context, of_parts=False))
+            reply = await _absorb(context, is_etag_local=is_etag_local)
     return reply if bound is None else await _through(context, bound)
 
 
@@ -81,17 +81,12 @@ def _is_old(context: RequestContext, capabilities: BucketCapabilities) -> bool:
     return not 0 <= context.services.clock.now() - capabilities.learned_at < again_seconds
 
 
-async def _keep(context: RequestContext) -> Response:
-    """Acknowledge an object that stays here, without asking the origin."""
-    check_stored(context.request.headers)
-    async with room_for_body(context, context.slot.name):
+async def _absorb(context: RequestContext, *, is_etag_local: bool) -> Response:
+    if context.slot.write == "scratch":  # the object stays here, and the origin is not asked
         nothing = ExpectedVersion.unknown(context.services.clock)
         part = await stage_body(context, context.slot.name, 1)
         await context.buffer.acknowledge(_write(context, part, nothing, nothing.asked_at))
-    return acknowledged(part)
-
-
-async def _absorb(context: RequestContext, *, is_etag_local: bool) -> Response:
+        return acknowledged(part)
     async with aclosing(ExpectedVersionQuery(context)) as question:
         part = await stage_body(context, context.slot.name, 1)
         try:
@@ -149,9 +144,10 @@ async def _through_and_learn(context: RequestContext, reason: Reason) -> Respons
     """Write through, and learn from a bucket's first write its kind of ETags and whether we may look at its keys.
 
     If the origin does not say the latter, the next write asks again. The question is about a missing key: an origin may
-    show an object to a caller that must not learn what is missing.
+    show an object to a caller that must not learn what is missing, to whom it answers 403 there.
     """
-    async with aclosing(ExpectedVersionQuery(context, absent_key(context))) as question:
+    absent = ObjectKey(context.object_key.bucket, f"{context.slot.prefix.key_prefix}.forebay/absent")
+    async with aclosing(ExpectedVersionQuery(context, absent)) as question:
         goes_through(context, reason)
         reply, payload = await _sent(context, with_md5=True)
         try:
@@ -260,11 +256,6 @@ async def current_expected_version(
     async with aclosing(ExpectedVersionQuery(context)) as question:
         now = await question.answer(deadline)
     return expected if is_old and not now.is_told else now
-
-
-def absent_key(context: RequestContext) -> ObjectKey:
-    """Return a key without an object. The origin answers 403 there to all without the right to list the bucket."""
-    return ObjectKey(context.object_key.bucket, f"{context.slot.prefix.key_prefix}.forebay/absent")
 
 
 def is_for_want_of_rights(refusal: OriginAnswered) -> bool:

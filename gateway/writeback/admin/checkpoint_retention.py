@@ -9,7 +9,7 @@ that all are. A job that died while it saved has left fewer files, and names alo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -17,7 +17,7 @@ import structlog
 
 from gateway.core.clock import Clock, Moment
 from gateway.core.model import LOCAL_EXPIRY_SECONDS, ObjectKey
-from gateway.policy.slots import DEFAULT_SLOT, Prefix, Slot
+from gateway.policy.slots import Slot
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries, CheckpointRow, RunRow
 from gateway.writeback.admin.queries import look_repeatedly
 from gateway.writeback.checkpoints.state import CheckpointState, is_whole
@@ -33,27 +33,6 @@ _log = structlog.get_logger("forebay.writeback")
 
 FlushRule: TypeAlias = int | Literal["all", "latest"]
 """The checkpoints that are flushed whatever follows them: all, none (`latest`), or every n-th."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeepRules:
-    """A slot's rules for its checkpoints and its local objects."""
-
-    flush: FlushRule = "all"
-    keep_last: int | None = None
-    local_expiry_seconds: float = LOCAL_EXPIRY_SECONDS
-    sends: bool = False
-    """The slot flushes what it acknowledges, except what `flush` leaves out."""
-
-    prefix: Prefix = DEFAULT_SLOT.prefix
-    """The slot's prefix. A checkpoint outside it, saved while the slot had another, is not kept in the cache."""
-
-
-def keep_rules_of(slot: Slot) -> KeepRules:
-    """Return a slot's rules. Of a slot that no longer writes back only the expiry of local objects counts."""
-    if slot.write != "back":
-        return KeepRules(local_expiry_seconds=slot.scratch_expiry_seconds)
-    return KeepRules(flush_rule_of(slot.flush), slot.keep_last, slot.scratch_expiry_seconds, True, slot.prefix)
 
 
 def flush_rule_of(text: str) -> FlushRule:
@@ -115,19 +94,19 @@ class CheckpointCache(Protocol):
 
 
 class CheckpointRetention:
-    """Retention for one buffer. `rules` are by slot name, and may change."""
+    """Retention for one buffer. `slots` may change."""
 
     def __init__(
         self,
         queries: CheckpointQueries,
         journal: Journal,
-        rules: Mapping[str, KeepRules],
+        slots: Iterable[Slot],
         cache: CheckpointCache,
         clock: Clock,
     ) -> None:
         self._queries = queries
         self._journal = journal
-        self._rules = rules
+        self._slots = slots
         self._cache = cache
         self._clock = clock
         self._expired_at = float("-inf")
@@ -147,8 +126,12 @@ class CheckpointRetention:
             self._expired_at = self._clock.monotonic()
             await self._expire()
 
+    def _flush_rules(self) -> Mapping[str, FlushRule]:
+        """Return the rules of the slots that flush what they acknowledge."""
+        return {one.name: flush_rule_of(one.flush) for one in self._slots if one.write == "back"}
+
     async def _supersede(self) -> None:
-        rules = {name: one.flush for name, one in self._rules.items() if one.flush != "all"}
+        rules = {name: rule for name, rule in self._flush_rules().items() if rule != "all"}
         if not rules:
             return
         for run in await self._queries.unsent_runs(rules.keys(), self._clock.now()):
@@ -160,7 +143,7 @@ class CheckpointRetention:
     async def _send_after_all(self) -> None:
         """Flush local objects that no rule leaves out any more: a newer checkpoint was deleted, or the rule changed."""
         with_local = set(self._journal.read(_with_local))
-        rules = {name: one.flush for name, one in self._rules.items() if one.sends and name in with_local}
+        rules = {name: rule for name, rule in self._flush_rules().items() if name in with_local}
         if not rules:
             return
         now = self._clock.now()
@@ -187,7 +170,7 @@ class CheckpointRetention:
             )
 
     async def _keep(self) -> None:
-        rules = {name: one for name, one in self._rules.items() if one.keep_last is not None}
+        rules = {one.name: one for one in self._slots if one.write == "back" and one.keep_last is not None}
         if not rules and not self._has_kept:
             return
         runs: Sequence[RunRow] = await self._queries.runs(rules.keys(), self._clock.now()) if rules else ()
@@ -209,14 +192,15 @@ class CheckpointRetention:
         self._has_kept = bool(chosen)
 
     async def _expire(self) -> None:
+        lasting = {one.name: one.scratch_expiry_seconds for one in self._slots}
         for slot in self._journal.read(_with_local):
-            rules = self._rules.get(slot, KeepRules())
+            expiry_seconds = lasting.get(slot, LOCAL_EXPIRY_SECONDS)
             now = Moment.of(self._clock)
             oldest = self._journal.read(lambda tx: tx.local.oldest(slot))  # noqa: B023
-            if oldest is None or now.passed_since(oldest) < rules.local_expiry_seconds:
+            if oldest is None or now.passed_since(oldest) < expiry_seconds:
                 continue
             objects, size_bytes = await self._journal.change(
-                lambda tx: tx.local.remove(slot, now, None, rules.local_expiry_seconds)  # noqa: B023
+                lambda tx: tx.local.remove(slot, now, None, expiry_seconds)  # noqa: B023
             )
             if objects:
                 _log.info("objects that were not to be sent have expired", slot=slot, objects=objects, bytes=size_bytes)

@@ -19,8 +19,8 @@ from gateway.writeback.admin.checkpoints import CheckpointsReport
 from gateway.writeback.admin.queries import Name, Pending, from_token, may_be_name, name_of, to_token
 from gateway.writeback.flushing.flush_task import FlushDependencies
 from gateway.writeback.flushing.reconciler import Attempts, Reconciler
+from gateway.writeback.flushing.requests import first_key
 from gateway.writeback.flushing.state import Headed, Lost, WriteRefused
-from gateway.writeback.flushing.verdicts import first_key
 from gateway.writeback.journal.buckets import BucketCapabilities
 from gateway.writeback.journal.records import ExpectedVersion, Write, WriteSpec
 from gateway.writeback.journal.rows import keys_under, text

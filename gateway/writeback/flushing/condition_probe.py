@@ -27,9 +27,8 @@ from gateway.core.model import ObjectKey
 from gateway.core.steps import at_once
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, error_code_of, text_of
-from gateway.writeback.flushing.requests import Requests
+from gateway.writeback.flushing.requests import ANSWER_SIZE_BYTES_MAX, Requests, answered, refusal_of
 from gateway.writeback.flushing.state import Aborted, Event, Lost, WriteRefused
-from gateway.writeback.flushing.verdicts import ANSWER_SIZE_BYTES_MAX, answered, refusal_of
 from gateway.writeback.journal.buckets import BucketCapabilities, Conditions, Honoured
 from gateway.writeback.journal.journal import Journal
 from gateway.writeback.journal.records import CreateAttempt, Write

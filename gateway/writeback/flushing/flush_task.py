@@ -86,22 +86,6 @@ class Superseded(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class SlotOrder:
-    """A slot's rules for its writes. Manifests that match `manifests` wait for the files that they name."""
-
-    key_prefix: str = ""
-    upload_expiry_seconds: float = 86_400.0
-    manifests: tuple[str, ...] = ()
-    is_scratch: bool = False
-    """Writes to the slot stay here."""
-
-
-def order_of(slot: Slot) -> SlotOrder:
-    manifests = slot.markers if slot.manifests == "checked" else ()
-    return SlotOrder(slot.prefix.key_prefix, slot.upload_expiry_seconds, manifests, slot.write == "scratch")
-
-
-@dataclass(frozen=True, slots=True)
 class FlushDependencies:
     """The dependencies of all writes. `slots` are the known ones, by name."""
 
@@ -110,11 +94,8 @@ class FlushDependencies:
     publication: Publication
     log: FlushLogger
     clock: Clock
-    slots: dict[str, SlotOrder] = field(default_factory=dict)
+    slots: dict[str, Slot] = field(default_factory=dict)
     manifests: ManifestFiles = field(default_factory=ManifestFiles)
-
-    def slot(self, name: str) -> SlotOrder:
-        return self.slots.get(name, SlotOrder())
 
 
 class FlushTask:

@@ -21,13 +21,12 @@ from gateway.core.steps import each, in_steps
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.writeback.checkpoints.manifests import CONTENT_BYTES_MAX, NamedFiles, NotUnderstood, named_files
 from gateway.writeback.flushing.flush_logger import FlushLogger
+from gateway.writeback.flushing.requests import Requests, answered, first_key, head_of
 from gateway.writeback.flushing.state import LookedFor, Lost, WriteRefused
-from gateway.writeback.flushing.verdicts import answered, first_key, head_of
 from gateway.writeback.journal.records import Write
 from gateway.writeback.staged_file import BufferThreads
 
 if TYPE_CHECKING:
-    from gateway.writeback.flushing.requests import Requests
     from gateway.writeback.journal.journal import Journal
     from gateway.writeback.journal.transaction import JournalTransaction
 

@@ -18,7 +18,7 @@ from gateway.core.clock import Moment
 from gateway.core.errors import BufferDamaged, BufferUnavailable
 from gateway.core.model import ObjectKey
 from gateway.origin.client import IS_AWAITED
-from gateway.policy.slots import Prefix
+from gateway.policy.slots import DEFAULT_SLOT, Prefix
 from gateway.writeback.checkpoints.manifests import may_be_understood
 from gateway.writeback.flushing.condition_probe import ConditionProbes
 from gateway.writeback.flushing.flush_task import FlushDependencies, FlushTask, Superseded, taken_up
@@ -90,7 +90,7 @@ class Reconciler:
         self._notifier.notify()
 
     def scratch_slots(self) -> frozenset[str]:
-        return frozenset(name for name, one in self._dependencies.slots.items() if one.is_scratch)
+        return frozenset(name for name, one in self._dependencies.slots.items() if one.write == "scratch")
 
     def attempts(self, prefix: Prefix) -> Attempts:
         now = self._clock.monotonic()
@@ -205,14 +205,15 @@ class Reconciler:
         if found is None:
             return None
         write, turn = found
-        order = self._dependencies.slot(slot)
+        order = self._dependencies.slots.get(slot, DEFAULT_SLOT)  # a slot may be gone from the configuration
+        markers = order.markers if order.manifests == "checked" and order is not DEFAULT_SLOT else ()
         progress = Progress(
             write,
-            await self._probes.conditions(write, order.key_prefix),
+            await self._probes.conditions(write, order.prefix.key_prefix),
             Moment.of(self._clock),
             order.upload_expiry_seconds,
-            names_files=is_marker(write.key.key, order.manifests) and may_be_understood(write.key),
-            is_scratch=order.is_scratch,
+            names_files=is_marker(write.key.key, markers) and may_be_understood(write.key),
+            is_scratch=order.write == "scratch",
             is_room_wanted=write.state is State.OPEN and turn.priority is Priority.URGENT,
         )
         run = FlushTask(self._dependencies, self._probes, lane, self._rng, progress, turn, self._notifier)

@@ -15,7 +15,7 @@ from gateway.telemetry import metrics
 from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.counting import on_count
-from tests.support.gateway_app import GatewayApp, gateway_app, given
+from tests.support.gateway_app import GatewayApp, gateway_app, within
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Unreachable, on
 from tests.support.slots import Slot
 from tests.support.write_back_gateway import SLOTS, Client, with_a_client, with_client
@@ -195,7 +195,7 @@ async def test_of_uploads(client: Client) -> None:
     assert why(answer) == "source-of-the-origin"
 
 
-@given(gateway_app, slots=SLOTS, buffer_closed=True)
+@within(gateway_app, slots=SLOTS, buffer_closed=True)
 async def test_of_a_buffer_without_a_disk(gateway: GatewayApp) -> None:
     """Nothing is absorbed until the gateway can use it again."""
     for method, target in (("PUT", "put"), ("PUT", "put?unheard-of=1"), ("POST", "m?uploads")):

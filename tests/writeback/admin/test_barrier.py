@@ -8,9 +8,9 @@ import pytest
 
 from gateway.core.errors import NotToBeDecided
 from gateway.policy.slots import Prefix
-from gateway.writeback.flushing.flush_task import SlotOrder
 from gateway.writeback.journal.records import Priority
 from tests.support.memory_origin.faults import Unreachable, on
+from tests.support.slots import Slot
 from tests.support.writeback import key
 from tests.support.writeback_admin import AdminHarness
 
@@ -19,7 +19,7 @@ MANIFEST = "step-1/model.safetensors.index.json"
 
 
 async def put(harness: AdminHarness, *names: str) -> None:
-    harness.buffer.slots["slot"] = SlotOrder(manifests=("*.index.json",))
+    harness.buffer.slots["slot"] = Slot("slot", Prefix(""), markers=("*.index.json",))
     await harness.buffer.learn()
     for name in names:
         await harness.buffer.put(key(name), b"x")

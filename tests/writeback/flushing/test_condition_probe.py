@@ -13,6 +13,7 @@ import pytest
 
 from gateway.core.clock import Moment
 from gateway.core.errors import OriginUnreachable
+from gateway.core.prefixes import Prefix
 from gateway.origin.client import Origin, OriginRequest
 from gateway.s3.requests import Operation
 from gateway.writeback.flushing.condition_probe import (
@@ -23,7 +24,6 @@ from gateway.writeback.flushing.condition_probe import (
     is_probe_key,
     probe_key,
 )
-from gateway.writeback.flushing.flush_task import SlotOrder
 from gateway.writeback.journal.buckets import BucketCapabilities, Conditions, Honoured
 from gateway.writeback.journal.records import ExpectedVersion
 from gateway.writeback.journal.uploads import CARRIED_OUT_SECONDS
@@ -32,6 +32,7 @@ from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin.faults import AlterBody, Answer, Delay, Hold, Unreachable, on
 from tests.support.memory_origin.origin import MemoryOrigin
 from tests.support.memory_origin.response import MemoryResponse
+from tests.support.slots import Slot
 from tests.support.writeback import key
 
 _CONDITIONS = ("if-match", "if-none-match")
@@ -193,7 +194,7 @@ def probes(buffer: Buffer) -> int:
 
 async def test_a_bucket_is_probed_once_before_the_first_of_its_writes(buffer: Buffer) -> None:
     """However many come at once; the next process knows it. Nothing of it is left, and nothing is in doubt."""
-    buffer.slots["slot"] = SlotOrder(key_prefix="data/")
+    buffer.slots["slot"] = Slot("slot", Prefix("bucket", "data/"))
     await know(buffer)
     for number in range(20):
         await buffer.put(key(f"data/{number}"), b"x")

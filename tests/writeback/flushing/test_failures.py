@@ -13,7 +13,7 @@ from gateway.origin.s3 import OwnKeyOrigin
 from gateway.s3.requests import Operation
 from gateway.telemetry import metrics
 from gateway.telemetry.metrics import FailureKind
-from gateway.writeback.flushing.verdicts import kind_of_error
+from gateway.writeback.flushing.requests import kind_of_error
 from tests.support.flushing import Buffer
 from tests.support.memory_origin.faults import Answer, Unreachable, on
 from tests.support.writeback import key

@@ -13,13 +13,13 @@ import pytest
 
 from gateway.core.clock import Moment
 from gateway.core.model import ObjectKey
+from gateway.core.prefixes import Prefix
 from gateway.origin.client import Direction, OriginRequest
 from gateway.origin.traffic_meter import AnswerKind, MeteredOrigin, OriginMeter
 from gateway.s3.headers import multipart_etag
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
 from gateway.telemetry import metrics
-from gateway.writeback.flushing.flush_task import SlotOrder
 from gateway.writeback.flushing.lanes import PARTS_PER_LANE, PLACES
 from gateway.writeback.flushing.state import ANSWER_GIVEN_UP_SECONDS, PARTS_AT_ONCE, RESTARTS_MAX
 from gateway.writeback.journal.buckets import LastOwnWrite
@@ -39,6 +39,7 @@ from tests.support.journal_steps import steps_of_reads
 from tests.support.memory_origin.faults import Answer, Call, Hold, Unreachable, on
 from tests.support.memory_origin.store import StoredPart
 from tests.support.rest_is_slow import rest_is_slow
+from tests.support.slots import Slot
 from tests.support.writeback import key, staged
 
 AT = key("model")
@@ -363,7 +364,7 @@ async def test_a_part_that_is_sent_anew_is_no_damage(buffer: Buffer) -> None:
 async def test_an_upload_that_nobody_touches_expires(buffer: Buffer) -> None:
     """So long after its last part as its slot says: its parts go here, its upload at the origin, and it is told."""
     expiry_seconds = 6 * UPLOAD_LOOK_SECONDS
-    buffer.slots["slot"] = SlotOrder(upload_expiry_seconds=expiry_seconds)
+    buffer.slots["slot"] = Slot("slot", Prefix(""), upload_expiry_seconds=expiry_seconds)
     upload = await OpenUpload.begin(buffer)
     await upload.store(1, b"x")
     buffer.start()

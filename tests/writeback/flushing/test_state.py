@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.core.clock import Moment
 from gateway.core.errors import CredentialsUnavailable, OriginBodyError, OriginUnreachable
+from gateway.writeback.flushing.requests import kind_of_error, refusal_of
 from gateway.writeback.flushing.state import (
     CLOCKS_APART_SECONDS,
     DIFFERENT,
@@ -52,7 +53,6 @@ from gateway.writeback.flushing.state import (
     WriteRefused,
     kind_of,
 )
-from gateway.writeback.flushing.verdicts import kind_of_error, refusal_of
 from gateway.writeback.journal.buckets import DATED_EARLIER_SECONDS_MAX, Conditions, Honoured
 from gateway.writeback.journal.records import UPLOAD_LOOK_SECONDS, CreateAttempt, ExpectedVersion, State, Write
 from tests.support.loop_steps import longest_step

@@ -1,16 +1,16 @@
-"""What changes of the journal promise besides what test_transaction_histories.py says of any history."""
+"""What each change of the journal promises; whatever histories they make, the simulation judges."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
 from gateway.core.clock import Moment
-from gateway.core.errors import BufferDamaged
+from gateway.core.errors import BufferDamaged, InConflict, PartInUse
 from gateway.core.model import ObjectKey
 from gateway.writeback.journal import buckets, transaction
 from gateway.writeback.journal.buckets import (
@@ -21,6 +21,7 @@ from gateway.writeback.journal.buckets import (
     Honoured,
     LastOwnWrite,
 )
+from gateway.writeback.journal.files import Usage
 from gateway.writeback.journal.records import (
     CreateAttempt,
     ExpectedVersion,
@@ -36,7 +37,7 @@ from gateway.writeback.journal.turns import RETRY_SECONDS_MAX, UPLOAD_SECONDS_MA
 from gateway.writeback.journal.uploads import ASKED_SECONDS_MAX, CARRIED_OUT_SECONDS
 from gateway.writeback.journal.writes import ENDED_KEPT_SECONDS
 from gateway.writeback.pending_key_filter import HASH_SLOTS, hash_slot_of
-from tests.support.writeback import PlainPresence, key, part, pending, upload
+from tests.support.writeback import PlainPresence, key, part, pending, spec, staged, upload
 
 KEYS = [key(name) for name in ("a", "a/b", "é", "z")]
 NOW = 1000.0
@@ -78,6 +79,16 @@ def opened_with(tx: JournalTransaction, at: ObjectKey, *numbers: int, upload_id:
 # Uploads and their parts
 
 
+def test_a_part_replaces_the_one_of_its_number(tx: JournalTransaction) -> None:
+    """The client sees the later part, and the earlier one's file is given back."""
+    opened = tx.uploads.begin(upload("u", KEYS[0]))
+    first, second = part(1, "first"), part(1, "second")
+    assert tx.uploads.put_part("u", first, Moment(NOW))
+    assert tx.uploads.put_part("u", second, Moment(NOW))
+    assert list(tx.parts.of(opened.id)) == [second]
+    assert tx.files.freed == [first.file.name]
+
+
 def test_a_part_of_no_upload_is_refused(tx: JournalTransaction) -> None:
     """NoSuchUpload, for uploads that never were and for those that are over; nothing is kept of it."""
     assert not tx.uploads.put_part("u", part(1, "p"), Moment(NOW))
@@ -113,6 +124,19 @@ def test_what_the_origin_is_completing_is_not_aborted(tx: JournalTransaction) ->
     tx.uploads.answer(opened.id, "ServiceUnavailable", is_over=False)
     assert tx.uploads.abort("u", Moment(NOW))
     assert tx.uploads.upload("u") is None
+
+
+def test_no_part_of_which_an_upload_is_being_completed_is_replaced(tx: JournalTransaction) -> None:
+    """Others may come; and this one again, when it is known that the origin has not done it."""
+    opened = opened_with(tx, KEYS[0], 1, 2, 4)
+    assert tx.uploads.complete_at_origin(replace(made_of(opened, 1, 4), asked_as="a"))
+    for number in (1, 4):
+        with pytest.raises(PartInUse):
+            tx.uploads.put_part("u", part(number, "later"), Moment(NOW))
+    for number in (2, 3):
+        assert tx.uploads.put_part("u", part(number, f"p{number}"), Moment(NOW))
+    tx.uploads.answer(opened.id, "PreconditionFailed", is_over=True)
+    assert tx.uploads.put_part("u", part(1, "later"), Moment(NOW))
 
 
 def test_complete_keeps_the_chosen_parts_and_gives_the_others_back(tx: JournalTransaction) -> None:
@@ -184,11 +208,69 @@ def test_uploads_are_listed_in_order(tx: JournalTransaction) -> None:
 # What is pending, and what follows it
 
 
+def test_an_overwritten_object_is_given_up_with_its_upload_at_the_origin(tx: JournalTransaction) -> None:
+    """Of a hundred overwrites the last is pending; what the origin holds of the others is to be aborted there."""
+    for number in range(100):
+        object_ = pending(KEYS[0], f"v{number}", origin_upload_id=f"o{number}")
+        tx.writes.acknowledge(replace(object_, expected=ExpectedVersion((f'"{number}"',))))
+    latest = of(tx.writes.latest(KEYS[0]))
+    assert latest.etag == staged("v99").etag
+    assert latest.expected == ExpectedVersion(('"0"',))
+    assert len(tx.writes.waiting(0, 1000)) == 1
+    assert len(tx.files.freed) == 99
+    assert {one.origin_upload_id for one in tx.uploads.aborting()} == {f"o{number}" for number in range(99)}
+
+
+def test_uploads_that_are_to_go_are_known_until_the_origin_has_none_such(tx: JournalTransaction) -> None:
+    """They are nobody else's, who lists the origin's uploads of the key."""
+    assert not tx.uploads.are_any_aborting()
+    tx.writes.acknowledge(pending(KEYS[0], "a", origin_upload_id="o"))
+    tx.writes.acknowledge(pending(KEYS[0], "b"))
+    assert tx.uploads.origin_upload_ids(KEYS[0]) == {"o", None}
+    [doomed] = tx.uploads.aborting()
+    assert tx.uploads.are_any_aborting()
+    tx.uploads.forget(doomed.id)
+    assert tx.uploads.origin_upload_ids(KEYS[0]) == {None}
+    assert not tx.uploads.are_any_aborting()
+
+
 def test_only_what_is_to_go_is_forgotten(tx: JournalTransaction) -> None:
     """An acknowledged write is no upload of the origin's."""
     stored = tx.writes.acknowledge(pending(KEYS[0], "a"))
     tx.uploads.forget(stored.id)
     assert tx.writes.latest(KEYS[0]) is not None
+
+
+def test_the_newest_is_what_was_acknowledged_last(tx: JournalTransaction) -> None:
+    """Of what is still pending; nothing has the sequence 0."""
+    assert tx.writes.newest() == 0
+    first, second = (
+        tx.writes.acknowledge(pending(key("b"), "b")),
+        tx.writes.acknowledge(pending(key("a"), deleted=True)),
+    )
+    assert tx.writes.newest() == second.sequence > first.sequence
+    tx.writes.discard(second.id, Moment(NOW), only_conflict=False)
+    assert tx.writes.newest() == first.sequence
+
+
+def test_what_may_have_reached_the_origin_is_settled_before_what_follows(tx: JournalTransaction) -> None:
+    """An object that is being sent is not given up when it is overwritten, and its successor expects its version."""
+    sent = tx.writes.acknowledge(pending(KEYS[0], "one"))
+    assert tx.writes.change(replace(sent, state=State.PUBLISHING), State.COMMITTED)
+    following = tx.writes.acknowledge(pending(KEYS[0], "two"))
+    assert [one.sequence for one in tx.writes.waiting(0, 10)] == [sent.sequence, following.sequence]
+    assert turn(tx, following) == Turn(None, after_sequence=sent.sequence)
+    tx.writes.settle(sent.id, '"one"', Moment(NOW))
+    assert of(tx.writes.earliest(KEYS[0])) == replace(following, expected=ExpectedVersion(('"one"',)), parts=())
+    assert turn(tx, following).due_at == NOW
+
+
+def test_what_is_not_as_it_was_taken_for_is_not_changed(tx: JournalTransaction) -> None:
+    """Somebody else was there before."""
+    sent = tx.writes.acknowledge(pending(KEYS[0], "one"))
+    assert not tx.writes.change(replace(sent, state=State.COMMITTED), State.PUBLISHING)
+    tx.writes.settle(sent.id, None, Moment(NOW))
+    assert not tx.writes.change(replace(sent, state=State.PUBLISHING), State.COMMITTED)
 
 
 @pytest.mark.parametrize(("asked_at", "expected"), [(40.0, '"own"'), (60.0, '"other"')])
@@ -222,6 +304,45 @@ def test_where_the_origin_could_not_be_asked_what_this_gateway_has_put_there_is_
     )
 
 
+def test_what_follows_a_complete_at_the_origin_expects_its_version(tx: JournalTransaction) -> None:
+    """Acknowledged while its client was waiting, it would take it for somebody else's."""
+    opened = opened_with(tx, KEYS[0], 1)
+    assert tx.uploads.complete_at_origin(made_of(opened, 1))
+    following = tx.writes.acknowledge(pending(KEYS[0], "two"))
+    assert turn(tx, following).after_sequence == of(tx.writes.whole(opened.id)).sequence
+    tx.uploads.completed(opened.id, '"made there"', Moment(NOW))
+    assert of(tx.writes.latest(KEYS[0])).expected == ExpectedVersion(('"made there"',))
+    assert turn(tx, following).due_at == NOW
+    assert tx.buckets.last_own_write(KEYS[0]) == LastOwnWrite(NOW, '"made there"')
+    assert of(tx.writes.latest(KEYS[0])) == replace(following, expected=ExpectedVersion(('"made there"',)), parts=())
+
+
+def test_what_is_behind_a_complete_that_comes_to_nothing_expects_what_was_before_it(tx: JournalTransaction) -> None:
+    """The one before has settled since, and the Complete's condition has not held."""
+    sent = tx.writes.acknowledge(pending(KEYS[0], "one"))
+    tx.writes.change(replace(sent, state=State.PUBLISHING), State.COMMITTED)
+    opened = opened_with(tx, KEYS[0], 1)
+    assert tx.uploads.complete_at_origin(made_of(opened, 1))
+    following = tx.writes.acknowledge(pending(KEYS[0], "two"))
+    tx.writes.settle(sent.id, '"one"', Moment(NOW))
+    tx.uploads.answer(opened.id, "PreconditionFailed", is_over=True)
+    assert of(tx.writes.earliest(KEYS[0])).id == following.id
+    assert of(tx.writes.latest(KEYS[0])).expected == ExpectedVersion(('"one"',))
+    assert turn(tx, following).due_at is not None
+
+
+def test_an_upload_that_is_completed_here_after_all_keeps_nobody_waiting(tx: JournalTransaction) -> None:
+    """It was to be completed at the origin, and has another place in the order now."""
+    opened = opened_with(tx, KEYS[0], 1)
+    made = made_of(opened, 1)
+    assert tx.uploads.complete_at_origin(made)
+    in_order = tx.writes.acknowledge(replace(pending(KEYS[1], "x"), in_order=True))
+    assert turn(tx, in_order).due_at is None
+    completed = of(tx.uploads.complete(made))
+    assert (completed.state, completed.sequence > in_order.sequence) == (State.PUBLISHING, True)
+    assert turn(tx, in_order).due_at is not None
+
+
 def test_an_upload_whose_complete_came_to_nothing_is_open_still(tx: JournalTransaction) -> None:
     """With its parts, for whoever goes on with it; while nobody knows, it is looked for."""
     opened = opened_with(tx, KEYS[0], 1, 2)
@@ -237,6 +358,19 @@ def test_an_upload_whose_complete_came_to_nothing_is_open_still(tx: JournalTrans
     assert [one.number for one in tx.parts.of(opened.id)] == [1, 2]
     assert turn(tx, opened).priority is Priority.UPLOAD
     assert tx.counts() == (0, 1)
+
+
+def test_nothing_waits_for_ever_for_a_complete_of_which_nobody_knows(tx: JournalTransaction) -> None:
+    """When it has left the order, what was behind it begins; and should it be found after all, that is no surprise."""
+    opened = opened_with(tx, KEYS[0], 1)
+    tx.uploads.complete_at_origin(made_of(opened, 1))
+    following = tx.writes.acknowledge(replace(pending(KEYS[0], "two"), expected=ExpectedVersion(('"old"',))))
+    tx.uploads.leave_order(opened.id, NOW)
+    assert turn(tx, following).due_at == NOW
+    assert of(tx.writes.whole(opened.id)).is_completed_at_origin
+    tx.uploads.completed(opened.id, '"made there"', Moment(NOW))
+    assert of(tx.writes.latest(KEYS[0])).expected == ExpectedVersion(('"old"', '"made there"'))
+    assert tx.uploads.upload("u") is None
 
 
 def test_a_later_forwarded_change_is_not_taken_for_the_complete_before_it(tx: JournalTransaction) -> None:
@@ -259,6 +393,19 @@ def test_what_was_done_before_the_clock_went_back_was_done_before(tx: JournalTra
     assert own.etag == '"e"'
 
 
+def test_a_copy_keeps_the_files_that_it_shares(tx: JournalTransaction) -> None:
+    """Files go with the last object that is made of them."""
+    one = part(1, "shared")
+    first = tx.writes.acknowledge(pending(KEYS[0], parts=(one,)))
+    second = tx.writes.acknowledge(pending(KEYS[1], parts=(one,)))
+    tx.writes.settle(first.id, None, Moment(50.0))
+    assert tx.files.freed == []
+    assert tx.files.knows(one.file.name)
+    tx.writes.discard(second.id, Moment(NOW), only_conflict=False)
+    assert tx.files.freed == [one.file.name]
+    assert not tx.files.knows(one.file.name)
+
+
 def test_sequences_are_never_given_twice(tx: JournalTransaction) -> None:
     """Also when the last one is gone: what a sequence means is for ever, and so is an id."""
     first = tx.writes.acknowledge(pending(KEYS[0]))
@@ -266,6 +413,47 @@ def test_sequences_are_never_given_twice(tx: JournalTransaction) -> None:
     second = tx.writes.acknowledge(pending(KEYS[0]))
     assert second.sequence > first.sequence
     assert second.id > first.id
+
+
+# Deletions
+
+
+def test_a_deletion_of_what_the_origin_never_had_keeps_nobody_waiting(tx: JournalTransaction) -> None:
+    """What was pending goes, with its bytes; what others may have written there meanwhile is looked at later."""
+    stored = tx.writes.acknowledge(pending(KEYS[0], "x"))  # nothing was there before
+    assert tx.writes.write_tombstone(pending(KEYS[0], deleted=True)) is None
+    assert (tx.turns.living([stored.id]), tx.files.freed) == (set(), ["x"])
+    buried = of(tx.writes.latest(KEYS[0]))
+    assert (buried.deleted, buried.expected.is_nothing, turn(tx, buried).priority) == (True, True, Priority.URGENT)
+
+
+def test_a_deletion_behind_what_has_just_been_flushed_is_carried_out(tx: JournalTransaction) -> None:
+    """It was pending when somebody looked: the origin has it now."""
+    stored = tx.writes.acknowledge(pending(KEYS[0], "x"))
+    tx.writes.settle(stored.id, stored.etag, Moment(NOW))
+    assert of(tx.writes.write_tombstone(pending(KEYS[0], deleted=True))).expected == ExpectedVersion((stored.etag,))
+
+
+def test_a_deletion_of_what_the_origin_may_have_is_carried_out_there(tx: JournalTransaction) -> None:
+    """Of something that was there before, or that is just on its way there; before all that nobody waits for."""
+    tx.writes.acknowledge(replace(pending(KEYS[0], "x"), expected=ExpectedVersion(('"old"',))))
+    buried = of(tx.writes.write_tombstone(pending(KEYS[0], deleted=True)))
+    assert (buried.expected, turn(tx, buried).priority) == (ExpectedVersion(('"old"',)), Priority.URGENT)
+    sent = tx.writes.acknowledge(pending(KEYS[1], "y"))
+    tx.writes.change(replace(sent, state=State.PUBLISHING), State.COMMITTED)
+    tx.writes.acknowledge(pending(KEYS[1], "z"))
+    buried = of(tx.writes.write_tombstone(pending(KEYS[1], deleted=True)))
+    assert turn(tx, buried).after_sequence == sent.sequence
+    assert of(tx.writes.latest(KEYS[1])).deleted
+
+
+def test_a_deletion_decides_no_conflict(tx: JournalTransaction) -> None:
+    """What is in conflict stays, for a person."""
+    stored = tx.writes.acknowledge(pending(KEYS[0], "x"))
+    tx.writes.keep(stored.id, "others")
+    with pytest.raises(InConflict):
+        tx.writes.write_tombstone(pending(KEYS[0], deleted=True))
+    assert of(tx.writes.latest(KEYS[0])).state is State.CONFLICT
 
 
 # Conflicts and damage
@@ -283,6 +471,16 @@ def test_only_what_was_acknowledged_comes_into_conflict(tx: JournalTransaction) 
     assert tx.writes.overwrite(stored.id, ExpectedVersion(('"theirs"',)), NOW)
     assert turn(tx, stored) == Turn(NOW, priority=Priority.URGENT)
     assert of(tx.writes.latest(KEYS[1])).expected == ExpectedVersion(('"theirs"',))
+
+
+def test_what_may_have_arrived_is_expected_when_it_was_given_up(tx: JournalTransaction) -> None:
+    """What follows it finds it, or what was there before it; and what comes later cannot know."""
+    sent = tx.writes.acknowledge(replace(pending(KEYS[0], "one"), expected=ExpectedVersion(('"old"',))))
+    tx.writes.change(replace(sent, state=State.PUBLISHING), State.COMMITTED)
+    tx.writes.acknowledge(pending(KEYS[0], "two"))
+    assert tx.writes.discard(sent.id, Moment(NOW), only_conflict=False)
+    assert of(tx.writes.latest(KEYS[0])).expected == ExpectedVersion(('"old"', sent.etag))
+    assert tx.buckets.last_own_write(KEYS[0]) == LastOwnWrite(NOW, known=False)
 
 
 def test_a_write_begun_anew_is_sent_anew(tx: JournalTransaction) -> None:
@@ -633,3 +831,30 @@ def test_what_is_done_to_an_origin_and_is_damaged_is_forgotten_in_time(tx: Journ
 def test_places_fit_the_file() -> None:
     """Whatever a key is called."""
     assert all(0 <= hash_slot_of(key(name)) < HASH_SLOTS for name in ("", "\ud800", "x" * 1024))
+
+
+def test_the_counters_say_what_counting_says(tx: JournalTransaction) -> None:
+    """After acknowledgements, copies, deletions, uploads, conflicts, local objects, and the ends of them all."""
+    shared = part(1, "shared")
+    first = tx.writes.acknowledge(pending(KEYS[0], parts=(shared,)))
+    copy = tx.writes.acknowledge(replace(pending(KEYS[1], parts=(shared,)), spec=replace(spec(KEYS[1]), slot="other")))
+    tx.writes.acknowledge(pending(KEYS[0], "over"))
+    local = tx.writes.acknowledge(replace(pending(KEYS[2], "local"), state=State.LOCAL))
+    opened_with(tx, KEYS[3], 1, 2)
+    completed = of(tx.uploads.complete(made_of(opened_with(tx, KEYS[3], 3, 4, upload_id="v"), 3)))
+    tombstone = tx.writes.acknowledge(pending(key("gone"), deleted=True))
+    ends: list[Callable[[], object]] = [
+        lambda: tx.writes.settle(first.id, '"e"', Moment(NOW)),
+        lambda: tx.writes.keep(copy.id, "others"),
+        lambda: tx.writes.discard(copy.id, Moment(NOW), only_conflict=True),
+        lambda: tx.local.send_after_all(local.id, NOW),
+        lambda: tx.uploads.abort("u", Moment(NOW)),
+        lambda: tx.writes.settle(completed.id, '"e-1"', Moment(NOW)),
+        lambda: tx.writes.settle(tombstone.id, None, Moment(NOW)),
+    ]
+    for end in (lambda: None, *ends):
+        end()
+        found = {slot: usage for slot, usage in tx.files.usages().items() if usage != Usage()}
+        assert found == {slot: usage for slot, usage in tx.files.counted().items() if usage != Usage()}
+    tx.files.recount()
+    assert tx.files.usage("slot") == Usage(9, 2)
