@@ -40,7 +40,7 @@ from gateway.metadata.listing.pages import Listed
 from gateway.metadata.listing.ranges import bound_of
 from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
-from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread, HeldRecord
+from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread
 from gateway.origin.client import KeyPair, Origin, OriginRequest, Purpose
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
@@ -133,20 +133,6 @@ class HeldVersion(NamedTuple):
 
     head: ObjectHead
     hold: Hold
-
-
-class _UntilThen:
-    """A record that may be believed until a time of the monotonic clock."""
-
-    __slots__ = ("_clock", "_record", "_until")
-
-    def __init__(self, record: HeldRecord, clock: Clock, until: float) -> None:
-        self._record = record
-        self._clock = clock
-        self._until = until
-
-    def holds(self) -> bool:
-        return self._clock.monotonic() < self._until and self._record.holds()
 
 
 class CatalogHit(NamedTuple):
@@ -395,11 +381,10 @@ class Catalog:
         head = held[0].head
         if self._freshness(entry, slot) is not Freshness.FRESH or (with_checksums and not entry.with_checksums):
             return None
-        hold: Hold = record
         if slot.consistency != "immutable":
-            hold = _UntilThen(record, self._clock, entry.observed_at.seconds + slot.metadata_ttl_seconds)
+            record.limit(self._clock, entry.observed_at.seconds + slot.metadata_ttl_seconds)
         stripped = entry.with_checksums and not with_checksums
-        return HeldVersion(without_checksums(head) if stripped else head, hold)
+        return HeldVersion(without_checksums(head) if stripped else head, record)
 
     def has_learned(self, version: ObjectVersion) -> bool:
         """Return True if this version is the last one learned of its key, at any age, and not written since."""
@@ -516,7 +501,7 @@ class Catalog:
         return self._store.lookup(key) if self._store is not None else None
 
     def _entry(self, key: ObjectKey, *, with_checksums: bool) -> CatalogEntry | None:
-        entry = self._store.lookup(key) if self._store is not None else None
+        entry = self._lookup(key)
         if entry is not None and entry.head is not None and with_checksums and not entry.with_checksums:
             return None
         return entry

@@ -23,9 +23,10 @@ import fcntl
 import os
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import lmdb
@@ -58,42 +59,31 @@ _NOT_AN_INDEX = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchErr
 
 
 @dataclass(frozen=True, slots=True)
-class _CatalogFiles:
+class OpenCatalog:
+    """The catalog's directory, open. `boot` is the number by which entries know the boot that they are of."""
+
     epochs: InvalidationEpochs
     store: CatalogStore
     dirty: DirtyKeys
     listing: ListingStore
-
-    def close(self, *, sync: bool = False) -> None:
-        self.listing.close(sync=sync)
-        self.dirty.close(sync=sync)
-        self.store.close(sync=sync)
-        if sync:
-            self.epochs.sync()
-        self.epochs.close()
-
-
-class OpenCatalog:
-    """The catalog's directory, open. `boot` is the number by which entries know the boot that they are of."""
-
-    def __init__(self, path: Path, files: _CatalogFiles, users: int, boot: int) -> None:
-        self.store = files.store
-        self.epochs = files.epochs
-        self.dirty = files.dirty
-        self.listing = files.listing
-        self.boot = boot
-        self._files = files
-        self._path = path
-        self._users = users
+    boot: int
+    path: Path
+    users: int
+    """The descriptor of users.lock."""
 
     def close(self) -> None:
         """Close. The last process to close makes everything durable and says so. Blocks."""
-        with _opening(self._path, CLOSING_SECONDS_MAX):
-            alone = try_lock(self._users)
-            self._files.close(sync=alone)
+        with _opening(self.path, CLOSING_SECONDS_MAX):
+            alone = try_lock(self.users)
+            self.listing.close(sync=alone)
+            self.dirty.close(sync=alone)
+            self.store.close(sync=alone)
             if alone:
-                write_durably(self._path / "CLEAN", b"")
-            os.close(self._users)
+                self.epochs.sync()
+            self.epochs.close()
+            if alone:
+                write_durably(self.path / "CLEAN", b"")
+            os.close(self.users)
 
 
 def open_directory(path: Path, homes: Homes, *, process: int = 0, size_bytes_max: int = SIZE_BYTES_MAX) -> OpenCatalog:
@@ -132,66 +122,58 @@ def _open(path: Path, homes: Homes, process: int, size_bytes_max: int) -> OpenCa
                 "stop them first"
             )
         remove_durably(path / "CLEAN")  # after a reboot it would make the unsynced catalog trusted
-        files = _open_with_room(path, users, process, size_bytes_max)
+        opened = _open_with_room(path, users, partial(_open_files, path, users, boot, process, size_bytes_max))
         for bucket in moved:  # ORIGIN says so only then: who is killed does it again
-            files.epochs.change_bucket(bucket)
-            files.listing.forget(bucket, b"", END)
+            opened.epochs.change_bucket(bucket)
+            opened.listing.forget(bucket, b"", END)
         _keep(path / "ORIGIN", homes.to_text().encode())
         _keep(path / "BOOT", boot)
         fcntl.flock(users, fcntl.LOCK_SH)
-        return OpenCatalog(path, files, users, zlib.crc32(boot))
+        return opened
     except BaseException:
         os.close(users)
         raise
 
 
-def _open_with_room(path: Path, users: int, process: int, size_bytes_max: int) -> _CatalogFiles:
+def _open_with_room(path: Path, users: int, open_files: Callable[[], OpenCatalog]) -> OpenCatalog:
     """Open the catalog; if the disk is too full and no other process has it open, drop it to make room."""
     try:
-        return _open_recovered(path, users, process, size_bytes_max)
+        return _open_or_create(path, users, open_files)
     except (OSError, lmdb.Error) as error:
         if not (is_no_room(error) and try_lock(users)):
             raise
     _drop(path, users)
-    return _open_recovered(path, users, process, size_bytes_max)
+    return _open_or_create(path, users, open_files)
 
 
-def _open_recovered(path: Path, users: int, process: int, size_bytes_max: int) -> _CatalogFiles:
-    files = _open_files(path, users, process, size_bytes_max)
-    try:
-        if try_lock(users):
-            files.dirty.recover()
-    except BaseException:
-        files.close()
-        raise
-    return files
-
-
-def _open_files(path: Path, users: int, process: int, size_bytes_max: int) -> _CatalogFiles:
+def _open_or_create(path: Path, users: int, open_files: Callable[[], OpenCatalog]) -> OpenCatalog:
     """Made anew where they are missing, or are not what they should be."""
     try:
         for name in ENVIRONMENTS:
             os.stat(path / name / "data.mdb")  # LMDB would make one that is gone anew, and the others be believed
-        return _try_open_files(path, process, size_bytes_max)
+        return open_files()
     except (*_NOT_AN_INDEX, FileNotFoundError):
         _drop(path, users)
     for name in ENVIRONMENTS:
         (path / name).mkdir(mode=0o700)
     entries.create(path / "epochs")
-    return _try_open_files(path, process, size_bytes_max)
+    return open_files()
 
 
-def _try_open_files(path: Path, process: int, size_bytes_max: int) -> _CatalogFiles:
+def _open_files(path: Path, users: int, boot: bytes, process: int, size_bytes_max: int) -> OpenCatalog:
     with ExitStack() as stack:
-        shared = InvalidationEpochs(path / "epochs", process)
-        stack.callback(shared.close)
-        store = CatalogStore(path / "index", shared, size_bytes_max=size_bytes_max)
+        epochs = InvalidationEpochs(path / "epochs", process)
+        stack.callback(epochs.close)
+        store = CatalogStore(path / "index", epochs, size_bytes_max=size_bytes_max)
         stack.callback(store.close)
         dirty = DirtyKeys(path / "dirty")
         stack.callback(dirty.close)
-        listing = ListingStore(path / "listing", shared, dirty, told=store.listed)
+        listing = ListingStore(path / "listing", epochs, dirty, told=store.listed)
+        stack.callback(listing.close)
+        if try_lock(users):
+            dirty.recover()
         stack.pop_all()
-        return _CatalogFiles(shared, store, dirty, listing)
+        return OpenCatalog(epochs, store, dirty, listing, zlib.crc32(boot), path, users)
 
 
 def _refuse_other_formats(path: Path) -> None:

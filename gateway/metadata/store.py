@@ -31,6 +31,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import lmdb
 
+from gateway.core.clock import Clock
 from gateway.core.model import ObjectKey, ObjectVersion, immutable
 from gateway.disk.lmdb_environment import OLD_ENGINE, LastCommit, Table, open_environment
 from gateway.metadata.entries import (
@@ -159,7 +160,7 @@ class CatalogUpdate:
 class HeldRecord:
     """A record that was looked up, as many as are kept: so all of it in one object."""
 
-    __slots__ = ("_extra", "_key", "_record", "_seen", "_store", "_watch")
+    __slots__ = ("_clock", "_extra", "_key", "_record", "_seen", "_store", "_until", "_watch")
 
     def __init__(self, store: CatalogStore, key: bytes, record: bytes, extra: bytes, watch: Watch, seen: int) -> None:
         self._store = store
@@ -168,9 +169,17 @@ class HeldRecord:
         self._extra = extra
         self._watch = watch
         self._seen = seen
+        self._clock: Clock | None = None
+        self._until = 0.0
+
+    def limit(self, clock: Clock, until: float) -> None:
+        """Believe it until a time of the monotonic clock, and no longer for good."""
+        self._clock, self._until = clock, until
 
     def holds(self) -> bool:
         store = self._store
+        if self._clock is not None and self._clock.monotonic() >= self._until:
+            return False
         if not store.epochs.is_as_watched(self._watch):
             return False
         number = store.last_commit.number()

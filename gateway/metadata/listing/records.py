@@ -61,11 +61,7 @@ def unpack(key: bytes, record: bytes, templates: Sequence[EntryTemplate]) -> Lis
 
 def version_of(record: bytes) -> tuple[str, str, int]:
     """Date, ETag and size."""
-    seconds, milliseconds, _, size, digest = FIXED.unpack_from(record)
-    if len(record) > FIXED.size:
-        return *odd_date_and_etag(record), size & SIZE_MASK
-    parts = f"-{size >> PARTS_SHIFT}" if size > SIZE_MASK else ""
-    return f"{date_text(seconds)}.{milliseconds:03}Z", f'"{digest.hex()}{parts}"', size & SIZE_MASK
+    return modified_of(record), *etag_and_size(record)
 
 
 def etag_and_size(record: bytes) -> tuple[str, int]:
