@@ -7,13 +7,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 import orjson
 import structlog
@@ -27,6 +29,8 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
+
+T = TypeVar("T")
 
 FORMAT_VERSION = 1
 ERRORS_KEPT = 10
@@ -180,6 +184,25 @@ def _store_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreUnavailable(f"{what}: {error}") from error
+
+
+async def steadily(
+    work: Callable[[], T], *, stop: Callable[[], None] | None = None, unwanted: Callable[[T], None] | None = None
+) -> T:
+    """Run `work` in a thread and return its result. A cancelled caller waits for its end, as `work` uses open files.
+
+    Then `stop` is called at once, and `unwanted` with the result that nobody will have.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        if stop is not None:
+            stop()
+        await asyncio.wait({running})
+        if not running.cancelled() and running.exception() is None and unwanted is not None:
+            unwanted(running.result())
+        raise
 
 
 @dataclass(frozen=True, slots=True)

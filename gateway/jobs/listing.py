@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from gateway.core.clock import Clock
@@ -72,23 +73,28 @@ async def fetch_page(
 
 
 async def list_pages(
-    dependencies: JobDependencies, prefix: Prefix, *, start_after: str = ""
+    dependencies: JobDependencies, prefix: Prefix, *, start_after: str = "", with_owner: bool = False
 ) -> AsyncGenerator[list[ListedEntry], None]:
     """All objects under `prefix` in order, behind the key `start_after`; the listing index learns every page.
 
-    Raises as `fetch_page`, and OriginBodyError for an answer that is no list, and for pages
-    without an end.
+    Raises as `fetch_page`, and OriginBodyError for an answer that is no list, and for pages without an end.
     """
     listing, slots = dependencies.catalog.listing, dependencies.slots
     bound = bound_of(slots.under(prefix.bucket, prefix.key_prefix))
-    slot = slots.find(prefix.bucket, prefix.key_prefix).name
+    page_of = partial(
+        fetch_page,
+        dependencies.origin,
+        prefix,
+        slot=slots.find(prefix.bucket, prefix.key_prefix).name,
+        purpose=Purpose.WARM,
+        start_after=start_after,
+        with_owner=with_owner,
+    )
     wanted, token, chain = ListRequest(prefix.key_prefix.encode(), after=start_after.encode()), None, PageChain()
     while True:
-        asked, after = listing.asked(prefix.bucket), wanted.after.decode()
-        document = await fetch_page(
-            dependencies.origin, prefix, slot=slot, purpose=Purpose.WARM, start_after=after, token=token
-        )
-        page = parse_listed_page(document, with_owner=False)
+        asked = listing.asked(prefix.bucket)
+        document = await with_retries(dependencies.clock, partial(page_of, token=token))
+        page = parse_listed_page(document, with_owner=with_owner)
         dependencies.catalog.listed(prefix.bucket, page.entries)
         if bound is not None:
             listing.learn(prefix.bucket, wanted, found_of(page), asked, merge_seconds=bound.merge_seconds)

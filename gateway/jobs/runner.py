@@ -6,13 +6,14 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ParamSpec
 
 import structlog
 
 from gateway.core.errors import ForebayError, SnapshotConflict, StoreUnavailable
 from gateway.core.progress_rate import ProgressRate
-from gateway.jobs.job import Job, JobDependencies, JobKind, JobState, JobStore
+from gateway.jobs.job import Job, JobDependencies, JobKind, JobState, JobStore, steadily
 from gateway.jobs.object_job import ObjectJob, failure_text
 from gateway.jobs.snapshot_job import SnapshotJob, check_free
 from gateway.jobs.worklist import ManifestLines, Worklist
@@ -299,12 +300,8 @@ async def _tried(message: str | None, work: Callable[P, None], *arguments: P.arg
 
     A cancelled caller waits for its end, so that a late write cannot overwrite a newer one.
     """
-    running = asyncio.ensure_future(asyncio.to_thread(work, *arguments, **options))
     try:
-        await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait({running})
-        raise
+        await steadily(partial(work, *arguments, **options))
     except Exception as error:  # noqa: BLE001 - no failure of the disk may keep a job from its end
         if message is not None:
             _log.warning(message, error=str(error), exc_info=not isinstance(error, (ForebayError, OSError)))

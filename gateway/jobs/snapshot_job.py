@@ -6,24 +6,20 @@ Killed in between, it is gone on with behind the last key that it has; after a b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import ParamSpec, TypeVar
+from functools import partial
 
 import structlog
 
 from gateway.core.errors import OriginBodyError, SnapshotConflict, SnapshotError, StoreUnavailable
-from gateway.jobs.job import Job, JobDependencies, JobState
-from gateway.jobs.listing import fetch_page, with_retries
+from gateway.jobs.job import Job, JobDependencies, JobState, steadily
+from gateway.jobs.listing import list_pages
 from gateway.metadata.snapshots.staging import Origins, SnapshotStaging, made_by
-from gateway.metadata.snapshots.store import Snapshot, SnapshotStore
-from gateway.origin.client import Purpose
+from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.policy.slots import Prefix
-from gateway.s3.list_result import ListedEntry, ListedPage, PageChain, parse_listed_page
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from gateway.s3.list_result import ListedEntry
 
 _log = structlog.get_logger("forebay.snapshots")
 
@@ -43,13 +39,14 @@ class SnapshotJob:
             return  # the process was killed just behind the end
         home = self._dependencies.homes.of(Prefix.parse(self.job.prefix).bucket)
         origins = Origins(self.job.name, self.job.prefix, home, self._dependencies.clock.now(), self.job.id)
-        staging = await steadily(SnapshotStaging.begin, store, self.job.id, origins)
+        begin = partial(SnapshotStaging.begin, store, self.job.id, origins)
+        staging = await steadily(begin, unwanted=SnapshotStaging.leave)
         try:
             await self._list(staging)
             self.job = replace(self.job, found_all=True)
             if not self.job.objects_found and not self.job.allow_empty:
                 raise SnapshotError(f"{self.job.prefix} holds no object: check the name, or allow it to be empty")
-            manifest = await steadily(staging.publish, self._dependencies.clock.now())
+            manifest = await steadily(partial(staging.publish, self._dependencies.clock.now()))
         except asyncio.CancelledError:
             await asyncio.to_thread(staging.discard if self.job.state is JobState.CANCELLED else staging.leave)
             raise
@@ -65,7 +62,7 @@ class SnapshotJob:
         prefix = Prefix.parse(self.job.prefix)
         async with aclosing(pages(self._dependencies, prefix, last)) as listed:
             async for entries in listed:
-                await steadily(staging.append, entries)
+                await steadily(partial(staging.append, entries))
                 self._count(
                     self.job.objects_found + len(entries),
                     self.job.bytes_found + sum(entry.size_bytes for entry in entries),
@@ -80,21 +77,6 @@ class SnapshotJob:
         self.job = replace(
             self.job, objects_found=objects, objects_done=objects, bytes_found=size_bytes, bytes_done=size_bytes
         )
-
-
-async def steadily(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Run `work` in a thread and return its result. A cancelled caller waits for its end, as `work` uses open files."""
-    running = asyncio.ensure_future(asyncio.to_thread(work, *arguments, **options))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait({running})
-        given: object = None if running.cancelled() or running.exception() else running.result()
-        if isinstance(given, SnapshotStaging):
-            given.leave()  # nobody will have it
-        elif isinstance(given, Snapshot):
-            given.close()
-        raise
 
 
 async def check_free(dependencies: JobDependencies, name: str) -> None:
@@ -116,43 +98,14 @@ async def pages(
 ) -> AsyncGenerator[list[ListedEntry], None]:
     """All that the origin has under `prefix` behind the key `after`, in order, with all that a LIST can say of it.
 
-    Raises OriginAnswered when the origin refuses, OriginUnreachable, and OriginBodyError for an answer that is no list,
-    and for pages without an end.
+    Raises as `list_pages`, and OriginBodyError for what cannot be frozen.
     """
-    slot, start_after, token = (
-        dependencies.slots.find(prefix.bucket, prefix.key_prefix).name,
-        (after or b"").decode(),
-        None,
-    )
-    chain = PageChain()
-    while True:
-
-        async def ask() -> ListedPage:
-            document = await fetch_page(
-                dependencies.origin,
-                prefix,
-                slot=slot,
-                purpose=Purpose.WARM,
-                start_after=start_after,
-                token=token,  # noqa: B023 - asked before it changes
-                with_owner=True,
-            )
-            return parse_listed_page(document, with_owner=True)
-
-        page = await with_retries(dependencies.clock, ask)
-        dependencies.catalog.listed(prefix.bucket, page.entries)
-        _check(page, prefix.key_prefix.encode())
-        yield page.entries
-        token = page.next_token
-        if token is None:
-            return
-        chain.follow([entry.key for entry in page.entries], token)
-
-
-def _check(page: ListedPage, prefix: bytes) -> None:
-    """OriginBodyError for what cannot be frozen."""
-    for entry in page.entries:
-        if not entry.key.startswith(prefix):
-            raise OriginBodyError(f"the origin lists keys that do not begin with {prefix.decode()!r}")
-        if not entry.etag:
-            raise OriginBodyError(f"the origin lists {entry.key.decode()!r} without an ETag")
+    found = list_pages(dependencies, prefix, start_after=(after or b"").decode(), with_owner=True)
+    async with aclosing(found) as listed:
+        async for entries in listed:
+            for entry in entries:
+                if not entry.key.startswith(prefix.key_prefix.encode()):
+                    raise OriginBodyError(f"the origin lists keys that do not begin with {prefix.key_prefix!r}")
+                if not entry.etag:
+                    raise OriginBodyError(f"the origin lists {entry.key.decode()!r} without an ETag")
+            yield entries

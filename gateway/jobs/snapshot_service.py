@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -12,15 +13,15 @@ import structlog
 
 from gateway.api import documents as to
 from gateway.core.errors import NoSuchSnapshot, OriginError, SnapshotConflict, SnapshotError, StoreUnavailable
-from gateway.jobs.job import Job, JobDependencies
+from gateway.jobs.job import Job, JobDependencies, steadily
 from gateway.jobs.runner import Jobs
-from gateway.jobs.snapshot_job import check_free, pages, snapshots_of, steadily
+from gateway.jobs.snapshot_job import check_free, pages, snapshots_of
 from gateway.metadata.listing.pages import END, key_successor
 from gateway.metadata.snapshots.diff import differences
 from gateway.metadata.snapshots.ndjson import BadLine, Header, LineReader, header_line, object_lines
 from gateway.metadata.snapshots.registry import check_covers, missing
 from gateway.metadata.snapshots.staging import Origins, SnapshotStaging
-from gateway.metadata.snapshots.store import valid_name
+from gateway.metadata.snapshots.store import Snapshot, valid_name
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.list_result import ListedEntry
 
@@ -145,15 +146,15 @@ class SnapshotService:
     async def _begun(self, name: str, header: Header, now: float) -> SnapshotStaging:
         started_at = header.started_at if header.started_at is not None else now
         origins = Origins(name, str(header.prefix), header.origin, started_at)
-        mark = f"import-{secrets.token_hex(8)}"
-        return await steadily(SnapshotStaging.begin, self._store, mark, origins)
+        begin = partial(SnapshotStaging.begin, self._store, f"import-{secrets.token_hex(8)}", origins)
+        return await steadily(begin, unwanted=SnapshotStaging.leave)
 
     async def _published(self, begun: SnapshotStaging, header: Header, now: float) -> to.SnapshotDocument:
         expected = None
         if header.objects is not None and header.digest is not None:
             expected = header.objects, header.digest
         ended_at = header.ended_at if header.ended_at is not None else now
-        manifest = await steadily(lambda: begun.publish(ended_at, expected=expected))
+        manifest = await steadily(partial(begun.publish, ended_at, expected=expected))
         _log.info("a snapshot was imported", name=manifest.name, prefix=manifest.prefix, objects=manifest.objects)
         return await self.one(manifest.name)
 
@@ -162,21 +163,21 @@ class SnapshotService:
         return (await asyncio.to_thread(self._store.check, valid_name(name))).scope
 
     async def _entries(self, name: str) -> AsyncGenerator[list[ListedEntry], None]:
-        snapshot = await steadily(self._store.open, name)
+        snapshot = await steadily(partial(self._store.open, name), unwanted=Snapshot.close)
         try:
             start = b""
-            while part := await steadily(snapshot.data.part, start, END):
+            while part := await steadily(partial(snapshot.data.part, start, END)):
                 yield part
                 start = key_successor(part[-1].key)
         finally:
             snapshot.close()
 
     async def _lines(self, name: str) -> AsyncGenerator[bytes, None]:
-        snapshot = await steadily(self._store.open, name)
+        snapshot = await steadily(partial(self._store.open, name), unwanted=Snapshot.close)
         try:
             templates, start = snapshot.data.templates, b""
             yield header_line(snapshot.manifest, templates)
-            while part := await steadily(snapshot.data.part, start, END):
+            while part := await steadily(partial(snapshot.data.part, start, END)):
                 yield await asyncio.to_thread(object_lines, part, templates)
                 start = key_successor(part[-1].key)
         finally:
@@ -199,7 +200,7 @@ async def _insert(staging: SnapshotStaging, found: Sequence[tuple[int, ListedEnt
     """Add objects; BadLine names the line whose key has come before."""
     for start in range(0, len(found), _INSERTED_AT_ONCE):
         rows = found[start : start + _INSERTED_AT_ONCE]
-        double = await steadily(staging.insert, [entry for _, entry in rows])
+        double = await steadily(partial(staging.insert, [entry for _, entry in rows]))
         if double is not None:
             number, entry = rows[double]
             raise BadLine(f"line {number}: the key {entry.key.decode()!r} has come before")

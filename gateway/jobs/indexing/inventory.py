@@ -15,12 +15,13 @@ import hashlib
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 from urllib.parse import unquote_plus
 
 import lmdb
@@ -28,7 +29,7 @@ import orjson
 
 from gateway.core.errors import ForebayError, OriginAnswered, StoreUnavailable
 from gateway.jobs.indexing.key_ranges import KeyRange, SplitPoints, gaps
-from gateway.jobs.job import JobDependencies
+from gateway.jobs.job import JobDependencies, steadily
 from gateway.jobs.listing import with_retries
 from gateway.metadata.entries import ObservedAt
 from gateway.metadata.listing.index import ListingIndex
@@ -219,9 +220,6 @@ def _date(value: Any) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03}Z"
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 UNKNOWN_BOOT = 0
 """The boot number of inventory entries, whose age is unknown. A real boot has this number once in 2 to the 32."""
 
@@ -259,7 +257,7 @@ class InventoryStart:
             for file in manifest.files:
                 path = self._directory / "file"
                 await self._fetch(file, path)
-                await self._in_thread(self._sort, path, manifest)
+                await steadily(partial(self._sort, path, manifest), stop=self._stop)
             if self._stands_for_a_listing and self._seen:
                 await self._land(parts, generation)
         except (OSError, lmdb.Error) as error:
@@ -277,15 +275,8 @@ class InventoryStart:
         shutil.rmtree(self._directory, ignore_errors=True)
         self._directory.mkdir(mode=0o700, parents=True)
 
-    async def _in_thread(self, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-        """Return the result of `work`. A cancelled caller waits for its end before it closes what `work` reads."""
-        running = asyncio.create_task(asyncio.to_thread(work, *arguments, **options))
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            self._is_over = True
-            await asyncio.wait({running})
-            raise
+    def _stop(self) -> None:
+        self._is_over = True
 
     # Fetching.
 
@@ -357,7 +348,7 @@ class InventoryStart:
             for part in gaps(parts, [KeyRange(one.start, one.stop) for one in known]):
                 start = part.start
                 while start < part.stop:
-                    listed = await self._in_thread(objects.read, start, part.stop, _LANDED_AT_ONCE)
+                    listed = await steadily(partial(objects.read, start, part.stop, _LANDED_AT_ONCE))
                     stop = key_successor(listed[-1][0]) if len(listed) == _LANDED_AT_ONCE else part.stop
                     await self._index.land(Batch(bucket, start, stop, listed, objects.templates, asked, math.inf))
                     start = stop
