@@ -127,12 +127,12 @@ class JobStore:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.scratch = directory / "inventories"
-        with _store_errors("the directory of jobs cannot be made"):
+        with store_errors("the directory of jobs cannot be made"):
             directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
 
     def load(self) -> list[Job]:
         """Every job, the oldest first. What cannot be read is left where it is, and is no job."""
-        with _store_errors("the directory of jobs cannot be read"):
+        with store_errors("the directory of jobs cannot be read"):
             names = sorted(os.listdir(self._directory))
         records = (self._directory / name for name in names if name.endswith(".json"))
         found = [job for path in records if (job := self._read(path)) is not None]
@@ -140,7 +140,7 @@ class JobStore:
 
     def sweep(self, running: Collection[str]) -> None:
         """Before anything is sorted, remove what ended jobs and killed processes left, but the lists of `running`."""
-        with _store_errors("what nobody needs any more cannot be removed"):
+        with store_errors("what nobody needs any more cannot be removed"):
             if self.scratch.exists():
                 shutil.rmtree(self.scratch)
             for path in self._directory.iterdir():
@@ -149,18 +149,18 @@ class JobStore:
 
     def save(self, job: Job) -> None:
         """Replace the record of a job. After a crash either the old or the new record is there, whole."""
-        with _store_errors("a job cannot be written down"):
+        with store_errors("a job cannot be written down"):
             write_durably(self._record(job.id), job.pack())
 
     def remove(self, job_id: str) -> None:
         """Forget a job and its list."""
-        with _store_errors("a job cannot be removed"):
+        with store_errors("a job cannot be removed"):
             for path in (self.objects(job_id), self._record(job_id)):
                 path.unlink(missing_ok=True)
 
     def drop_objects(self, job_id: str) -> None:
         """Remove the list of a job that has ended."""
-        with _store_errors("the list of a job cannot be removed"):
+        with store_errors("the list of a job cannot be removed"):
             self.objects(job_id).unlink(missing_ok=True)
 
     def objects(self, job_id: str) -> Path:
@@ -179,7 +179,7 @@ class JobStore:
 
 
 @contextmanager
-def _store_errors(what: str) -> Iterator[None]:
+def store_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from gateway.core.errors import (
     ForebayError,
@@ -28,7 +28,7 @@ from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.jobs.job import Job, JobDependencies, JobKind
 from gateway.jobs.listing import list_pages, with_retries
 from gateway.jobs.worklist import RecoveredWork, WorkItem, Worklist
-from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_remembered
+from gateway.metadata.catalog import CHECKSUM_MODE, is_remembered
 from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.snapshots.registry import check_covers
 from gateway.origin.client import Purpose
@@ -176,7 +176,7 @@ class ObjectJob:
         """Warm the frozen version, and its head; an object outside the slot's snapshot needs no warming."""
         version = await asyncio.to_thread(_snapshot_version, self._dependencies, key, slot)
         if version is not None:
-            await self._fetch(await _learn_version(self._dependencies, version, slot, _HEADERS), slot)
+            await self._fetch(await _learn_version(self._dependencies, version, slot), slot)
 
     async def _version(self, entry: WorkItem, slot: Slot) -> ObjectVersion:
         """Return the listed one, if its ETag is as in HEAD; if the slot remembers, its metadata is learned, too."""
@@ -185,12 +185,9 @@ class ObjectJob:
         return await self._ask(entry, slot)
 
     async def _ask(self, entry: WorkItem, slot: Slot) -> ObjectVersion:
-        async def ask() -> ObjectVersion:
-            return (
-                await self._dependencies.catalog.current(entry.key, slot, headers=_HEADERS, purpose=Purpose.WARM)
-            ).version
-
-        return await with_retries(self._dependencies.clock, ask)
+        current = self._dependencies.catalog.current
+        ask = partial(current, entry.key, slot, headers=_HEADERS, purpose=Purpose.WARM)
+        return (await with_retries(self._dependencies.clock, ask)).version
 
     async def _fetch(self, version: ObjectVersion, slot: Slot) -> None:
         """Fetch a version's blocks while there is room; none if too large for the slot, or kept out by the origin."""
@@ -230,11 +227,8 @@ class ObjectJob:
             self.coming_bytes += so_far_bytes - come_bytes
             come_bytes = so_far_bytes
 
-        async def fetch() -> tuple[int, bool]:
-            return await self._dependencies.blocks.fetch(
-                version, piece, slot=slot.name, purpose=Purpose.WARM, come=come
-            )
-
+        blocks = self._dependencies.blocks
+        fetch = partial(blocks.fetch, version, piece, slot=slot.name, purpose=Purpose.WARM, come=come)
         try:
             fetched_bytes, kept = (0, False) if self.job.full else await with_retries(self._dependencies.clock, fetch)
         except asyncio.CancelledError:
@@ -250,9 +244,8 @@ class ObjectJob:
             self.job = replace(self.job, full=True)
             return
         if self._pin:
-            await self._dependencies.blocks.hold(version, piece, self._pin, slot=slot.name)
+            await blocks.hold(version, piece, self._pin, slot=slot.name)
         self._held[slot.name] = self._held.get(slot.name, 0) + piece.length
-        blocks = self._dependencies.blocks
         room_bytes = blocks.pinnable_bytes(slot.name) if self._pin else blocks.obtainable_bytes(slot.name)
         self._count(piece, fetched_bytes, arrived)
         if self._held[slot.name] + piece.length > room_bytes:  # going on would evict what this job has brought
@@ -304,30 +297,24 @@ def _snapshot_version(dependencies: JobDependencies, key: ObjectKey, slot: Slot)
         return ObjectVersion(key, *etag_and_size(record))
 
 
-async def _learn_version(
-    dependencies: JobDependencies, version: ObjectVersion, slot: Slot, headers: Mapping[str, str]
-) -> ObjectVersion:
+async def _learn_version(dependencies: JobDependencies, version: ObjectVersion, slot: Slot) -> ObjectVersion:
     """Return the version as the origin names it, and learn its head on the way, where it is not known.
 
     SnapshotError when the origin has another version now.
     """
-    with_checksums = CHECKSUM_MODE in headers
-    known = dependencies.catalog.of_version(version, with_checksums=with_checksums)
+    known = dependencies.catalog.of_version(version, with_checksums=True)
     if known is not None:
         return known.version
     etag = strong_etag(version.etag)
-
-    async def ask() -> ObjectHead:
-        asked = {**headers, "if-match": etag}
-        return await dependencies.catalog.ask(version.key, slot, headers=asked, purpose=Purpose.WARM)
-
+    headers = {**_HEADERS, "if-match": etag}
+    ask = partial(dependencies.catalog.ask, version.key, slot, headers=headers, purpose=Purpose.WARM)
     try:
         head = await with_retries(dependencies.clock, ask)
     except OriginAnswered as answer:
-        if answer.status in (404, 412):
-            raise SnapshotError(f"the origin does not have the version with ETag {etag} any more") from None
-        raise
-    if not is_same_version(head.version, version):
+        if answer.status not in (404, 412):
+            raise
+        head = None
+    if head is None or not is_same_version(head.version, version):
         raise SnapshotError(f"the origin does not have the version with ETag {etag} any more")
-    dependencies.catalog.learned_version(head, with_checksums=with_checksums)
+    dependencies.catalog.learned_version(head, with_checksums=True)
     return head.version

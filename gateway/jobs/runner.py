@@ -217,14 +217,13 @@ class Jobs:
         return job
 
     def _begin(self, job: Job) -> None:
-        work = self._work(job)
+        work: ObjectJob | SnapshotJob
+        if job.kind is JobKind.SNAPSHOT:
+            work = SnapshotJob(self._dependencies, job)
+        else:
+            work = ObjectJob(self._dependencies, job, Worklist(self._store.objects(job.id)))
         run = self._runs[job.id] = _JobRun(work, asyncio.create_task(work.run(), name=f"job {job.id}"))
         run.following = asyncio.create_task(self._follow(run), name=f"end of job {job.id}")
-
-    def _work(self, job: Job) -> ObjectJob | SnapshotJob:
-        if job.kind is JobKind.SNAPSHOT:
-            return SnapshotJob(self._dependencies, job)
-        return ObjectJob(self._dependencies, job, Worklist(self._store.objects(job.id)))
 
     # Its end. What does the work is another task: however that one is broken off, this one goes on to the end.
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import orjson
 
-from gateway.core.errors import ForebayError, StoreUnavailable
+from gateway.core.errors import ForebayError
 from gateway.core.model import ObjectKey
+from gateway.jobs.job import store_errors
 from gateway.policy.slots import Prefix
 
 LINE_BYTES_MAX = 4096
@@ -68,36 +70,31 @@ class Worklist:
     def add(self, entries: Iterable[tuple[object, ...]]) -> None:
         """Append; StoreUnavailable when the disk does not take it."""
         lines = b"".join(orjson.dumps(entry) + b"\n" for entry in entries)
-        try:
+        with store_errors("a list of objects cannot be written"):
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _FILE_MODE)
             with os.fdopen(descriptor, "ab") as file:
                 file.write(lines)
-        except OSError as error:
-            raise StoreUnavailable(f"a list of objects cannot be written: {error}") from error
 
     def sync(self) -> None:
         """Make the added lines survive a power cut. Raise StoreUnavailable when the disk fails."""
-        try:
+        with store_errors("a list of objects cannot be written"):
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
             try:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-        except OSError as error:
-            raise StoreUnavailable(f"a list of objects cannot be written: {error}") from error
 
     def recover(self, offset: int) -> RecoveredWork:
         """Return the list that an earlier process left. Cut it off before the first line that a crash has torn."""
         found = RecoveredWork()
-        try:
-            with self.path.open("r+b") as file:
-                for entry in _lines(file, 0):
-                    found.add(entry, before=entry.next_offset <= offset)
-                file.truncate(found.last.next_offset if found.last is not None else 0)
-        except FileNotFoundError:
-            return found
-        except OSError as error:
-            raise StoreUnavailable(f"a list of objects cannot be read: {error}") from error
+        with (
+            store_errors("a list of objects cannot be read"),
+            suppress(FileNotFoundError),
+            self.path.open("r+b") as file,
+        ):
+            for entry in _lines(file, 0):
+                found.add(entry, before=entry.next_offset <= offset)
+            file.truncate(found.last.next_offset if found.last is not None else 0)
         return found
 
     def grown(self) -> None:
@@ -124,13 +121,13 @@ class Worklist:
                 await grown.wait()
 
     def _read(self, offset: int) -> list[WorkItem]:
-        try:
-            with self.path.open("rb") as file:
-                return list(_lines(file, offset, _READ_BYTES))
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise StoreUnavailable(f"a list of objects cannot be read: {error}") from error
+        with (
+            store_errors("a list of objects cannot be read"),
+            suppress(FileNotFoundError),
+            self.path.open("rb") as file,
+        ):
+            return list(_lines(file, offset, _READ_BYTES))
+        return []
 
 
 def _lines(file: BinaryIO, offset: int, bytes_max: int | None = None) -> Iterator[WorkItem]:

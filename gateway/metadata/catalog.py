@@ -12,7 +12,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import lmdb
 import structlog
@@ -113,12 +113,10 @@ def unpack_habits(entry: CatalogEntry, boot: int, now_seconds: float) -> OriginH
     return OriginHabits(told.get(_WEAK) == "1", told.get(_RANGES) == "1", shared, withheld)
 
 
-__all__ = ["Catalog", "Listing", "ObjectHead", "is_down", "is_plainly_asked", "is_remembered"]
+__all__ = ["Catalog", "ObjectHead", "is_down", "is_plainly_asked", "is_remembered"]
 
 _log = structlog.get_logger("forebay.catalog")
 CHECKSUM_MODE = "x-amz-checksum-mode"
-
-Listing: TypeAlias = ListingIndex
 
 
 class Hold(Protocol):

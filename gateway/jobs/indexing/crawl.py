@@ -26,7 +26,6 @@ from gateway.jobs.indexing.key_ranges import CrawlRange, CrawlRanges, KeyRange, 
 from gateway.jobs.job import JobDependencies
 from gateway.jobs.listing import fetch_page, with_retries
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.listing.index import ListingIndex
 from gateway.metadata.listing.pages import key_successor
 from gateway.metadata.listing.ranges import Batch, QueryStamp
 from gateway.metadata.listing.records import PackedPage, packed_page, unpack
@@ -103,14 +102,13 @@ class Crawl:
     def __init__(
         self,
         dependencies: JobDependencies,
-        index: ListingIndex,
         plan: CrawlPlan,
         parts: Sequence[KeyRange],
         split_points: Sequence[bytes],
         progress: IndexStatus,
     ) -> None:
         self._dependencies = dependencies
-        self._index = index
+        self._index = dependencies.catalog.listing
         self._plan = plan
         self._progress = progress
         key_prefix = plan.prefix.key_prefix

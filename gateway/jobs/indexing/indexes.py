@@ -23,7 +23,6 @@ from gateway.jobs.indexing.inventory import UNKNOWN_BOOT, InventoryStart
 from gateway.jobs.indexing.key_ranges import LISTED, KeyRange, gaps, ranges_of
 from gateway.jobs.job import JobDependencies
 from gateway.metadata.entries import ObservedAt
-from gateway.metadata.listing.index import ListingIndex
 from gateway.metadata.listing.ranges import Interval, KeyBound, bound_of
 from gateway.policy.slots import Slot
 from gateway.telemetry import metrics
@@ -68,16 +67,9 @@ class _IndexLook:
 class SlotIndex:
     """One slot's. `run` never ends; `progress` says how it stands."""
 
-    def __init__(
-        self,
-        dependencies: JobDependencies,
-        index: ListingIndex,
-        slot: Slot,
-        plan: IndexPlan,
-        indexed: Collection[str],
-    ) -> None:
+    def __init__(self, dependencies: JobDependencies, slot: Slot, plan: IndexPlan, indexed: Collection[str]) -> None:
         self._dependencies = dependencies
-        self._index = index
+        self._index = dependencies.catalog.listing
         self._slot = slot
         self._plan = plan
         self._parts = ranges_of(dependencies.slots, slot.prefix, indexed)
@@ -109,17 +101,17 @@ class SlotIndex:
 
     async def _keep(self) -> float:
         """Crawl what is due, and give the seconds until the next look."""
-        look = await self._look()
+        look = await asyncio.to_thread(self._look)
         if self._is_due(look):
             self._stand(look)
             await self._begin()
-            look = await self._look()
+            look = await asyncio.to_thread(self._look)
             started = self._dependencies.clock.monotonic()
             done = look.within(lambda learned: self._is_done(learned, look.now, _DONE_PART))
             await self._crawl(gaps(self._parts, done), look)
             took_seconds = self._dependencies.clock.monotonic() - started
             self._warn_if_slow(took_seconds)
-            look = await self._look()
+            look = await asyncio.to_thread(self._look)
             self._note(look)
             if self._is_due(look):  # voided meanwhile, or the crawl takes longer than the period
                 return max(_REST_SECONDS_MIN, took_seconds / _REST_PART)
@@ -137,7 +129,7 @@ class SlotIndex:
         self.progress.state = "inventory"
         plan = self._plan
         try:
-            start = InventoryStart(self._dependencies, self._index, self._slot, self._plan.inventory, plan.scratch)
+            start = InventoryStart(self._dependencies, self._slot, self._plan.inventory, plan.scratch)
             self._split_points = await start.read(self._parts)
         except ForebayError as error:
             self.progress.inventory_error = said(error)
@@ -153,7 +145,7 @@ class SlotIndex:
         plan = CrawlPlan(
             self._slot.name, self._slot.prefix, self._plan.listers, self._merge_seconds, finds_changes=finds_changes
         )
-        crawl = Crawl(self._dependencies, self._index, plan, parts, self._split_points, progress)
+        crawl = Crawl(self._dependencies, plan, parts, self._split_points, progress)
         try:
             await crawl.run()
         except ForebayError:
@@ -181,10 +173,7 @@ class SlotIndex:
                 keys += count
         return keys
 
-    async def _look(self) -> _IndexLook:
-        return await asyncio.to_thread(self._looked)
-
-    def _looked(self) -> _IndexLook:
+    def _look(self) -> _IndexLook:
         bucket = self._slot.prefix.bucket
         now = self._index.moment(bucket)
         try:
@@ -260,18 +249,14 @@ def _bound(dependencies: JobDependencies, slot: Slot) -> KeyBound:
 class Indexes:
     """All of them. Use `open`, and `close` at the end: the next `open` goes on with what is missing then."""
 
-    def __init__(self, dependencies: JobDependencies, index: ListingIndex) -> None:
+    def __init__(self, dependencies: JobDependencies) -> None:
         self._dependencies = dependencies
-        self._index = index
         self._kept: list[tuple[SlotIndex, asyncio.Task[None]]] = []
 
     @classmethod
     def open(cls, dependencies: JobDependencies, plans: Sequence[IndexPlan]) -> Self:
         """Begin to keep them."""
-        index = dependencies.catalog.listing
-        if not isinstance(index, ListingIndex):
-            raise TypeError("an index needs the catalog's directory")
-        indexes = cls(dependencies, index)
+        indexes = cls(dependencies)
         indexes._keep_all(indexes._planned(plans))
         return indexes
 
@@ -293,7 +278,7 @@ class Indexes:
     def _planned(self, plans: Sequence[IndexPlan]) -> list[SlotIndex]:
         names = {plan.slot for plan in plans}
         slots = {slot.name: slot for slot in self._dependencies.slots}
-        return [SlotIndex(self._dependencies, self._index, slots[plan.slot], plan, names) for plan in plans]
+        return [SlotIndex(self._dependencies, slots[plan.slot], plan, names) for plan in plans]
 
     def _keep_all(self, wanted: Sequence[SlotIndex]) -> None:
         """Keep each of them, reusing a SlotIndex that already keeps the same keys."""

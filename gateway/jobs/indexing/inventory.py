@@ -16,7 +16,7 @@ import math
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -32,7 +32,6 @@ from gateway.jobs.indexing.key_ranges import KeyRange, SplitPoints, gaps
 from gateway.jobs.job import JobDependencies, steadily
 from gateway.jobs.listing import with_retries
 from gateway.metadata.entries import ObservedAt
-from gateway.metadata.listing.index import ListingIndex
 from gateway.metadata.listing.pages import key_successor
 from gateway.metadata.listing.ranges import Batch, QueryStamp
 from gateway.metadata.snapshots.staging import ObjectTable
@@ -225,6 +224,7 @@ UNKNOWN_BOOT = 0
 
 SPLIT_POINT_EVERY = 1000
 _LANDED_AT_ONCE = 4096
+_SORTED = "objects"
 _BEFORE_EVERY_WRITE = -1
 _MANIFEST_BYTES_MAX = 64 * 1024**2
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
@@ -233,9 +233,9 @@ _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 class InventoryStart:
     """One inventory's part in the beginning of one slot's index: `url` names its manifest.json."""
 
-    def __init__(self, dependencies: JobDependencies, index: ListingIndex, slot: Slot, url: str, scratch: Path) -> None:
+    def __init__(self, dependencies: JobDependencies, slot: Slot, url: str, scratch: Path) -> None:
         self._dependencies = dependencies
-        self._index = index
+        self._index = dependencies.catalog.listing
         self._slot = slot
         self._manifest = Prefix.parse(url)
         self._directory = scratch / slot.name
@@ -314,7 +314,7 @@ class InventoryStart:
 
     def _sort(self, path: Path, manifest: InventoryManifest) -> None:
         prefix = self._slot.prefix.key_prefix.encode()
-        with self._sorted() as objects:
+        with closing(ObjectTable(self._directory / _SORTED)) as objects:
             for entries in objects_of(path, manifest):
                 if self._is_over:
                     return
@@ -327,14 +327,6 @@ class InventoryStart:
                     objects.add_missing(ours)
         path.unlink()
 
-    @contextmanager
-    def _sorted(self) -> Iterator[ObjectTable]:
-        objects = ObjectTable(self._directory / "objects")
-        try:
-            yield objects
-        finally:
-            objects.close()
-
     # Landing.
 
     async def _land(self, parts: Sequence[KeyRange], generation: int) -> None:
@@ -344,7 +336,7 @@ class InventoryStart:
         asked = QueryStamp(
             ObservedAt(generation, self._dependencies.clock.monotonic(), UNKNOWN_BOOT), _BEFORE_EVERY_WRITE
         )
-        with self._sorted() as objects:
+        with closing(ObjectTable(self._directory / _SORTED)) as objects:
             for part in gaps(parts, [KeyRange(one.start, one.stop) for one in known]):
                 start = part.start
                 while start < part.stop:

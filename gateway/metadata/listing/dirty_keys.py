@@ -103,10 +103,7 @@ class DirtyKeys:
         with self._environment.begin(write=True) as transaction:
             if self._count(transaction, self._dirty) + len(write.keys) > REFUSED_FROM * DIRTY_KEYS_MAX:
                 return
-            number = self._advance(transaction, len(write.keys))
-            for key in write.keys:
-                row_key = _row_key(write.bucket, key)
-                self._put(transaction, row_key, self._in_flight(transaction, row_key) + 1, number, seconds)
+            self._count_writes(transaction, write, 1, seconds)
         write.is_noted = True
 
     def end(self, write: OwnWrite, seconds: float) -> None:
@@ -114,10 +111,7 @@ class DirtyKeys:
         if not write.is_noted:
             return
         with self._environment.begin(write=True) as transaction:
-            number = self._advance(transaction, len(write.keys))
-            for key in write.keys:
-                row_key = _row_key(write.bucket, key)
-                self._put(transaction, row_key, self._in_flight(transaction, row_key) - 1, number, seconds)
+            self._count_writes(transaction, write, -1, seconds)
 
     @contextmanager
     def written(self, bucket: str) -> Iterator[Written]:
@@ -212,9 +206,15 @@ class DirtyKeys:
         self._swept[table] = b"" if is_end else rows[-1][0] + b"\0"
         return rows
 
-    def _in_flight(self, transaction: lmdb.Transaction, row_key: bytes) -> int:
-        value = transaction.get(row_key, db=self._dirty)
-        return 0 if value is None else int(_DIRTY.unpack(value)[0])
+    def _count_writes(self, transaction: lmdb.Transaction, write: OwnWrite, change: int, seconds: float) -> None:
+        """Change how many writes of these keys are in flight. The number goes on by one for each, so that it counts."""
+        number = self._number(transaction, _LAST) + max(len(write.keys), 1)
+        transaction.put(_LAST, _NUMBER.pack(number), db=self._numbers)
+        for key in write.keys:
+            row_key = _row_key(write.bucket, key)
+            value = transaction.get(row_key, db=self._dirty)
+            in_flight = 0 if value is None else int(_DIRTY.unpack(value)[0])
+            self._put(transaction, row_key, in_flight + change, number, seconds)
 
     def _put(self, transaction: lmdb.Transaction, row_key: bytes, in_flight: int, number: int, seconds: float) -> None:
         row = _DIRTY.pack(min(max(in_flight, 0), _IN_FLIGHT_MAX), number, seconds)
@@ -226,12 +226,6 @@ class DirtyKeys:
     def _number(self, transaction: lmdb.Transaction, name: bytes) -> int:
         number = transaction.get(name, db=self._numbers)
         return 0 if number is None else int(_NUMBER.unpack(number)[0])
-
-    def _advance(self, transaction: lmdb.Transaction, keys: int) -> int:
-        """Advance the number by `keys`, so that numbers count keys, and return it."""
-        number = self._number(transaction, _LAST) + max(keys, 1)
-        transaction.put(_LAST, _NUMBER.pack(number), db=self._numbers)
-        return number
 
 
 def _was_over(value: bytes, asked: int, seconds: float) -> bool:

@@ -35,7 +35,7 @@ from gateway.metadata.listing.records import (
     templates_of,
     unpack,
 )
-from gateway.metadata.listing.store import ListingStore, View, touching
+from gateway.metadata.listing.store import ListingStore, View
 from gateway.metadata.opening import OpenCatalog
 from gateway.metadata.store import DiskThread, in_time
 from gateway.origin.client import ACCOUNT
@@ -374,7 +374,7 @@ class ListingIndex:
             return []
         epoch = self._epochs.of_bucket(bucket)
         with self._opened.listing.view(bucket) as view:
-            around = [] if view is None else list(touching(view, start, stop, overlapping=True))
+            around = [] if view is None else list(view.touching(start, stop, overlapping=True))
         return [one for one in around if one.observed_at.epoch == epoch]
 
     def count(self, bucket: str, start: bytes, stop: bytes, keys_max: int) -> tuple[int, bytes | None]:

@@ -53,13 +53,15 @@ class View:
     """A bucket's part of the index at one moment."""
 
     def __init__(self, transaction: lmdb.Transaction, entries: Table, ranges: Table, number: bytes) -> None:
+        self.transaction = transaction
+        self.number = number
         self._entries: Cursor = transaction.cursor(db=entries)
         self._ranges: Cursor = transaction.cursor(db=ranges)
-        self._number = number
+        self._ranges_table = ranges
 
     def read(self, start: bytes, stop: bytes, count: int) -> list[Listed]:
         """As `pages.Keys.read`."""
-        cursor, number = self._entries, self._number
+        cursor, number = self._entries, self.number
         end = number + stop
         if count <= 0 or start >= stop or not cursor.set_range(number + start):
             return []
@@ -73,7 +75,7 @@ class View:
 
     def keys(self, start: bytes, stop: bytes, count: int) -> list[bytes]:
         """As `read`, without what is said of them."""
-        cursor, number = self._entries, self._number
+        cursor, number = self._entries, self.number
         end = number + stop
         if start >= stop or not cursor.set_range(number + start):
             return []
@@ -83,45 +85,40 @@ class View:
     def intervals(self, start: bytes) -> Iterator[Interval]:
         """In order, from the one that ends at or behind `start`, or the one before."""
         cursor = self._ranges
-        found = cursor.set_range(self._number + start)
+        found = cursor.set_range(self.number + start)
         if not (cursor.prev() or cursor.first() if found else cursor.last()):
             return
         for row_key, value in cursor:
-            if row_key[:NUMBER_BYTES] > self._number:
+            if row_key[:NUMBER_BYTES] > self.number:
                 return
-            if row_key[:NUMBER_BYTES] == self._number:
-                yield _interval(row_key[NUMBER_BYTES:], value)
+            if row_key[:NUMBER_BYTES] == self.number:
+                epoch, seconds, boot = _OBSERVED.unpack_from(value)
+                learned = ObservedAt(epoch, seconds, boot)
+                yield Interval(row_key[NUMBER_BYTES:], value[_OBSERVED.size :], learned)
 
+    def touching(self, start: bytes, stop: bytes, *, overlapping: bool = False) -> Iterator[Interval]:
+        """Yield the intervals that overlap [start, stop) or, unless `overlapping`, touch it with an end."""
+        for one in self.intervals(start):
+            if one.start > stop or (overlapping and one.start == stop):
+                return
+            if one.stop > start or (one.stop == start and not overlapping):
+                yield one
 
-def touching(view: View, start: bytes, stop: bytes, *, overlapping: bool = False) -> Iterator[Interval]:
-    """Yield the intervals that overlap [start, stop) or, unless `overlapping`, touch it with an end."""
-    for one in view.intervals(start):
-        if one.start > stop or (overlapping and one.start == stop):
-            return
-        if one.stop > start or (one.stop == start and not overlapping):
-            yield one
+    def rewrite(self, before: Sequence[Interval], after: Sequence[Interval]) -> None:
+        """Change the ranges table from one to the other."""
+        for gone in {one.start for one in before} - {one.start for one in after}:
+            self.transaction.delete(self.number + gone, db=self._ranges_table)
+        same = set(before)
+        for one in after:
+            if one not in same:
+                observed = one.observed_at
+                value = _OBSERVED.pack(observed.epoch, observed.seconds, observed.boot) + one.stop
+                self.transaction.put(self.number + one.start, value, db=self._ranges_table)
 
-
-def rewrite(
-    transaction: lmdb.Transaction, ranges: Table, number: bytes, before: Sequence[Interval], after: Sequence[Interval]
-) -> None:
-    """Change the ranges table from one to the other."""
-    for gone in {one.start for one in before} - {one.start for one in after}:
-        transaction.delete(number + gone, db=ranges)
-    same = set(before)
-    for one in after:
-        if one not in same:
-            transaction.put(number + one.start, _value(one), db=ranges)
-
-
-def _value(interval: Interval) -> bytes:
-    observed = interval.observed_at
-    return _OBSERVED.pack(observed.epoch, observed.seconds, observed.boot) + interval.stop
-
-
-def _interval(start: bytes, value: bytes) -> Interval:
-    epoch, seconds, boot = _OBSERVED.unpack_from(value)
-    return Interval(start, value[_OBSERVED.size :], ObservedAt(epoch, seconds, boot))
+    def forget(self, start: bytes, stop: bytes) -> None:
+        """Take [start, stop) for not known any more."""
+        around = list(self.touching(start, stop))
+        self.rewrite(around, without(around, start, stop))
 
 
 SIZE_BYTES_MAX = 32 * 1024**3
@@ -187,8 +184,7 @@ class ListingStore:
     def view(self, bucket: str) -> Iterator[View | None]:
         """Yield a read view of a bucket; None if it is unknown."""
         with self._environment.begin() as transaction:
-            number = self._number(transaction, bucket)
-            yield None if number is None else View(transaction, self._entries, self._ranges, number)
+            yield self._view(transaction, bucket)
 
     def templates(self, numbers: Iterable[int]) -> list[EntryTemplate]:
         """Forms by number, as far as these are needed; IndexError when one is not there."""
@@ -240,23 +236,23 @@ class ListingStore:
         with self._environment.begin(write=True) as transaction:
             kept = [batch for batch in batches if self._may_be_kept(batch)]
             for batch in kept:
-                number = self._number(transaction, batch.bucket)
-                if number is None:
+                view = self._view(transaction, batch.bucket)
+                if view is None:
                     continue
-                view = View(transaction, self._entries, self._ranges, number)
-                around = list(touching(view, batch.start, batch.stop, overlapping=True))
+                around = list(view.touching(batch.start, batch.stop, overlapping=True))
                 if around and not is_known_better(around, batch.start, batch.stop, batch.asked.observed_at):
-                    self._land_entries(transaction, view, number, batch, seconds)
+                    self._land_entries(view, batch, seconds)
         for batch in kept:
             self._dirty.settle(batch.bucket, batch.start, batch.stop, batch.asked.number, seconds)
 
     def forget(self, bucket: str, start: bytes, stop: bytes) -> None:
         """Take [start, stop) for not known any more. Blocks where anything of it is known; raises lmdb.Error."""
         with self.view(bucket) as view:
-            if view is None or not any(touching(view, start, stop, overlapping=True)):
+            if view is None or not any(view.touching(start, stop, overlapping=True)):
                 return
         with self._environment.begin(write=True) as transaction:
-            self._forget(transaction, bucket, start, stop)
+            if (view := self._view(transaction, bucket)) is not None:
+                view.forget(start, stop)
 
     def sweep(self, seconds: float) -> None:
         """Let go of a few dirty keys that the index says nothing of, and of clean ones that no page can be older than.
@@ -282,7 +278,8 @@ class ListingStore:
         with self._environment.begin(write=True) as transaction:
             if crowd > 1:
                 for bucket, start, stop in _spans(dirty):
-                    self._forget(transaction, bucket, start, stop)
+                    if (view := self._view(transaction, bucket)) is not None:
+                        view.forget(start, stop)
             dirty = [one for one in dirty if not self._is_known(transaction, one)]
         self._dirty.let_go(dirty, clean)
 
@@ -304,17 +301,15 @@ class ListingStore:
 
     def _land(self, transaction: lmdb.Transaction, batch: Batch, seconds: float) -> tuple[bytes, list[bytes]]:
         """Up to where it came, and what has changed."""
-        number = self._number(transaction, batch.bucket, create=True)
-        if number is None:
+        view = self._view(transaction, batch.bucket, create=True)
+        if view is None:
             raise RuntimeError("a bucket that was given a number has one")
-        view = View(transaction, self._entries, self._ranges, number)
-        around = list(touching(view, batch.start, batch.stop))
+        around = list(view.touching(batch.start, batch.stop))
         if is_known_better(around, batch.start, batch.stop, batch.asked.observed_at):
             return batch.stop, []
-        reach, changed = self._land_entries(transaction, view, number, batch, seconds)
+        reach, changed = self._land_entries(view, batch, seconds)
         new = Interval(batch.start, reach, batch.asked.observed_at)
-        after = including(around, new, merge_seconds=batch.merge_seconds)
-        rewrite(transaction, self._ranges, number, around, after)
+        view.rewrite(around, including(around, new, merge_seconds=batch.merge_seconds))
         return reach, changed
 
     def _may_be_kept(self, batch: Batch) -> bool:
@@ -326,9 +321,8 @@ class ListingStore:
             asked.number >= self._dirty.floor() or asked.observed_at.boot == UNKNOWN_BOOT
         )  # keys may be let go of below
 
-    def _land_entries(
-        self, transaction: lmdb.Transaction, view: View, number: bytes, batch: Batch, seconds: float
-    ) -> tuple[bytes, list[bytes]]:
+    def _land_entries(self, view: View, batch: Batch, seconds: float) -> tuple[bytes, list[bytes]]:
+        transaction, number = view.transaction, view.number
         known = view.read(batch.start, batch.stop, LANDED_PER_TRANSACTION)
         told = list(islice(batch.listed, LANDED_PER_TRANSACTION))
         reach = batch.stop
@@ -358,23 +352,16 @@ class ListingStore:
                 transaction.delete(number + key, db=self._entries)
         return reach, changed
 
-    def _forget(self, transaction: lmdb.Transaction, bucket: str, start: bytes, stop: bytes) -> None:
-        number = self._number(transaction, bucket)
-        if number is not None:
-            around = list(touching(View(transaction, self._entries, self._ranges, number), start, stop))
-            rewrite(transaction, self._ranges, number, around, without(around, start, stop))
-
     def _is_known(self, transaction: lmdb.Transaction, one: WrittenKey) -> bool:
-        number = self._number(transaction, one.bucket)
-        if number is None:
-            return False
-        view, epoch = View(transaction, self._entries, self._ranges, number), self._epochs.of_bucket(one.bucket)
-        return any(
-            within.observed_at.epoch == epoch
-            for within in touching(view, one.key, key_successor(one.key), overlapping=True)
-        )
+        view, epoch = self._view(transaction, one.bucket), self._epochs.of_bucket(one.bucket)
+        around = [] if view is None else view.touching(one.key, key_successor(one.key), overlapping=True)
+        return any(within.observed_at.epoch == epoch for within in around)
 
-    def _number(self, transaction: lmdb.Transaction, bucket: str, *, create: bool = False) -> bytes | None:
+    def _view(self, transaction: lmdb.Transaction, bucket: str, *, create: bool = False) -> View | None:
+        number = self._number(transaction, bucket, create=create)
+        return None if number is None else View(transaction, self._entries, self._ranges, number)
+
+    def _number(self, transaction: lmdb.Transaction, bucket: str, *, create: bool) -> bytes | None:
         known = self._numbers.get(bucket)
         if known is not None:
             return known
@@ -444,8 +431,7 @@ class ListingStore:
             transaction.delete(row_key, db=self._entries)
         first, last = row_keys[0], row_keys[-1]
         for number, start, stop in _parts_by_bucket(first, last):
-            around = list(touching(View(transaction, self._entries, self._ranges, number), start, stop))
-            rewrite(transaction, self._ranges, number, around, without(around, start, stop))
+            View(transaction, self._entries, self._ranges, number).forget(start, stop)
 
 
 def _template_key(number: int) -> bytes:
