@@ -19,11 +19,12 @@ import structlog
 from gateway.api import documents as to
 from gateway.core.errors import ForebayError, StoreUnavailable
 from gateway.jobs.indexing.crawl import Crawl, CrawlPlan, IndexStatus, said
-from gateway.jobs.indexing.inventory import UNKNOWN_BOOT, InventoryStart
+from gateway.jobs.indexing.inventory import InventoryStart
 from gateway.jobs.indexing.key_ranges import LISTED, KeyRange, gaps, ranges_of
 from gateway.jobs.job import JobDependencies
 from gateway.metadata.entries import ObservedAt
 from gateway.metadata.listing.ranges import Interval, KeyBound, bound_of
+from gateway.metadata.listing.store import UNKNOWN_BOOT
 from gateway.policy.slots import Slot
 from gateway.telemetry import metrics
 
@@ -60,8 +61,8 @@ class _IndexLook:
     known: Sequence[Interval]
     now: ObservedAt
 
-    def within(self, usable: Callable[[ObservedAt], bool]) -> list[KeyRange]:
-        return [KeyRange(one.start, one.stop) for one in self.known if usable(one.observed_at)]
+    def within(self, usable: Callable[[ObservedAt], bool]) -> list[Interval]:
+        return [one for one in self.known if usable(one.observed_at)]
 
 
 class SlotIndex:
@@ -185,8 +186,8 @@ class SlotIndex:
     def _stand(self, look: _IndexLook) -> None:
         """Update the state that status shows."""
         progress = self.progress
-        usable = [one for one in look.known if self._bound.allows(one.observed_at, look.now)]
-        progress.complete = not gaps(self._parts, [KeyRange(one.start, one.stop) for one in usable])
+        usable = look.within(lambda learned: self._bound.allows(learned, look.now))
+        progress.complete = not gaps(self._parts, usable)
         progress.known_since = None
         if progress.complete and all(one.observed_at.boot == look.now.boot for one in usable):
             ages = [look.now.seconds - one.observed_at.seconds for one in usable]

@@ -34,6 +34,7 @@ from gateway.jobs.listing import with_retries
 from gateway.metadata.entries import ObservedAt
 from gateway.metadata.listing.pages import key_successor
 from gateway.metadata.listing.ranges import Batch, QueryStamp
+from gateway.metadata.listing.store import UNKNOWN_BOOT
 from gateway.metadata.snapshots.staging import ObjectTable
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.policy.slots import Prefix, Slot
@@ -219,9 +220,6 @@ def _date(value: Any) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03}Z"
 
 
-UNKNOWN_BOOT = 0
-"""The boot number of inventory entries, whose age is unknown. A real boot has this number once in 2 to the 32."""
-
 SPLIT_POINT_EVERY = 1000
 _LANDED_AT_ONCE = 4096
 _SORTED = "objects"
@@ -337,7 +335,7 @@ class InventoryStart:
             ObservedAt(generation, self._dependencies.clock.monotonic(), UNKNOWN_BOOT), _BEFORE_EVERY_WRITE
         )
         with closing(ObjectTable(self._directory / _SORTED)) as objects:
-            for part in gaps(parts, [KeyRange(one.start, one.stop) for one in known]):
+            for part in gaps(parts, known):
                 start = part.start
                 while start < part.stop:
                     listed = await steadily(partial(objects.read, start, part.stop, _LANDED_AT_ONCE))

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import TypeVar
 
-from gateway.metadata.listing.pages import END, key_successor, prefix_end
+from gateway.metadata.listing.pages import key_successor, prefix_end
+from gateway.metadata.listing.ranges import Interval
 from gateway.policy.slots import Prefix, Slots
 
 LISTED = ("ttl", "immutable")
 """The kinds of consistency in which the listing index answers."""
 
 _GREATEST = "\U0010ffff"
-_KEY_BYTES_MAX = 1024
+KEY_BYTES_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -31,10 +32,12 @@ def ranges_of(slots: Slots, prefix: Prefix, indexed: Collection[str]) -> list[Ke
 
     Inner slots are left out if they are strict, or if they have an index of their own (`indexed`: the names of those).
     """
-    start, stop = prefix.key_prefix.encode(), stop_of(prefix)
+    start = prefix.key_prefix.encode()
     within = [(one.prefix.key_prefix.encode(), one) for one in slots.of_bucket(prefix.bucket) if one.prefix != prefix]
     within = [(begin, one) for begin, one in within if begin.startswith(start) and one.prefix.bucket]
-    edges = sorted({start, stop, *(begin for begin, _ in within), *(prefix_end(begin) for begin, _ in within)})
+    edges = sorted(
+        {start, prefix_end(start), *(begin for begin, _ in within), *(prefix_end(begin) for begin, _ in within)}
+    )
     kept: list[KeyRange] = []
     for first, end in pairwise(edges):
         inner = next((one for begin, one in within if first.startswith(begin)), None)
@@ -43,12 +46,7 @@ def ranges_of(slots: Slots, prefix: Prefix, indexed: Collection[str]) -> list[Ke
     return kept
 
 
-def stop_of(prefix: Prefix) -> bytes:
-    """Return the first key behind all keys of a prefix."""
-    return prefix_end(prefix.key_prefix.encode()) if prefix.key_prefix else END
-
-
-def gaps(parts: Iterable[KeyRange], known: Iterable[KeyRange]) -> list[KeyRange]:
+def gaps(parts: Iterable[KeyRange], known: Iterable[KeyRange | Interval]) -> list[KeyRange]:
     """Return the parts of `parts` that are in none of `known`. Both are in order."""
     left, known = [], list(known)
     for part in parts:
@@ -75,7 +73,7 @@ def key_before(start: bytes, key_prefix: str) -> str:
     if start.endswith(b"\0"):
         return start[:-1].decode()
     whole = (start[:-1] + bytes([start[-1] - 1])).decode("utf-8", "ignore")
-    if len(whole.encode()) == len(start) and len(start) + len(_GREATEST.encode()) <= _KEY_BYTES_MAX:
+    if len(whole.encode()) == len(start) and len(start) + len(_GREATEST.encode()) <= KEY_BYTES_MAX:
         return whole + _GREATEST
     return start.decode("utf-8", "ignore")[:-1]
 
@@ -189,8 +187,6 @@ class CrawlRanges:
 
 
 T = TypeVar("T")
-
-KEY_BYTES_MAX = 1024
 
 KEPT_MAX = 8192
 """Keys at about equal distances: a megabyte, and more parts than any crawl has listers."""

@@ -21,10 +21,8 @@ def key_successor(key: bytes) -> bytes:
 
 def prefix_end(prefix: bytes) -> bytes:
     """Return the first place behind every key that begins with `prefix`."""
-    for last in range(len(prefix) - 1, -1, -1):
-        if prefix[last] < 0xFF:
-            return prefix[:last] + bytes([prefix[last] + 1])
-    return END
+    cut = prefix.rstrip(b"\xff")
+    return cut[:-1] + bytes([cut[-1] + 1]) if cut else END
 
 
 Record: TypeAlias = bytes
@@ -62,7 +60,7 @@ class ListRequest:
     @property
     def stop(self) -> bytes:
         """Behind the last key that may be listed."""
-        return min(self.until, prefix_end(self.prefix)) if self.prefix else self.until
+        return min(self.until, prefix_end(self.prefix))
 
     def rolled_up(self, key: bytes) -> bytes | None:
         """Return the common prefix that stands for `key`; None: it stands for itself."""

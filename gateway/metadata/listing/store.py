@@ -131,7 +131,8 @@ TEMPLATES_MAX = 4096
 """Forms with a number. Entries of any other have it in their record: larger, and no end."""
 
 UNKNOWN_BOOT = 0
-"""Boot number of S3 Inventory entries: older than all own writes, believed where no write is known."""
+"""Boot number of S3 Inventory entries: older than all own writes, believed where no write is known. A real boot has
+this number once in 2 to the 32."""
 
 _SWEEPS_IN_PEACE = 8
 """With few dirty keys every so many sweeps do."""

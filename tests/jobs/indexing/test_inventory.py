@@ -11,7 +11,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -219,14 +220,10 @@ ENTRY = st.builds(entry, KEY, st.sampled_from(["a", "b"]), st.integers(0, 3), st
 @given(st.lists(ENTRY, max_size=60), st.integers(1, 5))
 def test_objects_come_out_in_order(entries: list[ListedEntry], at_once: int) -> None:
     """However few are added at once; a key comes once."""
-    with tempfile.TemporaryDirectory() as directory:
-        objects = ObjectTable(Path(directory) / "objects")
-        try:
-            for start in range(0, len(entries), at_once):
-                objects.add_missing(entries[start : start + at_once])
-            found = [unpack(*row, objects.templates) for row in objects.read(b"", b"\xff", len(entries) + 1)]
-        finally:
-            objects.close()
+    with tempfile.TemporaryDirectory() as directory, closing(ObjectTable(Path(directory) / "objects")) as objects:
+        for start in range(0, len(entries), at_once):
+            objects.add_missing(entries[start : start + at_once])
+        found = [unpack(*row, objects.templates) for row in objects.read(b"", b"\xff", len(entries) + 1)]
     assert [one.key for one in found] == sorted({one.key for one in entries})
     assert all(one in entries for one in found)
 
@@ -258,25 +255,27 @@ def test_a_file_is_read_in_parts(tmp_path: Path, kind: str) -> None:
     assert max(parts) <= 65_536
 
 
-def play(
-    directory: Path, slot: Slot, origin: MemoryOrigin, check: Any, *, hold: bool = True, refresh: float | None = None
-) -> None:
-    """An index that begins with the inventory. `hold`: the crawl that follows gets no page until the check is over."""
+@asynccontextmanager
+async def beginning(
+    directory: Path, slot: Slot, origin: MemoryOrigin, *, hold: bool = True, refresh: float | None = None
+) -> AsyncIterator[IndexBench]:
+    """An index that begins with the inventory. `hold`: the crawl that follows gets no page until the test is over."""
+    until = asyncio.Event()
+    if hold:
+        origin.inject(on(Operation.LIST_OBJECTS_V2), Hold(until), times=None)
+    plans = [IndexPlan("data", refresh, 4, MANIFEST, directory / "scratch")]
+    async with index_bench(directory, origin, [slot], through=SmallPages(origin, 5), plans=plans) as kept:
+        yield kept
+        until.set()
+        await kept.crawled()
+        prefix, keys = slot.prefix.key_prefix, [key.decode() for key in origin.buckets[BUCKET].sorted_keys]
+        assert kept.listed(prefix=prefix) == [key for key in keys if key.startswith(prefix)]
+        assert not list((directory / "scratch").glob("*"))
 
-    async def scenario() -> None:
-        until = asyncio.Event()
-        if hold:
-            origin.inject(on(Operation.LIST_OBJECTS_V2), Hold(until), times=None)
-        plans = [IndexPlan("data", refresh, 4, MANIFEST, directory / "scratch")]
-        async with index_bench(directory, origin, [slot], through=SmallPages(origin, 5), plans=plans) as kept:
-            await kept.until(lambda: kept.indexes.documents()[0].state in ("crawling", "waiting"))
-            await check(kept)
-            until.set()
-            await kept.crawled()
-            assert kept.listed() == [key.decode() for key in origin.buckets[BUCKET].sorted_keys]
-            assert not list((directory / "scratch").glob("*"))
 
-    asyncio.run(scenario())
+async def taken(kept: IndexBench) -> None:
+    """Until the inventory has told what it can."""
+    await kept.until(lambda: kept.indexes.documents()[0].state in ("crawling", "waiting"))
 
 
 def origin_with_inventory(*keys: str, unlisted: Iterable[str] = (), files: int = 3) -> MemoryOrigin:
@@ -292,15 +291,13 @@ def origin_with_inventory(*keys: str, unlisted: Iterable[str] = (), files: int =
 KEYS_LISTED = [*(f"k{number:03}" for number in range(40)), *ODD_KEYS]
 
 
-def test_a_read_only_immutable_slot_is_listed_from_it_at_once(tmp_path: Path) -> None:
+async def test_a_read_only_immutable_slot_is_listed_from_it_at_once(tmp_path: Path) -> None:
     """Before the crawl has brought a page; what the inventory lacked is there when it has."""
     origin = origin_with_inventory(*KEYS_LISTED, unlisted=["later"])
-
-    async def check(kept: IndexBench) -> None:
+    async with beginning(tmp_path, READ_ONLY, origin) as kept:
+        await taken(kept)
         assert kept.listed() == sorted(set(KEYS_LISTED), key=str.encode)
         assert kept.indexes.documents()[0].known_since is None
-
-    play(tmp_path, READ_ONLY, origin, check)
 
 
 @pytest.mark.parametrize(
@@ -308,14 +305,11 @@ def test_a_read_only_immutable_slot_is_listed_from_it_at_once(tmp_path: Path) ->
     [(TTL, 50.0), (Slot("data", TTL.prefix, "read-write", "immutable"), None)],
     ids=["ttl", "read-write"],
 )
-def test_elsewhere_it_answers_nothing(tmp_path: Path, slot: Slot, refresh: float | None) -> None:
+async def test_elsewhere_it_answers_nothing(tmp_path: Path, slot: Slot, refresh: float | None) -> None:
     """Where a listing has a bound, or own writes may be missing in it: it tells the crawl where to begin, no more."""
-    origin = origin_with_inventory(*KEYS_LISTED)
-
-    async def check(kept: IndexBench) -> None:
+    async with beginning(tmp_path, slot, origin_with_inventory(*KEYS_LISTED), refresh=refresh) as kept:
+        await taken(kept)
         assert kept.listed() is None
-
-    play(tmp_path, slot, origin, check, refresh=refresh)
 
 
 async def test_keys_of_a_prefix_only(tmp_path: Path) -> None:
@@ -325,11 +319,8 @@ async def test_keys_of_a_prefix_only(tmp_path: Path) -> None:
     fill(origin, ["a/1", "b/1", "b/2"])
     put_inventory(origin, {"f": csv_file(row(origin, key) for key in ("b/2", "a/1", "b/1"))})
     slot = Slot("data", Prefix.parse(f"s3://{BUCKET}/b/"), "read-only", "immutable")
-    plans = [IndexPlan("data", None, 4, MANIFEST, tmp_path / "scratch")]
-    held = asyncio.Event()
-    origin.inject(on(Operation.LIST_OBJECTS_V2), Hold(held), times=None)
-    async with index_bench(tmp_path, origin, [slot], plans=plans) as kept:
-        await kept.until(lambda: kept.indexes.documents()[0].state == "crawling")
+    async with beginning(tmp_path, slot, origin) as kept:
+        await taken(kept)
         assert kept.listed(prefix="b/") == ["b/1", "b/2"]
         assert kept.listed(prefix="a/") is None
 
@@ -339,34 +330,22 @@ async def test_no_own_write_is_taken_back(tmp_path: Path) -> None:
     origin = origin_with_inventory("k1", "k2")
     body = asyncio.Event()
     origin.inject(on(Operation.GET_OBJECT, key="daily/data/0.csv.gz"), Hold(body))
-    plans = [IndexPlan("data", None, 4, MANIFEST, tmp_path / "scratch")]
-    held = asyncio.Event()
-    origin.inject(on(Operation.LIST_OBJECTS_V2), Hold(held), times=None)
-    async with index_bench(tmp_path, origin, [READ_ONLY], plans=plans) as kept:
+    async with beginning(tmp_path, READ_ONLY, origin) as kept:
         await kept.until(lambda: kept.indexes.documents()[0].state == "inventory")
         own = await kept.listing.begin_write(BUCKET, ["k1"])
         origin.buckets[BUCKET].remove("k1")
         await kept.listing.end_write(own)
         body.set()
-        await kept.until(lambda: kept.indexes.documents()[0].state == "crawling")
+        await taken(kept)
         assert kept.listed() is None
-        held.set()
-        await kept.crawled()
-        assert kept.listed() == ["k2"]
 
 
 async def test_the_crawl_behind_it_drops_nothing(tmp_path: Path) -> None:
     """It knows less of an object than LIST does: that is no change of the object."""
     origin = origin_with_inventory(*KEYS_LISTED)
-
-    async def check(kept: IndexBench) -> None:
-        version = ObjectKey(BUCKET, "k001")
-        await kept.bench.catalog.current(version, READ_ONLY, headers={})
+    async with beginning(tmp_path, READ_ONLY, origin, hold=False) as kept:
+        await kept.bench.catalog.current(ObjectKey(BUCKET, "k001"), READ_ONLY, headers={})
         await kept.bench.catalog.settle()
-
-    plans = [IndexPlan("data", None, 4, MANIFEST, tmp_path / "scratch")]
-    async with index_bench(tmp_path, origin, [READ_ONLY], plans=plans) as kept:
-        await check(kept)
         await kept.crawled()
         assert counted(metrics.INDEX_CHANGED_KEYS) == 0
         assert kept.bench.catalog.remembered(ObjectKey(BUCKET, "k001"), READ_ONLY, headers={}) is not None
@@ -381,7 +360,7 @@ async def test_the_crawl_behind_it_drops_nothing(tmp_path: Path) -> None:
         ("fields", "no LastModifiedDate, ETag"),
     ],
 )
-def test_one_that_cannot_be_used_is_said_and_done_without(tmp_path: Path, harm: str, why: str) -> None:
+async def test_one_that_cannot_be_used_is_said_and_done_without(tmp_path: Path, harm: str, why: str) -> None:
     """The crawl needs none."""
     origin = origin_with_inventory(*KEYS_LISTED, files=1)
     lists_of = f"{BUCKET}-lists"
@@ -393,11 +372,9 @@ def test_one_that_cannot_be_used_is_said_and_done_without(tmp_path: Path, harm: 
         origin.put(lists_of, "daily/data/0.csv.gz", csv_file([]))
     else:
         origin.put(lists_of, "daily/manifest.json", manifest({}, "Bucket, Key, Size"))
-
-    async def check(kept: IndexBench) -> None:
+    async with beginning(tmp_path, READ_ONLY, origin, hold=False) as kept:
+        await taken(kept)
         assert why in (kept.indexes.documents()[0].inventory_error or "")
-
-    play(tmp_path, READ_ONLY, origin, check, hold=False)
     assert lists(origin) > 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.jobs.indexing.key_ranges import KeyRange, gaps, key_before, ranges_of, stop_of
+from gateway.jobs.indexing.key_ranges import KeyRange, gaps, key_before, ranges_of
 from gateway.metadata.listing.pages import END, key_successor, prefix_end
 from gateway.policy.slots import Prefix, Slots
 from tests.support.listing_model import KEY
@@ -76,5 +76,5 @@ def test_a_listing_from_a_place_misses_nothing(prefix: str, key: str, other: str
     for start in (prefix.encode(), key_successor((prefix + key).encode()), prefix_end((prefix + key).encode())):
         after = key_before(start, prefix)
         whole = prefix + other
-        if whole.encode() >= start and start < stop_of(Prefix("b", prefix)):
+        if whole.encode() >= start and start < prefix_end(prefix.encode()):
             assert whole.encode() > after.encode()

@@ -70,6 +70,24 @@ class Bench:
         self.index.learn("b", wanted or ListRequest(), found_of(page(*entries)), asked, merge_seconds=0.0)
         await self.index.settle()
 
+    async def write(self, *keys: str) -> None:
+        """An own write, from its beginning to its end."""
+        await self.index.end_write(await self.index.begin_write("b", keys))
+
+    async def land(
+        self,
+        keys: Sequence[bytes],
+        start: bytes | None = None,
+        stop: bytes | None = None,
+        *,
+        templates: Sequence[EntryTemplate] = (STANDARD,),
+        merge_seconds: float = 0.0,
+    ) -> list[bytes]:
+        """What a crawl finds from `start`, the first key, to `stop`, the place behind the last one."""
+        start, stop = keys[0] if start is None else start, stop or key_successor(keys[-1])
+        listed, asked = [(key, pack(entry(key), 0)) for key in keys], self.index.asked("b")
+        return await self.index.land(Batch("b", start, stop, listed, templates, asked, merge_seconds))
+
     def keys(self, wanted: ListRequest | None = None, **truths: ListedEntry | None) -> list[bytes] | NeedsLookup | None:
         """What is listed; `truths` by key."""
         found = self.find(wanted, **truths)
@@ -81,7 +99,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(directory: Path, *, size_bytes_max: int = store.SIZE_BYTES_MAX) -> AsyncIterator[Bench]:
+async def playing(directory: Path, *, size_bytes_max: int = store.SIZE_BYTES_MAX) -> AsyncIterator[Bench]:
     opened = open_directory(directory, Homes("origin"))
     opened.listing._size_bytes_max = size_bytes_max
     clock = ManualClock()
@@ -91,12 +109,6 @@ async def bench(directory: Path, *, size_bytes_max: int = store.SIZE_BYTES_MAX) 
     finally:
         await index.close()
         opened.close()
-
-
-@asynccontextmanager
-async def playing(directory: Path, **more: int) -> AsyncIterator[Bench]:
-    async with bench(directory, **more) as one:
-        yield one
 
 
 async def test_nothing_is_known_before_it_is_learned(tmp_path: Path) -> None:
@@ -129,19 +141,12 @@ async def test_what_is_listed_of_a_bucket_that_moves_is_forgotten(tmp_path: Path
 
 async def test_it_survives_an_orderly_end_and_a_boot(tmp_path: Path) -> None:
     """As the catalog does; an unclean boot drops it."""
-
-    async def learn(one: Bench) -> None:
-        await one.learn(entry(b"a"))
-
-    async def knows(one: Bench) -> None:
-        assert one.keys() == [b"a"]
-
     directory = tmp_path / "c"
     async with playing(directory) as one:
-        await learn(one)
+        await one.learn(entry(b"a"))
     (directory / "BOOT").write_bytes(b"another boot\n")
     async with playing(directory) as one:
-        await knows(one)
+        assert one.keys() == [b"a"]
     (directory / "BOOT").write_bytes(b"another boot\n")
     (directory / "CLEAN").unlink()
     async with playing(directory) as one:
@@ -152,12 +157,8 @@ async def test_it_survives_an_orderly_end_and_a_boot(tmp_path: Path) -> None:
 @pytest.mark.parametrize("harm", ["noise", "gone"])
 async def test_files_that_are_not_whole_drop_everything(tmp_path: Path, name: str, harm: str) -> None:
     """Without dirty keys the index could not be believed, nor the other way round."""
-
-    async def learn(one: Bench) -> None:
-        await one.learn(entry(b"a"))
-
     async with playing(tmp_path / "c") as one:
-        await learn(one)
+        await one.learn(entry(b"a"))
     if harm == "noise":
         (tmp_path / "c" / name / "data.mdb").write_bytes(b"no index" * 4096)
     else:
@@ -187,8 +188,7 @@ async def test_a_truth_that_comes_late_says_nothing_of_what_is_known_since(tmp_p
     """Its key was listed after the truth was asked for: it would count for as fresh as that listing."""
     async with playing(tmp_path / "c") as one:
         await one.learn(entry(b"a", 1))
-        own = await one.index.begin_write("b", ["a"])
-        await one.index.end_write(own)
+        await one.write("a")
         asked = one.index.asked("b")
         await one.clock.advance(1.0)
         await one.learn(entry(b"a", 3))
@@ -225,8 +225,7 @@ async def test_a_page_on_its_way_does_not_undo_a_settled_write(tmp_path: Path) -
     async with playing(tmp_path / "c") as one:
         await one.learn(entry(b"a", 1))
         asked = one.index.asked("b")
-        own = await one.index.begin_write("b", ["a"])
-        await one.index.end_write(own)
+        await one.write("a")
         one.index.learn_truth("b", b"a", AuthoritativeEntry(None), one.index.asked("b"))
         await one.index.settle()
         for _ in range(8):
@@ -257,13 +256,9 @@ async def test_a_page_asked_for_before_the_bucket_was_given_up_is_not_kept(tmp_p
 
 async def test_the_truth_may_be_of_a_kind_that_is_not_known_yet(tmp_path: Path) -> None:
     """A process that has just started merges it with records whose forms it has not read."""
-
-    async def learn(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
         await one.learn(entry(b"a", template=STANDARD), entry(b"b", template=GLACIER))
         await one.index.begin_write("b", ["c"])
-
-    async with playing(tmp_path / "c") as one:
-        await learn(one)
     async with playing(tmp_path / "c") as one:
         other = EntryTemplate("", None, "<StorageClass>OTHER</StorageClass>")
         found = one.find(c=entry(b"c", template=other))
@@ -355,19 +350,15 @@ async def test_too_many_dirty_keys_are_got_over_after_a_restart(
 ) -> None:
     """A bucket is void with each write while there are far too many of them, and no longer than for some hundred."""
     monkeypatch.setattr(dirty_keys, "DIRTY_KEYS_MAX", 1000)
-
-    async def too_many(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
         for number in range(0, 2000, 100):
-            own = OwnWrite("b", [b"k%05d" % one for one in range(number, number + 100)])
-            one.opened.dirty.begin(own, 0.0)
-            one.opened.dirty.end(own, 0.0)
+            many = OwnWrite("b", [b"k%05d" % one for one in range(number, number + 100)])
+            one.opened.dirty.begin(many, 0.0)
+            one.opened.dirty.end(many, 0.0)
         await one.learn(entry(b"set/a"), wanted=ListRequest(b"set/"))
         own = await one.index.begin_write("b", ["runs/1"])
         assert one.keys(ListRequest(b"set/")) is None
         await one.index.end_write(own)
-
-    async with playing(tmp_path / "c") as one:
-        await too_many(one)
     async with playing(tmp_path / "c") as one:
         await write_many(one, (f"runs/{number}" for number in range(500)), at_once=1)
         await one.learn(entry(b"set/a"), wanted=ListRequest(b"set/"))
@@ -407,8 +398,7 @@ async def test_known_keys_stay_dirty_where_they_are_few(tmp_path: Path) -> None:
     """However old: the index has not caught up with them."""
     async with playing(tmp_path / "c") as one:
         await one.learn(entry(b"a"))
-        own = await one.index.begin_write("b", ["a"])
-        await one.index.end_write(own)
+        await one.write("a")
         for _ in range(16):
             one.opened.listing.sweep(1e6)
         assert one.keys() == NeedsLookup([b"a"])
@@ -434,11 +424,9 @@ async def test_a_process_that_is_stopped_holds_up_no_write_for_long(
             os.kill(stopped.pid, signal.SIGCONT)
             stopped.wait()
         monkeypatch.setattr(index_module, "NOTE_SECONDS_MAX", 60.0)  # a slow disk is another matter
-        own = await one.index.begin_write("b", ["a"])
-        await one.index.end_write(own)
+        await one.write("a")
         await one.learn(entry(b"a"), entry(b"b"))
-        own = await one.index.begin_write("b", ["b"])
-        await one.index.end_write(own)
+        await one.write("b")
         assert one.keys() == NeedsLookup([b"b"]), "noted again"
 
 
@@ -507,16 +495,12 @@ def other(directory: Path, *steps: str) -> None:
 @pytest.mark.parametrize("steps", [["end"], ["end", "die"], ["die"]])
 async def test_another_processs_write_is_seen_though_it_is_killed(tmp_path: Path, steps: Sequence[str]) -> None:
     """Killed in the midst of it, its key is asked about each time; after the next start, once."""
-
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
         await one.learn(entry(b"a", 1))
         other(tmp_path / "c", *steps)
         assert one.keys() == NeedsLookup([b"a"])
         await one.learn(entry(b"a", 2))
         assert one.keys() == (NeedsLookup([b"a"]) if steps == ["die"] else [b"a"])
-
-    async with playing(tmp_path / "c") as one:
-        await scenario(one)
     async with playing(tmp_path / "c") as one:
         if steps == ["die"]:
             assert one.keys() == NeedsLookup([b"a"])
@@ -591,10 +575,7 @@ async def test_the_index_keeps_to_its_size_and_never_lies(tmp_path: Path) -> Non
     async with playing(tmp_path / "c", size_bytes_max=2**20) as one:
         for start in range(0, 40_000, 1000):
             keys = [b"%08d" % number for number in range(start, start + 1000)]
-            listed = [(key, pack(entry(key), 0)) for key in keys]
-            await one.index.land(
-                Batch("b", keys[0], key_successor(keys[-1]), listed, [STANDARD], one.index.asked("b"), 1.0)
-            )
+            await one.land(keys, merge_seconds=1.0)
         statistics = one.opened.listing.statistics()
         assert statistics["size_bytes"] < 2**20 + 2**17
         assert 10_000 < statistics["keys"] < 25_000
@@ -633,10 +614,7 @@ async def test_a_sorted_build_takes_little_room(tmp_path: Path) -> None:
                 b"imagenet/train/class%04d/n%08d_image%012d.JPEG" % (n // 1000, n, n)
                 for n in range(start, start + 1000)
             ]
-            listed = [(key, pack(entry(key), 0)) for key in keys]
-            await one.index.land(
-                Batch("b", keys[0], key_successor(keys[-1]), listed, [STANDARD], one.index.asked("b"), 1.0)
-            )
+            await one.land(keys, merge_seconds=1.0)
         assert len(keys[0]) >= 55
         statistics = one.opened.listing.statistics()
         assert statistics["keys"] == 20_000
@@ -648,15 +626,11 @@ async def test_what_lands_in_many_places_at_once_is_packed_as_well(tmp_path: Pat
     """A crawl lands keys in order, but here and there, and in front of others: no page is left half empty."""
     async with playing(tmp_path) as one:
         each, at_once = 4000 // streams, 500
-        await one.index.land(
-            Batch("b", b"zzz", END, [(b"zzz", pack(entry(b"zzz"), 0))], [STANDARD], one.index.asked("b"), 0)
-        )
+        await one.land([b"zzz"], stop=END)
         for first in range(0, each, at_once):
             for stream in range(streams):
                 keys = [b"%054d" % (stream * each + n) for n in range(first, min(first + at_once, each))]
-                listed = [(key, pack(entry(key), 0)) for key in keys]
-                asked = one.index.asked("b")
-                await one.index.land(Batch("b", keys[0], key_successor(keys[-1]), listed, [STANDARD], asked, math.inf))
+                await one.land(keys, merge_seconds=math.inf)
         assert one.opened.listing.statistics()["keys"] == 4001
         assert one.opened.listing.statistics()["size_bytes"] < 130 * 4001
 
@@ -665,9 +639,7 @@ async def test_a_form_that_has_changed_is_no_change_of_the_object(tmp_path: Path
     """A listing with owners, or of a bucket whose checksums are told now: kept, but nothing to drop blocks for."""
     async with playing(tmp_path) as one:
         await one.learn(entry(b"a"), entry(b"b"))
-        listed = [(key, pack(entry(key), 0)) for key in (b"a", b"b")]
-        changed = await one.index.land(Batch("b", b"", END, listed, [GLACIER], one.index.asked("b"), 0.0))
-        assert changed == []
+        assert await one.land([b"a", b"b"], b"", END, templates=[GLACIER]) == []
         found = one.find()
         assert isinstance(found, FoundPage)
         assert {found.templates[int.from_bytes(record[6:8], "little")] for _, record in found.page.keys} == {GLACIER}
@@ -690,7 +662,7 @@ async def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
         stop = END if first + 1000 >= count else key_successor(some[-1].key)
         return await one.index.land(Batch("b", start, stop, listed, templates, one.index.asked("b"), math.inf))
 
-    async def scenario(one: Bench) -> None:
+    async with playing(tmp_path / "c") as one:
         for first in range(0, count, 1000):
             assert await land(one, first) == []
         assert await land(one, 0) == [], "nothing has changed"
@@ -705,19 +677,16 @@ async def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
         assert listed == entries
         last = entries[-1]
         assert one.index.entry("b", last.key.decode(), FOR_EVER) == last
-        own = await one.index.begin_write("b", ["000000"])
-        await one.index.end_write(own)
+        await one.write("000000")
         found = one.find(ListRequest(b"00000"), **{"000000": entry(b"000000", 1, restored_until(count))})
         assert isinstance(found, FoundPage)
         assert found.templates[template_of(found.page.keys[0][1])] == restored_until(count)
 
     async with playing(tmp_path / "c") as one:
-        await scenario(one)
-    async with playing(tmp_path / "c") as one:
         strange = ListedEntry(b"~", "yesterday", "no digest", 7, restored_until(count + 1))
         await one.learn(strange, wanted=ListRequest(b"~"))
         assert one.index.entry("b", "~", FOR_EVER) == strange
         changed = ListedEntry(b"~", "today", "no digest", 7, restored_until(count + 2))
-        listed, templates = numbered([changed])
-        batch = Batch("b", b"~", END, listed, templates, one.index.asked("b"), 0.0)
+        records, templates = numbered([changed])
+        batch = Batch("b", b"~", END, records, templates, one.index.asked("b"), 0.0)
         assert await one.index.land(batch) == [b"~"]
