@@ -19,9 +19,9 @@ from gateway.jobs.job import Job, JobKind, JobState, JobStore
 from gateway.jobs.runner import ENDED_KEPT, RUNNING_MAX
 from gateway.jobs.worklist import BadManifest
 from gateway.s3.requests import Operation
-from tests.support.blocks import BUCKET, TestClock, make_origin, stored, until
+from tests.support.blocks import BUCKET, TestClock, make_origin, until
 from tests.support.indexing import pages_without_end
-from tests.support.jobs import job_bench
+from tests.support.jobs import data_set, job_bench
 from tests.support.memory_origin.faults import Answer, Hold, on
 
 PREFIX = f"s3://{BUCKET}/data/"
@@ -76,8 +76,7 @@ async def test_a_late_write_of_progress_does_not_overwrite_the_end(
         saved.append(job.state)
 
     monkeypatch.setattr(JobStore, "save", slow)
-    origin = make_origin()
-    stored(origin, "data/0000", 1000)
+    origin, _ = data_set(1, 1000)
     held = asyncio.Event()
     origin.inject(on(Operation.GET_OBJECT), Hold(held))
     async with job_bench(tmp_path, origin, clock=ShortWaits()) as bench:
@@ -102,8 +101,7 @@ async def test_a_job_ends_though_its_store_fails(
     """It is shown as ended at once, and it is stored as ended once the disk is back."""
     faults = Faults(monkeypatch, method, fault)
     expected = JobState.FAILED if "missing" in keys else JobState.DONE
-    origin = make_origin()
-    stored(origin, "data/0000", 1000)
+    origin, _ = data_set(1, 1000)
     async with job_bench(tmp_path, origin, clock=ShortWaits()) as bench:
         job = await bench.jobs.start_listed(JobKind.WARM, manifest_of(*keys))
         faults.on = True
@@ -166,8 +164,7 @@ async def test_a_job_that_cannot_be_stored_is_not_begun_and_leaves_nothing(
 ) -> None:
     """Neither the list of its objects nor its pin."""
     faults = Faults(monkeypatch, "save", fault)
-    origin = make_origin()
-    stored(origin, "data/0000", 1000)
+    origin, _ = data_set(1, 1000)
     async with job_bench(tmp_path, origin) as bench:
         faults.on = True
         with pytest.raises((OSError, StoreUnavailable)):
@@ -181,8 +178,7 @@ async def test_a_job_that_cannot_be_stored_is_not_begun_and_leaves_nothing(
 
 async def test_a_job_that_is_cancelled_before_its_first_step_has_ended(tmp_path: Path) -> None:
     """Nothing of it has run yet, so nothing of it can say that it has ended."""
-    origin = make_origin()
-    stored(origin, "data/0000", 1000)
+    origin, _ = data_set(1, 1000)
     async with job_bench(tmp_path, origin) as bench:
         job = await bench.jobs.start(JobKind.WARM, PREFIX)
         cancelled = await bench.jobs.cancel(job.id)
@@ -204,8 +200,7 @@ async def test_a_job_that_breaks_off_by_itself_has_failed(
         raise error
 
     monkeypatch.setattr(BlockCache, "invalidate", breaks)
-    origin = make_origin()
-    stored(origin, "data/0000", 1000)
+    origin, _ = data_set(1, 1000)
     async with job_bench(tmp_path, origin) as bench:
         job = await bench.jobs.start(JobKind.EVICT, PREFIX)
         await until(lambda: bench.jobs.get(job.id) is None or bench.now(job).state is not JobState.RUNNING)
@@ -233,8 +228,7 @@ async def test_old_jobs_that_the_disk_does_not_let_go_of_go_with_a_later_one(
 ) -> None:
     """Ended jobs take no more room than is said, once the disk is back."""
     faults = Faults(monkeypatch, "remove", FAULTS[0])
-    origin = make_origin()
-    stored(origin, "data/0000", 10)
+    origin, _ = data_set(1, 10)
     async with job_bench(tmp_path, origin) as bench:
         faults.on = True
         for _ in range(ENDED_KEPT + 3):

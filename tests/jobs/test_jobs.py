@@ -26,20 +26,12 @@ from gateway.metadata.listing.ranges import KeyBound
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.policy.slots import Prefix
 from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, TestClock, content_of, make_origin, read, stored, until
-from tests.support.jobs import job_bench
+from tests.support.jobs import data_set, gets, job_bench
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Effect, Fault
 from tests.support.slots import Slot
 
 PREFIX = f"s3://{BUCKET}/data/"
-
-
-def data_set(origin: MemoryOrigin, count: int, size_bytes: int = BLOCK + 1000) -> list[ObjectVersion]:
-    return [stored(origin, f"data/{n:04d}", size_bytes) for n in range(count)]
-
-
-def gets(origin: MemoryOrigin) -> int:
-    return sum(call.method == "GET" and call.key is not None for call in origin.calls)
 
 
 async def lines(*lines: str) -> AsyncIterator[bytes]:
@@ -49,8 +41,7 @@ async def lines(*lines: str) -> AsyncIterator[bytes]:
 
 async def test_a_prefix_is_warm_afterwards(tmp_path: Path) -> None:
     """Every block under it, none beside it, is on disk; what was there already is not fetched again."""
-    origin = make_origin()
-    versions = data_set(origin, 40)
+    origin, versions = data_set(40, BLOCK + 1000)
     stored(origin, "other", BLOCK)
     async with job_bench(tmp_path, origin) as bench:
         await read(bench.cache, versions[0])
@@ -70,8 +61,7 @@ async def test_a_prefix_is_warm_afterwards(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_a_slot_that_is_not_strict_is_listed_afterwards(tmp_path: Path) -> None:
     """Warming lists the prefix: LIST is then answered from the index, however many pages it takes."""
-    origin = make_origin()
-    data_set(origin, 1200, size_bytes=10)
+    origin, _ = data_set(1200, size_bytes=10)
     slot = Slot("data", Prefix.parse(PREFIX), consistency="immutable")
     async with job_bench(tmp_path, origin, slots=[slot]) as bench:
         await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
@@ -87,8 +77,7 @@ async def test_a_slot_that_is_not_strict_is_listed_afterwards(tmp_path: Path) ->
 
 async def test_a_slot_that_remembers_needs_no_question_afterwards(tmp_path: Path) -> None:
     """Where metadata is remembered, warming learns it too: the first epoch asks nothing."""
-    origin = make_origin()
-    data_set(origin, 5)
+    origin, _ = data_set(5, BLOCK + 1000)
     slot = Slot("data", Prefix.parse(PREFIX), consistency="immutable")
     async with job_bench(tmp_path, origin, slots=[slot]) as bench:
         await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
@@ -102,8 +91,7 @@ async def test_a_slot_that_remembers_needs_no_question_afterwards(tmp_path: Path
 
 async def test_a_manifest_is_fetched_in_its_order(tmp_path: Path) -> None:
     """The order in which the sampler will ask."""
-    origin = make_origin()
-    versions = data_set(origin, 30, 1000)
+    origin, versions = data_set(30, 1000)
     wanted = [versions[n] for n in (20, 3, 11)]
     async with job_bench(tmp_path, origin) as bench:
         manifest = lines(*(f"s3://{BUCKET}/{version.key.key}\n" for version in wanted))
@@ -124,8 +112,7 @@ async def test_a_bad_manifest_leaves_nothing(tmp_path: Path) -> None:
 
 async def test_what_is_not_there_is_told_and_the_rest_comes(tmp_path: Path) -> None:
     """One missing object fails the job's outcome, not its work."""
-    origin = make_origin()
-    data_set(origin, 2, 1000)
+    origin, _ = data_set(2, 1000)
     async with job_bench(tmp_path, origin) as bench:
         named = lines(*(f"s3://{BUCKET}/data/{name}\n" for name in ("0000", "gone", "0001")))
         job = await bench.ended(await bench.jobs.start_listed(JobKind.WARM, named))
@@ -144,7 +131,7 @@ async def test_an_object_that_changes_after_it_was_listed_is_fetched_as_it_is(tm
             return response
 
     origin = Changing(TestClock())
-    data_set(origin, 3, 1000)
+    data_set(3, 1000, origin)
     async with job_bench(tmp_path, origin) as bench:
         job = await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
         assert (job.state, job.objects_done) == (JobState.DONE, 3)
@@ -158,8 +145,7 @@ async def test_an_object_that_changes_after_it_was_listed_is_fetched_as_it_is(tm
 @pytest.mark.parametrize("effect", [Answer(501), AlterHeaders({"etag": '"x-gzip"'}), AlterHeaders({"etag": None})])
 async def test_objects_whose_ranges_are_withheld_are_left_out(tmp_path: Path, effect: Effect) -> None:
     """The catalog learns it, and the job ends well: nothing of them can be kept."""
-    origin = make_origin()
-    versions = data_set(origin, 3)
+    origin, versions = data_set(3, BLOCK + 1000)
     origin.faults = [Fault(lambda call: "if-match" in call.headers, effect, None)]
     async with job_bench(tmp_path, origin) as bench:
         job = await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
@@ -170,8 +156,7 @@ async def test_objects_whose_ranges_are_withheld_are_left_out(tmp_path: Path, ef
 
 async def test_it_stops_when_going_on_would_evict_what_it_has_brought(tmp_path: Path) -> None:
     """A data set larger than its slot: the first part is warm, and the job says so."""
-    origin = make_origin()
-    versions = data_set(origin, 30, BLOCK)
+    origin, versions = data_set(30, BLOCK)
     async with job_bench(tmp_path, origin, capacity_bytes=10 * (BLOCK + 4096)) as bench:
         job = await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
         assert (job.state, job.full) == (JobState.DONE, True)
@@ -184,8 +169,7 @@ async def test_it_stops_when_going_on_would_evict_what_it_has_brought(tmp_path: 
 
 async def test_a_data_set_that_fills_its_slot_to_the_last_block_is_not_too_large(tmp_path: Path) -> None:
     """`full` says that something was left out, and not that nothing more would fit."""
-    origin = make_origin()
-    data_set(origin, 9, BLOCK)
+    origin, _ = data_set(9, BLOCK)
     async with job_bench(tmp_path, origin, capacity_bytes=10 * (BLOCK + 4096)) as bench:
         job = await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
         assert (job.state, job.full, job.bytes_done) == (JobState.DONE, False, 9 * BLOCK)
@@ -193,8 +177,7 @@ async def test_a_data_set_that_fills_its_slot_to_the_last_block_is_not_too_large
 
 async def test_a_reader_at_the_same_time_shares_what_is_fetched(tmp_path: Path) -> None:
     """Each byte comes from the origin once."""
-    origin = make_origin()
-    [version] = data_set(origin, 1, 4 * BLOCK)
+    origin, [version] = data_set(1, 4 * BLOCK)
     paced = PacedOrigin(origin, pause_after=BLOCK // 2)
     async with job_bench(tmp_path, origin, through=paced) as bench:
         job = await bench.jobs.start(JobKind.WARM, PREFIX)
@@ -208,8 +191,7 @@ async def test_a_reader_at_the_same_time_shares_what_is_fetched(tmp_path: Path) 
 
 async def test_a_job_knows_what_has_come_of_blocks_that_are_not_done(tmp_path: Path) -> None:
     """How fast it goes is known long before the first of many large blocks is there."""
-    origin = make_origin()
-    data_set(origin, 1, 4 * BLOCK)
+    origin, _ = data_set(1, 4 * BLOCK)
     paced = PacedOrigin(origin, pause_after=BLOCK // 2)
     async with job_bench(tmp_path, origin, through=paced) as bench:
         job = await bench.jobs.start(JobKind.WARM, PREFIX)
@@ -223,8 +205,7 @@ async def test_a_job_knows_what_has_come_of_blocks_that_are_not_done(tmp_path: P
 
 async def test_a_job_goes_on_after_a_restart(tmp_path: Path) -> None:
     """From where it was; what it had brought is not fetched again, and the counts are those of one run."""
-    origin = make_origin()
-    versions = data_set(origin, 60)
+    origin, versions = data_set(60, BLOCK + 1000)
     paced = PacedOrigin(origin, pause_after=10 * BLOCK, piece_bytes=BLOCK)
     paced.go.set()
     async with job_bench(tmp_path, origin, through=paced) as bench:
@@ -245,8 +226,7 @@ async def test_a_job_goes_on_after_a_restart(tmp_path: Path) -> None:
 
 async def test_a_job_goes_on_where_a_power_cut_took_the_end_of_its_list(tmp_path: Path) -> None:
     """The record is synced, the list of a listing is not: what it lost is listed again."""
-    origin = make_origin()
-    versions = data_set(origin, 30)
+    origin, versions = data_set(30, BLOCK + 1000)
     async with job_bench(tmp_path, origin) as bench:
         job = await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
     store = JobStore(tmp_path / "jobs")
@@ -263,8 +243,7 @@ async def test_a_job_goes_on_where_a_power_cut_took_the_end_of_its_list(tmp_path
 
 async def test_a_cancelled_job_ends_and_stays_ended(tmp_path: Path) -> None:
     """What it has brought stays."""
-    origin = make_origin()
-    data_set(origin, 40)
+    origin, _ = data_set(40, BLOCK + 1000)
     paced = PacedOrigin(origin, pause_after=BLOCK // 2)
     async with job_bench(tmp_path, origin, through=paced) as bench:
         job = await bench.jobs.start(JobKind.WARM, PREFIX)
@@ -281,8 +260,7 @@ async def test_a_cancelled_job_ends_and_stays_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size_bytes", [BLOCK, 200_000], ids=["blocks", "small blocks"])
 async def test_a_cancelled_job_fetches_no_further(tmp_path: Path, size_bytes: int) -> None:
     """What is on its way ends there, and gives its room back; a job of before goes on where a reader waits."""
-    origin = make_origin()
-    versions = data_set(origin, 12, size_bytes)
+    origin, versions = data_set(12, size_bytes)
     paced = PacedOrigin(origin, pause_after=100_000)
     async with job_bench(tmp_path, origin, through=paced) as bench:
         job = await bench.jobs.start(JobKind.WARM, PREFIX)
@@ -323,8 +301,7 @@ async def test_a_cancelled_job_counts_what_has_arrived(tmp_path: Path) -> None:
 async def test_an_eviction_counts_what_it_drops(tmp_path: Path) -> None:
     """All that was here, part of it, or nothing; of a prefix and of a manifest. What is beside it stays, and the
     objects stay at the origin."""
-    origin = make_origin()
-    versions = data_set(origin, 6)
+    origin, versions = data_set(6, BLOCK + 1000)
     other = stored(origin, "other", BLOCK)
     total = sum(version.size_bytes for version in versions)
     async with job_bench(tmp_path, origin) as bench:
@@ -373,7 +350,7 @@ async def test_an_origin_that_is_away_for_a_while_is_waited_for(tmp_path: Path) 
             await asyncio.sleep(0)
 
     origin = Away(TestClock())
-    data_set(origin, 3, 1000)
+    data_set(3, 1000, origin)
     async with job_bench(tmp_path, origin, clock=QuickClock()) as bench:
         job = await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))
         assert (job.state, job.objects_done, job.objects_failed) == (JobState.DONE, 3, 0)
@@ -389,8 +366,7 @@ async def test_a_listing_that_is_refused_fails_the_job(tmp_path: Path) -> None:
 
 async def test_only_so_many_run(tmp_path: Path) -> None:
     """Each holds connections and memory."""
-    origin = make_origin()
-    data_set(origin, 1)
+    origin, _ = data_set(1, BLOCK + 1000)
     paced = PacedOrigin(origin, pause_after=0)
     async with job_bench(tmp_path, origin, through=paced) as bench:
         for _ in range(RUNNING_MAX):
@@ -411,8 +387,7 @@ async def test_what_is_not_published_is_not_done(tmp_path: Path, monkeypatch: py
         return finish(directory, filled, opened, checksums)
 
     monkeypatch.setattr(BlockDirectory, "finish", held)
-    origin = make_origin()
-    data_set(origin, 1, BLOCK)
+    origin, _ = data_set(1, BLOCK)
     async with job_bench(tmp_path, origin) as bench:
         job = await bench.jobs.start(JobKind.WARM, PREFIX)
         await until(publishing.is_set)
@@ -433,7 +408,7 @@ async def test_everything_is_asked_for_as_warm_up(tmp_path: Path) -> None:
             return await super().send(request)
 
     origin = Noting(TestClock())
-    data_set(origin, 2)
+    data_set(2, BLOCK + 1000, origin)
     slot = Slot("data", Prefix.parse(PREFIX), consistency="immutable")
     async with job_bench(tmp_path, origin, slots=[slot]) as bench:
         await bench.ended(await bench.jobs.start(JobKind.WARM, PREFIX))

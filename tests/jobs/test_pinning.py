@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from gateway.core.errors import PinRefused
-from gateway.core.model import ObjectVersion
 from gateway.jobs.job import JobKind, JobState
 from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
-from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, make_origin, read, stored, until
-from tests.support.jobs import job_bench
-from tests.support.memory_origin import MemoryOrigin
+from tests.support.blocks import BLOCK, BUCKET, PacedOrigin, read, stored, until
+from tests.support.jobs import data_set, gets, job_bench
 from tests.support.memory_origin.faults import Answer, on
 from tests.support.slots import Slot
 
@@ -22,18 +20,9 @@ PREFIX = f"s3://{BUCKET}/data/"
 FILE = BLOCK + 4096
 
 
-def data_set(origin: MemoryOrigin, count: int) -> list[ObjectVersion]:
-    return [stored(origin, f"data/{n:03d}", BLOCK) for n in range(count)]
-
-
-def gets(origin: MemoryOrigin) -> int:
-    return sum(call.method == "GET" and call.key is not None for call in origin.calls)
-
-
 async def test_a_pinned_prefix_is_here_and_stays(tmp_path: Path) -> None:
     """What was there before is held too; whatever is read afterwards, nothing of it is fetched again."""
-    origin = make_origin()
-    versions = data_set(origin, 8)
+    origin, versions = data_set(8)
     async with job_bench(tmp_path, origin, capacity_bytes=12 * FILE) as bench:
         await read(bench.cache, versions[0])
         await bench.cache.settle()
@@ -54,8 +43,7 @@ async def test_a_pinned_prefix_is_here_and_stays(tmp_path: Path) -> None:
 
 async def test_more_than_may_be_pinned_is_refused_before_it_is_fetched(tmp_path: Path) -> None:
     """The job fails with both figures, and nothing is pinned."""
-    origin = make_origin()
-    data_set(origin, 9)
+    origin, _ = data_set(9)
     slot = Slot("data", Prefix.parse(PREFIX), capacity_limit_bytes=8 * BLOCK)
     async with job_bench(tmp_path, origin, slots=[slot]) as bench:
         job = await bench.ended(await bench.jobs.start(JobKind.PIN, PREFIX))
@@ -67,8 +55,7 @@ async def test_more_than_may_be_pinned_is_refused_before_it_is_fetched(tmp_path:
 
 async def test_what_does_not_fit_after_all_is_refused(tmp_path: Path) -> None:
     """Headers and pages make the files larger than the objects: then the pin is taken back, what was fetched stays."""
-    origin = make_origin()
-    data_set(origin, 8)
+    origin, _ = data_set(8)
     slot = Slot("data", Prefix.parse(PREFIX), capacity_limit_bytes=8 * BLOCK)
     async with job_bench(tmp_path, origin, slots=[slot]) as bench:
         job = await bench.ended(await bench.jobs.start(JobKind.PIN, PREFIX))
@@ -81,8 +68,7 @@ async def test_what_does_not_fit_after_all_is_refused(tmp_path: Path) -> None:
 
 async def test_an_overlapping_pin_is_refused_at_once(tmp_path: Path) -> None:
     """No job is begun for it."""
-    origin = make_origin()
-    data_set(origin, 1)
+    origin, _ = data_set(1)
     async with job_bench(tmp_path, origin) as bench:
         await bench.ended(await bench.jobs.start(JobKind.PIN, PREFIX))
         with pytest.raises(PinRefused):
@@ -92,8 +78,7 @@ async def test_an_overlapping_pin_is_refused_at_once(tmp_path: Path) -> None:
 
 async def test_pinning_goes_on_after_a_restart(tmp_path: Path) -> None:
     """Where the process ended; the pin is there from the first moment."""
-    origin = make_origin()
-    data_set(origin, 20)
+    origin, _ = data_set(20)
     paced = PacedOrigin(origin, pause_after=BLOCK // 2)
     async with job_bench(tmp_path, origin, through=paced) as bench:
         job = await bench.jobs.start(JobKind.PIN, PREFIX)
@@ -107,8 +92,7 @@ async def test_pinning_goes_on_after_a_restart(tmp_path: Path) -> None:
 
 async def test_unpinning_ends_the_job_that_pins(tmp_path: Path) -> None:
     """It would hold again what was let go of."""
-    origin = make_origin()
-    data_set(origin, 20)
+    origin, _ = data_set(20)
     paced = PacedOrigin(origin, pause_after=BLOCK // 2)
     async with job_bench(tmp_path, origin, through=paced) as bench:
         job = await bench.jobs.start(JobKind.PIN, PREFIX)
@@ -123,8 +107,7 @@ async def test_unpinning_ends_the_job_that_pins(tmp_path: Path) -> None:
 
 async def test_a_pin_that_finds_no_object_fails_and_pins_nothing(tmp_path: Path) -> None:
     """A mistyped prefix stands in nobody's way; with `allow_empty` it is pinned for what comes later."""
-    origin = make_origin()
-    data_set(origin, 1)
+    origin, _ = data_set(1)
     async with job_bench(tmp_path, origin) as bench:
         job = await bench.ended(await bench.jobs.start(JobKind.PIN, f"{PREFIX}typo/"))
         assert (job.state, job.errors) == (
@@ -141,8 +124,7 @@ async def test_a_pin_that_finds_no_object_fails_and_pins_nothing(tmp_path: Path)
 @pytest.mark.parametrize("operation", [Operation.LIST_OBJECTS_V2, Operation.GET_OBJECT])
 async def test_a_pin_that_brings_nothing_is_taken_back(tmp_path: Path, operation: Operation) -> None:
     """The origin refuses to list the prefix, or refuses each object. A prefix that was pinned before stays pinned."""
-    origin = make_origin()
-    data_set(origin, 2)
+    origin, _ = data_set(2)
     async with job_bench(tmp_path, origin) as bench:
         origin.inject(on(operation), Answer(403, "AccessDenied"), times=None)
         job = await bench.ended(await bench.jobs.start(JobKind.PIN, PREFIX))
@@ -154,9 +136,8 @@ async def test_a_pin_that_brings_nothing_is_taken_back(tmp_path: Path, operation
 
 async def test_a_pin_of_which_an_object_fails_stays(tmp_path: Path) -> None:
     """One object that the origin does not give costs nobody the others."""
-    origin = make_origin()
-    data_set(origin, 3)
-    refused = on(Operation.GET_OBJECT, key="data/001")
+    origin, _ = data_set(3)
+    refused = on(Operation.GET_OBJECT, key="data/0001")
     origin.inject(refused, Answer(403, "InvalidObjectState"), times=None)
     async with job_bench(tmp_path, origin) as bench:
         job = await bench.ended(await bench.jobs.start(JobKind.PIN, PREFIX))
@@ -166,8 +147,7 @@ async def test_a_pin_of_which_an_object_fails_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_cancelled_pin_is_taken_back(tmp_path: Path, restarted: bool) -> None:
     """The next process takes it back too. A client that asks again meanwhile gets the same job."""
-    origin = make_origin()
-    data_set(origin, 20)
+    origin, _ = data_set(20)
     paced = PacedOrigin(origin, pause_after=BLOCK // 2)
     async with job_bench(tmp_path, origin, through=paced) as bench:
         job = await bench.jobs.start(JobKind.PIN, PREFIX)

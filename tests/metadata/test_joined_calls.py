@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -57,6 +58,13 @@ class Bucket:
 async def turn() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
+
+
+async def asking(joined: JoinedCalls, send: Callable[[], Coroutine[Any, Any, int]]) -> asyncio.Task[int]:
+    """A caller that has asked."""
+    caller = asyncio.create_task(joined.ask("q", send))
+    await turn()
+    return caller
 
 
 @asynccontextmanager
@@ -120,8 +128,7 @@ async def test_each_answer_is_a_state_between_question_and_answer(steps: list[tu
 async def test_any_number_of_callers_cost_two_calls() -> None:
     """One that was under way, and one that began after all others had asked."""
     async with playing() as (joined, bucket, _clock):
-        first = asyncio.create_task(joined.ask("q", bucket.send))
-        await turn()
+        first = await asking(joined, bucket.send)
         bucket.state = 1
         others = [asyncio.create_task(joined.ask("q", bucket.send)) for _ in range(512)]
         await turn()
@@ -137,10 +144,8 @@ async def test_any_number_of_callers_cost_two_calls() -> None:
 async def test_a_call_that_never_ends_holds_the_next_one_up_for_a_moment_only() -> None:
     """Whoever asked later has a call of his own by then; its answer is as good for who waits for the silent one."""
     async with playing() as (joined, bucket, clock):
-        first = asyncio.create_task(joined.ask("q", bucket.send))
-        await turn()
-        second = asyncio.create_task(joined.ask("q", bucket.send))
-        await turn()
+        first = await asking(joined, bucket.send)
+        second = await asking(joined, bucket.send)
         await clock.advance(WAIT_SECONDS_MAX)
         assert bucket.begun == 2
         bucket.finish(1, good=True)
@@ -170,14 +175,12 @@ async def test_a_call_that_is_stuck_is_made_again_for_those_who_wait() -> None:
 async def test_a_slow_answer_serves_those_who_waited_for_it() -> None:
     """The calls that were made meanwhile are given up."""
     async with playing() as (joined, bucket, clock):
-        first = asyncio.create_task(joined.ask("q", bucket.send))
-        await turn()
+        first = await asking(joined, bucket.send)
         await clock.advance(OVERTAKEN_AFTER_SECONDS)
         await clock.advance(1.0)
         assert bucket.begun == 2
         bucket.state = 1
-        late = asyncio.create_task(joined.ask("q", bucket.send))
-        await turn()
+        late = await asking(joined, bucket.send)
         bucket.finish(0, good=True)
         assert await first == 0
         await turn()
@@ -195,13 +198,10 @@ async def test_who_waits_for_an_earlier_call_is_not_told_that_a_later_one_got_no
             except Refused:
                 raise OriginUnreachable("no answer") from None
 
-        first = asyncio.create_task(joined.ask("q", send))
-        await turn()
-        second = asyncio.create_task(joined.ask("q", send))
-        await turn()
+        first = await asking(joined, send)
+        second = await asking(joined, send)
         await clock.advance(WAIT_SECONDS_MAX)
-        third = asyncio.create_task(joined.ask("q", bucket.send))
-        await turn()
+        third = await asking(joined, bucket.send)
         await clock.advance(WAIT_SECONDS_MAX)
         assert bucket.begun == 3
         bucket.finish(1, good=False)
@@ -223,8 +223,7 @@ async def test_a_call_that_fails_again_and_again_is_told_of_in_time() -> None:
             await clock.sleep(20.0)
             raise OriginBusy("no connection was free")
 
-        caller = asyncio.create_task(joined.ask("q", send))
-        await turn()
+        caller = await asking(joined, send)
         await clock.advance(20.0)
         assert bucket.begun == 3
         with pytest.raises(OriginBusy):
@@ -255,10 +254,8 @@ async def test_what_one_account_may_not_have_is_no_failure_of_another() -> None:
 async def test_a_call_that_fails_fails_those_who_waited_for_it() -> None:
     """And nobody who asked after it had begun."""
     async with playing() as (joined, bucket, _clock):
-        first = asyncio.create_task(joined.ask("q", bucket.send))
-        await turn()
-        second = asyncio.create_task(joined.ask("q", bucket.send))
-        await turn()
+        first = await asking(joined, bucket.send)
+        second = await asking(joined, bucket.send)
         bucket.finish(0, good=False)
         await turn()
         bucket.finish(0, good=True)
@@ -270,8 +267,7 @@ async def test_a_call_that_fails_fails_those_who_waited_for_it() -> None:
 async def test_what_nobody_waits_for_is_not_asked() -> None:
     """A call that has begun is cancelled when the last caller leaves; one that has not is never made."""
     async with playing() as (joined, bucket, _clock):
-        first = asyncio.create_task(joined.ask("q", bucket.send))
-        await turn()
+        first = await asking(joined, bucket.send)
         second, third = (asyncio.create_task(joined.ask("q", bucket.send)) for _ in range(2))
         await turn()
         second.cancel()

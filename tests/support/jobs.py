@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gateway.blocks.cache import BlockCache
 from gateway.core.clock import Clock, SystemClock
-from gateway.core.model import Homes
+from gateway.core.model import Homes, ObjectVersion
 from gateway.jobs.job import Job, JobDependencies, JobState, JobStore
 from gateway.jobs.runner import Jobs
 from gateway.jobs.snapshot_service import SnapshotService
@@ -17,7 +17,7 @@ from gateway.metadata.catalog import Catalog
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.origin.client import Origin
 from gateway.policy.slots import Slots
-from tests.support.blocks import BUCKET, MIB, open_cache, until
+from tests.support.blocks import BLOCK, BUCKET, MIB, make_origin, open_cache, stored, until
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.slots import Slot
 
@@ -81,4 +81,17 @@ async def job_bench(
             await catalog.close()
 
 
-__all__ = ["BUCKET", "JobBench", "job_bench"]
+def data_set(
+    count: int, size_bytes: int = BLOCK, origin: MemoryOrigin | None = None
+) -> tuple[MemoryOrigin, list[ObjectVersion]]:
+    """An origin with so many objects under `data/`."""
+    origin = origin or make_origin()
+    return origin, [stored(origin, f"data/{number:04d}", size_bytes) for number in range(count)]
+
+
+def gets(origin: MemoryOrigin) -> int:
+    """How often the origin was asked for bytes."""
+    return sum(call.method == "GET" and call.key is not None for call in origin.calls)
+
+
+__all__ = ["BUCKET", "JobBench", "data_set", "gets", "job_bench"]
