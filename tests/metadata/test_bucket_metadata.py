@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from gateway.metadata.bucket_metadata import (
     ANSWER_BYTES_MAX,
     BucketAnswer,
-    BucketMetadataCache,
     BucketQuery,
     pack,
     unpack,
@@ -25,7 +23,7 @@ from gateway.metadata.entries import ObservedAt, answer_freshness
 from gateway.metadata.opening import ANSWERS
 from gateway.policy.slots import Prefix
 from tests.support.slots import Slot
-from tests.support.small_answers import ANSWER, QUESTION, World, keep, known, play
+from tests.support.small_answers import ANSWER, QUESTION, keep, known, playing
 
 NAMES = st.text(st.characters(min_codepoint=97, max_codepoint=122), min_size=1, max_size=8)
 VALUES = st.text(st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=20)
@@ -76,10 +74,9 @@ def test_what_is_believed(consistency: str, age: float, boot: int, epoch: int, e
     assert answer_freshness(learned, now, slot, ttl_seconds=60.0).value == expected
 
 
-def test_what_was_kept_is_recalled_by_others_and_later(tmp_path: Path) -> None:
+async def test_what_was_kept_is_recalled_by_others_and_later(tmp_path: Path) -> None:
     """By a second user of the directory, and by one that opens it after the first is gone."""
-
-    async def scenario(world: World, answers: BucketMetadataCache) -> None:
+    async with playing(tmp_path) as (world, answers):
         second = world.answers()
         assert await known(second) is None
         await keep(answers)
@@ -87,23 +84,14 @@ def test_what_was_kept_is_recalled_by_others_and_later(tmp_path: Path) -> None:
         assert await known(answers, BucketQuery("GetBucketLocation", "other")) is None
         assert await known(answers, BucketQuery("HeadBucket", "bucket")) is None
         await second.close()
-
-    world = play(tmp_path, scenario)
     assert world.troubles == {}
-    play(tmp_path, recalls(ANSWER))
+    async with playing(tmp_path) as (_, answers):
+        assert await known(answers) == ANSWER
 
 
-def recalls(expected: BucketAnswer | None) -> Callable[[World, BucketMetadataCache], Awaitable[None]]:
-    async def scenario(world: World, answers: BucketMetadataCache) -> None:
-        assert await known(answers) == expected
-
-    return scenario
-
-
-def test_what_was_asked_before_a_write_is_never_believed_after_it(tmp_path: Path) -> None:
+async def test_what_was_asked_before_a_write_is_never_believed_after_it(tmp_path: Path) -> None:
     """Not what lies there, not what lands later, not what was asked for while the disk was read."""
-
-    async def scenario(world: World, answers: BucketMetadataCache) -> None:
+    async with playing(tmp_path) as (world, answers):
         await keep(answers)
         asked = answers.now("bucket")
         world.moment = replace(world.moment, epoch=8)
@@ -117,23 +105,19 @@ def test_what_was_asked_before_a_write_is_never_believed_after_it(tmp_path: Path
         world.moment = replace(world.moment, epoch=9)
         assert await recalling is None
 
-    play(tmp_path, scenario)
 
-
-def test_the_file_is_for_its_user_alone_and_keeps_to_its_size(tmp_path: Path) -> None:
+async def test_the_file_is_for_its_user_alone_and_keeps_to_its_size(tmp_path: Path) -> None:
     """Whatever the umask; whoever has many buckets makes it forget others, and answers over 64 KiB are not kept."""
-
-    async def scenario(world: World, answers: BucketMetadataCache) -> None:
-        for number in range(300):
-            await keep(answers, BucketQuery("GetBucketTagging", f"b{number}"), BucketAnswer(200, [], os.urandom(8000)))
-        assert await known(answers, BucketQuery("GetBucketTagging", "b0")) is None
-        assert await known(answers, BucketQuery("GetBucketTagging", "b299")) is not None
-        await keep(answers, answer=BucketAnswer(200, [], b"x" * ANSWER_BYTES_MAX))
-        assert await known(answers) is None
-
     before = os.umask(0)
     try:
-        world = play(tmp_path, scenario, size_bytes_max=2**20)
+        async with playing(tmp_path, size_bytes_max=2**20) as (world, answers):
+            for number in range(300):
+                question = BucketQuery("GetBucketTagging", f"b{number}")
+                await keep(answers, question, BucketAnswer(200, [], os.urandom(8000)))
+            assert await known(answers, BucketQuery("GetBucketTagging", "b0")) is None
+            assert await known(answers, BucketQuery("GetBucketTagging", "b299")) is not None
+            await keep(answers, answer=BucketAnswer(200, [], b"x" * ANSWER_BYTES_MAX))
+            assert await known(answers) is None
     finally:
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / ANSWERS).rglob("*")}

@@ -25,7 +25,7 @@ from gateway.metadata.bucket_metadata import (
     RawDisk,
 )
 from gateway.metadata.opening import ANSWERS
-from tests.support.small_answers import ANSWER, World, keep, known, play
+from tests.support.small_answers import ANSWER, World, keep, known, playing
 
 
 @pytest.mark.parametrize("value", ["text", 5, 1.5, None, bytearray(b"x"), object()])
@@ -49,7 +49,7 @@ class Bomb:
 
 
 @pytest.mark.parametrize("form", ["value", "file", "key", "text", "number"])
-def test_a_planted_pickle_is_a_miss_and_is_never_opened(tmp_path: Path, form: str) -> None:
+async def test_a_planted_pickle_is_a_miss_and_is_never_opened(tmp_path: Path, form: str) -> None:
     """Whatever a row of the file claims to be, only bytes are read: no code runs, no other file is read or removed."""
     bomb = pickle.dumps(Bomb(tmp_path / "exploded"))
     (tmp_path / "bomb").write_bytes(bomb)
@@ -61,8 +61,7 @@ def test_a_planted_pickle_is_a_miss_and_is_never_opened(tmp_path: Path, form: st
         "number": {"value": 5},
     }
     columns = forms[form]
-
-    async def scenario(world: World, answers: BucketMetadataCache) -> None:
+    async with playing(tmp_path) as (world, answers):
         await keep(answers)
         with closing(sqlite3.connect(world.database, isolation_level=None)) as connection:
             changes = ", ".join(f"{name} = ?" for name in columns)
@@ -70,8 +69,6 @@ def test_a_planted_pickle_is_a_miss_and_is_never_opened(tmp_path: Path, form: st
         assert await known(answers) is None
         await keep(answers)
         assert await known(answers) == ANSWER
-
-    world = play(tmp_path, scenario)
     assert world.troubles == {}
     assert (tmp_path / "bomb").read_bytes() == bomb
     assert not (tmp_path / "exploded").exists()
@@ -119,34 +116,29 @@ async def recovers(world: World, answers: BucketMetadataCache) -> None:
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_file_harmed_while_it_is_open_is_begun_anew(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+async def test_a_file_harmed_while_it_is_open_is_begun_anew(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     """Garbage, flipped bits, a cut, another database in its place: a miss that is counted, and then a new file."""
-
-    async def scenario(world: World, answers: BucketMetadataCache) -> None:
+    async with playing(tmp_path) as (world, answers):
         for number in range(20):
             await keep(answers, BucketQuery("HeadBucket", str(number)), BucketAnswer(200, [], b"x" * 3000))
         await keep(answers)
         harm(world.database)
         await recovers(world, answers)
 
-    play(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("harm", [*HARMS, odd_settings])
-def test_a_file_harmed_before_it_is_opened_is_begun_anew(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+async def test_a_file_harmed_before_it_is_opened_is_begun_anew(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     """The same, and settings in it that diskcache would act on."""
-
-    async def first(world: World, answers: BucketMetadataCache) -> None:
+    async with playing(tmp_path) as (world, answers):
         await keep(answers)
+    harm(world.database)
+    async with playing(tmp_path) as (world, answers):
+        await recovers(world, answers)
 
-    harm(play(tmp_path, first).database)
-    play(tmp_path, recovers)
 
-
-def test_a_file_that_is_removed_is_made_again(tmp_path: Path) -> None:
+async def test_a_file_that_is_removed_is_made_again(tmp_path: Path) -> None:
     """By hand, or by another process that found it harmed: what is kept next, both see."""
-
-    async def scenario(world: World, answers: BucketMetadataCache) -> None:
+    async with playing(tmp_path) as (world, answers):
         second = world.answers()
         await keep(answers)
         assert await known(second) == ANSWER
@@ -155,15 +147,13 @@ def test_a_file_that_is_removed_is_made_again(tmp_path: Path) -> None:
         await keep(answers)
         assert await known(second) == await known(answers) == ANSWER
         await second.close()
+    assert world.troubles == {}
 
-    assert play(tmp_path, scenario).troubles == {}
 
-
-def test_a_directory_that_cannot_be_made_is_a_miss(tmp_path: Path) -> None:
+async def test_a_directory_that_cannot_be_made_is_a_miss(tmp_path: Path) -> None:
     """Nothing is remembered, nothing fails, and the disk is left alone for a while."""
     (tmp_path / ANSWERS).write_bytes(b"a file")
-
-    async def scenario(world: World, answers: BucketMetadataCache) -> None:
+    async with playing(tmp_path) as (world, answers):
         for _ in range(3):
             await keep(answers)
             assert await known(answers) is None
@@ -172,14 +162,12 @@ def test_a_directory_that_cannot_be_made_is_a_miss(tmp_path: Path) -> None:
         world.pass_seconds(PAUSE_SECONDS)
         await keep(answers)
         assert await known(answers) == ANSWER
+    assert set(world.troubles) == {"unavailable"}
 
-    assert set(play(tmp_path, scenario).troubles) == {"unavailable"}
 
-
-def test_a_locked_file_is_a_miss(tmp_path: Path) -> None:
+async def test_a_locked_file_is_a_miss(tmp_path: Path) -> None:
     """While another process is in a transaction without end: opened already, or not yet."""
-
-    async def scenario(world: World, answers: BucketMetadataCache) -> None:
+    async with playing(tmp_path) as (world, answers):
         await keep(answers)
         late = world.answers()
         with closing(sqlite3.connect(world.database, isolation_level=None)) as other:
@@ -193,14 +181,12 @@ def test_a_locked_file_is_a_miss(tmp_path: Path) -> None:
         for user in (answers, late):
             assert await known(user) == ANSWER
         await late.close()
+    assert world.troubles == {"unavailable": 4}
 
-    assert play(tmp_path, scenario).troubles == {"unavailable": 4}
 
-
-def test_a_file_that_another_process_is_opening_is_a_miss(tmp_path: Path) -> None:
+async def test_a_file_that_another_process_is_opening_is_a_miss(tmp_path: Path) -> None:
     """Nobody waits for it, however long it takes."""
-
-    async def scenario(world: World, answers: BucketMetadataCache) -> None:
+    async with playing(tmp_path) as (world, answers):
         (world.directory / ANSWERS).mkdir()
         with (world.directory / ANSWERS / "opening.lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -208,16 +194,14 @@ def test_a_file_that_another_process_is_opening_is_a_miss(tmp_path: Path) -> Non
         world.pass_seconds(PAUSE_SECONDS)
         await keep(answers)
         assert await known(answers) == ANSWER
+    assert world.troubles == {"unavailable": 1}
 
-    assert play(tmp_path, scenario).troubles == {"unavailable": 1}
 
-
-def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks goes on without it; what waits for it is bounded."""
     monkeypatch.setattr(bucket_metadata, "RECALL_SECONDS_MAX", 0.01)
     hanging = threading.Event()
-
-    async def scenario(world: World, answers: BucketMetadataCache) -> None:
+    async with playing(tmp_path) as (world, answers):
         monkeypatch.setattr(answers._file, "get", lambda place: hanging.wait() or None)
         recalled = [known(answers) for _ in range(WAITING_MAX + 10)]
         assert await asyncio.gather(*recalled) == [None] * len(recalled)
@@ -226,5 +210,4 @@ def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.M
         assert await known(answers) is None
         assert answers._thread.waiting <= WAITING_MAX
         hanging.set()
-
-    assert set(play(tmp_path, scenario).troubles) == {"unavailable"}
+    assert set(world.troubles) == {"unavailable"}

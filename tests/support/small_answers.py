@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -45,19 +45,15 @@ class World:
         return self.directory / ANSWERS / "cache.db"
 
 
-def play(directory: Path, scenario: Callable[[World, BucketMetadataCache], Awaitable[None]], **more: int) -> World:
-    """Run a scenario with one process's answers."""
+@asynccontextmanager
+async def playing(directory: Path, **more: int) -> AsyncIterator[tuple[World, BucketMetadataCache]]:
+    """One process's answers, until the context ends."""
     world = World(directory)
-
-    async def run() -> None:
-        answers = world.answers(**more)
-        try:
-            await scenario(world, answers)
-        finally:
-            await answers.close()
-
-    asyncio.run(run())
-    return world
+    answers = world.answers(**more)
+    try:
+        yield world, answers
+    finally:
+        await answers.close()
 
 
 async def keep(answers: BucketMetadataCache, question: BucketQuery = QUESTION, answer: BucketAnswer = ANSWER) -> None:
