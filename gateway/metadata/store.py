@@ -287,10 +287,6 @@ class CatalogStore:
             if self.lookup(key) is not None:
                 self.epochs.change_key(key)
 
-    def entries(self) -> int:
-        with self._environment.begin() as transaction:
-            return int(transaction.stat(self._entries)["entries"])
-
     def close(self, *, sync: bool = False) -> None:
         if sync:
             self._environment.sync(True)

@@ -1,12 +1,17 @@
-"""The list of objects that a job is about: written ahead, read behind, found again."""
+"""The list of objects that a job is about: written ahead, read behind, found again; and manifests, cut anywhere."""
 
 from __future__ import annotations
 
 import asyncio
+from itertools import chain
 from pathlib import Path
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gateway.core.model import ObjectKey
-from gateway.jobs.worklist import Worklist
+from gateway.jobs.worklist import LINE_BYTES_MAX, BadManifest, ManifestLines, Worklist
 
 
 async def test_entries_come_in_order_as_they_are_written(tmp_path: Path) -> None:
@@ -63,3 +68,38 @@ def test_zeros_end_a_list(tmp_path: Path) -> None:
     assert found.last is not None
     assert (found.last.key.key, found.objects, found.objects_before) == ("a", 1, 1)
     assert worklist.path.read_bytes() == whole[:first]
+
+
+KEYS = st.text(st.characters(blacklist_characters="\r\n", codec="utf-8"), min_size=1, max_size=30)
+
+
+@given(st.lists(KEYS, max_size=20), st.lists(st.integers(1, 9), max_size=30), st.booleans(), st.booleans())
+def test_pieces_may_be_cut_anywhere(keys: list[str], cuts: list[int], crlf: bool, ends: bool) -> None:
+    """Line feeds or CRLF, with or without one at the end, in pieces of any size."""
+    feed = "\r\n" if crlf else "\n"
+    text = feed.join(f"s3://b/{key}" for key in keys) + (feed if ends else "")
+    rest, lines = text.encode(), ManifestLines()
+    found = []
+    for cut in cuts:
+        piece, rest = rest[:cut], rest[cut:]
+        found += list(lines.feed(piece))
+    found += [*lines.feed(rest), *lines.end()]
+    assert found == [("b", key) for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"b/key", "line 3: 'b/key' does not begin with s3://"),
+        (b"s3://bucket", "line 3 names no key"),
+        (b"s3://bucket/", "line 3 names no key"),
+        (b"s3://b/\xff", "line 3"),
+        (b"x" * (LINE_BYTES_MAX + 1), "line 3 is longer"),
+    ],
+)
+def test_a_bad_line_is_named(line: bytes, said: str) -> None:
+    """The message says which and why."""
+    lines = ManifestLines()
+    assert list(lines.feed(b"s3://b/a\n\n")) == [("b", "a")]
+    with pytest.raises(BadManifest, match=said):
+        list(chain(lines.feed(line), lines.end()))

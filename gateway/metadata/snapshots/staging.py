@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -121,17 +121,13 @@ class SnapshotStaging:
             if size_bytes > BYTES_MAX:
                 raise SnapshotError(f"the objects are said to have {size_bytes} bytes, more than there can be")
             manifest = Manifest(
-                self._id,
-                self.origins.name,
-                self.origins.prefix,
-                self.origins.origin,
-                self.origins.started_at,
-                ended_at,
-                objects,
-                size_bytes,
-                digest,
-                layout,
-                self.origins.made_by,
+                id=self._id,
+                ended_at=ended_at,
+                objects=objects,
+                size_bytes=size_bytes,
+                digest=digest,
+                layout=layout,
+                **asdict(self.origins),
             )
             self._seal(manifest)
         self._store.changes.tell()
