@@ -47,8 +47,6 @@ class Explainer:
 
     def _frozen(self, key: ObjectKey, slot: Slot) -> ObjectVersion | None:
         """As the snapshot has it. Blocks."""
-        if self._dependencies.snapshots is None:
-            return None
         with self._dependencies.snapshots.opened(slot.snapshot or "") as snapshot:
             found = OpenSnapshot(snapshot).find(key.key)
         return found.version if found is not None else None

@@ -214,5 +214,5 @@ class JobDependencies:
     blocks: BlockCache
     slots: Slots
     clock: Clock
-    snapshots: SnapshotStore | None = None
-    homes: Homes = field(default_factory=lambda: Homes(""))
+    snapshots: SnapshotStore
+    homes: Homes

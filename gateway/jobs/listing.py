@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from gateway.core.clock import Clock
-from gateway.core.errors import OriginAnswered, OriginUnreachable
+from gateway.core.errors import ForebayError, OriginAnswered, OriginUnreachable
 from gateway.jobs.job import JobDependencies
 from gateway.metadata.listing.index import found_of
 from gateway.metadata.listing.pages import ListRequest
@@ -15,6 +15,7 @@ from gateway.metadata.listing.ranges import bound_of
 from gateway.origin.client import Origin, OriginRequest, Purpose
 from gateway.policy.slots import Prefix
 from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX, ListedEntry, PageChain, parse_listed_page
+from gateway.s3.xml import error_code_of
 
 T = TypeVar("T")
 
@@ -37,6 +38,13 @@ async def with_retries(clock: Clock, ask: Callable[[], Awaitable[T]]) -> T:
         await clock.sleep(pause_seconds)
         pause_seconds *= 2
     return await ask()
+
+
+def failure_text(error: ForebayError) -> str:
+    """With the origin's own code, where its answer has one: `the origin answered 404 NoSuchBucket`."""
+    if isinstance(error, OriginAnswered):
+        return f"the origin answered {error.status} {error_code_of(error.body) or ''}".rstrip()
+    return str(error)
 
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024

@@ -15,8 +15,6 @@ from dataclasses import replace
 from functools import partial
 
 from gateway.core.errors import (
-    ForebayError,
-    NoSuchSnapshot,
     OriginAnswered,
     OriginBodyError,
     OriginError,
@@ -26,7 +24,7 @@ from gateway.core.errors import (
 )
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.jobs.job import Job, JobDependencies, JobKind
-from gateway.jobs.listing import list_pages, with_retries
+from gateway.jobs.listing import failure_text, list_pages, with_retries
 from gateway.jobs.worklist import RecoveredWork, WorkItem, Worklist
 from gateway.metadata.catalog import CHECKSUM_MODE, is_remembered
 from gateway.metadata.listing.records import etag_and_size
@@ -35,7 +33,6 @@ from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.headers import is_same_version, strong_etag
 from gateway.s3.origin_habits import is_refusal
-from gateway.s3.xml import error_code_of
 
 PIECES_AT_ONCE = 32
 PIECES_WHILE_BUSY = 2
@@ -278,17 +275,8 @@ def _as_recovered(job: Job, found: RecoveredWork) -> Job:
     )
 
 
-def failure_text(error: ForebayError) -> str:
-    """With the origin's own code, where its answer has one: `the origin answered 404 NoSuchBucket`."""
-    if isinstance(error, OriginAnswered):
-        return f"the origin answered {error.status} {error_code_of(error.body) or ''}".rstrip()
-    return str(error)
-
-
 def _snapshot_version(dependencies: JobDependencies, key: ObjectKey, slot: Slot) -> ObjectVersion | None:
     """Return the frozen version; None without such an object. SnapshotError, StoreUnavailable. Blocks."""
-    if dependencies.snapshots is None:
-        raise NoSuchSnapshot(f"there is no snapshot {slot.snapshot!r}")
     with dependencies.snapshots.opened(slot.snapshot or "") as snapshot:
         check_covers(snapshot.manifest, slot, dependencies.homes)
         record = snapshot.data.record(key.key.encode())

@@ -14,7 +14,8 @@ import structlog
 from gateway.core.errors import ForebayError, SnapshotConflict, StoreUnavailable
 from gateway.core.progress_rate import ProgressRate
 from gateway.jobs.job import Job, JobDependencies, JobKind, JobState, JobStore, steadily
-from gateway.jobs.object_job import ObjectJob, failure_text
+from gateway.jobs.listing import failure_text
+from gateway.jobs.object_job import ObjectJob
 from gateway.jobs.snapshot_job import SnapshotJob, check_free
 from gateway.jobs.worklist import ManifestLines, Worklist
 
@@ -108,8 +109,7 @@ class Jobs:
         found = await asyncio.to_thread(store.load)
         running = {job.id for job in found if job.state is JobState.RUNNING}
         await _tried("the lists of ended jobs could not be removed", store.sweep, running)
-        if dependencies.snapshots is not None:
-            await asyncio.to_thread(dependencies.snapshots.sweep, running)
+        await asyncio.to_thread(dependencies.snapshots.sweep, running)
         for job in found:
             if job.state is JobState.RUNNING:
                 jobs._begin(replace(job, full=False))

@@ -13,11 +13,10 @@ from functools import partial
 
 import structlog
 
-from gateway.core.errors import OriginBodyError, SnapshotConflict, SnapshotError, StoreUnavailable
+from gateway.core.errors import OriginBodyError, SnapshotConflict, SnapshotError
 from gateway.jobs.job import Job, JobDependencies, JobState, steadily
 from gateway.jobs.listing import list_pages
 from gateway.metadata.snapshots.staging import Origins, SnapshotStaging, made_by
-from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.policy.slots import Prefix
 from gateway.s3.list_result import ListedEntry
 
@@ -33,7 +32,7 @@ class SnapshotJob:
 
     async def run(self) -> None:
         """Make the snapshot, or finish it. On ForebayError nothing of it stays."""
-        store = snapshots_of(self._dependencies)
+        store = self._dependencies.snapshots
         if await asyncio.to_thread(made_by, store, self.job.name, self.job.id) is not None:
             self.job = replace(self.job, found_all=True)
             return  # the process was killed just behind the end
@@ -81,16 +80,8 @@ class SnapshotJob:
 
 async def check_free(dependencies: JobDependencies, name: str) -> None:
     """SnapshotConflict when there is a snapshot of that name, were it one that cannot be used."""
-    store = snapshots_of(dependencies)
-    if any(one.name == name for one in await asyncio.to_thread(store.all)):
+    if any(one.name == name for one in await asyncio.to_thread(dependencies.snapshots.all)):
         raise SnapshotConflict(f"there is a snapshot {name!r} already: delete it, or take another name")
-
-
-def snapshots_of(dependencies: JobDependencies) -> SnapshotStore:
-    """Return the snapshot store. Raise StoreUnavailable without a cache directory."""
-    if dependencies.snapshots is None:
-        raise StoreUnavailable("snapshots need the cache directory, and it cannot be used")
-    return dependencies.snapshots
 
 
 async def pages(

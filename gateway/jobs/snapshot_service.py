@@ -15,7 +15,7 @@ from gateway.api import documents as to
 from gateway.core.errors import NoSuchSnapshot, OriginError, SnapshotConflict, SnapshotError, StoreUnavailable
 from gateway.jobs.job import Job, JobDependencies, steadily
 from gateway.jobs.runner import Jobs
-from gateway.jobs.snapshot_job import check_free, pages, snapshots_of
+from gateway.jobs.snapshot_job import check_free, pages
 from gateway.metadata.listing.pages import END, key_successor
 from gateway.metadata.snapshots.diff import differences
 from gateway.metadata.snapshots.ndjson import BadLine, Header, LineReader, header_line, object_lines
@@ -39,7 +39,7 @@ class SnapshotService:
     def __init__(self, dependencies: JobDependencies, jobs: Jobs) -> None:
         self._dependencies = dependencies
         self._jobs = jobs
-        self._store = snapshots_of(dependencies)
+        self._store = dependencies.snapshots
         self._homes = dependencies.homes
         self._imports = 0
 

@@ -317,13 +317,9 @@ def unpack(key: bytes, record: bytes) -> tuple[ObservedAt, BucketAnswer] | None:
         return None
     body_start = _FIXED.size + headers_bytes
     lines = record[_FIXED.size : body_start].decode("latin-1")
-    headers = [_field(line) for line in lines.split("\n")] if lines else []
+    named = [line.partition(":") for line in lines.split("\n")] if lines else []
+    headers = [(name, value) for name, _, value in named]
     return ObservedAt(epoch, seconds, boot), BucketAnswer(status, headers, record[body_start:])
-
-
-def _field(line: str) -> tuple[str, str]:
-    name, _, value = line.partition(":")
-    return name, value
 
 
 def _checksum(key: bytes, record: bytes) -> int:

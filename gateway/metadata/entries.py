@@ -290,11 +290,8 @@ def unpack(record_key: bytes, key: ObjectKey, record: bytes, extra: bytes) -> Ca
 
 def without_checksums(head: ObjectHead) -> ObjectHead:
     """As the origin answers who did not ask with `x-amz-checksum-mode`."""
-    return replace(head, headers=_without_checksums(head.headers))
-
-
-def _without_checksums(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if not name.startswith("x-amz-checksum-")}
+    left = {name: value for name, value in head.headers.items() if not name.startswith("x-amz-checksum-")}
+    return replace(head, headers=left)
 
 
 def _checksum(key: bytes, record: bytes, extra: bytes) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.core.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError, StoreUnavailable
+from gateway.core.errors import NoSuchSnapshot, SnapshotConflict, SnapshotError
 from gateway.core.model import ObjectKey
 from gateway.jobs.job import Job, JobKind, JobState
 from gateway.jobs.snapshot_service import BadLine
@@ -296,14 +296,6 @@ async def test_whoever_is_cancelled_waits_for_what_is_being_written(
         await until(lambda: bool(closed_meanwhile))
         assert files_of(bench.snapshots.root) == []
     assert closed_meanwhile == [False]
-
-
-async def test_without_a_directory_there_are_none(tmp_path: Path) -> None:
-    """And no job is begun for one."""
-    async with job_bench(tmp_path, data_set(1)) as bench:
-        bench.jobs._dependencies = replace(bench.jobs._dependencies, snapshots=None)
-        with pytest.raises(StoreUnavailable):
-            await bench.jobs.start_snapshot("v1", PREFIX)
 
 
 async def test_a_snapshot_of_no_object_fails_and_takes_no_name(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.core.model import Homes
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan
 from gateway.jobs.job import JobDependencies
 from gateway.policy.slots import Prefix, Slots
@@ -49,13 +50,19 @@ class Kept:
             await asyncio.sleep(0.005)
 
 
+def tools_of(gateway: GatewayApp, slots: Slots, clock: ManualClock) -> JobDependencies:
+    return JobDependencies(
+        gateway.origin, gateway.catalog, gateway.blocks, slots, clock, gateway.snapshots, Homes("memory")
+    )
+
+
 @asynccontextmanager
 async def playing(directory: Path, slot: Slot, refresh_seconds: float | None) -> AsyncIterator[Kept]:
     clock = ManualClock()
     async with gateway_app(directory, slots=[slot], clock=clock, allow_unsigned=True) as gateway:
         for key in ("a/1", "a/2", "b", "c/1"):
             gateway.origin.put("bucket", key, b"old")
-        tools = JobDependencies(gateway.origin, gateway.catalog, gateway.blocks, Slots([slot]), clock)
+        tools = tools_of(gateway, Slots([slot]), clock)
         indexes = Indexes.open(tools, [IndexPlan(slot.name, refresh_seconds, 2)])
         try:
             yield Kept(gateway, indexes, clock)
@@ -134,7 +141,7 @@ async def test_3_14_a_crawl_around_a_frozen_slot_leaves_its_blocks_alone(tmp_pat
         gateway.origin.put("bucket", "a/1", b"old")
         gateway.origin.put("bucket", "b", b"old")
         await freeze(gateway, "old", "s3://bucket/a/")
-        tools = JobDependencies(gateway.origin, gateway.catalog, gateway.blocks, Slots([TTL, frozen]), clock)
+        tools = tools_of(gateway, Slots([TTL, frozen]), clock)
         indexes = Indexes.open(tools, [IndexPlan(TTL.name, 30.0, 2)])
         kept = Kept(gateway, indexes, clock)
         try:

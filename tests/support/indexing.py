@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gateway.core.model import Homes
 from gateway.jobs.indexing.indexes import Indexes, IndexPlan
 from gateway.jobs.job import JobDependencies
 from gateway.metadata.listing.index import FoundPage, ListingIndex
@@ -86,7 +87,9 @@ async def index_bench(
     clock = clock or TestClock()
     async with job_bench(directory, origin, through=through, slots=slots, clock=clock) as bench:
         of_now = Slots(slots)
-        tools = JobDependencies(through or origin, bench.catalog, bench.cache, of_now, clock)
+        tools = JobDependencies(
+            through or origin, bench.catalog, bench.cache, of_now, clock, bench.snapshots, Homes("memory")
+        )
         indexes = Indexes.open(tools, plans)
         try:
             yield IndexBench(indexes, bench, clock, of_now)

@@ -20,11 +20,11 @@ import lmdb
 
 from gateway.api import documents as to
 from gateway.blocks.cache import BlockCache
-from gateway.core.errors import OriginAnswered, StoreUnavailable
+from gateway.core.errors import ForebayError, OriginAnswered, StoreUnavailable
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.jobs.indexing.key_ranges import CrawlRange, CrawlRanges, KeyRange, SplitPoints, key_before
 from gateway.jobs.job import JobDependencies
-from gateway.jobs.listing import fetch_page, with_retries
+from gateway.jobs.listing import failure_text, fetch_page, with_retries
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.listing.pages import key_successor
 from gateway.metadata.listing.ranges import Batch, QueryStamp
@@ -32,7 +32,6 @@ from gateway.metadata.listing.records import PackedPage, packed_page, unpack
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix
 from gateway.s3.list_result import PageChain
-from gateway.s3.xml import error_code_of
 from gateway.telemetry import metrics
 
 State = Literal["starting", "inventory", "crawling", "waiting", "failing"]
@@ -216,11 +215,9 @@ class Crawl:
             metrics.INDEX_CHANGED_KEYS.add(dropped, self._plan.slot)
 
 
-def said(error: Exception) -> str:
+def said(error: ForebayError) -> str:
     """Why a crawl has failed, for people."""
-    if isinstance(error, OriginAnswered):
-        return f"the origin answered {error.status} {error_code_of(error.body) or ''} to LIST".replace("  ", " ")
-    return str(error)
+    return f"{failure_text(error)} to LIST" if isinstance(error, OriginAnswered) else str(error)
 
 
 async def _drop_changed(catalog: Catalog, blocks: BlockCache, batch: Batch, changed: Sequence[bytes]) -> int:

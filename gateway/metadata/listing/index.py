@@ -166,8 +166,11 @@ class SharedQuestions(Generic[T]):
         """
         question = ACCOUNT.get(), question
         running = self._running.get(question)
-        if running is not None and _is_as_good(running[0], asked, bound):
-            return await self._outcome(question, running[1])
+        if running is not None:
+            earlier, task = running
+            no_write_since = earlier.number == asked.number >= 0
+            if no_write_since and bound.allows(earlier.observed_at, asked.observed_at):
+                return await self._outcome(question, task)
         task = asyncio.create_task(self._send(question, send), name="listing question")
         self._running[question] = asked, task
         task.add_done_callback(lambda done: self._done(question, done))
@@ -203,11 +206,6 @@ class SharedQuestions(Generic[T]):
         self._forget(question, done)
         if not done.cancelled():
             done.exception()  # looked at: those who waited have it, if any are left
-
-
-def _is_as_good(earlier: QueryStamp, now: QueryStamp, bound: KeyBound) -> bool:
-    """Return True if no write came between the two moments and the earlier one is fresh enough."""
-    return earlier.number == now.number >= 0 and bound.allows(earlier.observed_at, now.observed_at)
 
 
 NOTE_SECONDS_MAX = 2.0

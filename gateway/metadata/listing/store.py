@@ -146,10 +146,6 @@ _NODE_BYTES = 10
 _SWEPT_PER_TRANSACTION = 2 * LANDED_PER_TRANSACTION
 
 
-def _nobody(key: ObjectKey, record: bytes | None) -> None:
-    return
-
-
 class ListingStore:
     """One process's view of the index."""
 
@@ -159,8 +155,8 @@ class ListingStore:
         epochs: InvalidationEpochs,
         dirty: DirtyKeys,
         *,
+        told: Callable[[ObjectKey, bytes | None], None],
         size_bytes_max: int = SIZE_BYTES_MAX,
-        told: Callable[[ObjectKey, bytes | None], None] = _nobody,
     ) -> None:
         """Have `told` hear of each key that has changed, in the thread that lands it: what is listed now, or None."""
         self._told = told

@@ -109,7 +109,7 @@ class LineReader:
                 raise ValueError("not a JSON object")
             if self.header is None:
                 self.header = _header(document)
-                self._usual_date = _date_of(self.header)
+                self._usual_date = format_iso_date(self.header.ended_at or 0.0).removesuffix("Z") + ".000Z"
             else:
                 yield self.number, _entry(document, self.header, self._usual_date)
         except ValueError as error:
@@ -163,10 +163,6 @@ def _entry(document: dict[str, Any], header: Header, usual_date: str) -> ListedE
 
 def _is_header_value(text: str) -> bool:
     return text.isprintable() and all(ord(character) < 256 for character in text)
-
-
-def _date_of(header: Header) -> str:
-    return format_iso_date(header.ended_at or 0.0).removesuffix("Z") + ".000Z"
 
 
 def _optional(document: dict[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:

@@ -122,7 +122,8 @@ class ObjectFile:
         try:
             if os.fstat(self._file.fileno()).st_size != layout.size_bytes:
                 raise SnapshotUnusable("its data is not whole")
-            self.templates = _unpack_templates(self._read(layout.templates))
+            packed = self._read(layout.templates)
+            self.templates = [unpack_template(line) for line in packed.split(b"\n")] if packed else []
             self._root = layout.root
             self._node(self._root)
         except BaseException:
@@ -271,7 +272,3 @@ def _pack(level: int, rows: Sequence[Listed]) -> bytes:
     head = _HEAD.pack(level, size, len(rows), len(keys))
     differing = b"" if size else struct.pack(f"<{len(values)}H", *map(len, values))
     return b"".join([head, keys, differing, *values])
-
-
-def _unpack_templates(packed: bytes) -> list[EntryTemplate]:
-    return [unpack_template(line) for line in packed.split(b"\n")] if packed else []

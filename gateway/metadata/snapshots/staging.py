@@ -81,7 +81,8 @@ class SnapshotStaging:
                 shutil.rmtree(directory, ignore_errors=True)
                 directory.mkdir(mode=0o700)
                 begun = origins, os.urandom(16).hex()
-                write_durably(directory / _BEGUN, _packed(*begun))
+                record = {"boot": BOOT_ID.read_text(), "id": begun[1], "origins": origins}
+                write_durably(directory / _BEGUN, orjson.dumps(record))
             return cls(store, directory, *begun)
 
     def last_key(self) -> bytes | None:
@@ -185,10 +186,6 @@ def made_by(store: SnapshotStore, name: str, job_id: str) -> Manifest | None:
     except SnapshotError:
         return None
     return manifest if manifest.made_by == job_id else None
-
-
-def _packed(origins: Origins, snapshot_id: str) -> bytes:
-    return orjson.dumps({"boot": BOOT_ID.read_text(), "id": snapshot_id, "origins": origins})
 
 
 def _begun(directory: Path) -> tuple[Origins, str] | None:
