@@ -219,7 +219,7 @@ async def s3_application(
 
         answers = BucketMetadataCache(
             settings.cache.directory / "catalog" / ANSWERS,
-            catalog.now_of_bucket,
+            catalog.listing.moment,
             ttl_seconds=0 if closed else settings.cache.bucket_metadata_ttl_seconds,
         )
         authenticator = Authenticator(

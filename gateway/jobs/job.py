@@ -189,9 +189,9 @@ def store_errors(what: str) -> Iterator[None]:
 async def steadily(
     work: Callable[[], T], *, stop: Callable[[], None] | None = None, unwanted: Callable[[T], None] | None = None
 ) -> T:
-    """Run `work` in a thread and return its result. A cancelled caller waits for its end, as `work` uses open files.
+    """Run `work` in a thread and return its result. When cancelled, call `stop` and wait: `work` uses open files.
 
-    Then `stop` is called at once, and `unwanted` with the result that nobody will have.
+    Then call `unwanted` with the result, as nobody will have it.
     """
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:

@@ -121,7 +121,7 @@ class StoreTrouble(StrEnum):
 class BucketMetadataCache:
     """One worker process's view of the answers that all workers share in `directory`; made when first used.
 
-    `now` gives a bucket's epoch and the time (`Catalog.now_of_bucket`). `ttl_seconds` 0: it is switched off.
+    `now` gives a bucket's epoch and the time (`ListingIndex.moment`). `ttl_seconds` 0: it is switched off.
     """
 
     def __init__(

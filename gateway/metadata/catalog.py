@@ -441,10 +441,6 @@ class Catalog:
         epoch, cells = epochs.of_bucket(key.bucket), epochs.of_key(catalog_key(key))
         return ObservedAt(epoch, self._clock.monotonic(), self._boot, cells)
 
-    def now_of_bucket(self, bucket: str) -> ObservedAt:
-        """Return the present moment, to be taken before the origin is asked about the bucket itself."""
-        return ObservedAt(self._epochs.of_bucket(bucket), self._clock.monotonic(), self._boot)
-
     def remember_absence(self, key: ObjectKey, slot: Slot, asked: ObservedAt, *, named: bool) -> None:
         """Remember that the origin has answered 404 to a question sent at `asked`; `named`: with NoSuchKey."""
         if slot.consistency not in ("strict", "snapshot") and slot.negative_ttl_seconds > 0:

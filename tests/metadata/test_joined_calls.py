@@ -125,22 +125,6 @@ async def test_each_answer_is_a_state_between_question_and_answer(steps: list[tu
             assert outcome is None or isinstance(outcome, asyncio.CancelledError), repr(outcome)
 
 
-async def test_any_number_of_callers_cost_two_calls() -> None:
-    """One that was under way, and one that began after all others had asked."""
-    async with playing() as (joined, bucket, _clock):
-        first = await asking(joined, bucket.send)
-        bucket.state = 1
-        others = [asyncio.create_task(joined.ask("q", bucket.send)) for _ in range(512)]
-        await turn()
-        assert bucket.begun == 1
-        bucket.finish(0, good=True)
-        await turn()
-        bucket.finish(0, good=True)
-        assert await first == 0
-        assert set(await asyncio.gather(*others)) == {1}
-        assert bucket.begun == 2
-
-
 async def test_a_call_that_never_ends_holds_the_next_one_up_for_a_moment_only() -> None:
     """Whoever asked later has a call of his own by then; its answer is as good for who waits for the silent one."""
     async with playing() as (joined, bucket, clock):

@@ -302,7 +302,7 @@ async def test_2_3_own_changes_of_a_bucket_are_seen_at_once_on_every_worker(
     async with playing(tmp_path) as (gateway, _clock):
         other = BucketMetadataCache(
             tmp_path / "catalog" / ANSWERS,
-            gateway.catalog.now_of_bucket,
+            gateway.catalog.listing.moment,
             ttl_seconds=60.0,
         )
         gateway.origin.create_bucket("another")

@@ -144,7 +144,7 @@ class Node:
             buffer = await WritebackBuffer.open(self.directory, number, self._bounded, clock=self.clock)
             origin = self._origin.of(process)
             catalog = Catalog.switched_off(origin, self.clock)
-            answers = BucketMetadataCache(self.directory.with_name("answers"), catalog.now_of_bucket, ttl_seconds=0)
+            answers = BucketMetadataCache(self.directory.with_name("answers"), catalog.listing.moment, ttl_seconds=0)
             blocks = _NoBlocks.without_directory(origin, self.clock)
             services = AppContext(origin, catalog, answers, blocks, self.slots, self.clock, writeback=buffer)
             authenticator = Authenticator(ConfiguredKeyring([]), self.clock, allow_unsigned=True)

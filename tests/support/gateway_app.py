@@ -92,7 +92,7 @@ async def gateway_app(
         raise
     answers = BucketMetadataCache(
         directory / "catalog" / ANSWERS,
-        catalog.now_of_bucket,
+        catalog.listing.moment,
         ttl_seconds=bucket_metadata_ttl_seconds,
     )
     snapshots = SnapshotStore(directory / "snapshots")

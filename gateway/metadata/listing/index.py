@@ -384,7 +384,7 @@ class ListingIndex:
         return len(keys), key_successor(keys[-1]) if len(keys) == keys_max else None
 
     def moment(self, bucket: str) -> ObservedAt:
-        """Now, as intervals have it."""
+        """Return the present moment of the bucket itself: of its listings, and of answers about it."""
         return ObservedAt(self._epochs.of_bucket(bucket), self._clock.monotonic(), self._boot)
 
     # --- own writes -------------------------------------------------------------------------------------------------

@@ -240,20 +240,6 @@ async def test_a_page_on_its_way_does_not_undo_a_settled_write(tmp_path: Path) -
         assert one.keys() == []
 
 
-async def test_a_page_asked_for_before_the_bucket_was_given_up_is_not_kept(tmp_path: Path) -> None:
-    """And what was known is not believed."""
-    async with playing(tmp_path / "c") as one:
-        await one.learn(entry(b"a"))
-        asked = one.index.asked("b")
-        one.opened.epochs.change_bucket("b")
-        assert one.keys() is None
-        await one.learn(entry(b"a"), asked=asked)
-        assert one.keys() is None
-        await one.learn(entry(b"b"))
-        await one.learn(entry(b"a"), asked=asked)
-        assert one.keys() == [b"b"]
-
-
 async def test_the_truth_may_be_of_a_kind_that_is_not_known_yet(tmp_path: Path) -> None:
     """A process that has just started merges it with records whose forms it has not read."""
     async with playing(tmp_path / "c") as one:
