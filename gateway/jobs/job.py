@@ -189,9 +189,9 @@ def store_errors(what: str) -> Iterator[None]:
 async def steadily(
     work: Callable[[], T], *, stop: Callable[[], None] | None = None, unwanted: Callable[[T], None] | None = None
 ) -> T:
-    """Run `work` in a thread and return its result. When cancelled, call `stop` and wait: `work` uses open files.
+    """Return the result of `work`, run in a thread. A cancelled caller waits for its end, because it uses open files.
 
-    Then call `unwanted` with the result, as nobody will have it.
+    The caller then first calls `stop`, and at the end `unwanted` with the result.
     """
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
