@@ -35,7 +35,8 @@ ForebayError
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
 
@@ -271,3 +272,12 @@ def opening_failure(what: str, error: Exception) -> StartupError | StoreUnavaila
     """For a directory that cannot be opened: StartupError is a mistake; else the disk fails, and the origin serves."""
     kind = StartupError if is_mistake(error) else StoreUnavailable
     return kind(f"{what} cannot be used: {error}")
+
+
+@contextmanager
+def store_errors(what: str, kind: type[Exception] = OSError) -> Iterator[None]:
+    """Raise StoreUnavailable in place of an OSError, or of this kind; `what` says in its message what has failed."""
+    try:
+        yield
+    except (OSError, kind) as error:
+        raise StoreUnavailable(f"{what}: {error}") from error

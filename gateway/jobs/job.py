@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -22,7 +21,7 @@ import structlog
 
 from gateway.blocks.cache import BlockCache
 from gateway.core.clock import Clock
-from gateway.core.errors import StoreUnavailable
+from gateway.core.errors import store_errors
 from gateway.core.model import Homes
 from gateway.disk.atomic_write import write_durably
 from gateway.metadata.catalog import Catalog
@@ -176,14 +175,6 @@ class JobStore:
         except OSError as error:
             _log.warning("the record of a job cannot be read", path=str(path), error=str(error))
             return None
-
-
-@contextmanager
-def store_errors(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StoreUnavailable(f"{what}: {error}") from error
 
 
 async def steadily(

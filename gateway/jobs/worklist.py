@@ -18,9 +18,8 @@ from typing import BinaryIO
 
 import orjson
 
-from gateway.core.errors import ForebayError
+from gateway.core.errors import ForebayError, store_errors
 from gateway.core.model import ObjectKey
-from gateway.jobs.job import store_errors
 from gateway.policy.slots import Prefix
 
 LINE_BYTES_MAX = 4096

@@ -31,7 +31,7 @@ from pathlib import Path
 
 import lmdb
 
-from gateway.core.errors import StartupError, StoreUnavailable, is_no_room, opening_failure
+from gateway.core.errors import StartupError, is_no_room, opening_failure, store_errors
 from gateway.core.model import Homes
 from gateway.disk.atomic_write import remove_durably, write_durably
 from gateway.disk.file_lock import lock_within, try_lock
@@ -101,11 +101,9 @@ def open_directory(path: Path, homes: Homes, *, process: int = 0, size_bytes_max
 
 def discard_catalog(path: Path) -> None:
     """Make the next process that opens the catalog drop everything; raise StoreUnavailable when the disk fails."""
-    try:
+    with store_errors(f"the catalog {path} cannot be dropped"):
         if path.is_dir():  # a new disk has none
             remove_durably(path / "BOOT", path / "CLEAN")
-    except OSError as error:
-        raise StoreUnavailable(f"the catalog {path} cannot be dropped: {error}") from error
 
 
 def _open(path: Path, homes: Homes, process: int, size_bytes_max: int) -> OpenCatalog:

@@ -20,7 +20,7 @@ import lmdb
 
 from gateway.api import documents as to
 from gateway.blocks.cache import BlockCache
-from gateway.core.errors import ForebayError, OriginAnswered, StoreUnavailable
+from gateway.core.errors import ForebayError, OriginAnswered, store_errors
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.jobs.indexing.key_ranges import CrawlRange, CrawlRanges, KeyRange, SplitPoints, key_before
 from gateway.jobs.job import JobDependencies
@@ -202,10 +202,8 @@ class Crawl:
 
     async def _land(self, batch: Batch) -> None:
         self._dependencies.catalog.listed_records(batch.bucket, batch.listed)
-        try:
+        with store_errors("the listing index cannot be written", lmdb.Error):
             changed = await self._index.land(batch)
-        except lmdb.Error as error:
-            raise StoreUnavailable(f"the listing index cannot be written: {error}") from error
         self._progress.keys += len(batch.listed)
         self._progress.pages += 1
         metrics.INDEX_CRAWLED_KEYS.add(len(batch.listed), self._plan.slot)

@@ -17,7 +17,7 @@ import lmdb
 import structlog
 
 from gateway.api import documents as to
-from gateway.core.errors import ForebayError, StoreUnavailable
+from gateway.core.errors import ForebayError, store_errors
 from gateway.jobs.indexing.crawl import Crawl, CrawlPlan, IndexStatus, said
 from gateway.jobs.indexing.inventory import InventoryStart
 from gateway.jobs.indexing.key_ranges import LISTED, KeyRange, gaps, ranges_of
@@ -37,6 +37,7 @@ _LOOK_SECONDS_MIN = 0.1
 _REST_PART = 4
 _DONE_PART = 2
 _COUNTED_AT_ONCE = 10_000
+_UNREADABLE = "the listing index cannot be read"
 _log = structlog.get_logger("forebay.index")
 
 
@@ -165,22 +166,18 @@ class SlotIndex:
         for part in parts:
             start: bytes | None = part.start
             while start is not None:  # a little at a time: nobody waits for a thread that is at it when this ends
-                try:
+                with store_errors(_UNREADABLE, lmdb.Error):
                     count, start = await asyncio.to_thread(
                         self._index.count, bucket, start, part.stop, _COUNTED_AT_ONCE
                     )
-                except lmdb.Error as error:
-                    raise StoreUnavailable(f"the listing index cannot be read: {error}") from error
                 keys += count
         return keys
 
     def _look(self) -> _IndexLook:
         bucket = self._slot.prefix.bucket
         now = self._index.moment(bucket)
-        try:
+        with store_errors(_UNREADABLE, lmdb.Error):
             known = [one for part in self._parts for one in self._index.known(bucket, part.start, part.stop)]
-        except lmdb.Error as error:
-            raise StoreUnavailable(f"the listing index cannot be read: {error}") from error
         return _IndexLook(known, now)
 
     def _stand(self, look: _IndexLook) -> None:

@@ -13,7 +13,7 @@ import lmdb
 
 from gateway.core import cancellation
 from gateway.core.clock import Clock
-from gateway.core.errors import StoreUnavailable
+from gateway.core.errors import store_errors
 from gateway.metadata.entries import InvalidationEpochs, ObservedAt
 from gateway.metadata.listing.dirty_keys import DirtyKeys, Overlaid, OwnWrite, Written
 from gateway.metadata.listing.pages import END, ListRequest, Page, Record, SortedKeys, key_successor, take
@@ -436,10 +436,8 @@ class ListingIndex:
         """Forget what lies where these slots are strict: `trim`, while the index is in use. StoreUnavailable."""
         if self._opened is None:
             return
-        try:
+        with store_errors("the listing index cannot be trimmed", lmdb.Error):
             await asyncio.to_thread(trim, self._opened.listing, slots)
-        except lmdb.Error as error:
-            raise StoreUnavailable(f"the listing index cannot be trimmed: {error}") from error
 
     async def settle(self) -> None:
         """Wait until what was learned so far is kept."""

@@ -10,7 +10,6 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from itertools import islice
@@ -19,7 +18,7 @@ from pathlib import Path
 import lmdb
 import orjson
 
-from gateway.core.errors import SnapshotConflict, SnapshotError, StoreUnavailable
+from gateway.core.errors import SnapshotConflict, SnapshotError, store_errors
 from gateway.disk.atomic_write import sync_directory, write_durably
 from gateway.metadata.listing.pages import END, Listed, key_successor
 from gateway.metadata.listing.records import etag_and_size, pack, pack_template, unpack_template
@@ -42,6 +41,7 @@ _TABLE = "objects"
 """The file of the ObjectTable."""
 
 _ROWS_AT_ONCE = 4096
+_FAILED = "the snapshot cannot be written"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class SnapshotStaging:
         that name, StoreUnavailable when the disk fails.
         """
         directory, name = store.root / f"{NEW}{mark}", valid_name(origins.name)
-        with _disk_errors():
+        with store_errors(_FAILED, lmdb.Error):
             if (store.root / name).exists():
                 raise _exists(name)
             begun = _begun(directory)
@@ -87,23 +87,23 @@ class SnapshotStaging:
 
     def last_key(self) -> bytes | None:
         """Return the greatest key that is there; StoreUnavailable."""
-        with _disk_errors():
+        with store_errors(_FAILED, lmdb.Error):
             return self._table.last_key()
 
     def totals(self) -> tuple[int, int]:
         """Return the number of objects and their total size in bytes; raise StoreUnavailable."""
-        with _disk_errors():
+        with store_errors(_FAILED, lmdb.Error):
             sizes = [sum(etag_and_size(record)[1] for _, record in rows) for rows in self._batches()]
             return self._table.count(), sum(sizes)
 
     def append(self, entries: Sequence[ListedEntry]) -> None:
         """Add objects behind all others, in order; SnapshotError, StoreUnavailable."""
-        with _disk_errors():
+        with store_errors(_FAILED, lmdb.Error):
             self._table.append(entries)
 
     def insert(self, entries: Sequence[ListedEntry]) -> int | None:
         """Add objects in any order; the number in `entries` of the first that is there already. StoreUnavailable."""
-        with _disk_errors():
+        with store_errors(_FAILED, lmdb.Error):
             return self._table.insert(entries)
 
     def publish(self, ended_at: float, *, expected: tuple[int, str] | None = None) -> Manifest:
@@ -112,7 +112,7 @@ class SnapshotStaging:
         `expected` are the number of objects and the digest that it must have: SnapshotError otherwise.
         SnapshotConflict when another has come first, StoreUnavailable when the disk fails.
         """
-        with _disk_errors():
+        with store_errors(_FAILED, lmdb.Error):
             objects, size_bytes, digest, layout = self._write_data()
             if expected is not None and expected != (objects, digest):
                 raise SnapshotError(
@@ -200,14 +200,6 @@ def _begun(directory: Path) -> tuple[Origins, str] | None:
 
 def _exists(name: str) -> SnapshotConflict:
     return SnapshotConflict(f"there is a snapshot {name!r} already: delete it, or take another name")
-
-
-@contextmanager
-def _disk_errors() -> Iterator[None]:
-    try:
-        yield
-    except (OSError, lmdb.Error) as error:
-        raise StoreUnavailable(f"the snapshot cannot be written: {error}") from error
 
 
 TEMPLATES_MAX = 2**16
