@@ -33,7 +33,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator,
 from contextlib import contextmanager
 from dataclasses import replace
 from types import coroutine as awaitable_generator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from gateway.core import cancellation
 from gateway.core.errors import ClientDisconnected
@@ -46,10 +46,8 @@ from gateway.edge.response import (
     Sender,
     response_head,
 )
+from gateway.edge.server_state import InputFlow, S3ServerState, ServerLimits
 from gateway.s3.error_codes import s3_error
-
-if TYPE_CHECKING:
-    from gateway.edge.connection import S3Protocol
 
 _TASK_WANTED: Any = object()
 
@@ -123,6 +121,20 @@ _REFUSALS = 400
 _logger = logging.getLogger(__name__)
 
 
+class CycleConnection(Protocol):
+    """A connection as its request sees it. `wire` is the transport's own socket, None if it is encrypted."""
+
+    transport: asyncio.Transport
+    flow: InputFlow
+    wire: socket.socket | None
+    limits: ServerLimits
+    shared: S3ServerState
+
+    def now(self) -> float: ...
+    def is_refusal_unsent(self) -> bool: ...
+    def on_response_complete(self) -> None: ...
+
+
 class RequestCycle:
     """See the module. `disconnected`, `response_complete` and `message_event` are uvicorn's protocol's, too."""
 
@@ -148,7 +160,7 @@ class RequestCycle:
     def __init__(
         self,
         scope: MutableMapping[str, Any],
-        connection: S3Protocol,
+        connection: CycleConnection,
         request_body: BodyQueue,
         keep_alive: bool,
         expects_continue: bool,

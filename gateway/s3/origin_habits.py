@@ -57,7 +57,7 @@ class OriginHabits(NamedTuple):
 
 
 NO_HABITS = OriginHabits()
-"""Those of nearly all origins."""
+"""Nearly all origins have these."""
 
 
 class WrongAnswer(OriginBodyError):

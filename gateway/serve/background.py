@@ -24,8 +24,7 @@ from gateway.core.errors import ForebayError, S3Error
 from gateway.edge.cycle import in_task
 from gateway.edge.response import Refusal
 from gateway.edge.s3_server import ASGIApp, Message, Receive, S3Server, Scope, Send
-from gateway.serve.child import ChildContext
-from gateway.serve.child_config import ChildConfig
+from gateway.serve.child_config import ChildConfig, ChildContext
 from gateway.serve.claim import use_reserve_when_full
 from gateway.serve.worker import server_limits
 

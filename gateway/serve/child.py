@@ -17,7 +17,6 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import orjson
 import structlog
@@ -28,7 +27,7 @@ from gateway.config import TracingSettings
 from gateway.config.live import LiveSettings
 from gateway.core.errors import ForebayError, StoreUnavailable
 from gateway.serve import pipes
-from gateway.serve.child_config import BACKGROUND, ChildConfig, process_number
+from gateway.serve.child_config import BACKGROUND, ChildConfig, ChildContext, process_number
 from gateway.serve.claim import refusal_when_full
 from gateway.serve.pipes import ReportPipe
 from gateway.serve.system import set_process_title
@@ -37,32 +36,6 @@ from gateway.telemetry import metric_kinds
 from gateway.telemetry.access_log import AccessLog, AuditLog
 from gateway.telemetry.logs import configure_logs
 from gateway.telemetry.tracing import Tracer, open_tracer
-
-
-@dataclass(frozen=True, slots=True)
-class ChildContext:
-    """A process's tools for its work. SIGTERM sets `stop`; the process calls `ready` once, when it serves.
-
-    `live` are the settings, which may change. `tell` sends a line to the supervisor; False: the supervisor has not read
-    for long.
-    """
-
-    name: str
-    config: ChildConfig
-    live: LiveSettings
-    tell: Callable[[str], bool]
-    listeners: list[socket.socket]
-    stop: asyncio.Event
-    ready: Callable[[], None]
-    audit: AuditLog | None = None
-    access: AccessLog | None = None
-    tracer: Tracer | None = None
-
-    @property
-    def number(self) -> int:
-        """Which process this is: a worker's number, from 0, or the background process's."""
-        return process_number(self.name)
-
 
 Work = Callable[[ChildContext], Awaitable[None]]
 

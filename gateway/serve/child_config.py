@@ -6,6 +6,9 @@ process, states of the gateway. The pipe's end is the supervisor's.
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,11 @@ from typing import Any
 import orjson
 
 from gateway.config import Settings, settings_from_json, settings_to_json
-from gateway.config.live import Numbers
+from gateway.config.live import LiveSettings, Numbers
 from gateway.shared.arena import Numbering
 from gateway.shared.heartbeats import BACKGROUND_PROCESS
+from gateway.telemetry.access_log import AccessLog, AuditLog
+from gateway.telemetry.tracing import Tracer
 
 BACKGROUND = "background"
 """The background process's name; workers are `worker0`, `worker1`, …"""
@@ -82,3 +87,28 @@ class ChildConfig:
             numbers=Numbers(slots, credentials, classes),
             generation=document["generation"],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ChildContext:
+    """A process's tools for its work. SIGTERM sets `stop`; the process calls `ready` once, when it serves.
+
+    `live` are the settings, which may change. `tell` sends a line to the supervisor; False: the supervisor has not read
+    for long.
+    """
+
+    name: str
+    config: ChildConfig
+    live: LiveSettings
+    tell: Callable[[str], bool]
+    listeners: list[socket.socket]
+    stop: asyncio.Event
+    ready: Callable[[], None]
+    audit: AuditLog | None = None
+    access: AccessLog | None = None
+    tracer: Tracer | None = None
+
+    @property
+    def number(self) -> int:
+        """Which process this is: a worker's number, from 0, or the background process's."""
+        return process_number(self.name)

@@ -11,7 +11,7 @@ from gateway.edge.prepared import PreparedRequests
 from gateway.edge.s3_server import ConnectionCounts, S3Server, TlsFiles
 from gateway.edge.server_state import ServerLimits
 from gateway.policy.callers import Callers
-from gateway.serve.child import ChildContext
+from gateway.serve.child_config import ChildContext
 from gateway.shared.heartbeats import Heartbeats
 from gateway.telemetry.request_counts import count_refusal
 

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Sequence
 
 from gateway.serve import child
-from gateway.serve.child import ChildContext
+from gateway.serve.child_config import ChildContext
 
 SLOW_SECONDS = 4.0
 """Longer than a hung process is left alone in the test, which does so for a shorter time than in earnest."""
