@@ -19,17 +19,7 @@ from enum import Enum, auto
 
 from gateway.core.errors import S3Error
 from gateway.s3.error_codes import s3_error
-from gateway.s3.signature_v4 import PayloadMode, SeedSignature, payload_mode, sign
-
-__all__ = [
-    "AwsChunkedDecoder",
-    "AwsChunkedEncoder",
-    "PayloadMode",
-    "encode_chunk",
-    "encoded_length",
-    "final_chunk",
-    "payload_mode",
-]
+from gateway.s3.signature_v4 import PayloadMode, SeedSignature, sign
 
 LINE_SIZE_BYTES_MAX = 1024
 SIGNED_CHUNK_SIZE_BYTES_MIN = 8192
@@ -140,18 +130,15 @@ class AwsChunkedDecoder:
         if self._line.endswith(b"\r\n"):
             line = bytes(self._line[:-2])
             self._line.clear()
-            self._handle_line(line)
-        return end
-
-    def _handle_line(self, line: bytes) -> None:
-        if self._state is _State.HEAD:
-            self._begin_chunk(line)
-        elif self._state is _State.DATA_END:
-            if line:
+            if self._state is _State.HEAD:
+                self._begin_chunk(line)
+            elif self._state is _State.TRAILERS:
+                self._handle_trailer(line)
+            elif line:
                 raise _incomplete("A chunk is longer than it says")
-            self._state = _State.HEAD
-        else:
-            self._handle_trailer(line)
+            else:
+                self._state = _State.HEAD
+        return end
 
     def _begin_chunk(self, line: bytes) -> None:
         found = (_SIGNED_HEAD if self._mode.signed else _UNSIGNED_HEAD).fullmatch(line)
@@ -162,7 +149,10 @@ class AwsChunkedDecoder:
             raise _incomplete("The chunks do not add up to x-amz-decoded-content-length")
         if self._mode.signed:
             self._chunk_signature = found[2].decode()
-            self._check_chunk_size(size)
+            if size > 0 and self._small_chunk_size is not None:
+                raise s3_error("InvalidChunkSizeError", BadChunkSize=str(self._small_chunk_size))
+            if size < SIGNED_CHUNK_SIZE_BYTES_MIN:
+                self._small_chunk_size = size
         else:
             self._check_average(size)
         self._left_of_chunk = size
@@ -170,12 +160,6 @@ class AwsChunkedDecoder:
         if size == 0:
             self._check_chunk()
             self._state = _State.TRAILERS
-
-    def _check_chunk_size(self, size: int) -> None:
-        if size > 0 and self._small_chunk_size is not None:
-            raise s3_error("InvalidChunkSizeError", BadChunkSize=str(self._small_chunk_size))
-        if size < SIGNED_CHUNK_SIZE_BYTES_MIN:
-            self._small_chunk_size = size
 
     def _check_average(self, size: int) -> None:
         """No average over all of the body: a large chunk makes up for those before it, never for those behind it."""

@@ -99,8 +99,6 @@ def _child(document: Any, name: str) -> dict[str, Any]:
     return child if isinstance(child, dict) else {}
 
 
-__all__ = ["Event", "MalformedEvents", "ObjectEvent", "OtherEvent", "parse_events"]
-
 _NESTED_MAX = 4
 """Documents in documents: EventBridge or S3 to SNS to SQS to Lambda makes three."""
 

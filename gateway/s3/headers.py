@@ -55,36 +55,25 @@ class EncodedHeaders(NamedTuple):
 
 NO_HEADERS = EncodedHeaders(b"")
 
-HOP_BY_HOP = frozenset(
-    {
-        "connection",
-        "expect",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
+
+def name_set(text: str) -> frozenset[str]:
+    """Return the names in a text, which white space separates."""
+    return frozenset(text.split())
+
+
+HOP_BY_HOP = name_set(
+    "connection expect keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
+    "transfer-encoding upgrade"
 )
 """Headers about one connection (RFC 9110, 7.6.1). Each server answers `expect` itself."""
 
 _END_TO_END = ("x-amz-", "x-forebay-", "content-", "if-", "range", "cache-control", "expires")
 """Beginnings of field names that S3, or a gateway behind this one, goes by."""
 
-_SET_ANEW_FOR_THE_ORIGIN = HOP_BY_HOP | {
-    "authorization",
-    "content-length",
-    "date",
-    "host",
-    "x-amz-content-sha256",
-    "x-amz-date",
-    "x-amz-decoded-content-length",
-    "x-amz-security-token",
-    "x-amz-trailer",
-}
+_SET_ANEW_FOR_THE_ORIGIN = HOP_BY_HOP | name_set(
+    "authorization content-length date host x-amz-content-sha256 x-amz-date x-amz-decoded-content-length "
+    "x-amz-security-token x-amz-trailer"
+)
 """Headers of the client's signature and framing. The origin gets the gateway's own."""
 
 _SET_ANEW_FOR_THE_CLIENT = HOP_BY_HOP | {"date", "server", "x-amz-id-2", "x-amz-request-id"}
@@ -161,22 +150,11 @@ def _named_in_connection(headers: Mapping[str, str]) -> set[str]:
 
 DEFAULT_CONTENT_TYPE = "binary/octet-stream"
 
-_KEPT = frozenset(
-    {
-        "cache-control",
-        "content-disposition",
-        "content-encoding",
-        "content-language",
-        "content-type",
-        "expires",
-        "x-amz-object-lock-legal-hold",
-        "x-amz-object-lock-mode",
-        "x-amz-object-lock-retain-until-date",
-        "x-amz-server-side-encryption",
-        "x-amz-server-side-encryption-aws-kms-key-id",
-        "x-amz-server-side-encryption-bucket-key-enabled",
-        "x-amz-website-redirect-location",
-    }
+_KEPT = name_set(
+    "cache-control content-disposition content-encoding content-language content-type expires "
+    "x-amz-object-lock-legal-hold x-amz-object-lock-mode x-amz-object-lock-retain-until-date "
+    "x-amz-server-side-encryption x-amz-server-side-encryption-aws-kms-key-id "
+    "x-amz-server-side-encryption-bucket-key-enabled x-amz-website-redirect-location"
 )
 
 _METADATA = "x-amz-meta-"
@@ -437,15 +415,6 @@ def parse_copy_source_range(value: str, size_bytes: int | None = None) -> ByteRa
 def _bad_copy_range(value: str, message: str) -> S3Error:
     return s3_error("InvalidArgument", message, ArgumentName="x-amz-copy-source-range", ArgumentValue=value)
 
-
-__all__ = [
-    "check_copy_source",
-    "etag_matches",
-    "evaluate_read",
-    "format_http_date",
-    "if_range_holds",
-    "parse_http_date",
-]
 
 READ_CONDITIONS = frozenset({"if-match", "if-none-match", "if-modified-since", "if-unmodified-since"})
 _ETAG = re.compile(r"""\s*+(?:W/)?+("[^"]*+"|[^",\s]++(?:\s++[^",\s]++)*+)?+\s*+(?:,|\Z)""")

@@ -20,7 +20,7 @@ from gateway.core.steps import Steps, at_once, each
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import quote, unquote
 from gateway.s3.requests import PARTS_COUNT_MAX, part_number
-from gateway.s3.xml_writer import NAMESPACE, PROLOG, document, element, encode_list_key, escape
+from gateway.s3.xml_writer import document, element
 
 ANSWER_SIZE_BYTES_MAX = 1024**2
 
@@ -137,28 +137,6 @@ def child_text(node: Element, name: str) -> str | None:
     """Return the text of the first child of that local name."""
     return next((child.text or "" for child in node if local_name(child) == name), None)
 
-
-__all__ = [
-    "NAMESPACE",
-    "PROLOG",
-    "CompletedPart",
-    "DeleteEntry",
-    "DeleteError",
-    "DeleteRequest",
-    "complete_multipart_upload_document",
-    "complete_multipart_upload_result",
-    "delete_request_document",
-    "document",
-    "element",
-    "encode_list_key",
-    "entries_left",
-    "error_code_of",
-    "escape",
-    "insert_delete_results",
-    "parse_complete_multipart_upload",
-    "parse_delete",
-    "text_of",
-]
 
 OBJECTS_COUNT_MAX = 1000
 

@@ -11,12 +11,11 @@ from gateway.s3.aws_chunked import (
     SMALL_CHUNKS_MAX,
     AwsChunkedDecoder,
     AwsChunkedEncoder,
-    PayloadMode,
     encode_chunk,
     encoded_length,
     final_chunk,
 )
-from gateway.s3.signature_v4 import SeedSignature
+from gateway.s3.signature_v4 import PayloadMode, SeedSignature
 from tests.s3.chunks import (
     CRC32C,
     SIGNED,

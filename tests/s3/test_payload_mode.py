@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.errors import S3Error
-from gateway.s3.aws_chunked import PayloadMode, payload_mode
+from gateway.s3.signature_v4 import PayloadMode, payload_mode
 
 
 @pytest.mark.parametrize(
