@@ -7,13 +7,14 @@ A continuation token is a place in the listing, so that any worker, before or af
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gateway.core.errors import S3Error
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import Operation, S3Request
 from gateway.s3.xml_writer import NAMESPACE, PROLOG, encode_list_key
@@ -40,29 +41,18 @@ def encode_token(place: ListPlace) -> str:
 
 def decode_token(token: str) -> ListPlace:
     """Return the place in a token; S3Error InvalidArgument when this gateway has not made it."""
-    raw = _decoded(token[1:]) if token[:1] == _VERSION and len(token) <= _LENGTH_MAX else b""
-    content = raw[4:]
-    is_whole = raw[:4] == zlib.crc32(content).to_bytes(4, "big") and content[:1] in (_KEY, _PREFIX)
-    if not (is_whole and _is_utf8(content)):  # anybody can make one
-        raise s3_error(
-            "InvalidArgument", "The continuation token provided is incorrect", ArgumentName="continuation-token"
-        )
-    return ListPlace(content[1:], content[:1] == _PREFIX)
-
-
-def _is_utf8(content: bytes) -> bool:
-    try:
+    with suppress(ValueError):  # of base64, and of UTF-8: anybody can make one
+        encoded = token[1:] if token[:1] == _VERSION and len(token) <= _LENGTH_MAX else ""
+        raw = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+        content = raw[4:]
         content.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+        if raw[:4] == zlib.crc32(content).to_bytes(4, "big") and content[:1] in (_KEY, _PREFIX):
+            return ListPlace(content[1:], content[:1] == _PREFIX)
+    raise s3_error("InvalidArgument", "The continuation token provided is incorrect", ArgumentName="continuation-token")
 
 
-def _decoded(text: str) -> bytes:
-    try:
-        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        return b""
+def _invalid(message: str, name: str, value: str) -> S3Error:
+    return s3_error("InvalidArgument", message, ArgumentName=name, ArgumentValue=value)
 
 
 PAGE_KEYS_MAX = 1000
@@ -94,12 +84,15 @@ def list_query(request: S3Request) -> ListQuery:
     is_v2 = request.operation is Operation.LIST_OBJECTS_V2
     given = {name: value or "" for name, value in request.query}
     token = given.get("continuation-token") if is_v2 else None
+    encoding = given.get("encoding-type", "")
+    if encoding not in ("", "url"):
+        raise _invalid("Invalid Encoding Method specified in Request", "encoding-type", encoding)
     return ListQuery(
         is_v2,
         given.get("prefix", ""),
         given.get("delimiter", ""),
         _limit(given.get("max-keys", "")),
-        _is_url_encoded(given.get("encoding-type", "")),
+        encoding == "url",
         not is_v2 or given.get("fetch-owner", "").lower() == "true",
         given.get("start-after" if is_v2 else "marker", ""),
         token,
@@ -111,24 +104,8 @@ def _limit(text: str) -> int:
     if not text:
         return PAGE_KEYS_MAX
     if not _NUMBER.fullmatch(text) or int(text) > _NUMBER_MAX:
-        raise s3_error(
-            "InvalidArgument",
-            "Provided max-keys not an integer or within integer range",
-            ArgumentName="max-keys",
-            ArgumentValue=text,
-        )
+        raise _invalid("Provided max-keys not an integer or within integer range", "max-keys", text)
     return min(int(text), PAGE_KEYS_MAX)
-
-
-def _is_url_encoded(text: str) -> bool:
-    if text not in ("", "url"):
-        raise s3_error(
-            "InvalidArgument",
-            "Invalid Encoding Method specified in Request",
-            ArgumentName="encoding-type",
-            ArgumentValue=text,
-        )
-    return text == "url"
 
 
 def list_document(

@@ -153,7 +153,9 @@ def _quick_entries(body: bytes, *, with_owner: bool) -> tuple[list[ListedEntry],
         template = template_of_parts(before, after, with_owner)
         if b"&" in plain_etag or template is None:
             return [], body
-        entries.append(ListedEntry(key, modified.decode("latin-1"), _text(plain_etag), int(size), template))
+        entries.append(
+            ListedEntry(key, modified.decode("latin-1"), plain_etag.decode("utf-8", "replace"), int(size), template)
+        )
         place = found.end()
     return entries, body[:start] + body[place:]
 
@@ -163,10 +165,6 @@ def template_of_parts(before: bytes, after: bytes, with_owner: bool) -> EntryTem
     """Return the template of an entry with this between ETag and size, and this behind; None: not readable so."""
     root = parse_bounded(b"<x>" + before + b"<Size/>" + after + b"</x>", _ELEMENTS_MAX)
     return None if root is None else _template(root, with_owner=with_owner)
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace")
 
 
 def _entry(node: Element, *, with_owner: bool, url: bool) -> ListedEntry:

@@ -347,7 +347,7 @@ _FORMS: Mapping[str, Mapping[str, Sequence[_Form]]] = {
 """Resource type → each method that S3 uses on it → what that may mean: the first that fits (S3 API, "Actions")."""
 
 _COPIES = {Operation.PUT_OBJECT: Operation.COPY_OBJECT, Operation.UPLOAD_PART: Operation.UPLOAD_PART_COPY}
-"""What becomes of a write with `x-amz-copy-source`."""
+"""A write means this when it has `x-amz-copy-source`."""
 
 
 def classify(method: str, bucket: str | None, key: str | None, query: Query, headers: Mapping[str, str]) -> Operation:
@@ -547,28 +547,20 @@ def another_service(request: S3Request) -> str | None:
     client of a process here, STS too. Three signs: the credential scope, the `x-amz-target` header of the JSON
     services, an unsigned `Action` form on `POST /` (only STS takes those).
     """
-    service = _signed_service(request)
-    if service is not None:
-        return None if service in ("s3", "s3express") else service
+    header = request.headers.get("authorization")
+    credential = request.parameter("X-Amz-Credential") or ""
+    if header is not None:
+        is_signed = header.startswith("AWS4-HMAC-SHA256")
+        credential = header.partition("Credential=")[2].partition(",")[0] if is_signed else ""
+    scope = credential.strip().rsplit("/", 2)
+    if len(scope) == 3 and scope[2] == "aws4_request":
+        return None if scope[1] in ("s3", "s3express") else scope[1]
     target = request.headers.get("x-amz-target")
     if target is not None:
         return target.partition(".")[0].partition("_")[0].lower() or None
     is_form = request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded")
     asks_sts = (request.method == "POST" and is_form) or request.parameter("Action") is not None
     return "sts" if request.bucket is None and asks_sts else None
-
-
-def _signed_service(request: S3Request) -> str | None:
-    """Return the service in the credential scope `date/region/service/aws4_request`."""
-    header = request.headers.get("authorization")
-    if header is None:
-        credential = request.parameter("X-Amz-Credential") or ""
-    elif header.startswith("AWS4-HMAC-SHA256"):
-        credential = header.partition("Credential=")[2].partition(",")[0]
-    else:
-        return None
-    scope = credential.strip().rsplit("/", 2)
-    return scope[1] if len(scope) == 3 and scope[2] == "aws4_request" else None
 
 
 PARTS_COUNT_MAX = 10_000

@@ -47,7 +47,6 @@ class PayloadMode(NamedTuple):
 
 
 UNSIGNED = PayloadMode()
-STREAMING_SIGNED = PayloadMode(streaming=True, signed=True)
 STREAMING_SIGNED_TRAILER = PayloadMode(streaming=True, signed=True, trailer=True)
 STREAMING_UNSIGNED_TRAILER = PayloadMode(streaming=True, trailer=True)
 
@@ -56,7 +55,7 @@ _SHA256_OF_NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b78
 _KEYWORDS = {
     _SHA256_OF_NOTHING: PayloadMode(sha256_hex=_SHA256_OF_NOTHING),  # as in nearly every GET and HEAD
     "UNSIGNED-PAYLOAD": UNSIGNED,
-    "STREAMING-AWS4-HMAC-SHA256-PAYLOAD": STREAMING_SIGNED,
+    "STREAMING-AWS4-HMAC-SHA256-PAYLOAD": PayloadMode(streaming=True, signed=True),
     "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER": STREAMING_SIGNED_TRAILER,
     "STREAMING-UNSIGNED-PAYLOAD-TRAILER": STREAMING_UNSIGNED_TRAILER,
 }
