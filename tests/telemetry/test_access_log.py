@@ -45,7 +45,7 @@ async def a_log(path: Path) -> AsyncIterator[tuple[AccessLog, Hands]]:
 
 async def drained(log: AccessLog) -> None:
     log._hand_over()
-    assert await asyncio.to_thread(log._file._sink.drain, 10.0)
+    assert await asyncio.to_thread(log._file.drain, 10.0)
 
 
 async def test_a_line_says_what_a_request_was(tmp_path: Path) -> None:
@@ -142,10 +142,10 @@ async def test_what_waits_for_a_disk_is_bounded(tmp_path: Path) -> None:
     path, before = tmp_path / "a", metrics.ACCESS_LOST.value()
     count = 80 * GATHERED_MAX
     async with a_log(path) as (log, _clock):
-        with log._file._sink._change:  # the thread that writes gets nothing
+        with log._file._change:  # the thread that writes gets nothing
             for _ in range(count):
                 log.add(FINISHED)
-            assert log._file._sink._waiting_bytes <= log_file._WAITING_BYTES_MAX
+            assert log._file._waiting_bytes <= log_file._WAITING_BYTES_MAX
             assert not log._gathered
         await drained(log)
     lost = metrics.ACCESS_LOST.value() - before

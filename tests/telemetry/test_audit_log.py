@@ -47,7 +47,7 @@ def write(audit: AuditLog, *keys: str | None, request_id: str = "ID") -> None:
 
 
 def drained(audit: AuditLog) -> None:
-    assert audit._file._sink.drain(10.0)
+    assert audit.drain(10.0)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -190,7 +190,7 @@ def test_the_greatest_requests_lose_no_line_and_are_bounded(tmp_path: Path, key:
     keys = [f"{number:04}" + key * (1020 // len(key.encode("utf-8", "surrogateescape"))) for number in range(1000)]
     for _ in range(8):
         write(audit, *keys)
-    assert audit._file._sink.drain(60.0)
+    assert audit.drain(60.0)
     audit.close()
     assert metrics.AUDIT_LOST.value() == before
     assert len(lines(tmp_path / "a")) == 8000
@@ -200,12 +200,12 @@ def test_what_waits_for_a_disk_is_bounded_and_requests_are_lost_as_a_whole(tmp_p
     """A thousand of them while nothing is written: the rest is counted, key by key."""
     audit = log(tmp_path / "a")
     before = metrics.AUDIT_LOST.value()
-    with audit._file._sink._change:  # the thread that writes gets nothing
+    with audit._change:  # the thread that writes gets nothing
         keys = [f"{number:04}" + "k" * 1020 for number in range(1000)]
         for _ in range(100):
             write(audit, *keys)
-        assert audit._file._sink._waiting_bytes <= _WAITING_BYTES_MAX
-    assert audit._file._sink.drain(60.0)
+        assert audit._waiting_bytes <= _WAITING_BYTES_MAX
+    assert audit.drain(60.0)
     audit.close()
     lost = metrics.AUDIT_LOST.value() - before
     assert lost > 0
@@ -225,7 +225,7 @@ def test_a_torn_line_swallows_no_line_of_another_process(tmp_path: Path, torn: i
     drained(one)
     with path.open("ab") as file:  # and is full
         file.write(path.read_bytes()[:torn])
-    one._file._sink._is_torn = True
+    one._is_torn = True
     write(other, "innocent")
     drained(other)
     write(one, "later")
