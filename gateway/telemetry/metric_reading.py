@@ -218,10 +218,12 @@ class MetricReading:
         with files.lock:
             for metric, family, numbers in files.read():
                 if family.kind == "histogram":
-                    self._buckets[metric] = family.labels, _bucket_counts(family, numbers)
-                    places = ((values, buckets.total) for values, buckets in family.buckets.items())
-                    sums = {values: numbers[place] or 0.0 for values, place in places if place is not None}
-                    self._sums[metric] = family.labels, sums
+                    sums, counts = dict[_Values, float](), dict[_Values, dict[float, float]]()
+                    for values, buckets in family.buckets.items():
+                        counts[values] = {float(one): numbers[at] or 0.0 for one, at in buckets.bounds.items()}
+                        if buckets.total is not None:
+                            sums[values] = numbers[buckets.total] or 0.0
+                    self._sums[metric], self._buckets[metric] = (family.labels, sums), (family.labels, counts)
                 else:
                     found = ((values, numbers[line.number]) for values, line in family.lines.items())
                     self._sums[metric] = family.labels, {key: one for key, one in found if one is not None}
@@ -240,9 +242,7 @@ class MetricReading:
 
     def total(self, metric: Metric, **labels: str) -> float:
         """Return the sum of the numbers with these label values."""
-        names = tuple(labels)
-        wanted = tuple(labels.values())
-        return self.by_labels(names, metric).get(wanted, 0.0)
+        return self.by_labels(tuple(labels), metric).get(tuple(labels.values()), 0.0)
 
     def buckets(self, histogram: Histogram, label: str, counts: Callable[[str], bool]) -> list[int]:
         """Return the events in each bucket, the last one unbounded, for label values that `counts` accepts."""
@@ -255,24 +255,10 @@ class MetricReading:
         return [int(count) for count in found.values()]
 
 
-def _bucket_counts(family: _Family, numbers: Sequence[float | None]) -> dict[_Values, dict[float, float]]:
-    return {
-        values: {float(bound): numbers[number] or 0.0 for bound, number in buckets.bounds.items()}
-        for values, buckets in family.buckets.items()
-    }
-
-
 def by_label(read: Path | MetricReading, label: str, *metrics: Metric) -> list[dict[str, float]]:
     """Return each metric's sums by the values of one label."""
-    return [{key[0]: value for key, value in found.items()} for found in by_labels(read, (label,), *metrics)]
-
-
-def by_labels(
-    read: Path | MetricReading, labels: Sequence[str], *metrics: Metric
-) -> list[dict[tuple[str, ...], float]]:
-    """Return each metric's sums by the values of several labels, which all of the metrics have."""
     reading = read if isinstance(read, MetricReading) else MetricReading(read)
-    return [reading.by_labels(labels, metric) for metric in metrics]
+    return [{key[0]: value for key, value in reading.by_labels((label,), one).items()} for one in metrics]
 
 
 def exposition_parts(directory: Path, known: Known | None = None) -> list[bytes]:
