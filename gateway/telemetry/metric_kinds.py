@@ -250,23 +250,24 @@ class _Metric(Generic[V]):
     file = ""
     """The kind of file that its numbers are in."""
 
-    def __init__(self, spec: str, help: str, *several: Mapping[str, Sequence[str]], **values: Sequence[str]) -> None:
+    def __init__(self, spec: str, help: str, *several: Mapping[str, str], **values: str) -> None:
         """`spec` is written as a sample: `name{label,label} unit`.
 
-        `values`, and each of `several`, give values of labels beyond those in `Known`: their combinations are exported
-        as 0 from the start.
+        `values`, and each of `several`, give values of labels beyond those in `Known`, with blanks between them: their
+        combinations are exported as 0 from the start.
         """
         sample, self.unit = spec.split(" ", 1)
         self.name, _, labels = sample.removesuffix("}").partition("{")
         self.labels = tuple(labels.split(",")) if labels else ()
         self.help = help
-        self.values = (*several, values) if values else several
+        together = (*several, values) if values else several
+        self.values = [{label: names.split() for label, names in one.items()} for one in together]
         DECLARED.append(self)
         self.reset()
 
     def zeros(self, known: Known) -> Iterable[_LabelValues]:
         """Return the label values that are exported as 0 before their first event."""
-        for together in self.values or ({},) if self.labels else ():
+        for together in self.values or [{}] if self.labels else ():
             yield from product(*({**known.values, **together}.get(label, ()) for label in self.labels))
         yield from known.together.get(self.labels, ())
 
@@ -387,7 +388,7 @@ class Histogram(_Metric[tuple[Value, Sequence[Value]]]):
         spec: str,
         help: str,
         buckets_seconds: Sequence[float] = LATENCY_BUCKETS_SECONDS,
-        **values: Sequence[str],
+        **values: str,
     ) -> None:
         self.buckets_seconds = tuple(buckets_seconds)
         super().__init__(spec, help, **values)

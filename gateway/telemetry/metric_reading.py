@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from struct import Struct
@@ -31,14 +32,12 @@ _Values = tuple[str, ...]
 """Label values in the order of their labels' names, without `le`."""
 
 
+@dataclass(slots=True)
 class _Buckets:
     """The places of a histogram's numbers: of each bucket by its written upper bound, and of the sum."""
 
-    __slots__ = ("bounds", "total")
-
-    def __init__(self) -> None:
-        self.bounds: dict[str, int] = {}
-        self.total: int | None = None
+    bounds: dict[str, int] = field(default_factory=dict)
+    total: int | None = None
 
 
 class _Line(NamedTuple):
@@ -52,21 +51,19 @@ class _Family:
     """A metric's numbers. `labels` are sorted names."""
 
     def __init__(self, kind: str, labels: Sequence[str]) -> None:
-        self.kind = kind
-        self.labels = tuple(labels)
+        self.kind, self.labels = kind, tuple(labels)
         self.lines: dict[_Values, _Line] = {}
         self.buckets: dict[_Values, _Buckets] = {}
 
 
+@dataclass(slots=True)
 class _File:
     """A file that was read up to `used`: `cells` are the places of its `numbers`, in cells of 8 bytes."""
 
-    __slots__ = ("cells", "identity", "numbers", "used")
-
-    def __init__(self, identity: tuple[int, int]) -> None:
-        self.identity = identity
-        self.used = 8
-        self.numbers, self.cells = array("I"), array("I")
+    identity: tuple[int, int]
+    used: int = 8
+    numbers: array[int] = field(default_factory=lambda: array("I"))
+    cells: array[int] = field(default_factory=lambda: array("I"))
 
 
 class _Kind:
@@ -74,9 +71,9 @@ class _Kind:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.forget()
+        self._forget()
 
-    def forget(self) -> None:
+    def _forget(self) -> None:
         """Forget the keys, so that the next reading begins anew."""
         self.families: dict[str, _Family] = {}
         self._files: dict[Path, _File] = {}
@@ -85,16 +82,15 @@ class _Kind:
     def read(self, paths: Sequence[Path]) -> list[float | None]:
         """Return all numbers; None for those that no process has set."""
         if not self._files.keys() <= set(paths):
-            self.forget()
+            self._forget()
         try:
             return self._numbers(paths)
         except _Replaced:
-            self.forget()
+            self._forget()
             return self._numbers(paths)
 
     def _numbers(self, paths: Sequence[Path]) -> list[float | None]:
-        sums = list[float]()
-        times = list[float]()
+        sums, times = list[float](), list[float]()
         learnt = dict[bytes, int]()
         for path in paths:
             read = _content(path)
