@@ -6,9 +6,13 @@ import asyncio
 import functools
 import gc
 import inspect
+import os
 import resource
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,6 +67,11 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(_soft, _DESCRIPTORS_MAX), _h
 gc.set_threshold(100_000, 20, 100)
 """The collected tests alone are 400,000 objects: to look through them for each 700 new ones was a tenth of a run."""
 
+_TESTS = Path(__file__).parent
+_OF_NO_DISK = frozenset({"admin", "jobs", "operations", "semantics", "writeback"})
+_MEMORY = "/dev/shm"
+_IS_ROOM_IN_MEMORY = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 2 * 1024**3
+
 LEFT_OUT = {
     "root": ("need root (they mount file systems, cut the power, take memory away)", "sudo make test-root"),
     "torch": ("need PyTorch", "make test-torch"),
@@ -84,6 +93,18 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     if missing is not None:
         pytest.fail(missing, pytrace=False)
     return (yield)
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A directory of the test's own: in memory for quick tests that look at no disk, each of which makes many files."""
+    room = request.path.relative_to(_TESTS).parts[0]
+    is_long = any(request.node.get_closest_marker(name) for name in ("slow", root.MARKER))
+    if room not in _OF_NO_DISK or is_long or not _IS_ROOM_IN_MEMORY:
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="forebay-test-", dir=_MEMORY, ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -163,7 +163,9 @@ class SlotChanges:
             if problem is not None:
                 raise RefusedRequest(409, problem)
             wanted = state.generation
-            followed = await self._until(lambda state: _all_follow(state, wanted), FOLLOW_SECONDS)
+            followed = await self._until(
+                lambda state: all(one.ready and one.generation >= wanted for one in state.processes), FOLLOW_SECONDS
+            )
             return Made(followed is not None, changed, state.config_file)
         finally:
             self._asked -= 1
@@ -177,7 +179,3 @@ class SlotChanges:
             if monotonic() > end:
                 return None
             await asyncio.sleep(_LOOK_SECONDS)
-
-
-def _all_follow(state: GatewayState, generation: int) -> bool:
-    return all(one.ready and one.generation >= generation for one in state.processes)

@@ -126,7 +126,6 @@ class PassthroughCache:
         return content[byte_range.first : byte_range.stop]
 
     def holds(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> bool:
-        """Return True if the index has all blocks of a range."""
         dependencies = self._dependencies
         try:
             blocks = layout.blocks_of(version, byte_range, dependencies.settings.block_size_of(slot))
@@ -412,7 +411,6 @@ class BlockCache(PassthroughCache):
         return Scrubber(settings, self._directory, self._threads, self.isolation, self._dependencies.clock)
 
     async def settle(self) -> None:
-        """Wait until the fills now in progress have ended, well or badly."""
         await self._dependencies.fetches.settle()
 
     async def close(self) -> None:

@@ -60,7 +60,6 @@ class CacheDependencies(FetchDependencies):
         origin: Origin,
         clock: Clock,
     ) -> CacheDependencies:
-        """Give each part those others that it works with."""
         blocks, locks, watcher, open_files = opened.blocks, opened.locks, FileWatcher(), OpenFiles()
         blocks.on_unlink = open_files.drop
         probe = DirectoryProbe(blocks, threads, settings.block_size_bytes)

@@ -213,7 +213,6 @@ class BlockDirectory:
         return self._unlink_evicted(self.index.drop(block_id, file))
 
     def drop_object(self, object_id: bytes) -> None:
-        """Remove every block of every version of an object."""
         while not self._unlink_evicted(self.index.drop_object(object_id)):
             pass
 
@@ -240,7 +239,6 @@ class BlockDirectory:
         self.index.raise_ceiling(self._now(), self.store.free_bytes, step_bytes_min)
 
     def try_index(self) -> None:
-        """Write to the index as a test; raise StoreUnavailable when it fails."""
         self._with_room_in_index(self.index.try_writing)
 
     def count_appended(self, file: str) -> None:
@@ -391,7 +389,6 @@ class DiskThreads:
         return await self._outcome(self._index.submit(function, *arguments, **keywords), lambda _: None)
 
     async def disk(self, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """Run what reads or writes block files."""
         return await self._outcome(self._disk.submit(function, *arguments, **keywords))
 
     async def open(self, function: Callable[P, Opened], *arguments: P.args, **keywords: P.kwargs) -> Opened:
@@ -465,7 +462,6 @@ class DiskThreads:
             raise failure from error
 
     def shut_down(self) -> None:
-        """Wait for what runs; blocks."""
         self._idle.shutdown(wait=True)
         self._disk.shutdown(wait=True)
         self._index.shutdown(wait=True)

@@ -113,7 +113,6 @@ class CircuitBreaker:
 
     @property
     def state(self) -> str:
-        """well, or what is wrong."""
         return WELL if self._trouble is None else self._trouble.value
 
     def refuse_reading(self) -> StoreUnavailable:

@@ -344,7 +344,6 @@ class BlockIndex:
             return transaction.totals
 
     def slot_names(self) -> dict[int, str]:
-        """Return the slots behind the numbers of `FileRecord.slot`."""
         with self.reading() as transaction:
             return transaction.slot_names()
 

@@ -103,7 +103,6 @@ class Scrubber:
     _saved_at: float = 0.0
 
     async def run(self) -> None:
-        """Pass after pass."""
         self.progress = await self.threads.idle(load_pass, self.settings.record)
         try:
             while True:

@@ -63,7 +63,6 @@ class FetchDependencies:
         return self.isolation.writable and not self.directory.index.stalled
 
     def refusal(self) -> StoreUnavailable:
-        """Return the reason for which readers go past the cache."""
         return kept_from_writing() if self.isolation.writable else self.isolation.refuse_writing()
 
     def pinned_get(
@@ -217,7 +216,6 @@ class InflightFetch:
         self._is_awaited_elsewhere = is_awaited_elsewhere
 
     def begin(self) -> None:
-        """Note that the origin's answer is good."""
         self._begun = True
         self._notify()
 
@@ -370,7 +368,6 @@ class SingleFlight:
         return True
 
     async def settle(self) -> None:
-        """Wait until no fetch is running, waiting or on its way to the disk."""
         while self._tasks or self._persisting:
             await asyncio.gather(*self._tasks, *self._persisting, return_exceptions=True)
 

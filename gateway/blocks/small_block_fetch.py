@@ -192,7 +192,6 @@ class GroupCommitWriter:
         self.hold(count)
 
     def hold(self, count: int) -> None:
-        """Take the room without waiting for it."""
         self.held_bytes += count
 
     def give_back(self, count: int) -> None:
@@ -209,7 +208,6 @@ class GroupCommitWriter:
         return waiting.persisted
 
     async def drain(self) -> None:
-        """Wait until nothing waits."""
         while self._pumping is not None:
             await asyncio.shield(self._pumping)
 

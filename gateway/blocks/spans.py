@@ -134,7 +134,6 @@ class HeldObject:
         return found
 
     def has(self, first: int, count: int) -> bool:
-        """Return True if the index knows the block that holds all of the bytes."""
         return self._extent(first, count) is not None
 
     def _extent(self, first: int, count: int) -> Extent | None:
@@ -344,7 +343,6 @@ class BlockSource:
         self.file.close()
 
     def _span(self, position: int, count: int) -> FileSpan | None:
-        """Return the bytes as they lie, if all of them are verified and in memory."""
         offset = self.extent.offset + position
         return FileSpan(self.file.descriptor, offset, count, self) if self.intact(offset, count) else None
 
@@ -471,7 +469,7 @@ def _verify(file: BlockLease, extent: Extent, piece: _Piece, reads_on: bool) -> 
 def _on_file(
     dependencies: CacheDependencies, extent: Extent, work: Callable[[BlockLease], None]
 ) -> Coroutine[Any, Any, None]:
-    """Have a disk thread work with a block's file, and open it first if need be. The reader finds out damage."""
+    """Run `work` on a disk thread with a block's file, which is opened first if it is closed. Damage is ignored."""
 
     def quietly(file: BlockLease) -> None:
         with suppress(BlockError):

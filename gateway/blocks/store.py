@@ -74,7 +74,6 @@ def is_segment(file: str) -> bool:
 
 
 def place(file: str, start: int, blocks: Sequence[SmallBlock]) -> Placed:
-    """Lay blocks out from byte `start` of a file on."""
     buffers: list[bytes | memoryview] = []
     records = []
     for small in blocks:
@@ -192,8 +191,12 @@ class BlockStore:
 
     def write(self, file: BlockLease, content: bytes | bytearray | memoryview, offset: int) -> None:
         """All of `content`; StoreUnavailable when the disk does not take it."""
+        rest = memoryview(content)
         try:
-            _write_all(file.descriptor, [content], offset)
+            while rest:
+                written = os.pwrite(file.descriptor, rest, offset)
+                offset += written
+                rest = rest[written:]
         except OSError as error:
             raise StoreUnavailable(f"a block file cannot be written: {error}") from error
 
@@ -227,7 +230,6 @@ class BlockStore:
             raise StoreUnavailable(f"the length of a block file cannot be read: {error}") from error
 
     def publish(self, file: str) -> None:
-        """Move a finished partial file to its place."""
         try:
             self._in_directory(file, lambda: os.rename(self._partial / file, self._place(file)))
         except OSError as error:
@@ -384,7 +386,7 @@ class BlockStore:
             raise StoreUnavailable(f"a block file cannot be removed: {error}") from error
 
 
-def _write_all(descriptor: int, buffers: Sequence[bytes | bytearray | memoryview], offset: int) -> None:
+def _write_all(descriptor: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:
     rest = [memoryview(buffer) for buffer in buffers]
     while rest:
         written = os.pwritev(descriptor, rest[:BUFFERS_MAX], offset)

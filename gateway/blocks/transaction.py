@@ -216,7 +216,6 @@ class IndexTransaction:
     # Blocks and files.
 
     def block(self, block_id: bytes) -> tuple[BlockRecord, FileRecord] | None:
-        """Return a block and the file that it lies in."""
         row = self._block_row(block_id)
         return self._described(block_id, row) if row is not None else None
 
@@ -237,7 +236,6 @@ class IndexTransaction:
         return found if found is not None and found.file == file and found.queue != Queue.EVICTED else None
 
     def blocks_from(self, key: bytes, prefix: bytes = b"") -> Iterator[tuple[BlockRecord, FileRecord]]:
-        """Yield the blocks in the order of their keys, from a key on."""
         for found, row in rows_from(self._transaction, self._tables.blocks, prefix, key):
             described = self._described(layout.block_id_of(found), row)
             if described is not None:
@@ -393,7 +391,6 @@ class IndexTransaction:
         self._count(file, 1)
 
     def head(self, slot: int, queue: Queue) -> FileRecord | None:
-        """Return the first file of a slot's queue."""
         key = first_key(self._transaction, self._tables.queues, layout.queue_prefix(slot, queue))
         if key is None:
             return None
@@ -441,7 +438,6 @@ class IndexTransaction:
     # Pins.
 
     def pins(self) -> dict[str, int]:
-        """Return the number of every pin, by the prefix that it holds."""
         found = rows_from(self._transaction, self._tables.state, _PINS)
         return {prefix.decode("utf-8", "surrogatepass"): layout.unpack_pin(key[1:]) for key, prefix in found}
 
@@ -492,7 +488,6 @@ class IndexTransaction:
             self._delete(key)
 
     def reserved(self) -> Iterator[WorkerFile]:
-        """Return the files that any process is writing."""
         found = rows_from(self._transaction, self._tables.state, _RESERVED)
         return (layout.unpack_worker_file(key[1:]) for key, _ in found)
 

@@ -141,9 +141,11 @@ def admin_address(admin_url: str | None, config: Path | None) -> tuple[str, str 
     if admin_url and config is None:  # settings that cannot be loaded here do not matter then
         return admin_url, os.environ.get("FOREBAY_ADMIN__TOKEN"), None
     settings = _settings_of_admin(config)
-    directory = settings.cache.directory
+    admin, directory = settings.admin, settings.cache.directory
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(admin.host, admin.host)
+    token = admin.token.get_secret_value() if admin.token else None
     is_meant = admin_url is None and directory != usual_directory(os.environ)
-    return admin_url or _admin_url(settings), _token(settings), os.path.realpath(directory) if is_meant else None
+    return admin_url or url("http", host, admin.port), token, os.path.realpath(directory) if is_meant else None
 
 
 def _settings_of_admin(config: Path | None) -> Settings:
@@ -163,12 +165,3 @@ def _settings_of_admin(config: Path | None) -> Settings:
             f"forebay: {printable(str(config))} has {told}, as forebay check-config says; [admin] is read", err=True
         )
         return found
-
-
-def _admin_url(settings: Settings) -> str:
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.admin.host, settings.admin.host)
-    return url("http", host, settings.admin.port)
-
-
-def _token(settings: Settings) -> str | None:
-    return settings.admin.token.get_secret_value() if settings.admin.token else None

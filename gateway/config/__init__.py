@@ -1,7 +1,7 @@
 """Settings.
 
-What can be set: settings, entries, fields, units. How it is read: loading, environment, defaults. What is refused:
-checks, problems.
+What can be set: settings, entries, fields, units. How it is read: loading, defaults, overlay. What is refused: checks,
+slot_checks, problems.
 """
 
 from gateway.config.entries import (

@@ -104,17 +104,13 @@ def merge_environment(document: dict[str, object], environment: Mapping[str, str
                 sources[dotted([int(part) if _PLACE.fullmatch(part) else part for part in path])] = options.get(
                     variable, variable
                 )
-            elif not _is_service_link(name, environment[variable]):
+            elif not (_SERVICE_LINK.search(f"_{name}") or _SERVICE_ADDRESS.match(environment[variable])):
                 warnings.append(_about_unknown(variable, name, environment[variable]))
         except ConfigError as problem:
             problems.append(problem)
     if problems:
         raise SettingsError(problems)
     return warnings, sources
-
-
-def _is_service_link(name: str, value: str) -> bool:
-    return bool(_SERVICE_LINK.search(f"_{name}") or _SERVICE_ADDRESS.match(value))
 
 
 def _about_unknown(variable: str, name: str, text: str) -> str:

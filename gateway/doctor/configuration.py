@@ -92,9 +92,9 @@ def clients(settings: Settings, environment: Mapping[str, str]) -> Iterator[Find
             f"in the shell of jobs: export AWS_ENDPOINT_URL_S3={gateway}",
         )
     else:
+        shown = "(hidden)" if "@" in endpoint or "?" in endpoint else endpoint
         yield CLIENTS.warning(
-            f"{variable} names {_harmless(endpoint)}, and the gateway is at {gateway}",
-            f"export AWS_ENDPOINT_URL_S3={gateway}",
+            f"{variable} names {shown}, and the gateway is at {gateway}", f"export AWS_ENDPOINT_URL_S3={gateway}"
         )
     yield from _proxies(host, environment)
 
@@ -128,10 +128,6 @@ def _is_same(one: str, other: str) -> bool:
         return (first.scheme, hosts[0], first.port) == (second.scheme, hosts[1], second.port)
     except ValueError:  # a port that is none
         return False
-
-
-def _harmless(endpoint: str) -> str:
-    return "(hidden)" if "@" in endpoint or "?" in endpoint else endpoint
 
 
 def _proxies(host: str, environment: Mapping[str, str]) -> Iterator[Finding]:

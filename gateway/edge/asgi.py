@@ -316,12 +316,12 @@ class S3App:
 
     def is_told_of(self, seconds: float, status: str) -> bool:
         """Return whether a request that is over must be given to `tell`."""
-        is_unusual = seconds > self.recent.slow_seconds or status[:1] not in "23"
+        is_unusual = seconds > self.recent.slow_seconds or status[0] > "3"  # words are behind all digits
         return is_unusual or self.access is not None or self.log.is_enabled_for(logging.DEBUG)
 
     def tell(self, finished: FinishedRequest) -> None:
         """Tell of a request that is over: among recent ones, in the access log, and in a debug log."""
-        if finished.seconds > self.recent.slow_seconds or finished.status[:1] not in "23":
+        if finished.seconds > self.recent.slow_seconds or finished.status[0] > "3":
             self.recent.add(finished)
         if self.access is not None:
             self.access.add(finished)

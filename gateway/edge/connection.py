@@ -364,7 +364,6 @@ class S3Protocol(HttpToolsProtocol):
             self._look_at_received()
 
     def _gather(self, data: bytes) -> None:
-        """Keep more bytes of an incomplete input."""
         if len(self._received) == 1:  # of an empty line, perhaps
             self._received = bytes(self._received) + data
             self._look_at_received()

@@ -164,7 +164,6 @@ class RequestCycle:
 
     @property
     def message_event(self) -> asyncio.Event:
-        """Something has happened to the connection."""
         if self._event is None:
             self._event = asyncio.Event()
         return self._event

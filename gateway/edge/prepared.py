@@ -107,7 +107,6 @@ class PreparedRequests:
     """Prepared requests of one process, for authenticated callers alone. Call `close` at the end."""
 
     def __init__(self, app: S3App) -> None:
-        """Answer as `app` would."""
         self.app = app
         self._services = app.services
         self._authenticator = app.authenticator

@@ -83,7 +83,6 @@ class LoopTurns:
         self._is_due = False
 
     async def turn(self) -> None:
-        """First come, first served."""
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         self._waiting.append(turn)
@@ -173,7 +172,6 @@ class ReceiveThreads:
                 turn.set_result(None)
 
     def shut_down(self) -> None:
-        """Let the threads go once they are idle."""
         self._pool.shutdown(wait=False)
 
 
@@ -192,8 +190,6 @@ SHARE_BYTES = 8 * 1024 * 1024
 
 
 class ReadBatch(Enum):
-    """How a turn ended."""
-
     SHARE = auto()
     """With its share, or with all of the body."""
     NOTHING_MORE = auto()
@@ -511,7 +507,6 @@ class AsgiRequestBody:
             await admission.pass_bytes("write", min(piece_bytes, count - begun))
 
     async def _read_into(self, sink: Sink) -> None:
-        """For servers that offer no better way."""
         while piece := await self._next():
             drain = BodyDrain([piece], sink)
             await _shared_threads().run(drain.stop, drain.run)

@@ -431,7 +431,6 @@ class BodyQueue:
         self.queued_bytes += len(piece) + _PIECE_OVERHEAD_BYTES
 
     def __bool__(self) -> bool:
-        """Is there something to take?"""
         return bool(self._pieces)
 
     def take(self) -> bytes:
@@ -453,7 +452,6 @@ class BodyQueue:
         return count > 1 and self.queued_bytes < count * _WORTH_JOINING_BYTES
 
     def discard(self) -> None:
-        """Throw away what is queued."""
         self._pieces.clear()
         self.queued_bytes = 0
 

@@ -151,7 +151,6 @@ Refusal = tuple[int, list[Header], bytes]
 
 
 def refusal(error: S3Error) -> Refusal:
-    """S3's answer."""
     request_id = os.urandom(8).hex().upper()
     body = error_document(error, resource="", request_id=request_id, host_id=f"forebay/{request_id}")
     headers = [
@@ -520,7 +519,6 @@ class ResponseWriter:
 
     @property
     def on_the_wire(self) -> bool:
-        """Has the client seen any of it?"""
         return self._framing is not None and not self._head
 
     @property

@@ -122,7 +122,6 @@ class Listener:
             self._accepting = False
 
     def close(self) -> None:
-        """Never accept again."""
         self.pause()
         self._socket.close()
 
@@ -176,8 +175,6 @@ _OF_LATE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Certificate chain and private key."""
-
     certificate: PemFile
     key: PemFile
 

@@ -226,7 +226,8 @@ async def _keep_up(context: ChildContext, lent: Backends, tried: asyncio.Event) 
             async with background_services(
                 context.live, instance_id=config.instance_id, shared_directory=config.metrics_directory
             ) as kept:
-                _lend(lent, kept)
+                lent.jobs, lent.changes, lent.snapshots = kept.jobs, kept.events, kept.snapshots
+                lent.explainer, lent.indexes, lent.writeback = kept.explainer, kept.indexes, kept.writeback
                 tried.set()
                 await _work(kept, lent)
                 pause_seconds = 0.0
@@ -277,12 +278,6 @@ async def _settle(kept: BackgroundServices) -> None:
             await kept.settle()
             settled = state.generation
         await asyncio.sleep(_LOOK_SECONDS)
-
-
-def _lend(lent: Backends, kept: BackgroundServices) -> None:
-    """Lend the admin port the parts of the cache directory."""
-    lent.jobs, lent.changes, lent.snapshots, lent.explainer = kept.jobs, kept.events, kept.snapshots, kept.explainer
-    lent.indexes, lent.writeback = kept.indexes, kept.writeback
 
 
 async def _while_closed(config: ChildConfig, tried: asyncio.Event) -> None:

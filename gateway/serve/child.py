@@ -87,7 +87,7 @@ def main(arguments: Sequence[str], work: Work | None = None) -> None:
     if (first := next(lines, None)) is None:  # the supervisor is gone, or has given up this start
         sys.exit(1)
     config = ChildConfig.from_line(first)
-    changes = _Changes(config, _states() if name == BACKGROUND else _ignore)
+    changes = _Changes(config, _states() if name == BACKGROUND else lambda _line: None)
     try:
         configure_logs(config.settings.logging.level, config.settings.logging.format, name)
         pipes.hold(lines, changes.take)
@@ -106,10 +106,6 @@ def main(arguments: Sequence[str], work: Work | None = None) -> None:
             raise
         report.tell(f"failed {error}: the limit of processes is reached (ulimit -u, TasksMax=, pids.max)")
         sys.exit(1)
-
-
-def _ignore(_line: bytes) -> None:
-    """Workers are told nothing more than their configuration."""
 
 
 class _Changes:

@@ -133,10 +133,6 @@ def _count_into(files: SharedFiles) -> None:
         _log.error("metrics of the supervisor are not exported", error=str(error))
 
 
-def _worker_names(settings: Settings) -> list[str]:
-    return [f"worker{i}" for i in range(settings.server.workers)]
-
-
 def _with_ports(settings: Settings, s3_port: int, admin_port: int) -> Settings:
     """Port 0 replaced by what was picked. Only now can every origin be told from this gateway itself."""
     settings = settings.model_copy(
@@ -169,12 +165,6 @@ def _first_state(config: ChildConfig) -> GatewayState:
         config_file=None,
         settings_problem=None,
     )
-
-
-def _seldom_needed(settings: Settings) -> tuple[str, ...]:
-    """Return modules that processes load with these settings alone: once for all, as the package may be gone later."""
-    given = [settings.origin.access_key_id, *(one.access_key_id for one in settings.origin_credentials)]
-    return ("gateway.origin.sts",) if None in given else ()
 
 
 def _open_audit(settings: Settings) -> AuditLog | None:
@@ -219,11 +209,14 @@ class _Supervisor:
             tuple(one.fileno() for one in group) for group in (resources.s3_listeners, resources.admin_listeners)
         )
         self._children = Children(ends_orphans=True)
-        self._forks = ForkServer(child_module, self._children, _seldom_needed(resources.config.settings))
+        settings = resources.config.settings
+        given = [settings.origin.access_key_id, *(one.access_key_id for one in settings.origin_credentials)]
+        # Few gateways need it: loaded once for all their processes, as the package may be gone later.
+        seldom_needed = ("gateway.origin.sts",) if None in given else ()
+        self._forks = ForkServer(child_module, self._children, seldom_needed)
         shared = (resources.lock,) if resources.lock is not None else ()
-        self._workers = [
-            self._monitor(ChildSpec(name, s3, shared)) for name in _worker_names(resources.config.settings)
-        ]
+        workers = range(settings.server.workers)
+        self._workers = [self._monitor(ChildSpec(f"worker{number}", s3, shared)) for number in workers]
         self._background = self._monitor(ChildSpec(BACKGROUND, admin, shared))
 
     def _monitor(self, spec: ChildSpec) -> ChildMonitor:

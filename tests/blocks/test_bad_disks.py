@@ -73,58 +73,52 @@ WRITING = ["open", "pwrite", "rename", "unlink"]
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
 @pytest.mark.parametrize("call", WRITING)
-def test_whatever_call_fails_every_byte_arrives(
+async def test_whatever_call_fails_every_byte_arrives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     """8.2 Cold and warm, alone and side by side: right bytes; when the disk is back, so is the cache."""
-
-    async def scenario() -> None:
-        origin, clock = make_origin(), TestClock()
-        warm, cold = stored(origin, "warm", 3 * BLOCK), [stored(origin, f"k{n}", 5 * BLOCK, seed=n) for n in range(4)]
-        async with open_cache(tmp_path / "c", origin, clock=clock) as cache:
-            await read(cache, warm)
-            await cache.settle()
-            with refusing(monkeypatch, number, call):
-                for version in (*cold, warm):
-                    asked = ByteRange(10 * KIB, version.size_bytes - 7)
-                    bodies = await asyncio.gather(*(read(cache, version, asked) for _ in range(3)))
-                    assert bodies == [content_of(origin, version, asked)] * 3
-                await cache.settle()
-            await pass_until(clock, lambda: disk_state() == "well")
+    origin, clock = make_origin(), TestClock()
+    warm, cold = stored(origin, "warm", 3 * BLOCK), [stored(origin, f"k{n}", 5 * BLOCK, seed=n) for n in range(4)]
+    async with open_cache(tmp_path / "c", origin, clock=clock) as cache:
+        await read(cache, warm)
+        await cache.settle()
+        with refusing(monkeypatch, number, call):
             for version in (*cold, warm):
-                assert await read(cache, version) == content_of(origin, version)
+                asked = ByteRange(10 * KIB, version.size_bytes - 7)
+                bodies = await asyncio.gather(*(read(cache, version, asked) for _ in range(3)))
+                assert bodies == [content_of(origin, version, asked)] * 3
             await cache.settle()
-            assert set(await outcomes(cache, (*cold, warm))) == {"hit"}
-        async with open_cache(tmp_path / "c", origin) as cache:
-            assert cache.usage().reserved_bytes == 0
-        assert partial_files(tmp_path / "c") == []
+        await pass_until(clock, lambda: disk_state() == "well")
+        for version in (*cold, warm):
+            assert await read(cache, version) == content_of(origin, version)
+        await cache.settle()
+        assert set(await outcomes(cache, (*cold, warm))) == {"hit"}
+    async with open_cache(tmp_path / "c", origin) as cache:
+        assert cache.usage().reserved_bytes == 0
+    assert partial_files(tmp_path / "c") == []
 
-    asyncio.run(scenario())
 
-
-def test_small_objects_too_arrive_while_the_disk_takes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_small_objects_too_arrive_while_the_disk_takes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """8.2 Those that are packed together: served from memory, not kept, and kept again when the disk is back."""
-
-    async def scenario() -> None:
-        origin, clock = make_origin(), TestClock()
-        versions = [stored(origin, f"k{n}", 10_000 + n, seed=n) for n in range(40)]
-        async with open_cache(tmp_path / "c", origin, clock=clock, small_object_bytes_max=MIB) as cache:
-            for version in versions[:10]:
-                await read(cache, version)
-            await cache.settle()
-            with refusing(monkeypatch, errno.ENOSPC, "pwritev", "posix_fallocate"):
-                for version in versions:
-                    assert await read(cache, version) == content_of(origin, version)
-                await cache.settle()
-                assert disk_state() == "full"
-                assert await outcomes(cache, versions[:10]) == ["hit"] * 10
-            await pass_until(clock, lambda: cache.isolation.writable)
+    origin, clock = make_origin(), TestClock()
+    versions = [stored(origin, f"k{n}", 10_000 + n, seed=n) for n in range(40)]
+    async with open_cache(tmp_path / "c", origin, clock=clock, small_object_bytes_max=MIB) as cache:
+        for version in versions[:10]:
+            await read(cache, version)
+        await cache.settle()
+        with refusing(monkeypatch, errno.ENOSPC, "pwritev", "posix_fallocate"):
             for version in versions:
                 assert await read(cache, version) == content_of(origin, version)
             await cache.settle()
-            assert await outcomes(cache, versions) == ["hit"] * 40
-
-    asyncio.run(scenario())
+            assert disk_state() == "full"
+            assert await outcomes(cache, versions[:10]) == ["hit"] * 10
+        await pass_until(clock, lambda: cache.isolation.writable)
+        for version in versions:
+            assert await read(cache, version) == content_of(origin, version)
+        await cache.settle()
+        assert await outcomes(cache, versions) == ["hit"] * 40
 
 
 @pytest.fixture
@@ -141,60 +135,52 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> list[Trouble | None]:
     return found
 
 
-def test_a_disk_that_gives_nothing_is_left_alone(
+async def test_a_disk_that_gives_nothing_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probes: list[Trouble | None]
 ) -> None:
     """EIO on every read: after a few of them nothing is tried any more, until a probe succeeds."""
-
-    async def scenario() -> None:
-        origin, clock = make_origin(), TestClock()
-        versions = [stored(origin, f"k{n}", BLOCK, seed=n) for n in range(8)]
-        async with open_cache(tmp_path / "c", origin) as cache:
+    origin, clock = make_origin(), TestClock()
+    versions = [stored(origin, f"k{n}", BLOCK, seed=n) for n in range(8)]
+    async with open_cache(tmp_path / "c", origin) as cache:
+        for version in versions:
+            await read(cache, version)
+        await cache.settle()
+    async with open_cache(tmp_path / "c", origin, clock=clock) as cache:
+        with refusing(monkeypatch, errno.EIO, "preadv", "pwrite"):
             for version in versions:
-                await read(cache, version)
-            await cache.settle()
-        async with open_cache(tmp_path / "c", origin, clock=clock) as cache:
-            with refusing(monkeypatch, errno.EIO, "preadv", "pwrite"):
-                for version in versions:
-                    assert await read(cache, version) == content_of(origin, version)
-                assert disk_state() == "failing"
-                errors = counted(metrics.CACHE_DISK_ERRORS)
-                for version in versions:
-                    assert await read(cache, version) == content_of(origin, version)
-                assert counted(metrics.CACHE_DISK_ERRORS) == errors
-                assert await outcomes(cache, versions[7:]) == ["miss"]
-                await pass_until(clock, lambda: len(probes) == 2)
-                assert not cache.isolation.readable
-            await pass_until(clock, lambda: cache.isolation.writable)
-            assert (await outcomes(cache, versions)).count("hit") >= len(versions) - FAILURES_MAX
-
-    asyncio.run(scenario())
+                assert await read(cache, version) == content_of(origin, version)
+            assert disk_state() == "failing"
+            errors = counted(metrics.CACHE_DISK_ERRORS)
+            for version in versions:
+                assert await read(cache, version) == content_of(origin, version)
+            assert counted(metrics.CACHE_DISK_ERRORS) == errors
+            assert await outcomes(cache, versions[7:]) == ["miss"]
+            await pass_until(clock, lambda: len(probes) == 2)
+            assert not cache.isolation.readable
+        await pass_until(clock, lambda: cache.isolation.writable)
+        assert (await outcomes(cache, versions)).count("hit") >= len(versions) - FAILURES_MAX
 
 
-def test_an_index_that_cannot_commit_leaves_hits_and_the_origin(
+async def test_an_index_that_cannot_commit_leaves_hits_and_the_origin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MDB_MAP_FULL and a failed commit: what is there is served, the rest comes from the origin, nothing is lost."""
-
-    async def scenario() -> None:
-        origin, clock = make_origin(), TestClock()
-        warm, cold = stored(origin, "warm", 2 * BLOCK), stored(origin, "cold", 3 * BLOCK, seed=1)
-        async with open_cache(tmp_path / "c", origin, clock=clock) as cache:
-            await read(cache, warm)
-            await cache.settle()
-            with monkeypatch.context() as patched:
-                patched.setattr("gateway.blocks.transaction.IndexTransaction.reserve", out_of_map)
-                patched.setattr("gateway.blocks.transaction.IndexTransaction.touch", out_of_map)
-                assert await read(cache, cold) == content_of(origin, cold)
-                assert disk_state() == "full"
-                reader = await cache.open_range(warm, whole(warm))
-                assert (await take(reader), reader.outcome) == (content_of(origin, warm), "hit")
-            await pass_until(clock, lambda: cache.isolation.writable)
-            await read(cache, cold)
-            await cache.settle()
-            assert await outcomes(cache, [cold]) == ["hit"]
-
-    asyncio.run(scenario())
+    origin, clock = make_origin(), TestClock()
+    warm, cold = stored(origin, "warm", 2 * BLOCK), stored(origin, "cold", 3 * BLOCK, seed=1)
+    async with open_cache(tmp_path / "c", origin, clock=clock) as cache:
+        await read(cache, warm)
+        await cache.settle()
+        with monkeypatch.context() as patched:
+            patched.setattr("gateway.blocks.transaction.IndexTransaction.reserve", out_of_map)
+            patched.setattr("gateway.blocks.transaction.IndexTransaction.touch", out_of_map)
+            assert await read(cache, cold) == content_of(origin, cold)
+            assert disk_state() == "full"
+            reader = await cache.open_range(warm, whole(warm))
+            assert (await take(reader), reader.outcome) == (content_of(origin, warm), "hit")
+        await pass_until(clock, lambda: cache.isolation.writable)
+        await read(cache, cold)
+        await cache.settle()
+        assert await outcomes(cache, [cold]) == ["hit"]
 
 
 def out_of_map(*_: object) -> None:
@@ -449,71 +435,59 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_one_bad_sector_isolates_nothing_and_three_failures_do() -> None:
+async def test_one_bad_sector_isolates_nothing_and_three_failures_do() -> None:
     """Failures that lie far apart never add up."""
-
-    async def scenario() -> None:
-        patient = Patient()
-        for _ in range(3 * FAILURES_MAX):
-            patient.fails(errno.EIO)
-            patient.clock.time += FAILURES_SECONDS
-        assert patient.isolation.readable
-        for _ in range(FAILURES_MAX):
-            patient.fails(errno.EIO)
-        assert (patient.isolation.readable, patient.isolation.writable) == (False, False)
-        assert disk_state() == "failing"
-        await patient.isolation.close()
-
-    asyncio.run(scenario())
+    patient = Patient()
+    for _ in range(3 * FAILURES_MAX):
+        patient.fails(errno.EIO)
+        patient.clock.time += FAILURES_SECONDS
+    assert patient.isolation.readable
+    for _ in range(FAILURES_MAX):
+        patient.fails(errno.EIO)
+    assert (patient.isolation.readable, patient.isolation.writable) == (False, False)
+    assert disk_state() == "failing"
+    await patient.isolation.close()
 
 
-def test_a_full_disk_is_known_at_once_and_goes_on_giving() -> None:
+async def test_a_full_disk_is_known_at_once_and_goes_on_giving() -> None:
     """No space leaves no doubt. What has become worse since is seen, what is less bad changes nothing."""
-
-    async def scenario() -> None:
-        patient = Patient()
-        patient.fails(errno.ENOSPC)
-        assert (patient.isolation.readable, patient.isolation.writable) == (True, False)
-        patient.fails(errno.EROFS)
-        patient.fails(errno.ENOSPC)
-        assert disk_state() == "read-only"
-        for _ in range(FAILURES_MAX):
-            patient.fails(errno.EIO)
-        assert patient.isolation.state == "failing"
-        await patient.isolation.close()
-
-    asyncio.run(scenario())
+    patient = Patient()
+    patient.fails(errno.ENOSPC)
+    assert (patient.isolation.readable, patient.isolation.writable) == (True, False)
+    patient.fails(errno.EROFS)
+    patient.fails(errno.ENOSPC)
+    assert disk_state() == "read-only"
+    for _ in range(FAILURES_MAX):
+        patient.fails(errno.EIO)
+    assert patient.isolation.state == "failing"
+    await patient.isolation.close()
 
 
-def test_probes_come_at_growing_distances_and_end_the_isolation() -> None:
+async def test_probes_come_at_growing_distances_and_end_the_isolation() -> None:
     """1, 2, 4 … 60 seconds; what the probe has found counts, and a disk that is soon ill again is left alone longer."""
-
-    async def scenario() -> None:
-        patient = Patient()
-        patient.finds = Trouble.FULL
-        patient.fails(errno.ENOSPC)
-        expected = PAUSE_SECONDS
-        for probes in range(1, 10):
-            await patient.wait(expected * 0.99)
-            assert patient.probes == probes - 1
-            await patient.wait(expected * 0.01 + 1e-6)
-            assert patient.probes == probes
-            expected = min(2 * expected, PAUSE_SECONDS_MAX)
-        patient.finds = None
-        await patient.wait(PAUSE_SECONDS_MAX)
-        assert patient.isolation.writable
-        patient.fails(errno.ENOSPC)
-        await patient.wait(PAUSE_SECONDS_MAX - 1)
-        assert not patient.isolation.writable
-        await patient.wait(2)
-        assert patient.isolation.writable
-        patient.clock.time += STEADY_SECONDS
-        patient.fails(errno.ENOSPC)
-        await patient.wait(PAUSE_SECONDS)
-        assert patient.isolation.writable
-        await patient.isolation.close()
-
-    asyncio.run(scenario())
+    patient = Patient()
+    patient.finds = Trouble.FULL
+    patient.fails(errno.ENOSPC)
+    expected = PAUSE_SECONDS
+    for probes in range(1, 10):
+        await patient.wait(expected * 0.99)
+        assert patient.probes == probes - 1
+        await patient.wait(expected * 0.01 + 1e-6)
+        assert patient.probes == probes
+        expected = min(2 * expected, PAUSE_SECONDS_MAX)
+    patient.finds = None
+    await patient.wait(PAUSE_SECONDS_MAX)
+    assert patient.isolation.writable
+    patient.fails(errno.ENOSPC)
+    await patient.wait(PAUSE_SECONDS_MAX - 1)
+    assert not patient.isolation.writable
+    await patient.wait(2)
+    assert patient.isolation.writable
+    patient.clock.time += STEADY_SECONDS
+    patient.fails(errno.ENOSPC)
+    await patient.wait(PAUSE_SECONDS)
+    assert patient.isolation.writable
+    await patient.isolation.close()
 
 
 def test_the_log_has_a_line_for_each_change_and_not_for_each_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -287,33 +287,29 @@ def test_whose_lock_was_taken_over_is_waited_for_by_nobody(tmp_path: Path) -> No
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("end", ["release", "show", "kill", "restart"])
-def test_who_waits_is_woken_at_once(tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_waits_is_woken_at_once(tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the wake file, or by the kernel when the holder dies: nobody asks again and again, nobody sleeps a second."""
     monkeypatch.setattr(fetch_locks, "LOOK_SECONDS", 3600.0)  # who is not woken sleeps beyond the test's time limit
-
-    async def scenario() -> None:
-        with processes(tmp_path) as opened:
-            holder, waiter = opened.locks
-            watcher = FileWatcher()
-            assert holder.take(KEYS[0]) == 0
-            with watcher.watch(waiter.wake_file(0)) as watch:
-                watch.clear()
-                assert waiter.await_change(KEYS[0], 0)
-                if end == "release":
-                    holder.release(KEYS[0])
-                elif end == "show":
-                    holder.show_file(KEYS[0], 5)
-                else:
-                    holder.close()
-                if end == "restart":
-                    opened.locks[0] = opened.open(0)
-                    opened.locks[0].forget(0)
-                await watch.changed()
-            assert waiter.turns(0) is (end != "kill")
-            assert waiter.take(KEYS[0], 0 if end == "kill" else None) == (0 if end == "show" else 1)
-            watcher.close()
-
-    asyncio.run(scenario())
+    with processes(tmp_path) as opened:
+        holder, waiter = opened.locks
+        watcher = FileWatcher()
+        assert holder.take(KEYS[0]) == 0
+        with watcher.watch(waiter.wake_file(0)) as watch:
+            watch.clear()
+            assert waiter.await_change(KEYS[0], 0)
+            if end == "release":
+                holder.release(KEYS[0])
+            elif end == "show":
+                holder.show_file(KEYS[0], 5)
+            else:
+                holder.close()
+            if end == "restart":
+                opened.locks[0] = opened.open(0)
+                opened.locks[0].forget(0)
+            await watch.changed()
+        assert waiter.turns(0) is (end != "kill")
+        assert waiter.take(KEYS[0], 0 if end == "kill" else None) == (0 if end == "show" else 1)
+        watcher.close()
 
 
 def _stop_in_set(path: str, number: int) -> None:
@@ -462,44 +458,36 @@ def no_safety_net(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_safety_net")
-def test_every_kind_of_change_wakes(tmp_path: Path, file: BlockLease) -> None:
+async def test_every_kind_of_change_wakes(tmp_path: Path, file: BlockLease) -> None:
     """Growth, a new name, removal and a touch each end the wait, for every watcher of the file."""
-
-    async def scenario() -> None:
-        path, renamed = tmp_path / "file", tmp_path / "renamed"
-        watcher = FileWatcher()
-        with watcher.watch(file.descriptor) as one, watcher.watch(file.descriptor) as other:
-            for change in (
-                lambda: os.pwrite(file.descriptor, b"x", 0),
-                lambda: os.rename(path, renamed),
-                lambda: os.unlink(renamed),
-                lambda: os.utime(file.descriptor),
-            ):
-                one.clear()
-                other.clear()
-                waiting = asyncio.gather(one.changed(), other.changed())
-                await asyncio.sleep(0)
-                assert not waiting.done()
-                change()
-                await waiting
-        watcher.close()
-
-    asyncio.run(scenario())
+    path, renamed = tmp_path / "file", tmp_path / "renamed"
+    watcher = FileWatcher()
+    with watcher.watch(file.descriptor) as one, watcher.watch(file.descriptor) as other:
+        for change in (
+            lambda: os.pwrite(file.descriptor, b"x", 0),
+            lambda: os.rename(path, renamed),
+            lambda: os.unlink(renamed),
+            lambda: os.utime(file.descriptor),
+        ):
+            one.clear()
+            other.clear()
+            waiting = asyncio.gather(one.changed(), other.changed())
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            change()
+            await waiting
+    watcher.close()
 
 
 @pytest.mark.usefixtures("no_safety_net")
-def test_a_change_between_looking_and_waiting_is_not_missed(file: BlockLease) -> None:
+async def test_a_change_between_looking_and_waiting_is_not_missed(file: BlockLease) -> None:
     """What happens after `clear` ends a wait that begins later."""
-
-    async def scenario() -> None:
-        watcher = FileWatcher()
-        with watcher.watch(file.descriptor) as watch:
-            watch.clear()
-            os.pwrite(file.descriptor, b"x", 0)
-            await watch.changed()
-        watcher.close()
-
-    asyncio.run(scenario())
+    watcher = FileWatcher()
+    with watcher.watch(file.descriptor) as watch:
+        watch.clear()
+        os.pwrite(file.descriptor, b"x", 0)
+        await watch.changed()
+    watcher.close()
 
 
 def is_led(file: BlockLease) -> bool:
@@ -535,23 +523,19 @@ def test_a_killed_writer_is_noticed_at_once(tmp_path: Path, file: BlockLease) ->
         asyncio.run(asyncio.wait_for(scenario(writer), 30))
 
 
-def test_nothing_is_looked_at_hot(file: BlockLease, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_looked_at_hot(file: BlockLease, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the writer's end the looks come further and further apart, down to the safety net's pace."""
     monkeypatch.setattr(fetch_locks, "LOOK_SECONDS", 0.2)
-
-    async def scenario() -> None:
-        watcher = FileWatcher()
-        with watcher.watch(file.descriptor) as watch:
-            watch.notify(writer_closed=True)
-            watch.clear()
-            started, looks = asyncio.get_running_loop().time(), 0
-            while asyncio.get_running_loop().time() < started + 1.0:
-                await watch.changed()
-                looks += 1
-            assert looks <= 14
-        watcher.close()
-
-    asyncio.run(scenario())
+    watcher = FileWatcher()
+    with watcher.watch(file.descriptor) as watch:
+        watch.notify(writer_closed=True)
+        watch.clear()
+        started, looks = asyncio.get_running_loop().time(), 0
+        while asyncio.get_running_loop().time() < started + 1.0:
+            await watch.changed()
+            looks += 1
+        assert looks <= 14
+    watcher.close()
 
 
 def test_without_inotify_the_file_is_looked_at_now_and_then(file: BlockLease) -> None:
@@ -566,20 +550,16 @@ def test_without_inotify_the_file_is_looked_at_now_and_then(file: BlockLease) ->
     asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
-def test_nothing_stays_behind_a_watch(file: BlockLease) -> None:
+async def test_nothing_stays_behind_a_watch(file: BlockLease) -> None:
     """Changes to a file that nobody watches any more are nobody's business, and its watch is free."""
-
-    async def scenario() -> None:
-        watcher = FileWatcher()
-        for _ in range(3):
-            with watcher.watch(file.descriptor) as watch:
-                watch.clear()
-            os.pwrite(file.descriptor, b"x", 0)
-            await asyncio.sleep(0)
-        assert watcher._watches == {}
-        watcher.close()
-
-    asyncio.run(scenario())
+    watcher = FileWatcher()
+    for _ in range(3):
+        with watcher.watch(file.descriptor) as watch:
+            watch.clear()
+        os.pwrite(file.descriptor, b"x", 0)
+        await asyncio.sleep(0)
+    assert watcher._watches == {}
+    watcher.close()
 
 
 def test_looking_at_the_lock_takes_it_from_nobody(tmp_path: Path, file: BlockLease) -> None:

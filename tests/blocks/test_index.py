@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 from collections.abc import Iterator, Sequence
@@ -211,53 +210,47 @@ def test_what_is_missing_is_given_back_step_by_step(free: int, size: int, needed
         assert gone == min(size + needed - free, GIVEN_BACK_TIMES * needed, used + needed)
 
 
-def test_the_cache_never_takes_what_others_have_a_right_to(tmp_path: Path) -> None:
+async def test_the_cache_never_takes_what_others_have_a_right_to(tmp_path: Path) -> None:
     """It replaces its own blocks instead; it grows when the right is used up, and yields when others fill the disk."""
     disk_bytes, rights = 20 * BLOCK, [10 * BLOCK]
 
     def held_bytes() -> int:
         return sum(path.stat().st_size for path in block_files(tmp_path))
 
-    async def scenario() -> None:
-        origin = make_origin()
-        origin.create_bucket(BUCKET)
-        versions = [stored(origin, f"k{n}", BLOCK // 2, n) for n in range(60)]
-        async with open_cache(tmp_path, origin) as cache:
-            cache._dependencies.directory.reserve_of_others._free_bytes = lambda: disk_bytes - held_bytes()
-            cache.keep_free(lambda: rights[0])
-            for version in versions[:30]:
-                assert await read(cache, version) == content_of(origin, version)
-                assert held_bytes() <= disk_bytes - rights[0]
-            assert held_bytes() > 8 * BLOCK
-            assert cache.usage().blocks < 30
-            rights[0] = 0
-            cache.keep_free(lambda: rights[0])
-            for version in versions[:30]:
-                await read(cache, version)
-            await cache.settle()
-            assert cache.usage().blocks == 30
-            rights[0] = 15 * BLOCK
-            cache.keep_free(lambda: rights[0])
-            for version in versions[30:]:
-                assert await read(cache, version) == content_of(origin, version)
+    origin = make_origin()
+    origin.create_bucket(BUCKET)
+    versions = [stored(origin, f"k{n}", BLOCK // 2, n) for n in range(60)]
+    async with open_cache(tmp_path, origin) as cache:
+        cache._dependencies.directory.reserve_of_others._free_bytes = lambda: disk_bytes - held_bytes()
+        cache.keep_free(lambda: rights[0])
+        for version in versions[:30]:
+            assert await read(cache, version) == content_of(origin, version)
             assert held_bytes() <= disk_bytes - rights[0]
+        assert held_bytes() > 8 * BLOCK
+        assert cache.usage().blocks < 30
+        rights[0] = 0
+        cache.keep_free(lambda: rights[0])
+        for version in versions[:30]:
+            await read(cache, version)
+        await cache.settle()
+        assert cache.usage().blocks == 30
+        rights[0] = 15 * BLOCK
+        cache.keep_free(lambda: rights[0])
+        for version in versions[30:]:
+            assert await read(cache, version) == content_of(origin, version)
+        assert held_bytes() <= disk_bytes - rights[0]
 
-    asyncio.run(scenario())
 
-
-def test_rights_that_cannot_be_looked_at_stay_as_they_were(tmp_path: Path) -> None:
+async def test_rights_that_cannot_be_looked_at_stay_as_they_were(tmp_path: Path) -> None:
     """The cache goes on."""
 
     def unreadable() -> int:
         raise BufferUnavailable("the journal cannot be read")
 
-    async def scenario() -> None:
-        async with open_cache(tmp_path, make_origin()) as cache:
-            cache.keep_free(lambda: MIB)
-            cache.keep_free(unreadable)
-            assert cache._dependencies.directory.reserve_of_others.size_bytes == MIB
-
-    asyncio.run(scenario())
+    async with open_cache(tmp_path, make_origin()) as cache:
+        cache.keep_free(lambda: MIB)
+        cache.keep_free(unreadable)
+        assert cache._dependencies.directory.reserve_of_others.size_bytes == MIB
 
 
 CAPACITY_BYTES = 4 * MIB

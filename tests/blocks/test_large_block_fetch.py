@@ -383,30 +383,26 @@ class Folios:
 
 
 @pytest.mark.parametrize(("pieces", "publishes"), [(5, False), (1, True)], ids=["more is written", "it is published"])
-def test_what_lies_beside_the_header_may_have_come_from_the_device(
+async def test_what_lies_beside_the_header_may_have_come_from_the_device(
     tmp_path: Path, pieces: int, publishes: bool
 ) -> None:
     """1.4 Each write begins with the header, or ends with it: what lies beside it waits to be written again then."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "a", pieces * MIB)
-        async with open_cache(tmp_path / "c", origin, block_size_bytes=8 * MIB) as cache:
-            folios, filled = Folios(), writer_of(cache, version, 8 * MIB).filled
-            writer = BlockWriter(cache._dependencies.directory, filled, _residency=cast(Residency, folios))
-            for number in range(pieces - 1 + publishes):
-                writer.write(filled.file, bytes(MIB))
-                folios.written(0, filled.data_offset + number * MIB, filled.data_offset + (number + 1) * MIB - 1)
-                assert writer.unwritten_from == 0
-            folios.device_takes_first()
-            if publishes:
-                writer.publish(filled.file)
-            else:
-                writer.write(filled.file, bytes(MIB))
-            assert writer.unwritten_from == (pieces - 1 + publishes) * MIB
-            filled.file.close()
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    version = stored(origin, "a", pieces * MIB)
+    async with open_cache(tmp_path / "c", origin, block_size_bytes=8 * MIB) as cache:
+        folios, filled = Folios(), writer_of(cache, version, 8 * MIB).filled
+        writer = BlockWriter(cache._dependencies.directory, filled, _residency=cast(Residency, folios))
+        for number in range(pieces - 1 + publishes):
+            writer.write(filled.file, bytes(MIB))
+            folios.written(0, filled.data_offset + number * MIB, filled.data_offset + (number + 1) * MIB - 1)
+            assert writer.unwritten_from == 0
+        folios.device_takes_first()
+        if publishes:
+            writer.publish(filled.file)
+        else:
+            writer.write(filled.file, bytes(MIB))
+        assert writer.unwritten_from == (pieces - 1 + publishes) * MIB
+        filled.file.close()
 
 
 @settings(max_examples=20, deadline=None)

@@ -54,62 +54,54 @@ async def assert_warm(directory: Path, origin: MemoryOrigin, *versions: ObjectVe
     assert origin.count() == asked
 
 
-def test_blocks_survive_a_restart(tmp_path: Path) -> None:
+async def test_blocks_survive_a_restart(tmp_path: Path) -> None:
     """After an orderly end the next process serves from disk what this one fetched."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        versions = [stored(origin, f"k{n}", 600_000 + n) for n in range(3)]
-        await fill(tmp_path / "c", origin, *versions)
-        await assert_warm(tmp_path / "c", origin, *versions)
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    versions = [stored(origin, f"k{n}", 600_000 + n) for n in range(3)]
+    await fill(tmp_path / "c", origin, *versions)
+    await assert_warm(tmp_path / "c", origin, *versions)
 
 
 @pytest.mark.parametrize(
     "left", ["as it was", "noise", "nothing", "an older copy", "half of the pages", "the beginning"]
 )
-def test_after_an_unclean_boot_the_index_is_rebuilt_from_the_files(tmp_path: Path, left: str) -> None:
+async def test_after_an_unclean_boot_the_index_is_rebuilt_from_the_files(tmp_path: Path, left: str) -> None:
     """An index of another boot without the mark of an orderly end is not believed, not even looked at; blocks stay.
 
     Until the survey has found them they count as nobody's, exactly.
     """
-
-    async def scenario() -> None:
-        origin = make_origin()
-        directory = tmp_path / "c"
-        versions = [stored(origin, f"k{n}", 600_000 + n) for n in range(3)]
-        await fill(directory, origin, versions[0])
-        older = (directory / "index" / "data.mdb").read_bytes()
-        await fill(directory, origin, *versions)
-        before = usage_of(directory)
-        (directory / "CLEAN").unlink()
-        (directory / "BOOT").write_text("00000000-another-boot\n")
-        leave_of_the_index(directory / "index" / "data.mdb", left, older)
-        torn, truncated = block_files(directory)[:2]
-        torn.write_bytes(b"\0" * torn.stat().st_size)
-        os.truncate(truncated, 5000)
-        (directory / "partial" / "w3").mkdir()
-        (directory / "partial" / "w3" / "left").write_bytes(b"x")
-        async with open_cache(directory, origin, worker=1) as cache:
-            unknown = cache.usage()
-            assert (unknown.blocks, unknown.used_bytes, unknown.reserved_bytes) == (0, 0, 0)
-            assert unknown.unsurveyed_bytes == on_disk(directory)
-            await cache.rebuild_index()
-            after = cache.usage()
-            assert after.unsurveyed_bytes == 0
-            assert (after.blocks, after.reserved_bytes) == (before.blocks - 2, 0)
-            assert after.used_bytes == on_disk(directory)
-            assert partial_files(directory) == []
-            assert len(block_files(directory)) == after.blocks
-            for version in versions:
-                assert await read(cache, version) == content_of(origin, version)
-            await cache.settle()
-            assert cache.usage().blocks == before.blocks
-            assert cache.usage().used_bytes == before.used_bytes
-        assert origin.count() == 9 + 2
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    directory = tmp_path / "c"
+    versions = [stored(origin, f"k{n}", 600_000 + n) for n in range(3)]
+    await fill(directory, origin, versions[0])
+    older = (directory / "index" / "data.mdb").read_bytes()
+    await fill(directory, origin, *versions)
+    before = usage_of(directory)
+    (directory / "CLEAN").unlink()
+    (directory / "BOOT").write_text("00000000-another-boot\n")
+    leave_of_the_index(directory / "index" / "data.mdb", left, older)
+    torn, truncated = block_files(directory)[:2]
+    torn.write_bytes(b"\0" * torn.stat().st_size)
+    os.truncate(truncated, 5000)
+    (directory / "partial" / "w3").mkdir()
+    (directory / "partial" / "w3" / "left").write_bytes(b"x")
+    async with open_cache(directory, origin, worker=1) as cache:
+        unknown = cache.usage()
+        assert (unknown.blocks, unknown.used_bytes, unknown.reserved_bytes) == (0, 0, 0)
+        assert unknown.unsurveyed_bytes == on_disk(directory)
+        await cache.rebuild_index()
+        after = cache.usage()
+        assert after.unsurveyed_bytes == 0
+        assert (after.blocks, after.reserved_bytes) == (before.blocks - 2, 0)
+        assert after.used_bytes == on_disk(directory)
+        assert partial_files(directory) == []
+        assert len(block_files(directory)) == after.blocks
+        for version in versions:
+            assert await read(cache, version) == content_of(origin, version)
+        await cache.settle()
+        assert cache.usage().blocks == before.blocks
+        assert cache.usage().used_bytes == before.used_bytes
+    assert origin.count() == 9 + 2
 
 
 def leave_of_the_index(path: Path, left: str, older: bytes) -> None:
@@ -131,28 +123,24 @@ def on_disk(directory: Path) -> int:
     return sum(-(-path.stat().st_size // 4096) * 4096 for path in block_files(directory))
 
 
-def test_the_cache_serves_and_fills_while_it_is_surveyed(tmp_path: Path) -> None:
+async def test_the_cache_serves_and_fills_while_it_is_surveyed(tmp_path: Path) -> None:
     """From the first moment every read is right; a block fetched again meanwhile is there once; the capacity holds."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        directory = tmp_path / "c"
-        versions = [stored(origin, f"k{n}", 100_000) for n in range(60)]
-        await fill(directory, origin, *versions)
-        capacity_bytes = on_disk(directory) - 100_000
-        (directory / "CLEAN").unlink()
-        (directory / "BOOT").unlink()
-        async with open_cache(directory, origin, capacity_bytes=capacity_bytes) as cache:
-            survey = asyncio.create_task(cache.rebuild_index())
-            for version in versions:
-                assert await read(cache, version) == content_of(origin, version)
-            await cache.settle()
-            await survey
-            usage = cache.usage()
-            assert usage.used_bytes == on_disk(directory) <= capacity_bytes
-            assert (usage.blocks, usage.unsurveyed_bytes) == (len(block_files(directory)), 0)
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    directory = tmp_path / "c"
+    versions = [stored(origin, f"k{n}", 100_000) for n in range(60)]
+    await fill(directory, origin, *versions)
+    capacity_bytes = on_disk(directory) - 100_000
+    (directory / "CLEAN").unlink()
+    (directory / "BOOT").unlink()
+    async with open_cache(directory, origin, capacity_bytes=capacity_bytes) as cache:
+        survey = asyncio.create_task(cache.rebuild_index())
+        for version in versions:
+            assert await read(cache, version) == content_of(origin, version)
+        await cache.settle()
+        await survey
+        usage = cache.usage()
+        assert usage.used_bytes == on_disk(directory) <= capacity_bytes
+        assert (usage.blocks, usage.unsurveyed_bytes) == (len(block_files(directory)), 0)
 
 
 def usage_of(directory: Path) -> Usage:
@@ -162,25 +150,21 @@ def usage_of(directory: Path) -> Usage:
     return usage
 
 
-def test_a_rebuilt_index_keeps_the_order_in_which_files_were_written(tmp_path: Path) -> None:
+async def test_a_rebuilt_index_keeps_the_order_in_which_files_were_written(tmp_path: Path) -> None:
     """What was written last is evicted last, also after a rebuild."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        directory = tmp_path / "c"
-        versions = [stored(origin, f"k{n}", 100_000) for n in range(5)]
-        await fill(directory, origin, *versions)
-        order = order_of(directory)
-        files = {path.name[:64]: path for path in block_files(directory)}
-        for second, block_id in enumerate(order):
-            os.utime(files[block_id.hex()], (second, second))
-        (directory / "CLEAN").unlink()
-        (directory / "BOOT").unlink()
-        async with open_cache(directory, origin) as cache:
-            await cache.rebuild_index()
-        assert order_of(directory) == order
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    directory = tmp_path / "c"
+    versions = [stored(origin, f"k{n}", 100_000) for n in range(5)]
+    await fill(directory, origin, *versions)
+    order = order_of(directory)
+    files = {path.name[:64]: path for path in block_files(directory)}
+    for second, block_id in enumerate(order):
+        os.utime(files[block_id.hex()], (second, second))
+    (directory / "CLEAN").unlink()
+    (directory / "BOOT").unlink()
+    async with open_cache(directory, origin) as cache:
+        await cache.rebuild_index()
+    assert order_of(directory) == order
 
 
 def order_of(directory: Path) -> list[bytes]:
@@ -190,23 +174,19 @@ def order_of(directory: Path) -> list[bytes]:
     return order
 
 
-def test_after_an_orderly_end_another_boot_believes_the_index(tmp_path: Path) -> None:
+async def test_after_an_orderly_end_another_boot_believes_the_index(tmp_path: Path) -> None:
     """With CLEAN in place no block is scanned: a block whose header is damaged is still listed."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        directory = tmp_path / "c"
-        await fill(directory, origin, stored(origin, "k", BLOCK))
-        (directory / "BOOT").write_text("another boot\n")
-        [path] = block_files(directory)
-        with path.open("r+b") as file:
-            file.write(b"damaged!")
-        async with open_cache(directory, origin) as cache:
-            assert cache.usage().blocks == 1
-            assert not (directory / "CLEAN").exists()
-        assert (directory / "CLEAN").exists()
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    directory = tmp_path / "c"
+    await fill(directory, origin, stored(origin, "k", BLOCK))
+    (directory / "BOOT").write_text("another boot\n")
+    [path] = block_files(directory)
+    with path.open("r+b") as file:
+        file.write(b"damaged!")
+    async with open_cache(directory, origin) as cache:
+        assert cache.usage().blocks == 1
+        assert not (directory / "CLEAN").exists()
+    assert (directory / "CLEAN").exists()
 
 
 @pytest.mark.parametrize("content", [b"forebay blocks 2\n", b"", b"\xff\xfe"])
@@ -318,24 +298,20 @@ def test_only_the_owner_can_read_the_directory(tmp_path: Path) -> None:
         os.umask(previous)
 
 
-def test_a_lower_capacity_takes_effect_when_the_directory_is_opened(tmp_path: Path) -> None:
+async def test_a_lower_capacity_takes_effect_when_the_directory_is_opened(tmp_path: Path) -> None:
     """Blocks beyond the new capacity are gone before anything is served; the ones used last stay."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        versions = [stored(origin, f"k{n}", 100 * KIB) for n in range(200)]
-        await fill(tmp_path / "c", origin, *versions)
-        async with open_cache(tmp_path / "c", origin, capacity_bytes=MIB) as cache:
-            usage = cache.usage()
-            assert usage.used_bytes <= MIB
-            assert usage.blocks == len(block_files(tmp_path / "c")) == 9
-            assert counted(metrics.CACHE_EVICTED_BLOCKS) == 191
-            asked = origin.count()
-            for version in versions[-9:]:
-                await read(cache, version)
-            assert origin.count() == asked
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    versions = [stored(origin, f"k{n}", 100 * KIB) for n in range(200)]
+    await fill(tmp_path / "c", origin, *versions)
+    async with open_cache(tmp_path / "c", origin, capacity_bytes=MIB) as cache:
+        usage = cache.usage()
+        assert usage.used_bytes <= MIB
+        assert usage.blocks == len(block_files(tmp_path / "c")) == 9
+        assert counted(metrics.CACHE_EVICTED_BLOCKS) == 191
+        asked = origin.count()
+        for version in versions[-9:]:
+            await read(cache, version)
+        assert origin.count() == asked
 
 
 @pytest.mark.parametrize("wrong", [{"block_size_bytes": 100_000}, {"readahead_bytes": -1}, {"fills_max": 0}])

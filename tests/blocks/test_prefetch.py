@@ -63,163 +63,127 @@ async def read_block(cache: BlockCache, version: ObjectVersion, number: int) -> 
     return reader.outcome
 
 
-def test_the_window_of_a_long_range_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_window_of_a_long_range_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole object begins with a few blocks and has more on their way with every byte read, up to the setting."""
     monkeypatch.setattr(plan, "FIRST_WINDOW_BYTES", 4 * BLOCK)
     monkeypatch.setattr(plan, "GROWTH", 2)
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "a", 64 * BLOCK)
-        released = asyncio.Event()
-        origin.inject(lambda call: call.purpose is Purpose.READAHEAD, Hold(released), times=None)
-        async with open_cache(tmp_path / "c", origin, readahead_bytes=10 * BLOCK) as cache:
-            reader = await cache.open_range(version, ByteRange(0, 64 * BLOCK - 1))
-            async with aclosing(reader.body()) as body:
-                read_bytes = len(bytes_of(await anext(body)))
-                await until(lambda: origin.count() == 1 + 4)
-                released.set()
-                async for piece in body:
-                    last = read_bytes // BLOCK + 10
-                    if 30 * BLOCK <= read_bytes < 31 * BLOCK:
-                        await until(lambda: max(blocks_asked(origin)) == last)  # noqa: B023 - it is over before the next
-                    assert max(blocks_asked(origin)) <= last
-                    read_bytes += len(bytes_of(piece))
-            assert blocks_asked(origin) == list(range(64))
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    version = stored(origin, "a", 64 * BLOCK)
+    released = asyncio.Event()
+    origin.inject(lambda call: call.purpose is Purpose.READAHEAD, Hold(released), times=None)
+    async with open_cache(tmp_path / "c", origin, readahead_bytes=10 * BLOCK) as cache:
+        reader = await cache.open_range(version, ByteRange(0, 64 * BLOCK - 1))
+        async with aclosing(reader.body()) as body:
+            read_bytes = len(bytes_of(await anext(body)))
+            await until(lambda: origin.count() == 1 + 4)
+            released.set()
+            async for piece in body:
+                last = read_bytes // BLOCK + 10
+                if 30 * BLOCK <= read_bytes < 31 * BLOCK:
+                    await until(lambda: max(blocks_asked(origin)) == last)  # noqa: B023 - it is over before the next
+                assert max(blocks_asked(origin)) <= last
+                read_bytes += len(bytes_of(piece))
+        assert blocks_asked(origin) == list(range(64))
 
 
-def test_reading_block_after_block_runs_ahead(tmp_path: Path) -> None:
+async def test_reading_block_after_block_runs_ahead(tmp_path: Path) -> None:
     """One request after another for neighbouring blocks: soon each finds its block there, and the run doubles."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "a", 40 * BLOCK)
-        async with open_cache(tmp_path / "c", origin) as cache:
-            outcomes = [await read_block(cache, version, number) for number in range(40)]
-            assert outcomes == ["miss"] * 3 + ["hit"] * 37
-            assert sorted(blocks_asked(origin)) == list(range(40))
-            assert blocks_asked(origin, Purpose.LIVE) == [0, 1, 2]
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    version = stored(origin, "a", 40 * BLOCK)
+    async with open_cache(tmp_path / "c", origin) as cache:
+        outcomes = [await read_block(cache, version, number) for number in range(40)]
+        assert outcomes == ["miss"] * 3 + ["hit"] * 37
+        assert sorted(blocks_asked(origin)) == list(range(40))
+        assert blocks_asked(origin, Purpose.LIVE) == [0, 1, 2]
 
 
-def test_parts_read_at_once_run_ahead(tmp_path: Path) -> None:
+async def test_parts_read_at_once_run_ahead(tmp_path: Path) -> None:
     """A client that reads parts side by side, in whatever order they arrive, has the next ones on their way."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "a", 24 * BLOCK)
-        async with open_cache(tmp_path / "c", origin, readahead_bytes=6 * BLOCK) as cache:
-            first = [5, 1, 0, 7, 3, 2, 6, 4]
-            await asyncio.gather(*(read_block(cache, version, number) for number in first))
-            await read_block(cache, version, 8)
-            assert set(blocks_asked(origin)) == set(range(15))
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    version = stored(origin, "a", 24 * BLOCK)
+    async with open_cache(tmp_path / "c", origin, readahead_bytes=6 * BLOCK) as cache:
+        first = [5, 1, 0, 7, 3, 2, 6, 4]
+        await asyncio.gather(*(read_block(cache, version, number) for number in first))
+        await read_block(cache, version, 8)
+        assert set(blocks_asked(origin)) == set(range(15))
 
 
-def test_a_run_is_seen_over_processes(tmp_path: Path) -> None:
+async def test_a_run_is_seen_over_processes(tmp_path: Path) -> None:
     """Neighbouring blocks that another worker has read count for the run."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "a", 12 * BLOCK)
-        async with open_cache(tmp_path / "c", origin, worker=0, readahead_bytes=0) as one:
-            for number in range(4):
-                await read_block(one, version, number)
-        async with open_cache(tmp_path / "c", origin, worker=1) as two:
-            await read_block(two, version, 4)
-        assert blocks_asked(origin) == list(range(9))
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    version = stored(origin, "a", 12 * BLOCK)
+    async with open_cache(tmp_path / "c", origin, worker=0, readahead_bytes=0) as one:
+        for number in range(4):
+            await read_block(one, version, number)
+    async with open_cache(tmp_path / "c", origin, worker=1) as two:
+        await read_block(two, version, 4)
+    assert blocks_asked(origin) == list(range(9))
 
 
-def test_reading_what_is_there_fetches_nothing(tmp_path: Path) -> None:
+async def test_reading_what_is_there_fetches_nothing(tmp_path: Path) -> None:
     """A run of cached blocks is no reason to fetch what nobody asks for."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "a", 12 * BLOCK)
-        async with open_cache(tmp_path / "c", origin, readahead_bytes=0) as cache:
-            await read(cache, version, ByteRange(0, 6 * BLOCK - 1))
-            await cache.settle()
-        async with open_cache(tmp_path / "c", origin) as cache:
-            for number in range(6):
-                await read_block(cache, version, number)
-            await read(cache, version, ByteRange(0, 6 * BLOCK - 1))
-            await cache.settle()
-        assert sorted(blocks_asked(origin)) == list(range(6))
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    version = stored(origin, "a", 12 * BLOCK)
+    async with open_cache(tmp_path / "c", origin, readahead_bytes=0) as cache:
+        await read(cache, version, ByteRange(0, 6 * BLOCK - 1))
+        await cache.settle()
+    async with open_cache(tmp_path / "c", origin) as cache:
+        for number in range(6):
+            await read_block(cache, version, number)
+        await read(cache, version, ByteRange(0, 6 * BLOCK - 1))
+        await cache.settle()
+    assert sorted(blocks_asked(origin)) == list(range(6))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_reads_waste_nothing(tmp_path: Path, seed: int) -> None:
+async def test_random_reads_waste_nothing(tmp_path: Path, seed: int) -> None:
     """Blocks read in random order, far from each other, bring no block that was not asked for."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "a", 256 * BLOCK)
-        numbers = [3 * number for number in range(80)]
-        random.Random(seed).shuffle(numbers)
-        async with open_cache(tmp_path / "c", origin, capacity_bytes=128 * MIB) as cache:
-            for number in numbers:
-                await read_block(cache, version, number)
-        assert blocks_asked(origin) == numbers
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    version = stored(origin, "a", 256 * BLOCK)
+    numbers = [3 * number for number in range(80)]
+    random.Random(seed).shuffle(numbers)
+    async with open_cache(tmp_path / "c", origin, capacity_bytes=128 * MIB) as cache:
+        for number in numbers:
+            await read_block(cache, version, number)
+    assert blocks_asked(origin) == numbers
 
 
-def test_a_small_slot_is_not_flooded(tmp_path: Path) -> None:
+async def test_a_small_slot_is_not_flooded(tmp_path: Path) -> None:
     """Readahead never fetches more than a quarter of what the slot can have: it would push out what comes next."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "a", 64 * BLOCK)
-        async with open_cache(tmp_path / "c", origin, capacity_bytes=8 * (BLOCK + 4 * KIB)) as cache:
-            assert await read(cache, version) == content_of(origin, version)
-            assert blocks_asked(origin) == list(range(64))
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    version = stored(origin, "a", 64 * BLOCK)
+    async with open_cache(tmp_path / "c", origin, capacity_bytes=8 * (BLOCK + 4 * KIB)) as cache:
+        assert await read(cache, version) == content_of(origin, version)
+        assert blocks_asked(origin) == list(range(64))
 
 
 @pytest.mark.parametrize("length", [64 * BLOCK, 3 * BLOCK])
-def test_what_was_fetched_ahead_stays_until_it_is_read(tmp_path: Path, length: int) -> None:
+async def test_what_was_fetched_ahead_stays_until_it_is_read(tmp_path: Path, length: int) -> None:
     """However slow the reader: that it comes to a block fetched for it is no sign that blocks come back soon."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "a", 63 * BLOCK)
-        async with open_cache(tmp_path / "c", origin, capacity_bytes=8 * (BLOCK + 4 * KIB)) as cache:
-            for first in range(0, version.size_bytes, length):
-                reader = await cache.open_range(version, ByteRange(first, min(first + length, version.size_bytes) - 1))
-                async with aclosing(reader.body()) as body:
-                    async for _ in body:
-                        await cache.settle()
-            assert blocks_asked(origin) == list(range(63))
-
-    asyncio.run(scenario())
-
-
-def test_readers_who_wait_go_first(tmp_path: Path) -> None:
-    """However long the window, half of the fills are left to those who wait for a first byte."""
-
-    async def scenario() -> None:
-        memory = make_origin()
-        version, other = stored(memory, "a", 64 * BLOCK), stored(memory, "b", BLOCK)
-        released = asyncio.Event()
-        memory.inject(lambda call: call.purpose is Purpose.READAHEAD, Hold(released), times=None)
-        async with open_cache(tmp_path / "c", memory, fills_max=4) as cache:
-            reader = await cache.open_range(version, ByteRange(0, 64 * BLOCK - 1))
+    origin = make_origin()
+    version = stored(origin, "a", 63 * BLOCK)
+    async with open_cache(tmp_path / "c", origin, capacity_bytes=8 * (BLOCK + 4 * KIB)) as cache:
+        for first in range(0, version.size_bytes, length):
+            reader = await cache.open_range(version, ByteRange(first, min(first + length, version.size_bytes) - 1))
             async with aclosing(reader.body()) as body:
-                await anext(body)
-                await until(lambda: memory.count() == 3)
-                assert await read(cache, other) == content_of(memory, other)
-                released.set()
+                async for _ in body:
+                    await cache.settle()
+        assert blocks_asked(origin) == list(range(63))
 
-    asyncio.run(scenario())
+
+async def test_readers_who_wait_go_first(tmp_path: Path) -> None:
+    """However long the window, half of the fills are left to those who wait for a first byte."""
+    memory = make_origin()
+    version, other = stored(memory, "a", 64 * BLOCK), stored(memory, "b", BLOCK)
+    released = asyncio.Event()
+    memory.inject(lambda call: call.purpose is Purpose.READAHEAD, Hold(released), times=None)
+    async with open_cache(tmp_path / "c", memory, fills_max=4) as cache:
+        reader = await cache.open_range(version, ByteRange(0, 64 * BLOCK - 1))
+        async with aclosing(reader.body()) as body:
+            await anext(body)
+            await until(lambda: memory.count() == 3)
+            assert await read(cache, other) == content_of(memory, other)
+            released.set()
 
 
 def test_marks_are_bounded() -> None:
@@ -275,47 +239,35 @@ def ahead_of(reader: Any) -> BlocksAhead:
     return ahead
 
 
-def run(scenario: Callable[[], Any]) -> None:
-    asyncio.run(scenario())
-
-
-def test_the_next_block_is_verified_while_the_client_has_this_one(tmp_path: Path, verified: list[str]) -> None:
+async def test_the_next_block_is_verified_while_the_client_has_this_one(tmp_path: Path, verified: list[str]) -> None:
     """Every block is verified once, and the next one without being asked for."""
-
-    async def scenario() -> None:
-        async with unverified(tmp_path) as (cache, origin, version):
-            verified.clear()
-            reader = await cache.open_range(version, whole(version))
-            async with aclosing(reader.body()) as body:
-                taken = bytes_of(await anext(body))
-                await until(lambda: is_intact(cache, version, 1))
-                async for piece in body:
-                    taken += bytes_of(piece)
-            assert taken == content_of(origin, version)
-            assert len(verified) == len(set(verified)) == BLOCKS
-            assert room(cache) == PROCESS_AHEAD_BYTES
-
-    run(scenario)
+    async with unverified(tmp_path) as (cache, origin, version):
+        verified.clear()
+        reader = await cache.open_range(version, whole(version))
+        async with aclosing(reader.body()) as body:
+            taken = bytes_of(await anext(body))
+            await until(lambda: is_intact(cache, version, 1))
+            async for piece in body:
+                taken += bytes_of(piece)
+        assert taken == content_of(origin, version)
+        assert len(verified) == len(set(verified)) == BLOCKS
+        assert room(cache) == PROCESS_AHEAD_BYTES
 
 
-def test_a_client_that_takes_its_time_has_one_block_read_for_it(tmp_path: Path) -> None:
+async def test_a_client_that_takes_its_time_has_one_block_read_for_it(tmp_path: Path) -> None:
     """Of many such clients, each has little in the page cache that it has not come to."""
-
-    async def scenario() -> None:
-        async with unverified(tmp_path) as (cache, _, version):
-            reader = await cache.open_range(version, whole(version))
-            async with aclosing(reader.body()) as body:
-                for number in range(BLOCKS - 1):
-                    await anext(body)
-                    await until(lambda number=number: is_intact(cache, version, number + 1))  # type: ignore[misc]
-                    await until(lambda: all(piece.verifying.done() for piece in ahead_of(reader)._pieces.values()))  # type: ignore[union-attr]
-                    assert number + 2 == BLOCKS or not is_intact(cache, version, number + 2)
-            assert room(cache) == PROCESS_AHEAD_BYTES
-
-    run(scenario)
+    async with unverified(tmp_path) as (cache, _, version):
+        reader = await cache.open_range(version, whole(version))
+        async with aclosing(reader.body()) as body:
+            for number in range(BLOCKS - 1):
+                await anext(body)
+                await until(lambda number=number: is_intact(cache, version, number + 1))  # type: ignore[misc]
+                await until(lambda: all(piece.verifying.done() for piece in ahead_of(reader)._pieces.values()))  # type: ignore[union-attr]
+                assert number + 2 == BLOCKS or not is_intact(cache, version, number + 2)
+        assert room(cache) == PROCESS_AHEAD_BYTES
 
 
-def test_a_reader_that_had_to_wait_has_more_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_that_had_to_wait_has_more_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that is slower than the client gets more to do at a time, up to a bound."""
     monkeypatch.setattr(spans, "READER_AHEAD_BYTES", 3 * BLOCK)
     gate = threading.Event()
@@ -325,127 +277,100 @@ def test_a_reader_that_had_to_wait_has_more_read_ahead(tmp_path: Path, monkeypat
         gate.wait()
         verify(file, *arguments, **keywords)
 
-    async def scenario() -> None:
-        async with unverified(tmp_path) as (cache, origin, version):
-            reader = await cache.open_range(version, whole(version))
-            async with aclosing(reader.body()) as body:
-                taken = bytes_of(await anext(body))
-                await until(lambda: is_intact(cache, version, 1))
-                taken += bytes_of(await anext(body))
-                await until(lambda: is_intact(cache, version, 2))
-                monkeypatch.setattr(BlockFile, "verify_unread", gated)
-                taken += bytes_of(await anext(body))  # of block 2; what block 3 needs waits at the gate
-                assert len(ahead_of(reader)._pieces) == 1
-                coming = asyncio.ensure_future(anext(body))
-                await until(lambda: not ahead_of(reader)._pieces)  # the reader waits for block 3
-                gate.set()
-                taken += bytes_of(await coming)
-                assert ahead_of(reader)._depth == 2
-                async for piece in body:
-                    taken += bytes_of(piece)
-                    assert ahead_of(reader)._depth <= 3
-            assert taken == content_of(origin, version)
-
-    run(scenario)
+    async with unverified(tmp_path) as (cache, origin, version):
+        reader = await cache.open_range(version, whole(version))
+        async with aclosing(reader.body()) as body:
+            taken = bytes_of(await anext(body))
+            await until(lambda: is_intact(cache, version, 1))
+            taken += bytes_of(await anext(body))
+            await until(lambda: is_intact(cache, version, 2))
+            monkeypatch.setattr(BlockFile, "verify_unread", gated)
+            taken += bytes_of(await anext(body))  # of block 2; what block 3 needs waits at the gate
+            assert len(ahead_of(reader)._pieces) == 1
+            coming = asyncio.ensure_future(anext(body))
+            await until(lambda: not ahead_of(reader)._pieces)  # the reader waits for block 3
+            gate.set()
+            taken += bytes_of(await coming)
+            assert ahead_of(reader)._depth == 2
+            async for piece in body:
+                taken += bytes_of(piece)
+                assert ahead_of(reader)._depth <= 3
+        assert taken == content_of(origin, version)
 
 
-def test_a_block_found_damaged_ahead_is_read_again_from_the_origin(tmp_path: Path) -> None:
+async def test_a_block_found_damaged_ahead_is_read_again_from_the_origin(tmp_path: Path) -> None:
     """1.4 Not one byte of it is sent, and the others are."""
-
-    async def scenario() -> None:
-        async with unverified(tmp_path) as (cache, origin, version):
-            for path in block_files(tmp_path)[:REFILLS_MAX]:
-                with path.open("r+b") as file:
-                    file.seek(-7, 2)
-                    file.write(b"damaged")
-            assert await read(cache, version) == content_of(origin, version)
-            assert counted(metrics.CACHE_DAMAGED) == REFILLS_MAX
-            assert await read(cache, version) == content_of(origin, version)
-            assert counted(metrics.CACHE_DAMAGED) == REFILLS_MAX
-            assert room(cache) == PROCESS_AHEAD_BYTES
-
-    run(scenario)
+    async with unverified(tmp_path) as (cache, origin, version):
+        for path in block_files(tmp_path)[:REFILLS_MAX]:
+            with path.open("r+b") as file:
+                file.seek(-7, 2)
+                file.write(b"damaged")
+        assert await read(cache, version) == content_of(origin, version)
+        assert counted(metrics.CACHE_DAMAGED) == REFILLS_MAX
+        assert await read(cache, version) == content_of(origin, version)
+        assert counted(metrics.CACHE_DAMAGED) == REFILLS_MAX
+        assert room(cache) == PROCESS_AHEAD_BYTES
 
 
-def test_a_block_whose_file_is_gone_is_read_again_from_the_origin(tmp_path: Path) -> None:
+async def test_a_block_whose_file_is_gone_is_read_again_from_the_origin(tmp_path: Path) -> None:
     """What could not be opened ahead is found out where the reader comes to it."""
-
-    async def scenario() -> None:
-        async with unverified(tmp_path) as (cache, origin, version):
-            for path in block_files(tmp_path)[1:]:
-                path.unlink()
-            assert await read(cache, version) == content_of(origin, version)
-
-    run(scenario)
+    async with unverified(tmp_path) as (cache, origin, version):
+        for path in block_files(tmp_path)[1:]:
+            path.unlink()
+        assert await read(cache, version) == content_of(origin, version)
 
 
-def test_without_room_nothing_is_read_ahead(tmp_path: Path) -> None:
+async def test_without_room_nothing_is_read_ahead(tmp_path: Path) -> None:
     """However many readers there are, what is read for them before they come to it is bounded."""
-
-    async def scenario() -> None:
-        async with unverified(tmp_path) as (cache, origin, version):
-            cache._dependencies.ahead_room.left_bytes = BLOCK - 1
-            reader = await cache.open_range(version, whole(version))
-            async with aclosing(reader.body()) as body:
-                taken = bytes_of(await anext(body))
-                assert not ahead_of(reader)._pieces
-                async for piece in body:
-                    taken += bytes_of(piece)
-            assert taken == content_of(origin, version)
-            assert room(cache) == BLOCK - 1
-
-    run(scenario)
+    async with unverified(tmp_path) as (cache, origin, version):
+        cache._dependencies.ahead_room.left_bytes = BLOCK - 1
+        reader = await cache.open_range(version, whole(version))
+        async with aclosing(reader.body()) as body:
+            taken = bytes_of(await anext(body))
+            assert not ahead_of(reader)._pieces
+            async for piece in body:
+                taken += bytes_of(piece)
+        assert taken == content_of(origin, version)
+        assert room(cache) == BLOCK - 1
 
 
-def test_a_client_that_leaves_gives_back_the_room(tmp_path: Path) -> None:
+async def test_a_client_that_leaves_gives_back_the_room(tmp_path: Path) -> None:
     """Nothing is read on for it, and the room is whole again."""
-
-    async def scenario() -> None:
-        async with unverified(tmp_path) as (cache, _, version):
-            reader = await cache.open_range(version, whole(version))
-            async with aclosing(reader.body()) as body:
-                await anext(body)
-                [piece] = ahead_of(reader)._pieces.values()
-                assert room(cache) < PROCESS_AHEAD_BYTES
-            assert not piece.has_reader()
-            assert room(cache) == PROCESS_AHEAD_BYTES
-
-    run(scenario)
+    async with unverified(tmp_path) as (cache, _, version):
+        reader = await cache.open_range(version, whole(version))
+        async with aclosing(reader.body()) as body:
+            await anext(body)
+            [piece] = ahead_of(reader)._pieces.values()
+            assert room(cache) < PROCESS_AHEAD_BYTES
+        assert not piece.has_reader()
+        assert room(cache) == PROCESS_AHEAD_BYTES
 
 
-def test_a_range_that_ends_early_has_nothing_read_behind_its_end(tmp_path: Path) -> None:
+async def test_a_range_that_ends_early_has_nothing_read_behind_its_end(tmp_path: Path) -> None:
     """Blocks behind the range are nobody's."""
-
-    async def scenario() -> None:
-        async with unverified(tmp_path) as (cache, origin, version):
-            byte_range = ByteRange(10, BLOCK + 10)
-            reader = await cache.open_range(version, byte_range)
-            assert await take(reader) == content_of(origin, version, byte_range)
-            assert not is_intact(cache, version, 2)
-
-    run(scenario)
+    async with unverified(tmp_path) as (cache, origin, version):
+        byte_range = ByteRange(10, BLOCK + 10)
+        reader = await cache.open_range(version, byte_range)
+        assert await take(reader) == content_of(origin, version, byte_range)
+        assert not is_intact(cache, version, 2)
 
 
-def test_what_was_just_fetched_for_the_reader_is_not_verified_ahead(tmp_path: Path, verified: list[str]) -> None:
+async def test_what_was_just_fetched_for_the_reader_is_not_verified_ahead(tmp_path: Path, verified: list[str]) -> None:
     """It is sent as it was written: only the one block that was there is."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "k", SIZE)
-        async with open_cache(tmp_path, origin) as cache:
-            await read(cache, version, ByteRange(0, BLOCK - 1))
-        verified.clear()
-        async with open_cache(tmp_path, origin) as cache:
-            reader = await cache.open_range(version, whole(version))
-            async with aclosing(reader.body()) as body:
-                taken = bytes_of(await anext(body))
-                await until(lambda: len(block_files(tmp_path)) == BLOCKS)
-                async for piece in body:
-                    taken += bytes_of(piece)
-                    assert not ahead_of(reader)._pieces
-            assert taken == content_of(origin, version)
-
-    run(scenario)
+    origin = make_origin()
+    version = stored(origin, "k", SIZE)
+    async with open_cache(tmp_path, origin) as cache:
+        await read(cache, version, ByteRange(0, BLOCK - 1))
+    verified.clear()
+    async with open_cache(tmp_path, origin) as cache:
+        reader = await cache.open_range(version, whole(version))
+        async with aclosing(reader.body()) as body:
+            taken = bytes_of(await anext(body))
+            await until(lambda: len(block_files(tmp_path)) == BLOCKS)
+            async for piece in body:
+                taken += bytes_of(piece)
+                assert not ahead_of(reader)._pieces
+        assert taken == content_of(origin, version)
 
 
 PIECE = 2 * CHUNK_BYTES

@@ -67,25 +67,21 @@ def test_two_processes_share_one_directory(tmp_path: Path) -> None:
     asyncio.run(check(tmp_path / "c"))
 
 
-def test_what_one_process_fetched_another_serves(tmp_path: Path) -> None:
+async def test_what_one_process_fetched_another_serves(tmp_path: Path) -> None:
     """A block that one worker has filled is a hit in every other."""
     assert ending(start(tmp_path / "c", 3, SEED)) == "done 0"
-
-    async def scenario() -> None:
-        origin = make_origin()
-        async with open_cache(tmp_path / "c", origin, capacity_bytes=CAPACITY, block_size_bytes=64 * KIB) as cache:
-            index = cache._dependencies.directory.index
-            cached = {record.block_id for record in index.blocks()}
-            hits = 0
-            for version in objects(origin):
-                for block in layout.blocks_of(version, whole(version), 64 * KIB):
-                    if block.id in cached:
-                        assert await read(cache, version, block.range) == content_of(origin, version, block.range)
-                        hits += 1
-            assert hits == len(cached) > 0
-            assert origin.count() == 0
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    async with open_cache(tmp_path / "c", origin, capacity_bytes=CAPACITY, block_size_bytes=64 * KIB) as cache:
+        index = cache._dependencies.directory.index
+        cached = {record.block_id for record in index.blocks()}
+        hits = 0
+        for version in objects(origin):
+            for block in layout.blocks_of(version, whole(version), 64 * KIB):
+                if block.id in cached:
+                    assert await read(cache, version, block.range) == content_of(origin, version, block.range)
+                    hits += 1
+        assert hits == len(cached) > 0
+        assert origin.count() == 0
 
 
 @pytest.mark.parametrize("round_number", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 6))])

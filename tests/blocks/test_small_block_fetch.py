@@ -49,137 +49,115 @@ ONE_SEGMENT = 4096 * MIB
 """The capacity of which segments of full size are small enough a part."""
 
 
-def test_small_objects_share_a_file(tmp_path: Path) -> None:
+async def test_small_objects_share_a_file(tmp_path: Path) -> None:
     """Hundreds of objects, one file, one request each; the second reading asks nobody and opens nothing twice."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        versions = [stored(origin, f"k{n}", 1 + 97 * n, seed=n) for n in range(250)]
-        settings: dict[str, Any] = {"small_object_bytes_max": PACKED, "capacity_bytes": ONE_SEGMENT}
-        async with open_cache(tmp_path / "c", origin, **settings) as cache:
-            got = await asyncio.gather(*(read(cache, version) for version in versions))
-            assert got == [content_of(origin, version) for version in versions]
-            await cache.settle()
-            assert origin.count() == len(versions) == counted(metrics.CACHE_FILLS, outcome="filled")
-            hits = counted(metrics.CACHE_HIT_BYTES)
-            for version in versions:
-                assert await read(cache, version) == content_of(origin, version)
-            assert counted(metrics.CACHE_HIT_BYTES) - hits == sum(version.size_bytes for version in versions)
-            assert (origin.count(), counted(metrics.CACHE_FILLS, outcome="failed"), counted(metrics.CACHE_DAMAGED)) == (
-                len(versions),
-                0,
-                0,
-            )
-            assert cache.usage().blocks == len(versions)
-            assert len(block_files(tmp_path / "c")) == 1
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    versions = [stored(origin, f"k{n}", 1 + 97 * n, seed=n) for n in range(250)]
+    settings: dict[str, Any] = {"small_object_bytes_max": PACKED, "capacity_bytes": ONE_SEGMENT}
+    async with open_cache(tmp_path / "c", origin, **settings) as cache:
+        got = await asyncio.gather(*(read(cache, version) for version in versions))
+        assert got == [content_of(origin, version) for version in versions]
+        await cache.settle()
+        assert origin.count() == len(versions) == counted(metrics.CACHE_FILLS, outcome="filled")
+        hits = counted(metrics.CACHE_HIT_BYTES)
+        for version in versions:
+            assert await read(cache, version) == content_of(origin, version)
+        assert counted(metrics.CACHE_HIT_BYTES) - hits == sum(version.size_bytes for version in versions)
+        assert (origin.count(), counted(metrics.CACHE_FILLS, outcome="failed"), counted(metrics.CACHE_DAMAGED)) == (
+            len(versions),
+            0,
+            0,
+        )
+        assert cache.usage().blocks == len(versions)
+        assert len(block_files(tmp_path / "c")) == 1
 
 
-def test_a_warm_small_object_goes_out_of_its_segment_without_a_copy(tmp_path: Path) -> None:
+async def test_a_warm_small_object_goes_out_of_its_segment_without_a_copy(tmp_path: Path) -> None:
     """Once verified, it is a span of the segment's file; many objects, one descriptor."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        versions = [stored(origin, f"k{n}", 100_000, seed=n) for n in range(20)]
-        async with open_cache(
-            tmp_path / "c", origin, small_object_bytes_max=PACKED, capacity_bytes=ONE_SEGMENT
-        ) as cache:
-            descriptors = set()
-            for _ in range(3):
-                for version in versions:
-                    await read(cache, version)
-                await cache.settle()
-            for version in versions:
-                reader = await cache.open_range(version, whole(version))
-                held = reader.whole()
-                assert held is not None
-                span = held.span
-                descriptors.add(span.descriptor)
-                assert os.pread(span.descriptor, span.count, span.offset) == content_of(origin, version)
-                held.close()
-            assert len(descriptors) == len(block_files(tmp_path / "c")) == 1
-
-    asyncio.run(scenario())
-
-
-def test_small_and_short_last_blocks_of_large_objects_are_packed_too(tmp_path: Path) -> None:
-    """A slot of small blocks costs no file a block; each slot has blocks of its own size."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        slots = Slots([Slot("fine", Prefix(BUCKET, "fine/"), block_size_bytes=64 * KIB)])
-        fine, coarse = stored(origin, "fine/a", MIB + 5), stored(origin, "coarse", MIB + 5)
-        settings: dict[str, Any] = {"small_object_bytes_max": 64 * KIB, "capacity_bytes": ONE_SEGMENT}
-        async with open_cache(tmp_path / "c", origin, slots=slots, **settings) as cache:
-            for version, slot in ((fine, "fine"), (coarse, "default")):
-                for piece in cache.pieces(version, slot):
-                    await take(await cache.open_range(version, piece, slot=slot))
-            await cache.settle()
-            assert [call.headers["range"] for call in origin.calls][:2] == ["bytes=0-65535", "bytes=65536-131071"]
-            assert cache.usage().slots["fine"].blocks == 17
-            assert cache.usage().slots["default"].blocks == 5
-            segments = [path for path in block_files(tmp_path / "c") if path.suffix == ".segment"]
-            assert (len(segments), len(block_files(tmp_path / "c"))) == (2, 6)
-            for version, slot in ((fine, "fine"), (coarse, "default")):
-                reader = await cache.open_range(version, whole(version), slot=slot)
-                assert (reader.outcome, await take(reader)) == ("hit", content_of(origin, version))
-
-    asyncio.run(scenario())
-
-
-def test_they_are_there_after_a_restart_and_after_an_unclean_boot(tmp_path: Path) -> None:
-    """By the index, or by the records' own headers; a segment goes on being read, nothing is asked again."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        versions = [stored(origin, f"k{n}", 3000 + n, seed=n) for n in range(40)]
-        async with open_cache(tmp_path / "c", origin, small_object_bytes_max=PACKED) as cache:
+    origin = make_origin()
+    versions = [stored(origin, f"k{n}", 100_000, seed=n) for n in range(20)]
+    async with open_cache(tmp_path / "c", origin, small_object_bytes_max=PACKED, capacity_bytes=ONE_SEGMENT) as cache:
+        descriptors = set()
+        for _ in range(3):
             for version in versions:
                 await read(cache, version)
-        for boot in (False, True):
-            if boot:
-                (tmp_path / "c" / "CLEAN").unlink()
-                (tmp_path / "c" / "BOOT").write_text("another boot\n")
-            async with open_cache(tmp_path / "c", origin, small_object_bytes_max=PACKED) as cache:
-                await cache.rebuild_index()
-                for version in versions:
-                    assert await read(cache, version) == content_of(origin, version)
-        assert origin.count() == len(versions)
+            await cache.settle()
+        for version in versions:
+            reader = await cache.open_range(version, whole(version))
+            held = reader.whole()
+            assert held is not None
+            span = held.span
+            descriptors.add(span.descriptor)
+            assert os.pread(span.descriptor, span.count, span.offset) == content_of(origin, version)
+            held.close()
+        assert len(descriptors) == len(block_files(tmp_path / "c")) == 1
 
-    asyncio.run(scenario())
+
+async def test_small_and_short_last_blocks_of_large_objects_are_packed_too(tmp_path: Path) -> None:
+    """A slot of small blocks costs no file a block; each slot has blocks of its own size."""
+    origin = make_origin()
+    slots = Slots([Slot("fine", Prefix(BUCKET, "fine/"), block_size_bytes=64 * KIB)])
+    fine, coarse = stored(origin, "fine/a", MIB + 5), stored(origin, "coarse", MIB + 5)
+    settings: dict[str, Any] = {"small_object_bytes_max": 64 * KIB, "capacity_bytes": ONE_SEGMENT}
+    async with open_cache(tmp_path / "c", origin, slots=slots, **settings) as cache:
+        for version, slot in ((fine, "fine"), (coarse, "default")):
+            for piece in cache.pieces(version, slot):
+                await take(await cache.open_range(version, piece, slot=slot))
+        await cache.settle()
+        assert [call.headers["range"] for call in origin.calls][:2] == ["bytes=0-65535", "bytes=65536-131071"]
+        assert cache.usage().slots["fine"].blocks == 17
+        assert cache.usage().slots["default"].blocks == 5
+        segments = [path for path in block_files(tmp_path / "c") if path.suffix == ".segment"]
+        assert (len(segments), len(block_files(tmp_path / "c"))) == (2, 6)
+        for version, slot in ((fine, "fine"), (coarse, "default")):
+            reader = await cache.open_range(version, whole(version), slot=slot)
+            assert (reader.outcome, await take(reader)) == ("hit", content_of(origin, version))
+
+
+async def test_they_are_there_after_a_restart_and_after_an_unclean_boot(tmp_path: Path) -> None:
+    """By the index, or by the records' own headers; a segment goes on being read, nothing is asked again."""
+    origin = make_origin()
+    versions = [stored(origin, f"k{n}", 3000 + n, seed=n) for n in range(40)]
+    async with open_cache(tmp_path / "c", origin, small_object_bytes_max=PACKED) as cache:
+        for version in versions:
+            await read(cache, version)
+    for boot in (False, True):
+        if boot:
+            (tmp_path / "c" / "CLEAN").unlink()
+            (tmp_path / "c" / "BOOT").write_text("another boot\n")
+        async with open_cache(tmp_path / "c", origin, small_object_bytes_max=PACKED) as cache:
+            await cache.rebuild_index()
+            for version in versions:
+                assert await read(cache, version) == content_of(origin, version)
+    assert origin.count() == len(versions)
 
 
 @pytest.mark.parametrize("harm", ["flip", "truncate", "swap", "unlink", "foreign"])
 @pytest.mark.parametrize("restart", [False, True])
-def test_what_is_not_as_it_was_written_is_a_miss(tmp_path: Path, harm: str, restart: bool) -> None:
+async def test_what_is_not_as_it_was_written_is_a_miss(tmp_path: Path, harm: str, restart: bool) -> None:
     """Flipped, torn, exchanged or removed: every read gives the object's own bytes, and the damage heals."""
-
-    async def scenario() -> None:
-        origin, rng = make_origin(), random.Random(SEED)
-        versions = [stored(origin, f"k{n}", 50_000 + n, seed=n) for n in range(30)]
-        settings: dict[str, Any] = {"small_object_bytes_max": PACKED, "capacity_bytes": 16 * MIB}
-        async with open_cache(tmp_path / "c", origin, **settings) as cache:
-            for version in versions:
-                await read(cache, version)
-            await cache.settle()
-            if not restart:
-                harm_segments(block_files(tmp_path / "c"), harm, rng)
-                for _ in range(2):
-                    for version in versions:
-                        assert await read(cache, version) == content_of(origin, version)
-        if restart:
+    origin, rng = make_origin(), random.Random(SEED)
+    versions = [stored(origin, f"k{n}", 50_000 + n, seed=n) for n in range(30)]
+    settings: dict[str, Any] = {"small_object_bytes_max": PACKED, "capacity_bytes": 16 * MIB}
+    async with open_cache(tmp_path / "c", origin, **settings) as cache:
+        for version in versions:
+            await read(cache, version)
+        await cache.settle()
+        if not restart:
             harm_segments(block_files(tmp_path / "c"), harm, rng)
-        async with open_cache(tmp_path / "c", origin, **settings) as cache:
-            for version in versions:
-                assert await read(cache, version) == content_of(origin, version)
-            await cache.settle()
-            asked = origin.count()
-            for version in versions:
-                assert await read(cache, version) == content_of(origin, version)
-            assert origin.count() == asked
-
-    asyncio.run(scenario())
+            for _ in range(2):
+                for version in versions:
+                    assert await read(cache, version) == content_of(origin, version)
+    if restart:
+        harm_segments(block_files(tmp_path / "c"), harm, rng)
+    async with open_cache(tmp_path / "c", origin, **settings) as cache:
+        for version in versions:
+            assert await read(cache, version) == content_of(origin, version)
+        await cache.settle()
+        asked = origin.count()
+        for version in versions:
+            assert await read(cache, version) == content_of(origin, version)
+        assert origin.count() == asked
 
 
 def harm_segments(files: list[Path], harm: str, rng: random.Random) -> None:
@@ -209,63 +187,55 @@ def harm_segments(files: list[Path], harm: str, rng: random.Random) -> None:
             drop_page_cache(path)
 
 
-def test_a_disk_that_takes_nothing_costs_readers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_takes_nothing_costs_readers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ENOSPC while a segment is written: the bytes are served, nothing is kept, the accounts stay exact."""
+    origin, clock = make_origin(), TestClock()
+    versions = [stored(origin, f"k{n}", 10_000, seed=n) for n in range(10)]
+    async with open_cache(tmp_path / "c", origin, small_object_bytes_max=PACKED, clock=clock) as cache:
+        await read(cache, versions[0])
+        await cache.settle()
 
-    async def scenario() -> None:
-        origin, clock = make_origin(), TestClock()
-        versions = [stored(origin, f"k{n}", 10_000, seed=n) for n in range(10)]
-        async with open_cache(tmp_path / "c", origin, small_object_bytes_max=PACKED, clock=clock) as cache:
-            await read(cache, versions[0])
-            await cache.settle()
+        def full(*_: object) -> int:
+            raise OSError(errno.ENOSPC, "no room")
 
-            def full(*_: object) -> int:
-                raise OSError(errno.ENOSPC, "no room")
-
-            with monkeypatch.context() as patch:
-                patch.setattr(os, "pwritev", full)
-                for version in versions[:-1]:
-                    assert await read(cache, version) == content_of(origin, version)
-                fetched = await cache.fetch(versions[-1], whole(versions[-1]), slot="default", purpose=Purpose.WARM)
-                assert not fetched[1]
-                await cache.settle()
-            assert 1 <= counted(metrics.CACHE_NOT_KEPT) == counted(metrics.CACHE_FILLS, outcome="failed") <= 9
-            usage = cache.usage()
-            assert (usage.blocks, usage.reserved_bytes) == (1, 0)
-            assert usage.used_bytes == sum(
-                path.stat().st_size + -path.stat().st_size % 4096 for path in block_files(tmp_path / "c")
-            )
-            await pass_until(clock, lambda: cache.isolation.writable)
-            for version in versions:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwritev", full)
+            for version in versions[:-1]:
                 assert await read(cache, version) == content_of(origin, version)
+            fetched = await cache.fetch(versions[-1], whole(versions[-1]), slot="default", purpose=Purpose.WARM)
+            assert not fetched[1]
             await cache.settle()
-            assert cache.usage().blocks == 10
-
-    asyncio.run(scenario())
-
-
-def test_a_reader_joins_while_the_bytes_come_and_while_they_are_written(tmp_path: Path) -> None:
-    """All readers of one small object share one request, from its first byte to its last moment in memory."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "k", 900 * KIB)
-        paced = PacedOrigin(origin, pause_after=400 * KIB)
-        async with open_cache(tmp_path / "c", paced, small_object_bytes_max=PACKED, block_size_bytes=MIB) as cache:
-            readers = [asyncio.create_task(read(cache, version)) for _ in range(3)]
-            await paced.paused.wait()
-            early = await cache.open_range(version, whole(version))
-            readers.append(asyncio.create_task(take(early)))
-            paced.go.set()
-            for reader in readers:
-                assert await reader == content_of(origin, version)
+        assert 1 <= counted(metrics.CACHE_NOT_KEPT) == counted(metrics.CACHE_FILLS, outcome="failed") <= 9
+        usage = cache.usage()
+        assert (usage.blocks, usage.reserved_bytes) == (1, 0)
+        assert usage.used_bytes == sum(
+            path.stat().st_size + -path.stat().st_size % 4096 for path in block_files(tmp_path / "c")
+        )
+        await pass_until(clock, lambda: cache.isolation.writable)
+        for version in versions:
             assert await read(cache, version) == content_of(origin, version)
-            assert origin.count() == 1
+        await cache.settle()
+        assert cache.usage().blocks == 10
 
-    asyncio.run(scenario())
+
+async def test_a_reader_joins_while_the_bytes_come_and_while_they_are_written(tmp_path: Path) -> None:
+    """All readers of one small object share one request, from its first byte to its last moment in memory."""
+    origin = make_origin()
+    version = stored(origin, "k", 900 * KIB)
+    paced = PacedOrigin(origin, pause_after=400 * KIB)
+    async with open_cache(tmp_path / "c", paced, small_object_bytes_max=PACKED, block_size_bytes=MIB) as cache:
+        readers = [asyncio.create_task(read(cache, version)) for _ in range(3)]
+        await paced.paused.wait()
+        early = await cache.open_range(version, whole(version))
+        readers.append(asyncio.create_task(take(early)))
+        paced.go.set()
+        for reader in readers:
+            assert await reader == content_of(origin, version)
+        assert await read(cache, version) == content_of(origin, version)
+        assert origin.count() == 1
 
 
-def test_what_waits_for_the_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_waits_for_the_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that stands still stops the fetching before the memory is full, and then all goes on."""
     standing, go = threading.Event(), threading.Event()
     pwritev = os.pwritev
@@ -275,54 +245,47 @@ def test_what_waits_for_the_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.
         assert go.wait(30)
         return pwritev(*arguments)
 
-    async def scenario() -> None:
-        origin = make_origin()
-        versions = [stored(origin, f"k{n}", MIB - n, seed=n) for n in range(90)]
-        settings: dict[str, Any] = {
-            "small_object_bytes_max": PACKED,
-            "block_size_bytes": MIB,
-            "capacity_bytes": 256 * MIB,
-        }
-        async with open_cache(tmp_path / "c", origin, fills_max=32, **settings) as cache:
-            monkeypatch.setattr(os, "pwritev", stands_still)
-            reading = [asyncio.create_task(read(cache, version)) for version in versions]
-            asked = HELD_BYTES_MAX // MIB + 32  # those that lie in memory, and those that wait for room
-            await until(lambda: standing.is_set() and origin.count() >= asked)
-            for _ in range(1000):  # whatever could go on without the disk goes on
-                await asyncio.sleep(0)
-            assert HELD_BYTES_MAX - MIB <= cache._dependencies.writer.held_bytes <= HELD_BYTES_MAX
-            assert origin.count() == asked
-            assert not all(reader.done() for reader in reading)
-            go.set()
-            for reader, version in zip(reading, versions, strict=True):
-                assert await reader == content_of(origin, version)
-            await cache.settle()
-            assert (cache.usage().blocks, cache._dependencies.writer.held_bytes) == (len(versions), 0)
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    versions = [stored(origin, f"k{n}", MIB - n, seed=n) for n in range(90)]
+    settings: dict[str, Any] = {
+        "small_object_bytes_max": PACKED,
+        "block_size_bytes": MIB,
+        "capacity_bytes": 256 * MIB,
+    }
+    async with open_cache(tmp_path / "c", origin, fills_max=32, **settings) as cache:
+        monkeypatch.setattr(os, "pwritev", stands_still)
+        reading = [asyncio.create_task(read(cache, version)) for version in versions]
+        asked = HELD_BYTES_MAX // MIB + 32  # those that lie in memory, and those that wait for room
+        await until(lambda: standing.is_set() and origin.count() >= asked)
+        for _ in range(1000):  # whatever could go on without the disk goes on
+            await asyncio.sleep(0)
+        assert HELD_BYTES_MAX - MIB <= cache._dependencies.writer.held_bytes <= HELD_BYTES_MAX
+        assert origin.count() == asked
+        assert not all(reader.done() for reader in reading)
+        go.set()
+        for reader, version in zip(reading, versions, strict=True):
+            assert await reader == content_of(origin, version)
+        await cache.settle()
+        assert (cache.usage().blocks, cache._dependencies.writer.held_bytes) == (len(versions), 0)
 
 
-def test_a_segment_that_is_evicted_is_let_go_of(tmp_path: Path) -> None:
+async def test_a_segment_that_is_evicted_is_let_go_of(tmp_path: Path) -> None:
     """Its room comes back though it was open; a reader under way reads it to the end."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        versions = [stored(origin, f"k{n}", 100_000, seed=n) for n in range(60)]
-        async with open_cache(tmp_path / "c", origin, small_object_bytes_max=PACKED, capacity_bytes=2 * MIB) as cache:
-            await read(cache, versions[0])
+    origin = make_origin()
+    versions = [stored(origin, f"k{n}", 100_000, seed=n) for n in range(60)]
+    async with open_cache(tmp_path / "c", origin, small_object_bytes_max=PACKED, capacity_bytes=2 * MIB) as cache:
+        await read(cache, versions[0])
+        await cache.settle()
+        await read(cache, versions[0])
+        reader = await cache.open_range(versions[0], whole(versions[0]))
+        for version in versions[1:]:
+            await read(cache, version)
             await cache.settle()
-            await read(cache, versions[0])
-            reader = await cache.open_range(versions[0], whole(versions[0]))
-            for version in versions[1:]:
-                await read(cache, version)
-                await cache.settle()
-            assert cache.usage().used_bytes <= 2 * MIB
-            await cache._dependencies.open_files.drop_unlinked(cache._dependencies.threads.disk)
-            spans: list[FileSpan] = []
-            assert await take(reader, spans) == content_of(origin, versions[0])
-            assert not [name for name in open_files() if ".segment (deleted)" in name]
-
-    asyncio.run(scenario())
+        assert cache.usage().used_bytes <= 2 * MIB
+        await cache._dependencies.open_files.drop_unlinked(cache._dependencies.threads.disk)
+        spans: list[FileSpan] = []
+        assert await take(reader, spans) == content_of(origin, versions[0])
+        assert not [name for name in open_files() if ".segment (deleted)" in name]
 
 
 def open_files() -> list[str]:

@@ -73,144 +73,116 @@ def held_bytes_of(held: PinnedFileSpan) -> bytes:
     return os.pread(held.span.descriptor, held.span.count, held.span.offset)
 
 
-def test_nothing_is_given_at_once_where_nobody_tells_what_stays_in_memory(
+async def test_nothing_is_given_at_once_where_nobody_tells_what_stays_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither what this process has opened, nor what it has filled and kept open."""
     monkeypatch.setattr(page_cache, "is_supported", lambda _: False)
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "k", BLOCK)
-        async with open_cache(tmp_path / "c", origin) as cache:
-            await warm_up(cache, version)
-            assert span_of(cache, version) is None
-            assert await read(cache, version) == content_of(origin, version)
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    version = stored(origin, "k", BLOCK)
+    async with open_cache(tmp_path / "c", origin) as cache:
+        await warm_up(cache, version)
+        assert span_of(cache, version) is None
+        assert await read(cache, version) == content_of(origin, version)
 
 
 @pytest.mark.parametrize("small_object_bytes_max", [0, BLOCK])
-def test_bytes_that_were_read_a_moment_ago_are_given_at_once(tmp_path: Path, small_object_bytes_max: int) -> None:
+async def test_bytes_that_were_read_a_moment_ago_are_given_at_once(tmp_path: Path, small_object_bytes_max: int) -> None:
     """All of a block and any part of it, counted as hits when they are let go of; the file is closed then."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "k", BLOCK)
-        async with open_cache(tmp_path / "c", origin, small_object_bytes_max=small_object_bytes_max) as cache:
-            await warm_up(cache, version)
-            open_before, hits = open_descriptors(), counted(metrics.CACHE_HIT_BYTES)
-            for wanted in (whole(version), ByteRange(5, 9), ByteRange(BLOCK - 1, BLOCK - 1)):
-                held = span_of(cache, version, wanted)
-                assert held is not None
-                assert held_bytes_of(held) == content_of(origin, version, wanted)
-                held.close()
-                held.close()
-                hits += wanted.length
-                assert counted(metrics.CACHE_HIT_BYTES) == hits
-            assert open_descriptors() == open_before
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    version = stored(origin, "k", BLOCK)
+    async with open_cache(tmp_path / "c", origin, small_object_bytes_max=small_object_bytes_max) as cache:
+        await warm_up(cache, version)
+        open_before, hits = open_descriptors(), counted(metrics.CACHE_HIT_BYTES)
+        for wanted in (whole(version), ByteRange(5, 9), ByteRange(BLOCK - 1, BLOCK - 1)):
+            held = span_of(cache, version, wanted)
+            assert held is not None
+            assert held_bytes_of(held) == content_of(origin, version, wanted)
+            held.close()
+            held.close()
+            hits += wanted.length
+            assert counted(metrics.CACHE_HIT_BYTES) == hits
+        assert open_descriptors() == open_before
 
 
-def test_what_must_be_waited_for_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_must_be_waited_for_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not there; there and not verified yet, where it is much; verified in part; in two blocks; another version."""
     monkeypatch.setattr(block_file, "VERIFIED_AT_ONCE_BYTES_MAX", 0)
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "k", 2 * BLOCK)
-        async with open_cache(tmp_path / "c", origin) as cache:
-            first = ByteRange(0, BLOCK - 1)
-            assert span_of(cache, version, first) is None
-            await read(cache, version)
-            await cache.settle()
-            assert span_of(cache, version, first) is None, "what was written is verified when it is read"
-            await read(cache, version)
-            assert span_of(cache, version, first) is not None
-        async with open_cache(tmp_path / "c", origin) as cache:
-            assert span_of(cache, version, first) is None
-            await read(cache, version, ByteRange(0, 0))
-            assert span_of(cache, version, ByteRange(0, 9)) is not None
-            assert span_of(cache, version, first) is None
-            await read(cache, version)
-            assert span_of(cache, version, first) is not None
-            assert span_of(cache, version) is None
-            other = ObjectVersion(version.key, '"other"', version.size_bytes)
-            assert span_of(cache, other, first) is None
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    version = stored(origin, "k", 2 * BLOCK)
+    async with open_cache(tmp_path / "c", origin) as cache:
+        first = ByteRange(0, BLOCK - 1)
+        assert span_of(cache, version, first) is None
+        await read(cache, version)
+        await cache.settle()
+        assert span_of(cache, version, first) is None, "what was written is verified when it is read"
+        await read(cache, version)
+        assert span_of(cache, version, first) is not None
+    async with open_cache(tmp_path / "c", origin) as cache:
+        assert span_of(cache, version, first) is None
+        await read(cache, version, ByteRange(0, 0))
+        assert span_of(cache, version, ByteRange(0, 9)) is not None
+        assert span_of(cache, version, first) is None
+        await read(cache, version)
+        assert span_of(cache, version, first) is not None
+        assert span_of(cache, version) is None
+        other = ObjectVersion(version.key, '"other"', version.size_bytes)
+        assert span_of(cache, other, first) is None
 
 
-def test_what_is_in_memory_and_little_is_verified_at_once(tmp_path: Path) -> None:
+async def test_what_is_in_memory_and_little_is_verified_at_once(tmp_path: Path) -> None:
     """Nobody has read it since it was written."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "k", BLOCK)
-        async with open_cache(tmp_path / "c", origin) as cache:
-            await read(cache, version)
-            await cache.settle()
-            held = span_of(cache, version)
-            assert held is not None
-            assert held_bytes_of(held) == content_of(origin, version)
-            held.close()
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    version = stored(origin, "k", BLOCK)
+    async with open_cache(tmp_path / "c", origin) as cache:
+        await read(cache, version)
+        await cache.settle()
+        held = span_of(cache, version)
+        assert held is not None
+        assert held_bytes_of(held) == content_of(origin, version)
+        held.close()
 
 
-def test_a_file_that_was_changed_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_that_was_changed_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was verified was verified of the file as it was."""
     monkeypatch.setattr(block_file, "VERIFIED_AT_ONCE_BYTES_MAX", 0)
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "k", BLOCK)
-        async with open_cache(tmp_path / "c", origin) as cache:
-            await warm_up(cache, version)
-            held = span_of(cache, version)
-            assert held is not None
-            os.utime(f"/proc/self/fd/{held.span.descriptor}")
-            held.close()
-            assert span_of(cache, version) is None
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    version = stored(origin, "k", BLOCK)
+    async with open_cache(tmp_path / "c", origin) as cache:
+        await warm_up(cache, version)
+        held = span_of(cache, version)
+        assert held is not None
+        os.utime(f"/proc/self/fd/{held.span.descriptor}")
+        held.close()
+        assert span_of(cache, version) is None
 
 
-def test_a_span_that_could_not_be_sent_is_verified_again(tmp_path: Path) -> None:
+async def test_a_span_that_could_not_be_sent_is_verified_again(tmp_path: Path) -> None:
     """The next reader looks at every byte."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "k", BLOCK)
-        async with open_cache(tmp_path / "c", origin) as cache:
-            await warm_up(cache, version)
-            held = span_of(cache, version)
-            assert held is not None
-            held.failed(BlockDamaged("the file ended early"))
-            held.close()
-            assert span_of(cache, version) is None
-            assert await read(cache, version) == content_of(origin, version)
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    version = stored(origin, "k", BLOCK)
+    async with open_cache(tmp_path / "c", origin) as cache:
+        await warm_up(cache, version)
+        held = span_of(cache, version)
+        assert held is not None
+        held.failed(BlockDamaged("the file ended early"))
+        held.close()
+        assert span_of(cache, version) is None
+        assert await read(cache, version) == content_of(origin, version)
 
 
-def test_an_unreadable_directory_gives_nothing(tmp_path: Path) -> None:
+async def test_an_unreadable_directory_gives_nothing(tmp_path: Path) -> None:
     """The origin serves until the directory has proved itself again."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "k", BLOCK)
-        async with open_cache(tmp_path / "c", origin) as cache:
-            await warm_up(cache, version)
-            held = span_of(cache, version)
-            assert held is not None
-            held.failed(OSError(5, "Input/output error"))
-            held.close()
-            assert not cache.isolation.readable
-            assert span_of(cache, version) is None
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    version = stored(origin, "k", BLOCK)
+    async with open_cache(tmp_path / "c", origin) as cache:
+        await warm_up(cache, version)
+        held = span_of(cache, version)
+        assert held is not None
+        held.failed(OSError(5, "Input/output error"))
+        held.close()
+        assert not cache.isolation.readable
+        assert span_of(cache, version) is None
 
 
 GET = Operation.GET_OBJECT
@@ -232,50 +204,38 @@ async def settled(one: GatewayApp) -> None:
     await one.catalog.settle()
 
 
-def test_it_is_kept_though_nobody_filled_it_in_a_task(tmp_path: Path) -> None:
+async def test_it_is_kept_though_nobody_filled_it_in_a_task(tmp_path: Path) -> None:
     """The answer needs no task of a fill; the block is on the disk a moment later, and read from there."""
-
-    async def scenario() -> None:
-        async with gateway(tmp_path, slots=IMMUTABLE) as one:
-            tasks = {task.get_name() for task in asyncio.all_tasks()}
-            answer = await call(one.app, "GET", "/bucket/k")
-            begun = {task.get_name() for task in asyncio.all_tasks()} - tasks
-            assert (answer.status, answer.body, cache_label(answer)) == (200, CONTENT, "miss")
-            assert "small object writer" in begun
-            assert "block fill" not in begun
-            await settled(one)
-            assert one.blocks.usage().blocks == 1
-            again = await call(one.app, "GET", "/bucket/k")
-            assert (again.body, again.headers["x-forebay-cache"]) == (CONTENT, "hit")
-            assert one.origin.count(GET) == 1
-
-    asyncio.run(scenario())
+    async with gateway(tmp_path, slots=IMMUTABLE) as one:
+        tasks = {task.get_name() for task in asyncio.all_tasks()}
+        answer = await call(one.app, "GET", "/bucket/k")
+        begun = {task.get_name() for task in asyncio.all_tasks()} - tasks
+        assert (answer.status, answer.body, cache_label(answer)) == (200, CONTENT, "miss")
+        assert "small object writer" in begun
+        assert "block fill" not in begun
+        await settled(one)
+        assert one.blocks.usage().blocks == 1
+        again = await call(one.app, "GET", "/bucket/k")
+        assert (again.body, again.headers["x-forebay-cache"]) == (CONTENT, "hit")
+        assert one.origin.count(GET) == 1
 
 
-def test_who_comes_before_it_has_landed_shares_it(tmp_path: Path) -> None:
+async def test_who_comes_before_it_has_landed_shares_it(tmp_path: Path) -> None:
     """5.3 A reader in the moment between memory and disk gets the same bytes, and the origin is not asked for them."""
-
-    async def scenario() -> None:
-        async with gateway(tmp_path) as one:
-            first = await call(one.app, "GET", "/bucket/k")
-            second = await call(one.app, "GET", "/bucket/k", {"Range": "bytes=10-19"})
-            assert (first.body, second.body) == (CONTENT, CONTENT[10:20])
-            assert second.headers["x-forebay-cache"] == "hit"
-            assert one.origin.count(GET) == 1
-
-    asyncio.run(scenario())
+    async with gateway(tmp_path) as one:
+        first = await call(one.app, "GET", "/bucket/k")
+        second = await call(one.app, "GET", "/bucket/k", {"Range": "bytes=10-19"})
+        assert (first.body, second.body) == (CONTENT, CONTENT[10:20])
+        assert second.headers["x-forebay-cache"] == "hit"
+        assert one.origin.count(GET) == 1
 
 
-def test_who_closes_right_behind_the_answer_has_kept_it(tmp_path: Path) -> None:
+async def test_who_closes_right_behind_the_answer_has_kept_it(tmp_path: Path) -> None:
     """What has arrived is written before the directory is left."""
-
-    async def scenario() -> None:
-        async with gateway(tmp_path, slots=IMMUTABLE) as one:
-            await call(one.app, "GET", "/bucket/k")
-        async with gateway(tmp_path, slots=IMMUTABLE) as one:
-            assert one.blocks.usage().blocks == 1
-
-    asyncio.run(scenario())
+    async with gateway(tmp_path, slots=IMMUTABLE) as one:
+        await call(one.app, "GET", "/bucket/k")
+    async with gateway(tmp_path, slots=IMMUTABLE) as one:
+        assert one.blocks.usage().blocks == 1
 
 
 def crc32(content: bytes) -> str:
@@ -283,52 +243,40 @@ def crc32(content: bytes) -> str:
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_bytes_without_their_checksum_are_never_kept(tmp_path: Path, right: bool) -> None:
+async def test_bytes_without_their_checksum_are_never_kept(tmp_path: Path, right: bool) -> None:
     """6.5 A body that is not what the origin says it is goes to no client and to no disk."""
-
-    async def scenario() -> None:
-        async with gateway(tmp_path) as one:
-            one.origin.inject(on(GET), AlterHeaders({"x-amz-checksum-crc32": crc32(CONTENT)}), times=None)
-            if not right:
-                one.origin.inject(on(GET), AlterBody(lambda body: body[::-1]), times=None)
-            answer = await call(one.app, "GET", "/bucket/k")
-            await settled(one)
-            assert (answer.body == CONTENT) is right
-            assert CONTENT[::-1] not in answer.body
-            assert one.blocks.usage().blocks == int(right)
-
-    asyncio.run(scenario())
+    async with gateway(tmp_path) as one:
+        one.origin.inject(on(GET), AlterHeaders({"x-amz-checksum-crc32": crc32(CONTENT)}), times=None)
+        if not right:
+            one.origin.inject(on(GET), AlterBody(lambda body: body[::-1]), times=None)
+        answer = await call(one.app, "GET", "/bucket/k")
+        await settled(one)
+        assert (answer.body == CONTENT) is right
+        assert CONTENT[::-1] not in answer.body
+        assert one.blocks.usage().blocks == int(right)
 
 
-def test_where_memory_has_no_room_the_fill_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_memory_has_no_room_the_fill_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies in memory stays bounded: the second of two objects takes the ordinary way, and is as good."""
-
-    async def scenario() -> None:
-        monkeypatch.setattr(small_block_fetch, "GATHERING_SECONDS", 0.05)
-        monkeypatch.setattr(small_block_fetch, "HELD_BYTES_MAX", len(CONTENT) + 1)
-        async with gateway(tmp_path) as one:
-            one.origin.put("bucket", "l", CONTENT)
-            answers = await asyncio.gather(*(call(one.app, "GET", f"/bucket/{key}") for key in "kl"))
-            assert [answer.body for answer in answers] == [CONTENT] * 2
-            assert one.blocks._dependencies.writer.held_bytes <= 2 * len(CONTENT)
-            await settled(one)
-            assert one.blocks.usage().blocks == 2
-            assert one.origin.count(GET) == 2
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(small_block_fetch, "GATHERING_SECONDS", 0.05)
+    monkeypatch.setattr(small_block_fetch, "HELD_BYTES_MAX", len(CONTENT) + 1)
+    async with gateway(tmp_path) as one:
+        one.origin.put("bucket", "l", CONTENT)
+        answers = await asyncio.gather(*(call(one.app, "GET", f"/bucket/{key}") for key in "kl"))
+        assert [answer.body for answer in answers] == [CONTENT] * 2
+        assert one.blocks._dependencies.writer.held_bytes <= 2 * len(CONTENT)
+        await settled(one)
+        assert one.blocks.usage().blocks == 2
+        assert one.origin.count(GET) == 2
 
 
-def test_a_slot_that_does_not_keep_it_passes_it_on(tmp_path: Path) -> None:
+async def test_a_slot_that_does_not_keep_it_passes_it_on(tmp_path: Path) -> None:
     """`kept_object_size_max` holds for what has come whole, too."""
-
-    async def scenario() -> None:
-        slots = (Slot("i", Prefix.parse("s3://bucket/"), consistency="immutable", kept_object_bytes_max=1000),)
-        async with gateway(tmp_path, slots=slots) as one:
-            assert (await call(one.app, "GET", "/bucket/k")).body == CONTENT
-            await settled(one)
-            assert one.blocks.usage().blocks == 0
-
-    asyncio.run(scenario())
+    slots = (Slot("i", Prefix.parse("s3://bucket/"), consistency="immutable", kept_object_bytes_max=1000),)
+    async with gateway(tmp_path, slots=slots) as one:
+        assert (await call(one.app, "GET", "/bucket/k")).body == CONTENT
+        await settled(one)
+        assert one.blocks.usage().blocks == 0
 
 
 @pytest.mark.parametrize("rate", [None, 1e9, 200_000.0], ids=["no ceiling", "a high one", "a low one"])
@@ -360,31 +308,23 @@ def test_every_byte_is_counted_and_held_to_its_ceiling(tmp_path: Path, rate: flo
     "fits",
     [lambda size: ByteRange(0, size - 1), lambda size: ByteRange(5, 9), lambda size: ByteRange(size - 1, size - 1)],
 )
-def test_any_range_of_it_is_given(tmp_path: Path, fits: Callable[[int], ByteRange]) -> None:
+async def test_any_range_of_it_is_given(tmp_path: Path, fits: Callable[[int], ByteRange]) -> None:
     """From the first byte to the last."""
-
-    async def scenario() -> None:
-        async with gateway(tmp_path) as one:
-            wanted = fits(len(CONTENT))
-            answer = await call(one.app, "GET", "/bucket/k", {"Range": f"bytes={wanted.first}-{wanted.last}"})
-            assert (answer.status, answer.body) == (206, CONTENT[wanted.first : wanted.stop])
-            assert answer.headers["content-range"] == f"bytes {wanted.first}-{wanted.last}/{len(CONTENT)}"
-
-    asyncio.run(scenario())
+    async with gateway(tmp_path) as one:
+        wanted = fits(len(CONTENT))
+        answer = await call(one.app, "GET", "/bucket/k", {"Range": f"bytes={wanted.first}-{wanted.last}"})
+        assert (answer.status, answer.body) == (206, CONTENT[wanted.first : wanted.stop])
+        assert answer.headers["content-range"] == f"bytes {wanted.first}-{wanted.last}/{len(CONTENT)}"
 
 
-def test_an_object_whose_blocks_were_dropped_is_looked_at_anew(tmp_path: Path) -> None:
+async def test_an_object_whose_blocks_were_dropped_is_looked_at_anew(tmp_path: Path) -> None:
     """Its claim ended with its fill: nobody is kept out."""
-
-    async def scenario() -> None:
-        async with gateway(tmp_path) as one:
-            for _ in range(3):
-                assert (await call(one.app, "GET", "/bucket/k")).body == CONTENT
-                await settled(one)
-                await one.blocks.invalidate(ObjectKey("bucket", "k"))
-            assert [asked.method for asked in one.origin.calls] == ["GET"] * 3
-
-    asyncio.run(scenario())
+    async with gateway(tmp_path) as one:
+        for _ in range(3):
+            assert (await call(one.app, "GET", "/bucket/k")).body == CONTENT
+            await settled(one)
+            await one.blocks.invalidate(ObjectKey("bucket", "k"))
+        assert [asked.method for asked in one.origin.calls] == ["GET"] * 3
 
 
 BLOCKS = 4
@@ -431,85 +371,73 @@ async def read_on(cache: BlockCache, version: ObjectVersion, happens: Callable[[
     [(lambda _: None, False), (written_back, True), (touched, True)],
     ids=["nothing happens", "the device has them", "somebody writes to them"],
 )
-def test_who_had_blocks_fetched_gets_them_as_they_were_written(
+async def test_who_had_blocks_fetched_gets_them_as_they_were_written(
     tmp_path: Path, verified: list[str], happens: Callable[[Path], None], are_checked: bool
 ) -> None:
     """1.4 They are not read again as long as they wait to be written to the device; others have them checked."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "a", BLOCKS * MIB)
-        async with open_cache(tmp_path / "c", origin, block_size_bytes=MIB, readahead_bytes=BLOCKS * MIB) as cache:
-            assert await read_on(cache, version, happens, tmp_path / "c") == content_of(origin, version)
-            assert len(set(verified)) == (BLOCKS - 1 if are_checked else 0)
-            verified.clear()
-            assert await take(await cache.open_range(version, whole(version))) == content_of(origin, version)
-            assert len(set(verified)) == (1 if are_checked else BLOCKS)
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    version = stored(origin, "a", BLOCKS * MIB)
+    async with open_cache(tmp_path / "c", origin, block_size_bytes=MIB, readahead_bytes=BLOCKS * MIB) as cache:
+        assert await read_on(cache, version, happens, tmp_path / "c") == content_of(origin, version)
+        assert len(set(verified)) == (BLOCKS - 1 if are_checked else 0)
+        verified.clear()
+        assert await take(await cache.open_range(version, whole(version))) == content_of(origin, version)
+        assert len(set(verified)) == (1 if are_checked else BLOCKS)
 
 
 @pytest.mark.usefixtures("told")
-def test_a_span_is_doubted_when_its_bytes_may_come_from_the_device(tmp_path: Path, verified: list[str]) -> None:
+async def test_a_span_is_doubted_when_its_bytes_may_come_from_the_device(tmp_path: Path, verified: list[str]) -> None:
     """1.4 A slow client's, too: before it is sent more, the bytes are read and checked."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        version = stored(origin, "a", 2 * MIB)
-        async with open_cache(tmp_path / "c", origin, block_size_bytes=MIB, readahead_bytes=2 * MIB) as cache:
-            body = (await cache.open_range(version, whole(version))).body()
-            position = 0
-            while position < MIB:
-                position += len(bytes_of(await anext(body)))
-                await cache.settle()
-            span = await anext(body)
-            assert isinstance(span, FileSpan)
-            assert span.file is not None
-            assert span.count == MIB
-            assert span.file.intact(span.offset, span.count)
-            for path in block_files(tmp_path / "c"):
-                written_back(path)
-            assert not span.file.intact(span.offset, span.count)
-            assert not verified
-            assert await span.file.restore(span.offset, span.count) is None
-            assert span.file.intact(span.offset, span.count)
-            await body.aclose()
-
-    asyncio.run(scenario())
+    origin = make_origin()
+    version = stored(origin, "a", 2 * MIB)
+    async with open_cache(tmp_path / "c", origin, block_size_bytes=MIB, readahead_bytes=2 * MIB) as cache:
+        body = (await cache.open_range(version, whole(version))).body()
+        position = 0
+        while position < MIB:
+            position += len(bytes_of(await anext(body)))
+            await cache.settle()
+        span = await anext(body)
+        assert isinstance(span, FileSpan)
+        assert span.file is not None
+        assert span.count == MIB
+        assert span.file.intact(span.offset, span.count)
+        for path in block_files(tmp_path / "c"):
+            written_back(path)
+        assert not span.file.intact(span.offset, span.count)
+        assert not verified
+        assert await span.file.restore(span.offset, span.count) is None
+        assert span.file.intact(span.offset, span.count)
+        await body.aclose()
 
 
 RANDOM_CONTENT = os.urandom(2 * MIB)
 VERSION = ObjectVersion(ObjectKey("bucket", "key"), '"etag"', len(RANDOM_CONTENT))
 
 
-def test_bytes_of_a_fill_are_doubted_as_soon_as_its_writer_doubts_them(tmp_path: Path) -> None:
+async def test_bytes_of_a_fill_are_doubted_as_soon_as_its_writer_doubts_them(tmp_path: Path) -> None:
     """1.4 Also those that a slow client was given before: they wait to be written again, whatever they are by now."""
-
-    async def scenario() -> None:
-        block, threads, doubted = block_at(VERSION, 0, len(RANDOM_CONTENT)), DiskThreads(1), 0
-        fill = InflightFetch(block, "default", {}, Purpose.LIVE, None)
-        with lease_of(os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)) as file:
-            os.pwrite(file.descriptor, RANDOM_CONTENT, data_offset(block))
-            checksums = ChunkChecksums(len(RANDOM_CONTENT))
-            checksums.update(RANDOM_CONTENT)
-            fill.enter()
-            fill.advance(file, checksums, lambda: doubted)
-            parts = SimpleNamespace(residency=Residency(), threads=threads)
-            plan: Any = SimpleNamespace(dependencies=parts, purpose=Purpose.LIVE)
-            source = FillSource(fill, plan)
-            span = await source.read(0, len(RANDOM_CONTENT))
-            assert isinstance(span, FileSpan)
-            assert span.file is not None
-            assert span.file.intact(span.offset, span.count)
-            doubted = MIB
-            assert not span.file.intact(span.offset, span.count)
-            assert span.file.intact(span.offset + MIB, MIB)
-            restored = await span.file.restore(span.offset, MIB)
-            assert restored is not None
-            assert restored == RANDOM_CONTENT[: len(restored)]
-            assert isinstance(await source.read(0, len(RANDOM_CONTENT)), memoryview)
-            await source.close()
-            fill.end(None)
-        threads.shut_down()
-
-    asyncio.run(scenario())
+    block, threads, doubted = block_at(VERSION, 0, len(RANDOM_CONTENT)), DiskThreads(1), 0
+    fill = InflightFetch(block, "default", {}, Purpose.LIVE, None)
+    with lease_of(os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)) as file:
+        os.pwrite(file.descriptor, RANDOM_CONTENT, data_offset(block))
+        checksums = ChunkChecksums(len(RANDOM_CONTENT))
+        checksums.update(RANDOM_CONTENT)
+        fill.enter()
+        fill.advance(file, checksums, lambda: doubted)
+        parts = SimpleNamespace(residency=Residency(), threads=threads)
+        plan: Any = SimpleNamespace(dependencies=parts, purpose=Purpose.LIVE)
+        source = FillSource(fill, plan)
+        span = await source.read(0, len(RANDOM_CONTENT))
+        assert isinstance(span, FileSpan)
+        assert span.file is not None
+        assert span.file.intact(span.offset, span.count)
+        doubted = MIB
+        assert not span.file.intact(span.offset, span.count)
+        assert span.file.intact(span.offset + MIB, MIB)
+        restored = await span.file.restore(span.offset, MIB)
+        assert restored is not None
+        assert restored == RANDOM_CONTENT[: len(restored)]
+        assert isinstance(await source.read(0, len(RANDOM_CONTENT)), memoryview)
+        await source.close()
+        fill.end(None)
+    threads.shut_down()

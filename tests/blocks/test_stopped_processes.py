@@ -139,41 +139,37 @@ def stopped_while_writing(index: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.timeout(60)
-def test_a_process_stopped_while_it_writes_the_index_keeps_no_reader_waiting(tmp_path: Path) -> None:
+async def test_a_process_stopped_while_it_writes_the_index_keeps_no_reader_waiting(tmp_path: Path) -> None:
     """Reads, own writes and warm-up do without the index; when the process is gone, blocks are kept again."""
-
-    async def scenario() -> None:
-        origin = make_origin()
-        versions = [stored(origin, f"k{number}", 50_000 + number, seed=number) for number in range(40)]
-        large = [stored(origin, f"l{number}", 256 * KIB, seed=number) for number in range(8)]
-        async with open_cache(tmp_path / "c", origin, small_object_bytes_max=PACKED, capacity_bytes=64 * MIB) as cache:
-            await asyncio.gather(read(cache, versions[0]), read(cache, large[0]))
+    origin = make_origin()
+    versions = [stored(origin, f"k{number}", 50_000 + number, seed=number) for number in range(40)]
+    large = [stored(origin, f"l{number}", 256 * KIB, seed=number) for number in range(8)]
+    async with open_cache(tmp_path / "c", origin, small_object_bytes_max=PACKED, capacity_bytes=64 * MIB) as cache:
+        await asyncio.gather(read(cache, versions[0]), read(cache, large[0]))
+        await cache.settle()
+        with stopped_while_writing(tmp_path / "c" / "index"):
+            first = [*versions[:10], *large[:4]]
+            bodies = await in_time(*(read(cache, version) for version in first))
+            assert bodies == [content_of(origin, version) for version in first]
+            await in_time(cache.invalidate(large[0].key))
+            # It is known by now, and nobody waits for it any more.
+            await asyncio.sleep(2.5)
+            started = time.monotonic()
+            for version in [*versions[10:], *large[4:]]:
+                assert await read(cache, version) == content_of(origin, version)
+            await cache.invalidate(versions[0].key)
+            fetched = await cache.fetch(large[7], whole(large[7]), slot="default", purpose=Purpose.WARM)
+            assert fetched == (0, False)
+            assert time.monotonic() - started < 2.0
+        await asyncio.wait_for(cache.settle(), 20)
+        asked = origin.count()
+        for version in (versions[30], large[6]):
+            await read(cache, version)
             await cache.settle()
-            with stopped_while_writing(tmp_path / "c" / "index"):
-                first = [*versions[:10], *large[:4]]
-                bodies = await in_time(*(read(cache, version) for version in first))
-                assert bodies == [content_of(origin, version) for version in first]
-                await in_time(cache.invalidate(large[0].key))
-                # It is known by now, and nobody waits for it any more.
-                await asyncio.sleep(2.5)
-                started = time.monotonic()
-                for version in [*versions[10:], *large[4:]]:
-                    assert await read(cache, version) == content_of(origin, version)
-                await cache.invalidate(versions[0].key)
-                fetched = await cache.fetch(large[7], whole(large[7]), slot="default", purpose=Purpose.WARM)
-                assert fetched == (0, False)
-                assert time.monotonic() - started < 2.0
-            await asyncio.wait_for(cache.settle(), 20)
-            asked = origin.count()
-            for version in (versions[30], large[6]):
-                await read(cache, version)
-                await cache.settle()
-                await read(cache, version)
-            assert origin.count() == asked + 2
-            usage = cache.usage()
-            assert usage.reserved_bytes == 0
-
-    asyncio.run(scenario())
+            await read(cache, version)
+        assert origin.count() == asked + 2
+        usage = cache.usage()
+        assert usage.reserved_bytes == 0
 
 
 async def in_time(*work: object) -> list[object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -29,42 +28,39 @@ def presign(method: str, version: str, *, secret: str = SECRET_ACCESS_KEY, **par
     return f"{url.path}?{url.query}"
 
 
-def ask(directory: Path, method: str, target: str, body: bytes = b"", **options: Any) -> Answer:
-    async def scenario() -> Answer:
-        async with gateway_app(directory, **options) as gateway:
-            gateway.origin.put("bucket", "k", b"stored")
-            return await call(gateway.app, method, target, {}, body, sign=False)
-
-    return asyncio.run(scenario())
+async def ask(directory: Path, method: str, target: str, body: bytes = b"", **options: Any) -> Answer:
+    async with gateway_app(directory, **options) as gateway:
+        gateway.origin.put("bucket", "k", b"stored")
+        return await call(gateway.app, method, target, {}, body, sign=False)
 
 
 @pytest.mark.parametrize("version", ["s3v4", "s3"])
-def test_presigned_reads_are_accepted(tmp_path: Path, version: str) -> None:
+async def test_presigned_reads_are_accepted(tmp_path: Path, version: str) -> None:
     """What boto3 makes by default (V2) and on request (V4), with overrides, gives the object."""
     target = presign("get_object", version, ResponseContentType="text/plain")
-    answer = ask(tmp_path, "GET", target)
+    answer = await ask(tmp_path, "GET", target)
     assert (answer.status, answer.body, answer.headers["content-type"]) == (200, b"stored", "text/plain")
-    assert ask(tmp_path / "head", "HEAD", presign("head_object", version)).status == 200
+    assert (await ask(tmp_path / "head", "HEAD", presign("head_object", version))).status == 200
 
 
 @pytest.mark.parametrize("version", ["s3v4", "s3"])
-def test_a_presigned_url_of_another_secret_is_refused(tmp_path: Path, version: str) -> None:
+async def test_a_presigned_url_of_another_secret_is_refused(tmp_path: Path, version: str) -> None:
     """Neither version admits a signature that does not hold."""
-    answer = ask(tmp_path, "GET", presign("get_object", version, secret="wrong"))
+    answer = await ask(tmp_path, "GET", presign("get_object", version, secret="wrong"))
     assert b"<Code>SignatureDoesNotMatch</Code>" in answer.body
 
 
 @pytest.mark.parametrize("version", ["s3v4", "s3"])
-def test_presigned_writes_are_accepted(tmp_path: Path, version: str) -> None:
+async def test_presigned_writes_are_accepted(tmp_path: Path, version: str) -> None:
     """PUT by a URL that boto3 makes, as it comes (V2) and on request (V4), stores the object."""
-    answer = ask(tmp_path, "PUT", presign("put_object", version), b"new")
+    answer = await ask(tmp_path, "PUT", presign("put_object", version), b"new")
     assert (answer.status, answer.headers["etag"]) == (200, f'"{hashlib.md5(b"new").hexdigest()}"')
-    assert ask(tmp_path / "delete", "DELETE", presign("delete_object", version)).status == 204
+    assert (await ask(tmp_path / "delete", "DELETE", presign("delete_object", version))).status == 204
 
 
-def test_version_2_can_be_switched_off(tmp_path: Path) -> None:
+async def test_version_2_can_be_switched_off(tmp_path: Path) -> None:
     """The refusal names the setting."""
-    answer = ask(tmp_path, "GET", presign("get_object", "s3"), allow_signature_v2=False)
+    answer = await ask(tmp_path, "GET", presign("get_object", "s3"), allow_signature_v2=False)
     assert answer.status == 400
     assert b"server.allow_signature_v2" in answer.body
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ WRITER = Grant((Prefix("bucket"),))
 READER = Grant((Prefix("bucket"),), read_only=True)
 
 
-def ask(
+async def ask(
     directory: Path,
     grant: Grant,
     method: str,
@@ -28,40 +27,36 @@ def ask(
     slots: Sequence[Slot] = (),
 ) -> tuple[Answer, int]:
     """The answer, and how many requests the origin got to see."""
-
-    async def scenario() -> tuple[Answer, int]:
-        async with gateway_app(directory, grant=grant, slots=slots) as gateway:
-            gateway.origin.put("bucket", "secret", b"x")
-            answer = await call(gateway.app, method, target, headers, body)
-            return answer, len(gateway.origin.calls)
-
-    return asyncio.run(scenario())
+    async with gateway_app(directory, grant=grant, slots=slots) as gateway:
+        gateway.origin.put("bucket", "secret", b"x")
+        answer = await call(gateway.app, method, target, headers, body)
+        return answer, len(gateway.origin.calls)
 
 
 @pytest.mark.parametrize("name", ["X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"])
-def test_a_header_cannot_change_the_method(tmp_path: Path, name: str) -> None:
+async def test_a_header_cannot_change_the_method(tmp_path: Path, name: str) -> None:
     """Whatever an origin makes of such a header, a read-only credential deletes nothing by it."""
-    answer, calls = ask(tmp_path, READER, "GET", "/bucket/secret?acl", {name: "DELETE"})
+    answer, calls = await ask(tmp_path, READER, "GET", "/bucket/secret?acl", {name: "DELETE"})
     assert (answer.status, calls) == (400, 0)
 
 
 @pytest.mark.parametrize(
     "name", ["x-goog-copy-source", "x-oss-copy-source", "x-cos-copy-source", "x-copy-from", "x-bce-rename-source"]
 )
-def test_copy_sources_of_other_dialects_need_a_credential_for_everything(tmp_path: Path, name: str) -> None:
+async def test_copy_sources_of_other_dialects_need_a_credential_for_everything(tmp_path: Path, name: str) -> None:
     """They are not read here, so nobody could say whether the caller may read what they name."""
-    refused, calls = ask(tmp_path / "job", JOB, "PUT", "/bucket/job/copy", {name: "/bucket/secret"})
+    refused, calls = await ask(tmp_path / "job", JOB, "PUT", "/bucket/job/copy", {name: "/bucket/secret"})
     assert (refused.status, calls) == (403, 0)
-    allowed, _ = ask(tmp_path / "all", EVERYTHING, "PUT", "/bucket/job/copy", {name: "/bucket/secret"})
+    allowed, _ = await ask(tmp_path / "all", EVERYTHING, "PUT", "/bucket/job/copy", {name: "/bucket/secret"})
     assert allowed.status == 200
 
 
-def test_a_form_needs_a_credential_for_the_bucket(tmp_path: Path) -> None:
+async def test_a_form_needs_a_credential_for_the_bucket(tmp_path: Path) -> None:
     """A browser's upload form names the key in its body, wherever its target points."""
     form = {"content-type": "Multipart/Form-Data; boundary=x"}
-    refused, calls = ask(tmp_path / "job", JOB, "POST", "/bucket/job/k?anything", form, b"--x--")
+    refused, calls = await ask(tmp_path / "job", JOB, "POST", "/bucket/job/k?anything", form, b"--x--")
     assert (refused.status, calls) == (403, 0)
-    _, calls = ask(tmp_path / "writer", WRITER, "POST", "/bucket/job/k?anything", form, b"--x--")
+    _, calls = await ask(tmp_path / "writer", WRITER, "POST", "/bucket/job/k?anything", form, b"--x--")
     assert calls == 1
 
 
@@ -78,23 +73,23 @@ SIDE_DOORS: list[tuple[str, str, Mapping[str, str], bytes]] = [
 
 
 @pytest.mark.parametrize(("method", "target", "headers", "body"), SIDE_DOORS)
-def test_what_may_change_any_key_changes_none_that_is_read_only(
+async def test_what_may_change_any_key_changes_none_that_is_read_only(
     tmp_path: Path, method: str, target: str, headers: Mapping[str, str], body: bytes
 ) -> None:
     """Neither for a credential that is read-only nor where a part of the bucket is, whatever else it may do."""
     kept = Slot("kept", Prefix("bucket", "kept/"), "read-only")
     for name, grant, slots in (("reader", READER, ()), ("slot", EVERYTHING, (kept,))):
-        refused, calls = ask(tmp_path / name, grant, method, target, headers, body, slots)
+        refused, calls = await ask(tmp_path / name, grant, method, target, headers, body, slots)
         assert (refused.status, calls) == (403, 0)
-    _, calls = ask(tmp_path / "writer", WRITER, method, target, headers, body)
+    _, calls = await ask(tmp_path / "writer", WRITER, method, target, headers, body)
     assert calls == 1
 
 
-def test_a_read_only_credential_gets_no_session(tmp_path: Path) -> None:
+async def test_a_read_only_credential_gets_no_session(tmp_path: Path) -> None:
     """CreateSession is a GET that answers with keys of the origin itself, which may write."""
-    refused, calls = ask(tmp_path / "reader", READER, "GET", "/bucket?session", {})
+    refused, calls = await ask(tmp_path / "reader", READER, "GET", "/bucket?session", {})
     assert (refused.status, calls) == (403, 0)
-    _, calls = ask(tmp_path / "writer", WRITER, "GET", "/bucket?session", {})
+    _, calls = await ask(tmp_path / "writer", WRITER, "GET", "/bucket?session", {})
     assert calls == 1
 
 

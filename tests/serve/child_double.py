@@ -6,6 +6,7 @@ How is said by the file `behaviour` in the cache directory: a line per process, 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import signal
 from collections.abc import Sequence
 
@@ -17,7 +18,8 @@ SLOW_SECONDS = 4.0
 
 
 def load() -> None:
-    """There is nothing more."""
+    """What a background process needs at its start; there is nothing more."""
+    importlib.import_module("gateway.admin.backends")
 
 
 def main(arguments: Sequence[str]) -> None:

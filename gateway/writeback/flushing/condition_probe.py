@@ -168,7 +168,7 @@ class ConditionProbes:
         return Aborted()
 
 
-class _Answer(NamedTuple):
+class _ProbeAnswer(NamedTuple):
     """An answer of the origin's own; `code` is that of its error, if it is one."""
 
     status: int
@@ -293,7 +293,7 @@ class Probe:
         query: Sequence[tuple[str, str | None]] = (),
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
-    ) -> _Answer:
+    ) -> _ProbeAnswer:
         """OriginUnreachable if the origin does not do its work, or something else answers in its stead."""
         sums = {}
         if method == "PUT":
@@ -325,7 +325,7 @@ class Probe:
             self._version_ids.append(version_id)
         if status == 200 and code is None and not (method == "PUT" and query):  # that would be a part's
             self._etag = made or self._etag
-        return _Answer(status, code, answer)
+        return _ProbeAnswer(status, code, answer)
 
 
 async def _both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:

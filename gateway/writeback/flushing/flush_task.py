@@ -34,9 +34,9 @@ from gateway.writeback.flushing.state import (
     Finish,
     Forget,
     Instruction,
+    JournalNote,
     Lost,
     MarkConflict,
-    Note,
     OriginReply,
     PartSent,
     Progress,
@@ -162,7 +162,7 @@ class FlushTask:
     async def _start(self, instructions: Sequence[Instruction]) -> End | None:
         end: End | None = None
         for one in instructions:
-            if isinstance(one, Note):
+            if isinstance(one, JournalNote):
                 await self._note(one)
             elif isinstance(one, End):
                 end = one
@@ -276,19 +276,19 @@ class FlushTask:
 
     # Notes
 
-    async def _note(self, note: Note) -> None:
+    async def _note(self, note: JournalNote) -> None:
         write, now = self._progress.write, self._clock.now()
         match note:
-            case Note.LEARN:
+            case JournalNote.LEARN:
                 await self._journal.change(lambda tx: _learn(tx, write, now))
-            case Note.PROBE_AGAIN:
+            case JournalNote.PROBE_AGAIN:
                 await self._journal.change(lambda tx: _probe_again(tx, write.key.bucket, now))
-            case Note.UNMARK:
+            case JournalNote.UNMARK:
                 unmarked = replace(write, state=State.COMMITTED)
                 self._progress.write = unmarked
                 self._is_marked = False
                 await self._journal.change(lambda tx: tx.writes.change(unmarked, State.PUBLISHING))
-            case Note.START_OVER:
+            case JournalNote.START_OVER:
                 await self._stop()
                 self._events = asyncio.Queue()  # what has become of its other parts is of no use
                 await self._journal.change(lambda tx: tx.writes.start_over(write.id, now))

@@ -90,7 +90,7 @@ class PartSent:
 
 @dataclass(frozen=True, slots=True)
 class PartFailed:
-    """The origin has not taken a part, or nobody knows whether it has."""
+    """The origin has refused a part, or its answer was lost."""
 
     origin_upload_id: str
     number: int
@@ -226,7 +226,7 @@ class Compare:
     etag: str
 
 
-class Note(Enum):
+class JournalNote(Enum):
     """Instructions without an event."""
 
     LEARN = auto()
@@ -323,7 +323,7 @@ class AwaitFiles:
 
 Request: TypeAlias = Ask | SendPart | Finish | Delete | Compare
 End: TypeAlias = Settle | MarkConflict | Completed | OriginReply | Expire | Forget | Rest | Wait | AwaitFiles
-Instruction: TypeAlias = Request | Note | End
+Instruction: TypeAlias = Request | JournalNote | End
 
 
 def kind_of(write: Write) -> Kind:
@@ -333,7 +333,7 @@ def kind_of(write: Write) -> Kind:
     return "complete" if write.multipart else "put"
 
 
-class _Step(Enum):
+class _Awaited(Enum):
     """The answer that a write waits for."""
 
     CHECK = auto()
@@ -387,7 +387,7 @@ class Progress:
     names_files: bool = False
     is_scratch: bool = False
     is_room_wanted: bool = False
-    _step: _Step = _Step.CHECK
+    _step: _Awaited = _Awaited.CHECK
     _parts: list[Part] = field(default_factory=list)
     """The parts of `write`, changed in place while they are sent: there may be 10,000."""
     _unsent: list[int] = field(default_factory=list)
@@ -411,19 +411,19 @@ class Progress:
         self._in_doubt = write.state is State.PUBLISHING
         match write.state:
             case State.ABORTING:
-                self._step = _Step.ABORT
+                self._step = _Awaited.ABORT
                 if write.origin_upload_id is None:
                     return [Ask.SEEK]
                 return self._perhaps_ours() if write.asked is not None else [Ask.ABORT]
             case State.OPEN:
                 return self._idle() if self.is_scratch else self._begin_or_send()
             case State.PUBLISHING if not write.is_acknowledged:
-                return self._ask(_Step.FIND, Ask.FIND) if self.write.answer is not None else self._begin_or_send()
+                return self._ask(_Awaited.FIND, Ask.FIND) if self.write.answer is not None else self._begin_or_send()
         if self._may_skip_check():
             return self._finish(write.expected.etags[0] if write.expected.etags else None)
         if write.multipart and write.state is State.COMMITTED and any(part.origin_etag for part in write.parts):
             return self._begin_or_send()
-        return self._ask(_Step.CHECK, Ask.HEAD)
+        return self._ask(_Awaited.CHECK, Ask.HEAD)
 
     def after(self, event: Event) -> Sequence[Instruction]:
         match event:
@@ -431,25 +431,25 @@ class Progress:
                 return self._part_sent(event)
             case PartFailed():
                 return self._part_failed(event)
-            case Headed() if self._step in (_Step.CHECK, _Step.LAST_LOOK):
+            case Headed() if self._step in (_Awaited.CHECK, _Awaited.LAST_LOOK):
                 return self._checked(event)
-            case Headed() if self._step is _Step.VERIFY:
+            case Headed() if self._step is _Awaited.VERIFY:
                 return self._verified(event)
-            case Begun() if self._step is _Step.BEGIN:
+            case Begun() if self._step is _Awaited.BEGIN:
                 return self._begun(event.write)
-            case Finished() if self._step is _Step.FINISH:
+            case Finished() if self._step is _Awaited.FINISH:
                 return self._finished(event)
-            case Compared() if self._step is _Step.COMPARE:
+            case Compared() if self._step is _Awaited.COMPARE:
                 return self._compared(event)
-            case FoundObject() if self._step is _Step.FIND:
+            case FoundObject() if self._step is _Awaited.FIND:
                 return self._upload_found(event)
-            case LookedFor() if self._step is _Step.FILES:
+            case LookedFor() if self._step is _Awaited.FILES:
                 return self._looked_for(event)
-            case Aborted() if self._step is _Step.ABORT:
+            case Aborted() if self._step is _Awaited.ABORT:
                 return self._end(Forget())
-            case WriteRefused() if self._step is not _Step.END:
+            case WriteRefused() if self._step is not _Awaited.END:
                 return self._refused(event)
-            case Lost() if self._step is not _Step.END:
+            case Lost() if self._step is not _Awaited.END:
                 return self._lost(event)
         raise ValueError(f"{event} does not follow from {self._step.name}")
 
@@ -474,7 +474,7 @@ class Progress:
         if not expected:
             return self._end(MarkConflict(OTHERS))
         self._expected = found.etag
-        if self._step is _Step.LAST_LOOK or not write.multipart:
+        if self._step is _Awaited.LAST_LOOK or not write.multipart:
             return self._finish(found.etag)
         return self._begin_or_send()
 
@@ -484,7 +484,7 @@ class Progress:
             return self._end(Settle(found.etag, upload_may_be_open=self.write.origin_upload_id is not None))
         if found.etag is not None and found.size_bytes == self.write.size_bytes:
             self._found = found.etag
-            return self._ask(_Step.COMPARE, Compare(found.etag))
+            return self._ask(_Awaited.COMPARE, Compare(found.etag))
         return self._end(MarkConflict(OTHERS))
 
     def _is_ours(self, etag: str | None) -> bool:
@@ -505,7 +505,7 @@ class Progress:
 
     def _begin_or_send(self) -> Sequence[Instruction]:
         if self.write.multipart and self.write.origin_upload_id is None:
-            return self._ask(_Step.BEGIN, Ask.BEGIN)
+            return self._ask(_Awaited.BEGIN, Ask.BEGIN)
         return self._begin_parts()
 
     def _begun(self, write: Write) -> Sequence[Instruction]:
@@ -515,7 +515,7 @@ class Progress:
         return self._begin_parts()
 
     def _begin_parts(self) -> Sequence[Instruction]:
-        self._step = _Step.PARTS
+        self._step = _Awaited.PARTS
         self._parts = list(self.write.parts)
         self.write = replace(self.write, parts=self._parts)
         unsent = [at for at, part in enumerate(self._parts) if part.origin_etag is None] if self.write.multipart else []
@@ -533,15 +533,15 @@ class Progress:
         if self.write.state is State.OPEN:
             return self._idle()
         if self._is_to_look_for_files():
-            return self._ask(_Step.FILES, Ask.LOOK_FOR_FILES)
+            return self._ask(_Awaited.FILES, Ask.LOOK_FOR_FILES)
         if self.write.is_completed_at_origin:
-            return self._ask(_Step.FINISH, Ask.COMPLETE)
+            return self._ask(_Awaited.FINISH, Ask.COMPLETE)
         if self._honours() is Honoured.YES and (self._expected is not None or self.write.expected.is_exact):
             return self._finish(self._expected or next(iter(self.write.expected.etags), None))
-        return self._ask(_Step.LAST_LOOK, Ask.HEAD)
+        return self._ask(_Awaited.LAST_LOOK, Ask.HEAD)
 
     def _part_sent(self, event: PartSent) -> Sequence[Instruction]:
-        if event.origin_upload_id != self.write.origin_upload_id or self._step is not _Step.PARTS:
+        if event.origin_upload_id != self.write.origin_upload_id or self._step is not _Awaited.PARTS:
             return []
         at = self._under_way.pop(event.number)
         self._parts[at] = replace(self._parts[at], origin_etag=event.etag)
@@ -550,7 +550,7 @@ class Progress:
         return self._send_parts()
 
     def _part_failed(self, event: PartFailed) -> Sequence[Instruction]:
-        if event.origin_upload_id != self.write.origin_upload_id or self._step is not _Step.PARTS:
+        if event.origin_upload_id != self.write.origin_upload_id or self._step is not _Awaited.PARTS:
             return []  # another part has failed before
         del self._under_way[event.number]
         return self._failed(event.failure)
@@ -562,7 +562,7 @@ class Progress:
         if idle_seconds >= self.expiry_seconds:
             return self._end(Expire(f"no part of it has come for {idle_seconds:.0f} seconds"))
         if self._is_left_alone() and self.write.origin_upload_id is not None:
-            return self._ask(_Step.FIND, Ask.FIND)
+            return self._ask(_Awaited.FIND, Ask.FIND)
         return self._rest(idle_seconds)
 
     def _is_left_alone(self) -> bool:
@@ -581,11 +581,11 @@ class Progress:
         if write.state is State.ABORTING:
             if found.has_parts:
                 return self._end(Forget("it has parts, and so is another writer's"))
-            return self._ask(_Step.ABORT, Ask.ABORT) if found.is_open else self._end(Forget())
+            return self._ask(_Awaited.ABORT, Ask.ABORT) if found.is_open else self._end(Forget())
         if write.state is State.OPEN:
             return self._rest(self._idle_seconds()) if found.is_open else self._end(Expire("the bucket has ended it"))
         if not found.is_open:
-            return self._ask(_Step.VERIFY, Ask.HEAD)
+            return self._ask(_Awaited.VERIFY, Ask.HEAD)
         asked_seconds = abs(self._idle_seconds())  # the clock may have been set back
         if self._refused_with is not None or asked_seconds > ANSWER_GIVEN_UP_SECONDS:
             return self._end(OriginReply(self._refused_with or write.answer or "PreconditionFailed", is_over=True))
@@ -606,21 +606,21 @@ class Progress:
             return self._when_all_sent()
         if self._honours() is Honoured.YES:
             return self._finish(self._expected)
-        return self._ask(_Step.LAST_LOOK, Ask.HEAD)  # the look for files may have taken long
+        return self._ask(_Awaited.LAST_LOOK, Ask.HEAD)  # the look for files may have taken long
 
     def _finish(self, expected: str | None) -> Sequence[Instruction]:
         self._expected = expected
         if self._is_to_look_for_files():
-            return self._ask(_Step.FILES, Ask.LOOK_FOR_FILES)
+            return self._ask(_Awaited.FILES, Ask.LOOK_FOR_FILES)
         self.write = replace(self.write, state=State.PUBLISHING)
         is_conditional = self._honours() is not Honoured.REFUSED
         if self.write.deleted:
-            return self._ask(_Step.FINISH, Delete(expected or "", is_conditional))
-        return self._ask(_Step.FINISH, Finish(expected, is_conditional))
+            return self._ask(_Awaited.FINISH, Delete(expected or "", is_conditional))
+        return self._ask(_Awaited.FINISH, Finish(expected, is_conditional))
 
     def _finished(self, event: Finished) -> Sequence[Instruction]:
         # Learned only now: without this success, the refusal may have had another cause.
-        learned = [Note.LEARN] if self._has_left_out else []
+        learned = [JournalNote.LEARN] if self._has_left_out else []
         return [*learned, *self._made_visible(event)]
 
     def _made_visible(self, event: Finished) -> Sequence[Instruction]:
@@ -631,13 +631,13 @@ class Progress:
             return self._end(Settle(None))
         self._in_doubt = True
         if event.etag is None:
-            return self._ask(_Step.VERIFY, Ask.HEAD)
+            return self._ask(_Awaited.VERIFY, Ask.HEAD)
         if write.is_etag_local:  # no ETag to compare: Content-MD5 has vouched for the bytes
             return self._end(Settle(event.etag))
         if self._is_ours(event.etag):
             return self._end(Settle(event.etag))
         self._made = self._found = event.etag
-        return self._ask(_Step.COMPARE, Compare(event.etag))
+        return self._ask(_Awaited.COMPARE, Compare(event.etag))
 
     def _verified(self, found: Headed) -> Sequence[Instruction]:
         write = self.write
@@ -646,7 +646,7 @@ class Progress:
                 return self._end(Completed(found.etag or ""))
             if write.is_etag_local and found.etag is not None and found.size_bytes == write.size_bytes:
                 self._found = found.etag
-                return self._ask(_Step.COMPARE, Compare(found.etag))
+                return self._ask(_Awaited.COMPARE, Compare(found.etag))
             return self._not_completed()
         if self._is_expected(found):
             return self._end(Wait(UNTOLD, is_away=True, kind="origin-error"))
@@ -655,7 +655,7 @@ class Progress:
     def _not_completed(self) -> Sequence[Instruction]:
         if self._is_lost:
             return self._end(OriginReply("ServiceUnavailable", is_over=False))
-        return [Note.START_OVER, *self._end(OriginReply("NoSuchUpload", is_over=True))]
+        return [JournalNote.START_OVER, *self._end(OriginReply("NoSuchUpload", is_over=True))]
 
     def _compared(self, event: Compared) -> Sequence[Instruction]:
         if self.write.is_completed_at_origin:
@@ -675,17 +675,17 @@ class Progress:
         step, write, code = self._step, self.write, refusal.code
         if write.state is State.ABORTING:
             return self._not_aborted(refusal)
-        if write.is_completed_at_origin and step is _Step.FINISH:
+        if write.is_completed_at_origin and step is _Awaited.FINISH:
             return self._completion_refused(code)
-        if step is _Step.FIND and (code in _NOT_IMPLEMENTED or self._refused_with or write.state is State.OPEN):
+        if step is _Awaited.FIND and (code in _NOT_IMPLEMENTED or self._refused_with or write.state is State.OPEN):
             return self._upload_found(FoundObject(True))  # the result decides nothing that is not known otherwise
-        if step is _Step.FINISH and code in _NOT_IMPLEMENTED and self._honours() is not Honoured.REFUSED:
+        if step is _Awaited.FINISH and code in _NOT_IMPLEMENTED and self._honours() is not Honoured.REFUSED:
             self.conditions = replace(self.conditions, **{kind_of(self.write): Honoured.REFUSED})
             self._has_left_out = True
-            return self._ask(_Step.LAST_LOOK, Ask.HEAD)
-        if step is _Step.FINISH and code in _DOES_NOT_HOLD and self._refused_with is None:
+            return self._ask(_Awaited.LAST_LOOK, Ask.HEAD)
+        if step is _Awaited.FINISH and code in _DOES_NOT_HOLD and self._refused_with is None:
             self._refused_with = code
-            return self._ask(_Step.LAST_LOOK, Ask.HEAD)
+            return self._ask(_Awaited.LAST_LOOK, Ask.HEAD)
         return self._failed(refusal)
 
     def _completion_refused(self, code: str) -> Sequence[Instruction]:
@@ -696,10 +696,10 @@ class Progress:
             self.write = replace(self.write, parts=parts)
             return self._begin_parts()
         if code == "NoSuchUpload":
-            return self._ask(_Step.VERIFY, Ask.HEAD)
+            return self._ask(_Awaited.VERIFY, Ask.HEAD)
         if code in _DOES_NOT_HOLD:
             self._refused_with = code
-            return self._ask(_Step.FIND, Ask.FIND)  # if it is still open, it was not completed before
+            return self._ask(_Awaited.FIND, Ask.FIND)  # if it is still open, it was not completed before
         return self._end(OriginReply(code, is_over=True))
 
     def _perhaps_ours(self) -> Sequence[Instruction]:
@@ -708,11 +708,11 @@ class Progress:
         waited_seconds = self.now.passed_since(asked.begun) if asked is not None else UNUSED_SECONDS
         if waited_seconds < UNUSED_SECONDS:
             return self._end(Rest(max(1.0, min(UPLOAD_LOOK_SECONDS, UNUSED_SECONDS - waited_seconds))))
-        return self._ask(_Step.FIND, Ask.FIND)
+        return self._ask(_Awaited.FIND, Ask.FIND)
 
     def _not_aborted(self, refusal: WriteRefused) -> Sequence[Instruction]:
         code = refusal.code
-        if self._step is _Step.FIND:
+        if self._step is _Awaited.FIND:
             return self._end(Forget(f"it may be another writer's, and the bucket does not list its parts: {code}"))
         if self.write.origin_upload_id is None:
             begun = self.write.asked.begun if self.write.asked is not None else Moment(self.write.began_at)
@@ -722,34 +722,34 @@ class Progress:
         return self._end(Wait(code, is_away=False, kind=refusal.kind))
 
     def _lost(self, lost: Lost) -> Sequence[Instruction]:
-        if self._step is _Step.FINISH:
+        if self._step is _Awaited.FINISH:
             self._in_doubt = True
             if self.write.is_completed_at_origin:
                 self._is_lost = True
-                return self._ask(_Step.VERIFY, Ask.HEAD)
-        if self._step is _Step.VERIFY and self.write.is_completed_at_origin and self.write.answer is None:
+                return self._ask(_Awaited.VERIFY, Ask.HEAD)
+        if self._step is _Awaited.VERIFY and self.write.is_completed_at_origin and self.write.answer is None:
             return self._end(OriginReply("ServiceUnavailable", is_over=False))
         return self._failed(lost)
 
     def _failed(self, failure: WriteRefused | Lost) -> Sequence[Instruction]:
         step, write, reason, kind = self._step, self.write, failure.reason, failure.kind
         code = failure.code if isinstance(failure, WriteRefused) else None
-        if write.is_completed_at_origin and write.answer is None and step in (_Step.BEGIN, _Step.PARTS):
+        if write.is_completed_at_origin and write.answer is None and step in (_Awaited.BEGIN, _Awaited.PARTS):
             if code == "NoSuchUpload":
-                return self._ask(_Step.VERIFY, Ask.HEAD)
+                return self._ask(_Awaited.VERIFY, Ask.HEAD)
             return self._end(OriginReply(code or "ServiceUnavailable", is_over=True))
         notes: list[Instruction] = []
         is_final = isinstance(failure, WriteRefused) and failure.is_final and code not in _UPLOAD_OF_NO_USE
-        if step is _Step.FINISH and code == "PreconditionFailed":  # for the second time, and the key is as expected
-            notes.append(Note.PROBE_AGAIN)
-        if code in _UPLOAD_OF_NO_USE and step in (_Step.PARTS, _Step.FINISH):
+        if step is _Awaited.FINISH and code == "PreconditionFailed":  # for the second time, and the key is as expected
+            notes.append(JournalNote.PROBE_AGAIN)
+        if code in _UPLOAD_OF_NO_USE and step in (_Awaited.PARTS, _Awaited.FINISH):
             if write.state is State.OPEN and self._is_left_alone():
                 return self._end(Expire("the bucket has ended it"))
-            notes.append(Note.START_OVER)
+            notes.append(JournalNote.START_OVER)
             is_final = write.restarts >= RESTARTS_MAX
             kind = kind if is_final else "changed"
-        elif step is _Step.FINISH and code is not None and not self._in_doubt:
-            notes.append(Note.UNMARK)
+        elif step is _Awaited.FINISH and code is not None and not self._in_doubt:
+            notes.append(JournalNote.UNMARK)
         if code is not None and kind in _OF_THE_GATEWAY:
             reason = f"{code}: {_OF_THE_GATEWAY[kind]}"
         if not is_final or not write.is_acknowledged:
@@ -758,10 +758,10 @@ class Progress:
             reason = f"{code}: {failure.words}"
         return [*notes, *self._end(Wait(reason, is_away=False, kind=kind, refused_with=code))]
 
-    def _ask(self, step: _Step, request: Request) -> Sequence[Instruction]:
+    def _ask(self, step: _Awaited, request: Request) -> Sequence[Instruction]:
         self._step = step
         return [request]
 
     def _end(self, instruction: End) -> Sequence[Instruction]:
-        self._step = _Step.END
+        self._step = _Awaited.END
         return [instruction]

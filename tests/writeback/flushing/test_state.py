@@ -37,11 +37,11 @@ from gateway.writeback.flushing.state import (
     FoundObject,
     Headed,
     Instruction,
+    JournalNote,
     Kind,
     LookedFor,
     Lost,
     MarkConflict,
-    Note,
     OriginReply,
     PartFailed,
     PartSent,
@@ -192,11 +192,11 @@ def test_that_a_bucket_refuses_conditions_is_learned_when_it_takes_a_request_wit
         assert isinstance(again, Finish | Delete)
         assert not again.is_conditional
         etag = None if write.deleted else write.etag
-        assert progress.after(Finished(etag)) == [Note.LEARN, Settle(etag)]
+        assert progress.after(Finished(etag)) == [JournalNote.LEARN, Settle(etag)]
         assert kind_of(write) == kind
     other = Progress(single(), ALL)
     assert play(other, WriteRefused("NotImplemented"), Headed(None), WriteRefused("NotImplemented")) == [
-        Note.UNMARK,
+        JournalNote.UNMARK,
         Wait("NotImplemented", is_away=False),
     ]
 
@@ -294,9 +294,9 @@ def test_an_upload_that_the_origin_has_forgotten_is_begun_anew() -> None:
     """All parts are sent again, and the old upload is cleared away."""
     gone = sent(multipart(1, origin_upload_id="gone"), 1)
     for code in ("NoSuchUpload", "InvalidPart", "InvalidPartOrder", "EntityTooSmall"):
-        assert play(Progress(gone, ALL), WriteRefused(code)) == [Note.START_OVER, Wait(code, is_away=False)]
+        assert play(Progress(gone, ALL), WriteRefused(code)) == [JournalNote.START_OVER, Wait(code, is_away=False)]
         often = Progress(replace(gone, restarts=RESTARTS_MAX), ALL)
-        told = [Note.START_OVER, Wait(f"{code}: its words", is_away=False)]
+        told = [JournalNote.START_OVER, Wait(f"{code}: its words", is_away=False)]
         assert play(often, WriteRefused(code, words="its words")) == told
         [_, wait] = play(Progress(replace(gone, restarts=RESTARTS_MAX), ALL), WriteRefused(code))
         assert isinstance(wait, Wait)
@@ -529,7 +529,7 @@ def test_a_lost_answer_is_told_as_such_and_found_out() -> None:
     assert play(Progress(asked)) == [Ask.FIND]
     assert play(Progress(asked), FoundObject(False), Headed('"made-2"')) == [Completed('"made-2"')]
     assert play(Progress(asked), FoundObject(False), Headed('"theirs"')) == [
-        Note.START_OVER,
+        JournalNote.START_OVER,
         OriginReply("NoSuchUpload", is_over=True),
     ]
     [rest] = play(Progress(asked, now=Moment(1.0)), FoundObject(True))
@@ -637,14 +637,14 @@ class _World:
     def carry_out(self, instruction: Instruction) -> Event | None:
         """What comes of an instruction, the answer lost or refused now and then. None: nothing is answered."""
         match instruction:
-            case Note.UNMARK:
+            case JournalNote.UNMARK:
                 self.journal = replace(self.journal, state=State.COMMITTED)
-            case Note.START_OVER:
+            case JournalNote.START_OVER:
                 parts = [replace(one, origin_etag=None) for one in self.journal.parts]
                 self.journal = replace(self.journal, origin_upload_id=None, parts=parts)
             case Finish() | Delete():
                 self.journal = replace(self.journal, state=State.PUBLISHING)
-        if isinstance(instruction, Note):
+        if isinstance(instruction, JournalNote):
             return None
         if isinstance(instruction, End):
             self.outcome = instruction
