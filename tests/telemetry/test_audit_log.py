@@ -8,7 +8,6 @@ import stat
 import threading
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -16,16 +15,7 @@ import pytest
 from gateway.telemetry import metrics
 from gateway.telemetry.access_log import AuditLog
 from gateway.telemetry.log_file import _WAITING_BYTES_MAX, LOOK_SECONDS
-
-
-class Hands:
-    """Of a clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.telemetry.log_files import Hands, lines
 
 
 def log(path: Path, clock: Hands | None = None) -> AuditLog:
@@ -48,10 +38,6 @@ def write(audit: AuditLog, *keys: str | None, request_id: str = "ID") -> None:
 
 def drained(audit: AuditLog) -> None:
     assert audit.drain(10.0)
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def test_a_line_says_who_did_what(tmp_path: Path) -> None:
