@@ -119,6 +119,11 @@ def expects_continue(framing: Headers, http_version: str) -> bool:
     )
 
 
+def _check_line_ends(piece: bytes | bytearray, position: int) -> None:  # apart, as tests count what it may search
+    if _BARE_LINE_FEED.search(piece, position):
+        raise bad_request("Lines must end with CRLF.")
+
+
 class IncompleteHead:
     """Looks at a head while it comes, at each byte once: where it ends, and whether it can still become a request."""
 
@@ -143,8 +148,7 @@ class IncompleteHead:
             raise header_section_too_large(self._max_bytes)
         if not received[:1].isalpha() and received != b"\r":
             raise bad_request()
-        if _BARE_LINE_FEED.search(piece, new_from - start):
-            raise bad_request("Lines must end with CRLF.")
+        _check_line_ends(piece, new_from - start)
         if not self._has_request_line and (line_end := piece.find(b"\r\n")) >= 0:
             self._has_request_line = True
             if not _REQUEST_LINE.match(received, 0, start + line_end):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,9 @@ from gateway.s3.headers import sendable
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.buckets import BucketCapabilities
 from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.records import Write
+from gateway.writeback.journal.transaction import JournalTransaction
+from gateway.writeback.journal.writes import Writes
 from tests.support.asgi import call, signed_headers
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Effect, Hold, Unreachable, on
 from tests.support.write_back_gateway import Client, eventually, with_a_client, with_client
@@ -44,9 +49,23 @@ def test_what_a_failed_commit_leaves_goes_when_the_journal_takes_changes_again(
 
     async def scenario(client: Client) -> None:
         await client.learn()
-        journal = client.buffer.journal
+        journal, transaction, acknowledge = client.buffer.journal, Journal._transaction, Writes.acknowledge
+        acknowledged = list[Write]()
+
+        def acknowledges(writes: Writes, write: Write) -> Write:
+            acknowledged.append(write)
+            return acknowledge(writes, write)
+
+        @contextmanager
+        def fails_with_the_write(journal: Journal) -> Iterator[JournalTransaction]:
+            with transaction(journal) as tx:
+                yield tx
+                if acknowledged:  # the flush, which runs beside, may commit until then
+                    _fails_in_the_disk()
+
         with monkeypatch.context() as patched:
-            patched.setattr(Journal, "_commit", _fails_in_the_disk)
+            patched.setattr(Writes, "acknowledge", acknowledges)
+            patched.setattr(Journal, "_transaction", fails_with_the_write)
             patched.setattr(Journal, "_reopen", lambda *_: False)
             assert (await call(client.gateway.app, "PUT", "/bucket/back/k", None, b"body")).status == 503
             assert len(list(client.buffer.staging.names())) == 1
