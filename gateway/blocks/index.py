@@ -32,6 +32,7 @@ from gateway.blocks.policies import Queue, SlotAccount
 from gateway.blocks.transaction import SWEPT_MAX, TABLES_MAX, IndexTransaction, Tables, Totals, get_row, rows_from
 from gateway.core.errors import NotKept, StoreUnavailable
 from gateway.core.model import ObjectKey
+from gateway.disk.lmdb_environment import READERS_MAX, LastCommit
 from gateway.policy.slots import Prefix
 
 MAP_BYTES = 64 * 1024**3
