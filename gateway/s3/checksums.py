@@ -264,16 +264,12 @@ def upload_checksum_type(algorithm: str | None, checksum_type: str | None) -> tu
     name = algorithm.lower()
     if name not in ALGORITHMS:
         raise s3_error("InvalidRequest", "Checksum algorithm provided is unsupported.")
-    return name, _type_of(name, checksum_type)
-
-
-def _type_of(name: str, checksum_type: str | None) -> ChecksumType:
     known = ALGORITHMS[name]
     wanted = checksum_type.upper() if checksum_type else "COMPOSITE" if known.composite else "FULL_OBJECT"
     if wanted == "COMPOSITE" and known.composite:
-        return "COMPOSITE"
+        return name, "COMPOSITE"
     if wanted == "FULL_OBJECT" and known.combine is not None:
-        return "FULL_OBJECT"
+        return name, "FULL_OBJECT"
     if wanted not in ("COMPOSITE", "FULL_OBJECT"):
         raise s3_error("InvalidRequest", "Value for x-amz-checksum-type header is invalid.")
     raise _no_such_pair(wanted, name)

@@ -195,19 +195,15 @@ def test_all_three_forms_are_read(text: str) -> None:
 
 
 @given(st.text(max_size=40))
+@example("Sun, 06 Xxx 1994 08:49:37 GMT")
+@example("Sun, 00 Nov 1994 08:49:37 GMT")
+@example("Sun, 06 Nov 1994 25:49:37 GMT")
+@example("Sun, 06 Nov 1994 08:60:37 GMT")
+@example("Sun, 06 Nov 1994 08:49:37 CET")
+@example("Sun, 06 Nov 1994 08:49:37")
+@example("Sun, 06 Nov 0001 08:49:37 GMT")
 def test_anything_else_is_no_date(text: str) -> None:
-    """Nonsense is None, never an exception."""
-    assert parse_http_date(text) is None
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "0", "Sun, 06 Xxx 1994 08:49:37 GMT", "Sun, 00 Nov 1994 08:49:37 GMT", "Sun, 06 Nov 1994 25:49:37 GMT",
-     "Sun, 06 Nov 1994 08:49:37 CET", "Sun, 06 Nov 1994 08:49:37", "Sun, 06 Nov 0001 08:49:37 GMT",
-     "Sun, 06 Nov 1994 08:60:37 GMT"],
-)  # fmt: skip
-def test_impossible_dates_are_no_dates(text: str) -> None:
-    """Ignored by conditions, as RFC 9110 wants."""
+    """Nonsense is None, never an exception: conditions ignore it, as RFC 9110 wants."""
     assert parse_http_date(text) is None
 
 

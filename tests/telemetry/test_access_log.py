@@ -16,7 +16,6 @@ import pytest
 from gateway.shared.recent_requests import FinishedRequest
 from gateway.telemetry import access_log, log_file, metrics
 from gateway.telemetry.access_log import GATHERED_MAX, AccessLog
-from gateway.telemetry.log_file import LOOK_SECONDS
 from tests.support.finished import FINISHED, finished
 from tests.telemetry.log_files import Hands, lines
 
@@ -81,25 +80,6 @@ async def test_requests_are_written_soon_though_no_others_come(tmp_path: Path, m
         await drained(log)
         keys = [one["key"] for one in lines(path)]
         assert keys == [*map(str, range(2 * GATHERED_MAX)), "last"]
-
-
-async def test_what_the_disk_does_not_take_is_counted_and_told(tmp_path: Path) -> None:
-    """Request by request; what comes later is written."""
-    path, before = tmp_path / "sub" / "a", metrics.ACCESS_LOST.value()
-    path.parent.mkdir()
-    async with a_log(path) as (log, clock):
-        path.unlink()
-        path.mkdir()
-        clock.now += LOOK_SECONDS
-        for _ in range(5):
-            log.add(FINISHED)
-        await drained(log)
-        path.rmdir()
-        clock.now += LOOK_SECONDS
-        log.add(finished(key="later"))
-    lost, later = lines(path)
-    assert (lost["event"], lost["lines"], later["key"]) == ("lost", 5, "later")
-    assert metrics.ACCESS_LOST.value() - before == 5
 
 
 async def test_what_waits_for_a_disk_is_bounded(tmp_path: Path) -> None:

@@ -133,33 +133,6 @@ def test_a_renamed_file_is_made_anew(tmp_path: Path) -> None:
     assert [one["request_id"] for one in lines(path)] == ["4", "5"]
 
 
-def test_lines_that_are_not_taken_are_counted_and_told(tmp_path: Path) -> None:
-    """The file is removed and cannot be opened for a while: nobody waits for it. A renamed one goes on."""
-    path, clock = tmp_path / "sub" / "a", Hands()
-    path.parent.mkdir()
-    audit = log(path, clock)
-    write(audit)
-    drained(audit)
-    before = metrics.AUDIT_LOST.value()
-    path.rename(tmp_path / "old")
-    path.mkdir()
-    clock.now += LOOK_SECONDS
-    write(audit)
-    drained(audit)
-    assert len(lines(tmp_path / "old")) == 2
-    (tmp_path / "old").unlink()
-    clock.now += LOOK_SECONDS
-    for _ in range(3):
-        write(audit)
-        drained(audit)
-    path.rmdir()
-    clock.now += LOOK_SECONDS
-    write(audit)
-    audit.close()
-    assert [one.get("lines", one["event"]) for one in lines(path)] == [3, "request"]
-    assert metrics.AUDIT_LOST.value() - before == 3
-
-
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     """Whoever can write in the directory would have another file written to."""
     (tmp_path / "victim").touch()
@@ -248,7 +221,7 @@ def test_what_comes_to_the_path_while_it_runs_and_is_no_file_takes_nothing(tmp_p
     clock.now += LOOK_SECONDS
     write(audit, "after")
     audit.close()
-    assert [one.get("key", one["event"]) for one in lines(path)] == ["lost", "after"]
+    assert [one.get("key", one.get("lines")) for one in lines(path)] == [1, "after"]
     assert not (tmp_path / "victim").read_bytes()
 
 

@@ -154,15 +154,6 @@ def test_metrics_are_told_where_the_files_are_gone(tmp_path: Path) -> None:
     assert metric_reading.by_label(tmp_path / "gone", "slot", metrics.SENT_BYTES) == [{}]
 
 
-def test_metrics_are_told_while_a_process_makes_its_files(tmp_path: Path) -> None:
-    """A file is empty for a moment, before it has its room."""
-    made = SharedValues(tmp_path, "worker0")
-    value(made, "a").inc(1)
-    (tmp_path / "counter_worker1.db").touch()
-    assert 'name{label="a"} 1.0' in exposition(tmp_path).decode()
-    made.close()
-
-
 def test_a_number_is_counted_where_the_directory_is_gone(tmp_path: Path) -> None:
     """As the one of restarts, which the supervisor counts first when a worker has died."""
     lost: list[OSError] = []
