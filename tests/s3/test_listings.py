@@ -12,14 +12,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.core.errors import OriginBodyError, S3Error
-from gateway.s3.list_objects import ListPlace, decode_token, encode_token
 from gateway.s3.list_result import EMPTY_PAGES_MAX, EntryTemplate, ListedEntry, PageChain, parse_listed_page
-from gateway.s3.upload_list import (
+from gateway.s3.listings import (
     ListedUpload,
+    ListPlace,
     UploadPlace,
     UploadsPage,
     UploadsQuery,
+    decode_token,
     encode_place,
+    encode_token,
     is_place,
     parse_uploads_page,
     uploads_document,
