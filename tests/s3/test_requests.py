@@ -206,13 +206,13 @@ HANDLED = [
 ]
 
 FORWARDED = (
-    "POST /, GET /?session, PUT /b?unknown, DELETE /b, OPTIONS /b/k, GET /b?versions, GET /b?policy, "
-    "GET /b?location&versioning, GET /b?versioning&prefix=x, HEAD /b?versioning, PUT /b?versioning, "
-    "DELETE /b?encryption, GET /b?list-type=3, GET /b?allow-unordered=true, GET /b?location&prefix=x, "
-    "HEAD /b?anything, POST /b, POST /b?delete&versioning, GET /b/k?acl, GET /b/k?tagging=, GET /b/k?attributes, "
-    "GET /b/k?torrent, GET /b/k?VersionId=v, GET /b/k?versionId=a&versionId=b, PUT /b/k?tagging, "
-    "PUT /b/k?renameObject, PUT /b/k?x-amz-acl=public-read, PUT /b/k?versionId=v, DELETE /b/k?tagging, POST /b/k?select&select-type=2, "
-    "POST /b/k?restore"
+    "POST /, GET /?session, PUT /b?unknown, DELETE /b, OPTIONS /b/k, GET /b?versions, GET /b?policy, GET "
+    "/b?location&versioning, GET /b?versioning&prefix=x, HEAD /b?versioning, PUT /b?versioning, DELETE "
+    "/b?encryption, GET /b?list-type=3, GET /b?allow-unordered=true, GET /b?location&prefix=x, HEAD /b?anything, "
+    "POST /b, POST /b?delete&versioning, GET /b/k?acl, GET /b/k?tagging=, GET /b/k?attributes, GET /b/k?torrent, "
+    "GET /b/k?VersionId=v, GET /b/k?versionId=a&versionId=b, PUT /b/k?tagging, PUT /b/k?renameObject, PUT "
+    "/b/k?x-amz-acl=public-read, PUT /b/k?versionId=v, DELETE /b/k?tagging, POST /b/k?select&select-type=2, POST "
+    "/b/k?restore"
 )
 
 
