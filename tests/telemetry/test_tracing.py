@@ -31,6 +31,7 @@ from tests.origin.clients import playing
 from tests.origin.clocks import JumpingClock
 from tests.origin.origins import STRICT_PAIR
 from tests.support.asgi import call
+from tests.support.counting import by_label, counted
 from tests.support.finished import FINISHED, finished
 from tests.support.gateway_app import gateway_app
 from tests.support.gateway_process import GatewayProcess, wait_for_metric
@@ -264,7 +265,6 @@ def test_spans_that_the_collector_does_not_take_are_bounded(monkeypatch: pytest.
             may_go_on.set()
 
     stuck: Any = Stuck()
-    before = {outcome: metrics.TRACE_SPANS.value(outcome) for outcome in ("sent", "failed", "dropped")}
     tracer = Tracer(stuck, "forebay", "1", "worker0", 1.0)
     told: list[str] = []
     monkeypatch.setattr(tracing._log, "warning", lambda _message, kind, **_: told.append(kind))
@@ -275,8 +275,7 @@ def test_spans_that_the_collector_does_not_take_are_bounded(monkeypatch: pytest.
     due = time.monotonic() + 60
     while time.monotonic() < due and tracer._exporter._exported < tracing.WAITING_MAX:
         time.sleep(0.01)
-    counted = {outcome: metrics.TRACE_SPANS.value(outcome) - count for outcome, count in before.items()}
-    assert counted == {"sent": 0, "failed": tracing.WAITING_MAX, "dropped": 500}
+    assert by_label(metrics.TRACE_SPANS, "outcome") == {"failed": tracing.WAITING_MAX, "dropped": 500}
 
 
 class DrippingCollector:
@@ -322,25 +321,30 @@ DRIPS = {
 }
 
 
+@contextlib.contextmanager
+def tracing_to(*drip: bytes) -> Iterator[tuple[DrippingCollector, Tracer]]:
+    collector = DrippingCollector(*drip)
+    tracer = tracer_to(collector.url)
+    try:
+        yield collector, tracer
+    finally:
+        collector.close()
+        tracer.close()
+
+
 @pytest.mark.parametrize("drip", DRIPS)
 def test_a_collector_that_drips_holds_no_export_on(drip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An export has a bound as a whole; its spans count as lost, its connection is closed, and the next one begins."""
     monkeypatch.setattr(tracing, "EXPORT_SECONDS", 0.5)
-    collector = DrippingCollector(*DRIPS[drip])
-    before = metrics.TRACE_SPANS.value("failed")
-    tracer = tracer_to(collector.url)
-    try:
+    with tracing_to(*DRIPS[drip]) as (collector, tracer):
         for count in (1, 2):
             begun = time.monotonic()
             end_spans(tracer, 3)
             tracer._processor.force_flush()
             assert time.monotonic() - begun < 10
-            assert metrics.TRACE_SPANS.value("failed") - before == 3 * count
+            assert counted(metrics.TRACE_SPANS, outcome="failed") == 3 * count
             assert collector.broken_off.wait(10)
         assert collector.connections >= 2
-    finally:
-        collector.close()
-        tracer.close()
 
 
 def test_what_a_dripping_collector_has_not_taken_when_a_worker_stops_counts_as_lost(
@@ -348,36 +352,26 @@ def test_what_a_dripping_collector_has_not_taken_when_a_worker_stops_counts_as_l
 ) -> None:
     """All of it, and the stop is not longer than it may be."""
     monkeypatch.setattr(tracing, "CLOSING_SECONDS", 0.5)
-    collector = DrippingCollector(*DRIPS["body"])
-    before = metrics.TRACE_SPANS.value("failed")
-    tracer = tracer_to(collector.url)
-    try:
+    with tracing_to(*DRIPS["body"]) as (collector, tracer):
         end_spans(tracer, 1500)
         begun = time.monotonic()
         tracer.close()
         assert time.monotonic() - begun < tracing.EXPORT_SECONDS
-        assert metrics.TRACE_SPANS.value("failed") - before == 1500
+        assert counted(metrics.TRACE_SPANS, outcome="failed") == 1500
         assert collector.broken_off.wait(10)
-    finally:
-        collector.close()
 
 
 def test_an_answer_without_an_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither into memory, nor until the time is up: its head has told that the spans were taken."""
     monkeypatch.setattr(tracing, "EXPORT_SECONDS", 60.0)
-    collector = DrippingCollector(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000000\r\n\r\n", bytes(100_000))
-    before = metrics.TRACE_SPANS.value("sent")
-    tracer = tracer_to(collector.url)
-    try:
+    drip = b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000000\r\n\r\n", bytes(100_000)
+    with tracing_to(*drip) as (collector, tracer):
         end_spans(tracer, 1)
         begun = time.monotonic()
         tracer._processor.force_flush()
         assert time.monotonic() - begun < 10
-        assert metrics.TRACE_SPANS.value("sent") - before == 1
+        assert counted(metrics.TRACE_SPANS, outcome="sent") == 1
         assert collector.broken_off.wait(10)
-    finally:
-        collector.close()
-        tracer.close()
 
 
 def test_what_holds_an_export_on_for_ever_costs_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,18 +391,17 @@ def test_what_holds_an_export_on_for_ever_costs_one_thread(monkeypatch: pytest.M
             """Nothing ends it."""
 
     stuck: Any = Stuck()
-    before = {outcome: metrics.TRACE_SPANS.value(outcome) for outcome in ("sent", "failed")}
     tracer = Tracer(stuck, "forebay", "1", "worker0", 1.0)
     for _ in range(3):
         end_spans(tracer, 1)
         tracer._processor.force_flush()
     assert sum(one.name == "spans" for one in enumerate_threads()) == 1
-    assert metrics.TRACE_SPANS.value("failed") - before["failed"] == 3
+    assert counted(metrics.TRACE_SPANS, outcome="failed") == 3
     monkeypatch.setattr(tracing, "EXPORT_SECONDS", 60.0)
     may_go_on.set()
     end_spans(tracer, 1)
     tracer._processor.force_flush()
-    assert metrics.TRACE_SPANS.value("sent") - before["sent"] == 1
+    assert counted(metrics.TRACE_SPANS, outcome="sent") == 1
     tracer.close()
 
 
@@ -480,11 +473,10 @@ def collector() -> Iterator[Collector]:
 def test_only_what_the_collector_has_taken_counts_as_sent(collector: Collector, status: int, outcome: str) -> None:
     """Not what it sends elsewhere, as one that wants https does."""
     collector.status = status
-    before = metrics.TRACE_SPANS.value(outcome)
     tracer = tracer_to(collector.url)
     end_spans(tracer, 1)
     tracer.close()
-    assert metrics.TRACE_SPANS.value(outcome) - before == 1
+    assert by_label(metrics.TRACE_SPANS, "outcome") == {outcome: 1}
 
 
 @pytest.mark.slow
