@@ -25,19 +25,14 @@ _DIRECTORIES_MAX = 4
 _HEADER = Struct("ii")
 _LENGTH_BYTES = 4
 _LATEST = "gauge_mostrecent"
+_SUM = ""
+"""Stands for a bound at the place of a histogram's sum."""
+
 _ANY_SLOT = "\0"
 """Stands for a slot's name in lines that are made once for all slots."""
 
 _Values = tuple[str, ...]
 """Label values in the order of their labels' names, without `le`."""
-
-
-@dataclass(slots=True)
-class _Buckets:
-    """The places of a histogram's numbers: of each bucket by its written upper bound, and of the sum."""
-
-    bounds: dict[str, int] = field(default_factory=dict)
-    total: int | None = None
 
 
 class _Line(NamedTuple):
@@ -53,7 +48,8 @@ class _Family:
     def __init__(self, kind: str, labels: Sequence[str]) -> None:
         self.kind, self.labels = kind, tuple(labels)
         self.lines: dict[_Values, _Line] = {}
-        self.buckets: dict[_Values, _Buckets] = {}
+        self.buckets: dict[_Values, dict[str, int]] = {}
+        """The places of a histogram's numbers: of each bucket by its written upper bound, and of the sum."""
 
 
 @dataclass(slots=True)
@@ -135,7 +131,7 @@ class _Kind:
 
     def _number(self, metric: str, name: str, labels: dict[str, str]) -> int:
         """Return the place of a number, which may be a new one."""
-        bound = labels.pop("le", None)
+        bound = labels.pop("le", _SUM)
         family = self.families.get(metric)
         if family is None:
             family = self.families[metric] = _Family(self._name.partition("_")[0], sorted(labels))
@@ -145,16 +141,10 @@ class _Kind:
             if line is None:
                 line = family.lines[values] = _Line(f"{name}{_braces(family.labels, values)} ", self._next())
             return line.number
-        buckets = family.buckets.get(values)
-        if buckets is None:
-            buckets = family.buckets[values] = _Buckets()
-        if bound is not None:
-            if bound not in buckets.bounds:
-                buckets.bounds[bound] = self._next()
-            return buckets.bounds[bound]
-        if buckets.total is None:
-            buckets.total = self._next()
-        return buckets.total
+        places = family.buckets.setdefault(values, {})
+        if bound not in places:
+            places[bound] = self._next()
+        return places[bound]
 
     def _next(self) -> int:
         self._count += 1
@@ -215,10 +205,10 @@ class MetricReading:
             for metric, family, numbers in files.read():
                 if family.kind == "histogram":
                     sums, counts = dict[_Values, float](), dict[_Values, dict[float, float]]()
-                    for values, buckets in family.buckets.items():
-                        counts[values] = {float(one): numbers[at] or 0.0 for one, at in buckets.bounds.items()}
-                        if buckets.total is not None:
-                            sums[values] = numbers[buckets.total] or 0.0
+                    for values, places in family.buckets.items():
+                        counts[values] = {float(one): numbers[at] or 0.0 for one, at in places.items() if one != _SUM}
+                        if _SUM in places:
+                            sums[values] = numbers[places[_SUM]] or 0.0
                     self._sums[metric], self._buckets[metric] = (family.labels, sums), (family.labels, counts)
                 else:
                     found = ((values, numbers[line.number]) for values, line in family.lines.items())
@@ -292,9 +282,9 @@ def _lines(name: str, family: _Family, numbers: Sequence[float | None]) -> Itera
         value = numbers[number]
         if value is not None:
             yield f"{text}{_number_text(value)}\n"
-    for values, buckets in family.buckets.items():
-        counted = {bound: numbers[number] or 0.0 for bound, number in buckets.bounds.items()}
-        total = 0.0 if buckets.total is None else numbers[buckets.total] or 0.0
+    for values, places in family.buckets.items():
+        counted = {bound: numbers[number] or 0.0 for bound, number in places.items()}
+        total = counted.pop(_SUM, 0.0)
         yield _histogram_text(name, family.labels, values, counted, total)
 
 
