@@ -407,7 +407,7 @@ def evaluate_read(
         return "serve"
     failed = _failed_precondition(headers, "", etag, last_modified)
     if failed is not None:
-        raise _precondition_failed(failed)
+        raise s3_error("PreconditionFailed", Condition=failed)
     return "not-modified" if _unchanged(headers, "", etag, last_modified, now) else "serve"
 
 
@@ -419,7 +419,7 @@ def check_copy_source(
     failed = _failed_precondition(headers, prefix, etag, last_modified)
     failed = failed or _unchanged(headers, prefix, etag, last_modified, now)
     if failed is not None:
-        raise _precondition_failed(failed)
+        raise s3_error("PreconditionFailed", Condition=failed)
 
 
 def if_range_holds(headers: Mapping[str, str], *, etag: str, last_modified: float | None) -> bool:
@@ -472,7 +472,3 @@ def _unchanged(
     if since is None or modified is None or (now is not None and since > now):
         return None
     return "If-Modified-Since" if math.floor(modified) <= since else None
-
-
-def _precondition_failed(condition: str) -> S3Error:
-    return s3_error("PreconditionFailed", Condition=condition)

@@ -8,8 +8,9 @@ parser's cost; what does not fit it to the letter goes through the parser.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
+from operator import lt
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 from xml.etree.ElementTree import Element
@@ -109,7 +110,7 @@ def parse_listed_page(body: bytes, *, with_owner: bool) -> ListedPage:
         for node in root
         if local_name(node) == "CommonPrefixes"
     ]
-    if not _ascend(entry.key for entry in entries) or not _ascend(prefixes):
+    if not _ascend([entry.key for entry in entries]) or not _ascend(prefixes):
         raise OriginBodyError("the origin does not list keys in the order of their bytes")
     token = child_text(root, "NextContinuationToken")
     truncated = (child_text(root, "IsTruncated") or ("true" if token else "")).strip().lower() == "true"
@@ -232,10 +233,5 @@ def _key(text: bytes, *, url: bool) -> bytes:
     return key
 
 
-def _ascend(keys: Iterable[bytes]) -> bool:
-    last = b""
-    for key in keys:
-        if key <= last:
-            return False
-        last = key
-    return True
+def _ascend(keys: Sequence[bytes]) -> bool:
+    return all(map(lt, keys, keys[1:]))

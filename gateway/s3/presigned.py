@@ -13,7 +13,7 @@ import base64
 import hmac
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from gateway.core.errors import S3Error
 from gateway.s3.error_codes import s3_error
@@ -41,20 +41,18 @@ _V4_NEEDED = (*_V4_MARKS, "X-Amz-Date", "X-Amz-SignedHeaders", "X-Amz-Expires")
 _SECONDS = re.compile(r"-?\d{1,18}", re.ASCII)
 
 
-class PresignedV4(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PresignedV4:
     """The signing parameters of a version 4 query."""
 
-    authorization: Authorization
+    authorization: Authorization = field(repr=False)
     timestamp: str
     expires_seconds: int
-    session_token: str | None
+    session_token: str | None = field(repr=False)
 
     @property
     def access_key_id(self) -> str:
         return self.authorization.access_key_id
-
-    def __repr__(self) -> str:
-        return f"PresignedV4(access_key_id={self.access_key_id!r}, timestamp={self.timestamp!r})"
 
 
 def parse_presigned_v4(request: S3Request) -> PresignedV4 | None:
@@ -168,16 +166,14 @@ _HARMLESS = frozenset({"x-id", "content-type", "content-md5"})
 """Boto3 repeats these two headers in the query; what counts, and is signed, is the header."""
 
 
-class PresignedV2(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PresignedV2:
     """The signing parameters of a version 2 query; `expires` is in seconds since the epoch."""
 
     access_key_id: str
-    signature: str
+    signature: str = field(repr=False)
     expires: int
-    session_token: str | None
-
-    def __repr__(self) -> str:
-        return f"PresignedV2(access_key_id={self.access_key_id!r}, expires={self.expires})"
+    session_token: str | None = field(repr=False)
 
 
 def parse_presigned_v2(request: S3Request) -> PresignedV2 | None:

@@ -197,9 +197,8 @@ def parse_copy_source(value: str) -> CopySource:
     except (S3Error, UnicodeEncodeError):
         raise _bad_copy_source(value) from None
     bucket, _, key = name.partition("/")
-    if not _BUCKET.fullmatch(bucket) or bucket.startswith("arn:") or not key:
-        raise _bad_copy_source(value)
-    if (question and not version_id) or "&" in version:
+    is_object = _BUCKET.fullmatch(bucket) and not bucket.startswith("arn:") and key
+    if not is_object or (question and not version_id) or "&" in version:
         raise _bad_copy_source(value)
     return CopySource(ObjectKey(bucket, check_key(key)), version_id or None)
 

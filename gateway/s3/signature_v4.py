@@ -297,8 +297,15 @@ def remember_proved(authorization: Authorization) -> None:
 
 def _parse_authorization(header: str) -> Authorization:
     scheme, _, rest = header.partition(" ")
+    if scheme == "AWS":
+        raise s3_error(
+            "InvalidRequest",
+            "The authorization mechanism you have provided is not supported. Please use AWS4-HMAC-SHA256.",
+        )
+    if scheme.startswith("AWS4-ECDSA-P256-SHA256"):
+        raise s3_error("NotImplemented", "SigV4A is not supported.", Header="Authorization")
     if scheme != ALGORITHM:
-        raise _wrong_scheme(scheme)
+        raise s3_error("InvalidArgument", "Unsupported Authorization Type", ArgumentName="Authorization")
     parts = {}
     for part in rest.split(","):
         name, _, value = part.strip().partition("=")
@@ -434,17 +441,6 @@ def _request_timestamp(headers: Mapping[str, str]) -> tuple[str, float]:
     if seconds is None:
         raise s3_error("AccessDenied", "AWS authentication requires a valid Date or x-amz-date header")
     return timestamp, seconds
-
-
-def _wrong_scheme(scheme: str) -> S3Error:
-    if scheme == "AWS":
-        return s3_error(
-            "InvalidRequest",
-            "The authorization mechanism you have provided is not supported. Please use AWS4-HMAC-SHA256.",
-        )
-    if scheme.startswith("AWS4-ECDSA-P256-SHA256"):
-        return s3_error("NotImplemented", "SigV4A is not supported.", Header="Authorization")
-    return s3_error("InvalidArgument", "Unsupported Authorization Type", ArgumentName="Authorization")
 
 
 def _malformed(reason: str) -> S3Error:
