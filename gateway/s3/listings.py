@@ -1,4 +1,4 @@
-"""What clients ask of ListObjectsV2, ListObjects and ListMultipartUploads, and the answers (S3 API, pages so named).
+"""Read what clients ask of ListObjectsV2, ListObjects and ListMultipartUploads, and write the answers (S3 API).
 
 A continuation token is a place in the listing, so that any worker, before or after a restart, can go on from there:
 "1", and in URL-safe base64 without padding: u32 CRC-32 of the rest, one byte for the kind of place, the place.
