@@ -31,7 +31,7 @@ async def a_log(path: Path) -> AsyncIterator[tuple[AccessLog, Hands]]:
 
 async def drained(log: AccessLog) -> None:
     log._hand_over()
-    assert await asyncio.to_thread(log._file.drain, 10.0)
+    assert await asyncio.to_thread(log._file.drain, 60.0)
 
 
 async def test_a_line_says_what_a_request_was(tmp_path: Path) -> None:
