@@ -32,8 +32,7 @@ from gateway.blocks.policies import Queue, SlotAccount
 from gateway.blocks.transaction import SWEPT_MAX, TABLES_MAX, IndexTransaction, Tables, Totals, get_row, rows_from
 from gateway.core.errors import NotKept, StoreUnavailable
 from gateway.core.model import ObjectKey
-from gateway.disk.atomic_write import LMDB_READERS_MAX
-from gateway.disk.lmdb_environment import LastCommit
+from gateway.disk.lmdb_environment import READERS_MAX, LastCommit
 from gateway.policy.slots import Prefix
 
 MAP_BYTES = 64 * 1024**3
@@ -233,7 +232,7 @@ class BlockIndex:
         self.last_commit = LastCommit(directory)
         """Number of the index's last commit by any process: older look-ups are repeated."""
         self._environment = lmdb.open(
-            str(directory), map_size=map_bytes, max_dbs=TABLES_MAX, max_readers=LMDB_READERS_MAX, sync=False, mode=0o600
+            str(directory), map_size=map_bytes, max_dbs=TABLES_MAX, max_readers=READERS_MAX, sync=False, mode=0o600
         )
         self._tables = Tables.open(self._environment)
         self._environment.reader_check()

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -43,7 +42,8 @@ def register_request(*, anywhere: bool) -> None:
     task = _current()
     if task in _left:
         raise _nobody_waits()
-    _works[task] = _Work(partial(_is_left, weakref.ref(task)), _nothing, anywhere)
+    request = weakref.ref(task)  # what is noted of a task must not keep it
+    _works[task] = _Work(lambda: (one := request()) is not None and one in _left, lambda: None, anywhere)
 
 
 def register_shared(is_abandoned: Callable[[], bool], on_end: Callable[[], None], *, anywhere: bool = False) -> None:
@@ -94,15 +94,6 @@ def turn_now() -> None:
     if work is not None and not work.anywhere and work.is_abandoned():
         work.on_end()
         raise _nobody_waits()
-
-
-def _is_left(request: weakref.ref[Task]) -> bool:
-    task = request()
-    return task is not None and task in _left
-
-
-def _nothing() -> None:
-    """Do nothing: requests cannot be joined."""
 
 
 def _current() -> Task:

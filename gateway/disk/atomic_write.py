@@ -5,23 +5,34 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _FILE_MODE = 0o600
 UNFINISHED = ".new"
 """How the name of a file ends that is about to take another one's place."""
 
-LMDB_READERS_MAX = 1024
-_LMDB_LOCK_BYTES = 17 * 4096
-"""For so many readers, in whole pages."""
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """Open a file to write, made if missing; no link is followed. OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def write_durably(path: Path, content: bytes) -> None:
     """Replace a file; OSError when the disk does not take all of it, and then the file is as it was."""
     new = path.with_name(path.name + UNFINISHED)
     try:
-        _write(new, content)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        with os.fdopen(os.open(new, flags, _FILE_MODE), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         os.rename(new, path)
     except OSError:
         with suppress(OSError):
@@ -37,14 +48,6 @@ def remove_durably(*paths: Path) -> None:
     sync_directory(paths[0].parent)
 
 
-def _write(path: Path, content: bytes) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    with os.fdopen(os.open(path, flags, _FILE_MODE), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def sync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -55,11 +58,8 @@ def sync_directory(path: Path) -> None:
 
 def set_aside(path: Path, size_bytes: int) -> None:
     """Reserve disk room for a file, and for all of a longer one; create it if missing. Raises OSError."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
-    try:
+    with opened(path) as descriptor:
         os.posix_fallocate(descriptor, 0, max(size_bytes, os.fstat(descriptor).st_size))
-    finally:
-        os.close(descriptor)
 
 
 def check_room(directory: Path, size_bytes: int) -> None:
@@ -76,28 +76,6 @@ def map_shared(path: Path, size_bytes: int) -> mmap.mmap:
 
     It is whole on its file system: a page that could not be backed would kill the process that touches it.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
-    try:
+    with opened(path) as descriptor:
         os.posix_fallocate(descriptor, 0, size_bytes)
         return mmap.mmap(descriptor, size_bytes)
-    finally:
-        os.close(descriptor)
-
-
-def set_aside_lock_file(environment: Path) -> None:
-    """Reserve disk room for the lock file of an LMDB environment before it is opened. Raises OSError.
-
-    LMDB maps it, and lets it grow by a hole: on a full disk the process that touches a page of it, as the next reader,
-    would be killed. One of an earlier version that finds no room is used as it is.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(environment / "lock.mdb", flags, _FILE_MODE)
-    try:
-        size_bytes = os.fstat(descriptor).st_size  # an open environment's file keeps its size
-        if size_bytes < mmap.PAGESIZE:  # new, or cut short: the first opener writes it anew
-            os.posix_fallocate(descriptor, 0, _LMDB_LOCK_BYTES)
-        else:
-            with suppress(OSError):
-                os.posix_fallocate(descriptor, 0, size_bytes)
-    finally:
-        os.close(descriptor)

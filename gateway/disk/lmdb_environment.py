@@ -13,17 +13,38 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import lmdb
 
-from gateway.disk.atomic_write import LMDB_READERS_MAX, set_aside_lock_file
+from gateway.disk.atomic_write import opened
+
+READERS_MAX = 1024
+_LOCK_BYTES = 17 * 4096
+"""For so many readers, in whole pages."""
 
 _MAGIC_AND_FORMAT = 0x10001_BEEFC0DE
 _NUMBER_WORD = 6
 """In a lock file of this format: LMDB 0.9, 64 bits (`MDB_txbody` of mdb.c)."""
+
+
+def _set_aside_lock_file(environment: Path) -> None:
+    """Reserve disk room for the lock file of an LMDB environment before it is opened. Raises OSError.
+
+    LMDB maps it, and lets it grow by a hole: on a full disk the process that touches a page of it, as the next reader,
+    would be killed. One of an earlier version that finds no room is used as it is.
+    """
+    with opened(environment / "lock.mdb") as descriptor:
+        size_bytes = os.fstat(descriptor).st_size  # an open environment's file keeps its size
+        if size_bytes < mmap.PAGESIZE:  # new, or cut short: the first opener writes it anew
+            os.posix_fallocate(descriptor, 0, _LOCK_BYTES)
+        else:
+            with suppress(OSError):
+                os.posix_fallocate(descriptor, 0, size_bytes)
 
 
 class LastCommit:
@@ -32,7 +53,7 @@ class LastCommit:
     __slots__ = ("_map", "_others", "_words")
 
     def __init__(self, directory: Path) -> None:
-        set_aside_lock_file(directory)
+        _set_aside_lock_file(directory)
         with (directory / "lock.mdb").open("rb") as file:
             self._map = mmap.mmap(file.fileno(), mmap.PAGESIZE, prot=mmap.PROT_READ)
         self._words: memoryview | None = memoryview(self._map).cast("Q")
@@ -74,12 +95,12 @@ def open_environment(
     Blocks while another process writes to it, as LMDB opens tables in write transactions alone. Raises lmdb.Error,
     OSError.
     """
-    set_aside_lock_file(directory)
+    _set_aside_lock_file(directory)
     environment = lmdb.open(
         str(directory),
         map_size=map_bytes,
         max_dbs=4,
-        max_readers=LMDB_READERS_MAX,
+        max_readers=READERS_MAX,
         sync=False,
         mode=0o600,
         subdir=True,

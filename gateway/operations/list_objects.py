@@ -37,8 +37,8 @@ from gateway.operations.passthrough import forward, forward_joined, is_plain
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import quote
-from gateway.s3.list_objects import ListPlace, ListQuery, decode_token, list_document, list_query
 from gateway.s3.list_result import EntryTemplate, listed_objects
+from gateway.s3.listings import ListPlace, ListQuery, decode_token, list_document, list_query
 from gateway.s3.requests import BUCKET_SUBRESOURCES, Operation
 from gateway.telemetry import metrics
 from gateway.writeback.journal.transaction import JournalTransaction

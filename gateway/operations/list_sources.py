@@ -30,7 +30,6 @@ from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.checksums import upload_checksum_type
 from gateway.s3.headers import format_iso_date
-from gateway.s3.list_objects import ListQuery
 from gateway.s3.list_result import (
     PAGE_SIZE_BYTES_MAX,
     EntryTemplate,
@@ -39,6 +38,7 @@ from gateway.s3.list_result import (
     PageChain,
     parse_listed_page,
 )
+from gateway.s3.listings import ListQuery
 from gateway.s3.xml_writer import element
 from gateway.writeback.journal.records import Write
 from gateway.writeback.journal.transaction import JournalTransaction

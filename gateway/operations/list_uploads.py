@@ -16,7 +16,7 @@ from gateway.operations.context import RequestContext, Response, xml_response
 from gateway.operations.list_sources import before, listing_document
 from gateway.operations.merged_page import Kind, MergedPage, PageRow, Rows
 from gateway.s3.headers import format_iso_date
-from gateway.s3.upload_list import (
+from gateway.s3.listings import (
     UPLOADS_MAX,
     UPLOADS_SIZE_BYTES_MAX,
     ListedUpload,

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from gateway.metadata.listing.pages import ListRequest, prefix_end
-from gateway.s3.list_objects import PAGE_KEYS_MAX
+from gateway.s3.listings import PAGE_KEYS_MAX
 
 T = TypeVar("T")
 

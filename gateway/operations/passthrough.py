@@ -22,8 +22,7 @@ from gateway.operations.visibility import changed_by, with_invalidation
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose, StreamedBody
 from gateway.s3.headers import filter_request_headers, filter_response_headers, multipart_etag, without
 from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX
-from gateway.s3.presigned import strip_signature_parameters
-from gateway.s3.requests import S3Request
+from gateway.s3.requests import S3Request, strip_signature_parameters
 from gateway.s3.xml import (
     COMPLETE_SIZE_BYTES_MAX,
     RESULT_SIZE_BYTES_MAX,

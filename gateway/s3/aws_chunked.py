@@ -19,17 +19,7 @@ from enum import Enum, auto
 
 from gateway.core.errors import S3Error
 from gateway.s3.error_codes import s3_error
-from gateway.s3.signature_v4 import PayloadMode, SeedSignature, payload_mode, sign
-
-__all__ = [
-    "AwsChunkedDecoder",
-    "AwsChunkedEncoder",
-    "PayloadMode",
-    "encode_chunk",
-    "encoded_length",
-    "final_chunk",
-    "payload_mode",
-]
+from gateway.s3.signature_v4 import PayloadMode, SeedSignature, sign
 
 LINE_SIZE_BYTES_MAX = 1024
 SIGNED_CHUNK_SIZE_BYTES_MIN = 8192
@@ -110,7 +100,7 @@ class AwsChunkedDecoder:
     def finish(self) -> dict[str, str]:
         """Return the trailers but their signature, once the body has ended. S3Error IncompleteBody: ended too early."""
         if self._state is not _State.DONE:
-            raise _incomplete("The request body terminated unexpectedly")
+            raise s3_error("IncompleteBody", "The request body terminated unexpectedly")
         return self._trailers
 
     def _take_data(self, data: bytes | memoryview, position: int, pieces: list[bytes | memoryview]) -> int:
@@ -131,38 +121,38 @@ class AwsChunkedDecoder:
 
     def _take_line(self, data: bytes | memoryview, position: int) -> int:
         if self._state in (_State.DONE, _State.FAILED):
-            raise _incomplete("The request body goes on behind its end")
+            raise s3_error("IncompleteBody", "The request body goes on behind its end")
         ahead = bytes(data[position : position + _LOOK_AHEAD_BYTES])
         end = position + (ahead.find(b"\n") + 1 or len(ahead))
         self._line += ahead[: end - position]
         if len(self._line) > LINE_SIZE_BYTES_MAX:
-            raise _incomplete(f"A line of the chunked body is longer than {LINE_SIZE_BYTES_MAX} bytes")
+            raise s3_error("IncompleteBody", f"A line of the chunked body is longer than {LINE_SIZE_BYTES_MAX} bytes")
         if self._line.endswith(b"\r\n"):
             line = bytes(self._line[:-2])
             self._line.clear()
-            self._handle_line(line)
+            if self._state is _State.HEAD:
+                self._begin_chunk(line)
+            elif self._state is _State.TRAILERS:
+                self._handle_trailer(line)
+            elif line:
+                raise s3_error("IncompleteBody", "A chunk is longer than it says")
+            else:
+                self._state = _State.HEAD
         return end
-
-    def _handle_line(self, line: bytes) -> None:
-        if self._state is _State.HEAD:
-            self._begin_chunk(line)
-        elif self._state is _State.DATA_END:
-            if line:
-                raise _incomplete("A chunk is longer than it says")
-            self._state = _State.HEAD
-        else:
-            self._handle_trailer(line)
 
     def _begin_chunk(self, line: bytes) -> None:
         found = (_SIGNED_HEAD if self._mode.signed else _UNSIGNED_HEAD).fullmatch(line)
         if found is None:
-            raise _incomplete("A chunk header is malformed")
+            raise s3_error("IncompleteBody", "A chunk header is malformed")
         size = int(found[1], 16)
         if size > self._left_of_body or (size == 0 and self._left_of_body > 0):
-            raise _incomplete("The chunks do not add up to x-amz-decoded-content-length")
+            raise s3_error("IncompleteBody", "The chunks do not add up to x-amz-decoded-content-length")
         if self._mode.signed:
             self._chunk_signature = found[2].decode()
-            self._check_chunk_size(size)
+            if size > 0 and self._small_chunk_size is not None:
+                raise s3_error("InvalidChunkSizeError", BadChunkSize=str(self._small_chunk_size))
+            if size < SIGNED_CHUNK_SIZE_BYTES_MIN:
+                self._small_chunk_size = size
         else:
             self._check_average(size)
         self._left_of_chunk = size
@@ -170,12 +160,6 @@ class AwsChunkedDecoder:
         if size == 0:
             self._check_chunk()
             self._state = _State.TRAILERS
-
-    def _check_chunk_size(self, size: int) -> None:
-        if size > 0 and self._small_chunk_size is not None:
-            raise s3_error("InvalidChunkSizeError", BadChunkSize=str(self._small_chunk_size))
-        if size < SIGNED_CHUNK_SIZE_BYTES_MIN:
-            self._small_chunk_size = size
 
     def _check_average(self, size: int) -> None:
         """No average over all of the body: a large chunk makes up for those before it, never for those behind it."""
@@ -195,21 +179,25 @@ class AwsChunkedDecoder:
         if not name and not colon:
             self._end_trailers()
         elif self._trailer_signature is not None:
-            raise _bad_trailer("A trailer follows the trailer signature")
+            raise s3_error("MalformedTrailerError", "A trailer follows the trailer signature")
         elif name == TRAILER_SIGNATURE and self._mode.signed and self._mode.trailer:
             self._trailer_signature = value
         elif name not in self._trailer_names or name in self._trailers:
-            raise _bad_trailer(f"The trailer {name} was not announced in x-amz-trailer, or came twice")
+            raise s3_error(
+                "MalformedTrailerError", f"The trailer {name} was not announced in x-amz-trailer, or came twice"
+            )
         else:
             self._trailers[name] = value
 
     def _end_trailers(self) -> None:
         missing = self._trailer_names - self._trailers.keys()
         if missing:
-            raise _bad_trailer(f"Announced in x-amz-trailer but missing: {', '.join(sorted(missing))}")
+            raise s3_error(
+                "MalformedTrailerError", f"Announced in x-amz-trailer but missing: {', '.join(sorted(missing))}"
+            )
         if self._signatures is not None and self._mode.trailer:
             if self._trailer_signature is None:
-                raise _bad_trailer(f"{TRAILER_SIGNATURE} is missing")
+                raise s3_error("MalformedTrailerError", f"{TRAILER_SIGNATURE} is missing")
             self._signatures.check_trailers(self._trailers, self._trailer_signature)
         self._state = _State.DONE
 
@@ -242,14 +230,6 @@ class _ChunkSignatures:
         if not hmac.compare_digest(expected.encode(), signature.encode()):
             raise s3_error("SignatureDoesNotMatch", StringToSign=text, SignatureProvided=signature)
         self._previous = expected
-
-
-def _incomplete(message: str) -> S3Error:
-    return s3_error("IncompleteBody", message)
-
-
-def _bad_trailer(message: str) -> S3Error:
-    return s3_error("MalformedTrailerError", message)
 
 
 # --- towards the origin: unsigned chunks, one trailer ---------------------------------------------------------------

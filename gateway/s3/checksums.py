@@ -108,7 +108,9 @@ def requested_checksums(headers: Mapping[str, str], *, of_body: bool = True) -> 
     Raises S3Error: InvalidDigest (Content-MD5), InvalidRequest (two checksums, undecodable, unknown, announced but
     absent).
     """
-    content_md5 = _content_md5(headers.get("content-md5"))
+    content_md5 = None
+    if "content-md5" in headers and (content_md5 := _digest(headers["content-md5"], 16)) is None:
+        raise s3_error("InvalidDigest")
     if not of_body:
         return ExpectedChecksums(content_md5)
     given = [name for name in headers if name.startswith(PREFIX) and name[len(PREFIX) :] in ALGORITHMS]
@@ -137,33 +139,24 @@ def trailer_names(headers: Mapping[str, str]) -> frozenset[str]:
 
 def decode_checksum(algorithm: str, value: str) -> bytes:
     """Decode a base64 digest; S3Error InvalidRequest when it is not one of `algorithm`."""
-    try:
-        digest = base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError):
-        digest = b""
-    if len(digest) != ALGORITHMS[algorithm].size_bytes:
+    digest = _digest(value, ALGORITHMS[algorithm].size_bytes)
+    if digest is None:
         raise s3_error("InvalidRequest", f"Value for {PREFIX}{algorithm} header is invalid.")
     return digest
 
 
-def _content_md5(value: str | None) -> bytes | None:
-    if value is None:
-        return None
+def _digest(value: str, size_bytes: int) -> bytes | None:
     try:
         digest = base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError):
-        digest = b""
-    if len(digest) != 16:
-        raise s3_error("InvalidDigest")
-    return digest
+        return None
+    return digest if len(digest) == size_bytes else None
 
 
 def _check_announced(announced: str | None, algorithm: str | None) -> None:
     if announced is None:
         return
-    if announced.lower() not in ALGORITHMS:
-        raise s3_error("InvalidRequest", "Value for x-amz-sdk-checksum-algorithm header is invalid.")
-    if algorithm is None:
+    if algorithm is None and announced.lower() in ALGORITHMS:
         raise s3_error(
             "InvalidRequest",
             "x-amz-sdk-checksum-algorithm specified, but no corresponding x-amz-checksum-* or x-amz-trailer headers "
@@ -191,24 +184,20 @@ class BodyVerifier:
         also: Collection[str] = (),
         on_threads: bool = False,
     ) -> None:
-        self._expected = requested_checksums(headers, of_body=of_body)
-        if self._expected.trailer_name is not None and not mode.trailer:
+        self.expected = requested_checksums(headers, of_body=of_body)
+        if self.expected.trailer_name is not None and not mode.trailer:
             raise s3_error("InvalidRequest", "x-amz-trailer needs a payload with trailers, which this is not.")
         self._sha256_hex = mode.sha256_hex
         names = {*also}
-        if self._expected.algorithm is not None:
-            names.add(self._expected.algorithm)
+        if self.expected.algorithm is not None:
+            names.add(self.expected.algorithm)
         if self._sha256_hex is not None:
             names.add("sha256")
-        if self._expected.content_md5 is not None:
+        if self.expected.content_md5 is not None:
             names.add("md5")
         self._running = {name: Checksum(name) for name in sorted(names)}
         if on_threads and "md5" in names:
             self._running["md5"] = Checksum("md5", new_md5())
-
-    @property
-    def expected(self) -> ExpectedChecksums:
-        return self._expected
 
     def update(self, data: Buffer) -> None:
         """Take the next bytes of the decoded body."""
@@ -225,51 +214,36 @@ class BodyVerifier:
         `trailers` is the result of the decoder's `finish`. Raises S3Error: XAmzContentSHA256Mismatch, BadDigest,
         MalformedTrailerError, InvalidRequest (undecodable trailer).
         """
-        self._verify_payload_hash()
-        self._verify_content_md5()
-        algorithm = self._expected.algorithm
+        if self._sha256_hex is not None:
+            computed = self._running["sha256"].digest().hex()
+            if not hmac.compare_digest(computed, self._sha256_hex):
+                raise s3_error(
+                    "XAmzContentSHA256Mismatch",
+                    ClientComputedContentSHA256=self._sha256_hex,
+                    S3ComputedContentSHA256=computed,
+                )
+        if self.expected.content_md5 is not None:
+            message = "The Content-MD5 you specified did not match what we received."
+            _check_digest(message, self.expected.content_md5, self._running["md5"])
+        algorithm = self.expected.algorithm
         if algorithm is None:
             return {}
-        expected = self._expected.value
+        name, expected = PREFIX + algorithm, self.expected.value
         if expected is None:
-            expected = self._from_trailer(algorithm, trailers or {})
+            value = (trailers or {}).get(name)
+            if value is None:
+                raise s3_error("MalformedTrailerError", f"The trailer {name} was announced and did not come.")
+            expected = decode_checksum(algorithm, value)
         checksum = self._running[algorithm]
-        if not hmac.compare_digest(expected, checksum.digest()):
-            message = f"The {algorithm.upper()} you specified did not match the calculated checksum."
-            raise _bad_digest(message, expected, checksum)
-        return {PREFIX + algorithm: checksum.base64()}
-
-    def _from_trailer(self, algorithm: str, trailers: Mapping[str, str]) -> bytes:
-        value = trailers.get(PREFIX + algorithm)
-        if value is None:
-            raise s3_error("MalformedTrailerError", f"The trailer {PREFIX}{algorithm} was announced and did not come.")
-        return decode_checksum(algorithm, value)
-
-    def _verify_payload_hash(self) -> None:
-        if self._sha256_hex is None:
-            return
-        computed = self._running["sha256"].digest().hex()
-        if not hmac.compare_digest(computed, self._sha256_hex):
-            raise s3_error(
-                "XAmzContentSHA256Mismatch",
-                ClientComputedContentSHA256=self._sha256_hex,
-                S3ComputedContentSHA256=computed,
-            )
-
-    def _verify_content_md5(self) -> None:
-        expected = self._expected.content_md5
-        if expected is not None and not hmac.compare_digest(expected, self._running["md5"].digest()):
-            message = "The Content-MD5 you specified did not match what we received."
-            raise _bad_digest(message, expected, self._running["md5"])
+        message = f"The {algorithm.upper()} you specified did not match the calculated checksum."
+        _check_digest(message, expected, checksum)
+        return {name: checksum.base64()}
 
 
-def _bad_digest(message: str, expected: bytes, computed: Checksum) -> S3Error:
-    return s3_error(
-        "BadDigest",
-        message,
-        ExpectedDigest=base64.b64encode(expected).decode(),
-        CalculatedDigest=computed.base64(),
-    )
+def _check_digest(message: str, expected: bytes, computed: Checksum) -> None:
+    if not hmac.compare_digest(expected, computed.digest()):
+        given = base64.b64encode(expected).decode()
+        raise s3_error("BadDigest", message, ExpectedDigest=given, CalculatedDigest=computed.base64())
 
 
 ChecksumType = Literal["COMPOSITE", "FULL_OBJECT"]
@@ -290,16 +264,12 @@ def upload_checksum_type(algorithm: str | None, checksum_type: str | None) -> tu
     name = algorithm.lower()
     if name not in ALGORITHMS:
         raise s3_error("InvalidRequest", "Checksum algorithm provided is unsupported.")
-    return name, _type_of(name, checksum_type)
-
-
-def _type_of(name: str, checksum_type: str | None) -> ChecksumType:
     known = ALGORITHMS[name]
     wanted = checksum_type.upper() if checksum_type else "COMPOSITE" if known.composite else "FULL_OBJECT"
     if wanted == "COMPOSITE" and known.composite:
-        return "COMPOSITE"
+        return name, "COMPOSITE"
     if wanted == "FULL_OBJECT" and known.combine is not None:
-        return "FULL_OBJECT"
+        return name, "FULL_OBJECT"
     if wanted not in ("COMPOSITE", "FULL_OBJECT"):
         raise s3_error("InvalidRequest", "Value for x-amz-checksum-type header is invalid.")
     raise _no_such_pair(wanted, name)

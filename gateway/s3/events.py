@@ -46,65 +46,8 @@ class OtherEvent(NamedTuple):
 Event = ObjectEvent | OtherEvent
 
 
-def of_notification(record: dict[str, Any], place: str) -> list[Event]:
-    """Return what an element of `Records`, by any S3 server, means.
-
-    Servers other than AWS are not all known to encode keys: where that makes a difference, both readings are meant.
-    """
-    source, s3 = record.get("eventSource"), record.get("s3")
-    if not isinstance(source, str) or not source.endswith(":s3"):
-        return [OtherEvent(place, f"eventSource is {source!r}, and not S3's")]
-    bucket, found = _child(s3, "bucket"), _child(s3, "object")
-    raw = found.get("key")
-    event = _event(f"{place}.s3", record.get("eventName"), bucket.get("name"), _decoded(raw), found.get("eTag"))
-    if source == "aws:s3" or not isinstance(event, ObjectEvent) or event.key == raw:
-        return [event]
-    return [event, _event(f"{place}.s3", event.name, event.bucket, raw, event.etag)]
-
-
-def of_event_bridge(document: dict[str, Any], place: str) -> Event:
-    """Return an event as EventBridge delivers it."""
-    source, detail = document.get("source"), document.get("detail")
-    if source != "aws.s3":
-        return OtherEvent(place, f"source is {source!r}, and not 'aws.s3'")
-    bucket, found = _child(detail, "bucket"), _child(detail, "object")
-    name, etag = document.get("detail-type"), found.get("etag")
-    return _event(f"{place}.detail", name, bucket.get("name"), found.get("key"), etag)
-
-
-def _event(place: str, name: Any, bucket: Any, key: Any, etag: Any) -> Event:
-    if not isinstance(bucket, str) or not bucket:
-        return OtherEvent(f"{place}.bucket.name", "must be the name of a bucket", malformed=True)
-    if not isinstance(key, str) or not key:
-        return OtherEvent(f"{place}.object.key", "must be a key", malformed=True)
-    try:
-        check_bucket(bucket)
-        check_key(key).encode()
-    except (S3Error, UnicodeEncodeError):
-        return OtherEvent(place, "no object has such a name", malformed=True)
-    etag = etag.strip('"') if isinstance(etag, str) else None
-    return ObjectEvent(place, name if isinstance(name, str) else "", bucket, key, etag or None)
-
-
-def _decoded(raw: Any) -> str | None:
-    """None where it is no text, or not UTF-8 once decoded."""
-    try:
-        return unquote_plus(raw, errors="strict") if isinstance(raw, str) else None
-    except UnicodeDecodeError:
-        return None
-
-
-def _child(document: Any, name: str) -> dict[str, Any]:
-    child = document.get(name) if isinstance(document, dict) else None
-    return child if isinstance(child, dict) else {}
-
-
-__all__ = ["Event", "MalformedEvents", "ObjectEvent", "OtherEvent", "parse_events"]
-
 _NESTED_MAX = 4
 """Documents in documents: EventBridge or S3 to SNS to SQS to Lambda makes three."""
-
-_MESSAGE_TEXTS = ("Message", "Body", "body")
 
 
 class MalformedEvents(ValueError):
@@ -141,40 +84,83 @@ def _of_document(document: Any, place: str, depth: int) -> Iterator[Event]:
 
 
 def _of_list(records: Any, place: str, depth: int) -> Iterator[Event]:
+    """Yield the events of several records: the faults of each are its own."""
     if not isinstance(records, list):
         raise MalformedEvents(f"{place} must be a list")
     for number, record in enumerate(records):
         here = f"{place}[{number}]"
         if isinstance(record, dict) and "s3" in record:
-            yield from of_notification(record, here)
-        else:
-            yield from _of_wrapped(record, here, depth + 1)
-
-
-def _of_wrapped(record: Any, place: str, depth: int) -> Iterator[Event]:
-    """One of several, whose faults are its own."""
-    try:
-        yield from _of_document(record, place, depth)
-    except MalformedEvents as error:
-        yield OtherEvent(place, str(error), malformed=True)
+            yield from _of_notification(record, here)
+            continue
+        try:
+            yield from _of_document(record, here, depth + 1)
+        except MalformedEvents as error:
+            yield OtherEvent(here, str(error), malformed=True)
 
 
 def _of_envelope(document: dict[str, Any], place: str, depth: int) -> Iterator[Event]:
     if "detail-type" in document:
-        yield of_event_bridge(document, place)
+        yield _of_event_bridge(document, place)
     elif document.get("Event") == "s3:TestEvent":
         yield OtherEvent(place, "a test event: S3 sends one when notifications are set up")
     elif document.get("Type") in ("SubscriptionConfirmation", "UnsubscribeConfirmation"):
         yield OtherEvent(place, f"{document['Type']}: confirm it yourself, no URL that is sent here is fetched")
     elif isinstance(document.get("Sns"), dict):
         yield from _of_envelope(document["Sns"], f"{place}.Sns", depth)
+    elif name := next((one for one in ("Message", "Body", "body") if isinstance(document.get(one), str)), None):
+        yield from _of_text(document[name], f"{place}.{name}", depth + 1)
     else:
-        yield from _of_message(document, place, depth)
+        raise MalformedEvents(f"{place} has none of Records, Messages, detail-type, Message, Body, body")
 
 
-def _of_message(document: dict[str, Any], place: str, depth: int) -> Iterator[Event]:
-    for name in _MESSAGE_TEXTS:
-        if isinstance(document.get(name), str):
-            yield from _of_text(document[name], f"{place}.{name}", depth + 1)
-            return
-    raise MalformedEvents(f"{place} has none of Records, Messages, detail-type, Message, Body, body")
+def _of_notification(record: dict[str, Any], place: str) -> list[Event]:
+    """Return what an element of `Records`, by any S3 server, means.
+
+    Servers other than AWS are not all known to encode keys: where that makes a difference, both readings are meant.
+    """
+    source, s3 = record.get("eventSource"), record.get("s3")
+    if not isinstance(source, str) or not source.endswith(":s3"):
+        return [OtherEvent(place, f"eventSource is {source!r}, and not S3's")]
+    bucket, found = _child(s3, "bucket"), _child(s3, "object")
+    raw = found.get("key")
+    event = _event(f"{place}.s3", record.get("eventName"), bucket.get("name"), _decoded(raw), found.get("eTag"))
+    if source == "aws:s3" or not isinstance(event, ObjectEvent) or event.key == raw:
+        return [event]
+    return [event, _event(f"{place}.s3", event.name, event.bucket, raw, event.etag)]
+
+
+def _of_event_bridge(document: dict[str, Any], place: str) -> Event:
+    """Return an event as EventBridge delivers it."""
+    source, detail = document.get("source"), document.get("detail")
+    if source != "aws.s3":
+        return OtherEvent(place, f"source is {source!r}, and not 'aws.s3'")
+    bucket, found = _child(detail, "bucket"), _child(detail, "object")
+    name, etag = document.get("detail-type"), found.get("etag")
+    return _event(f"{place}.detail", name, bucket.get("name"), found.get("key"), etag)
+
+
+def _event(place: str, name: Any, bucket: Any, key: Any, etag: Any) -> Event:
+    if not isinstance(bucket, str) or not bucket:
+        return OtherEvent(f"{place}.bucket.name", "must be the name of a bucket", malformed=True)
+    if not isinstance(key, str) or not key:
+        return OtherEvent(f"{place}.object.key", "must be a key", malformed=True)
+    try:
+        check_bucket(bucket)
+        check_key(key).encode()
+    except (S3Error, UnicodeEncodeError):
+        return OtherEvent(place, "no object has such a name", malformed=True)
+    etag = etag.strip('"') if isinstance(etag, str) else None
+    return ObjectEvent(place, name if isinstance(name, str) else "", bucket, key, etag or None)
+
+
+def _decoded(raw: Any) -> str | None:
+    """None where it is no text, or not UTF-8 once decoded."""
+    try:
+        return unquote_plus(raw, errors="strict") if isinstance(raw, str) else None
+    except UnicodeDecodeError:
+        return None
+
+
+def _child(document: Any, name: str) -> dict[str, Any]:
+    child = document.get(name) if isinstance(document, dict) else None
+    return child if isinstance(child, dict) else {}

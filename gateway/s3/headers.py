@@ -55,36 +55,25 @@ class EncodedHeaders(NamedTuple):
 
 NO_HEADERS = EncodedHeaders(b"")
 
-HOP_BY_HOP = frozenset(
-    {
-        "connection",
-        "expect",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
+
+def name_set(text: str) -> frozenset[str]:
+    """Return the names in a text, which white space separates."""
+    return frozenset(text.split())
+
+
+HOP_BY_HOP = name_set(
+    "connection expect keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
+    "transfer-encoding upgrade"
 )
 """Headers about one connection (RFC 9110, 7.6.1). Each server answers `expect` itself."""
 
 _END_TO_END = ("x-amz-", "x-forebay-", "content-", "if-", "range", "cache-control", "expires")
-"""Beginnings of field names that S3, or a gateway behind this one, goes by."""
+"""Beginnings of field names that S3, or a gateway behind this one, goes by: never those of one connection alone."""
 
-_SET_ANEW_FOR_THE_ORIGIN = HOP_BY_HOP | {
-    "authorization",
-    "content-length",
-    "date",
-    "host",
-    "x-amz-content-sha256",
-    "x-amz-date",
-    "x-amz-decoded-content-length",
-    "x-amz-security-token",
-    "x-amz-trailer",
-}
+_SET_ANEW_FOR_THE_ORIGIN = HOP_BY_HOP | name_set(
+    "authorization content-length date host x-amz-content-sha256 x-amz-date x-amz-decoded-content-length "
+    "x-amz-security-token x-amz-trailer"
+)
 """Headers of the client's signature and framing. The origin gets the gateway's own."""
 
 _SET_ANEW_FOR_THE_CLIENT = HOP_BY_HOP | {"date", "server", "x-amz-id-2", "x-amz-request-id"}
@@ -94,9 +83,11 @@ def filter_request_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Every header of the client's request that goes along, unknown ones too.
 
     `aws-chunked` leaves Content-Encoding: it described the body on the wire, and must not be stored with the object. A
-    `tracestate` that does not parse does not go along (W3C Trace Context).
+    `tracestate` that does not parse does not go along (W3C Trace Context). `Connection` is not signed, so it must not
+    take from a request what was signed, authorised and verified: nothing that means something to S3.
     """
-    dropped = _SET_ANEW_FOR_THE_ORIGIN | _named_in_connection(headers)
+    for_connection = {name.strip().lower() for name in headers.get("connection", "").split(",")}
+    dropped = _SET_ANEW_FOR_THE_ORIGIN | {name for name in for_connection if not name.startswith(_END_TO_END)}
     onward = {name: value for name, value in headers.items() if name not in dropped}
     if "aws-chunked" in onward.get("content-encoding", "").lower():
         codings = [coding.strip() for coding in onward.pop("content-encoding").split(",")]
@@ -134,49 +125,25 @@ def sendable(headers: Mapping[str, str]) -> Mapping[str, str]:
 
 def _as_utf8(name: str, value: str) -> str:
     try:
-        text = value.encode("latin-1").decode("utf-8")
+        text, problem = value.encode("latin-1").decode("utf-8"), "must not hold control characters"
     except UnicodeError:
-        raise _unsendable(name, "Header values must be valid UTF-8.") from None
+        text, problem = "\0", "must be valid UTF-8"
     if _CONTROL.search(text):
-        raise _unsendable(name, "Header values must not hold control characters.")
+        raise s3_error("InvalidArgument", f"Header values {problem}.", ArgumentName=name)
     return text
-
-
-def _unsendable(name: str, message: str) -> S3Error:
-    return S3Error("InvalidArgument", message, 400, elements={"ArgumentName": name})
 
 
 def without(headers: Iterable[tuple[str, str]], *names: str) -> list[tuple[str, str]]:
     return [(name, value) for name, value in headers if name not in names]
 
 
-def _named_in_connection(headers: Mapping[str, str]) -> set[str]:
-    """Return the fields for this connection only. Those that mean something to S3 never are (RFC 9110, 7.6.1).
-
-    `Connection` is not signed, so it must not take from a request what was signed, authorised and verified.
-    """
-    names = {name.strip().lower() for name in headers.get("connection", "").split(",")}
-    return {name for name in names if not name.startswith(_END_TO_END)}
-
-
 DEFAULT_CONTENT_TYPE = "binary/octet-stream"
 
-_KEPT = frozenset(
-    {
-        "cache-control",
-        "content-disposition",
-        "content-encoding",
-        "content-language",
-        "content-type",
-        "expires",
-        "x-amz-object-lock-legal-hold",
-        "x-amz-object-lock-mode",
-        "x-amz-object-lock-retain-until-date",
-        "x-amz-server-side-encryption",
-        "x-amz-server-side-encryption-aws-kms-key-id",
-        "x-amz-server-side-encryption-bucket-key-enabled",
-        "x-amz-website-redirect-location",
-    }
+_KEPT = name_set(
+    "cache-control content-disposition content-encoding content-language content-type expires "
+    "x-amz-object-lock-legal-hold x-amz-object-lock-mode x-amz-object-lock-retain-until-date "
+    "x-amz-server-side-encryption x-amz-server-side-encryption-aws-kms-key-id "
+    "x-amz-server-side-encryption-bucket-key-enabled x-amz-website-redirect-location"
 )
 
 _METADATA = "x-amz-meta-"
@@ -298,22 +265,15 @@ _CHARACTERS_MAX = 40
 
 @lru_cache(maxsize=1024)
 def _parse_http_date(text: str) -> float | None:
-    for form in _FORMS:
-        found = form.fullmatch(text)
-        if found is not None:
-            return _seconds(found)
-    return None
-
-
-def _seconds(found: re.Match[str]) -> float | None:
-    month = _MONTH_NUMBERS.get(found["month"])
+    found = next(filter(None, (form.fullmatch(text) for form in _FORMS)), None)
+    month = None if found is None else _MONTH_NUMBERS.get(found["month"])
+    if found is None or month is None:
+        return None
     day, year = int(found["day"]), int(found["year"])
     hour, minute, second = int(found["hour"]), int(found["minute"]), int(found["second"])
-    if month is None or not 1 <= day <= 31 or hour > 23 or minute > 59 or second > 60:
-        return None
     if len(found["year"]) == 2:
         year += 1900 if year >= 70 else 2000
-    if year < 1900:
+    if not 1 <= day <= 31 or hour > 23 or minute > 59 or second > 60 or year < 1900:
         return None
     return float(timegm((year, month, day, hour, minute, second)))
 
@@ -359,11 +319,19 @@ def parse_range(header: str | None, size_bytes: int) -> ByteRange | None:
     """
     if header is None:
         return None
-    found = _FROM.fullmatch(header)
-    if found is not None:
-        return _from(header, int(found[1]), found[2], size_bytes)
-    found = _SUFFIX.fullmatch(header)
-    return None if found is None else _suffix(header, int(found[1]), size_bytes)
+    if (found := _FROM.fullmatch(header)) is not None:
+        first, last = int(found[1]), size_bytes - 1 if found[2] is None else int(found[2])
+        if found[2] is not None and last < first:
+            return None
+        if first >= size_bytes:
+            raise invalid_range(header, size_bytes)
+        return ByteRange(first, min(last, size_bytes - 1))
+    if (found := _SUFFIX.fullmatch(header)) is None:
+        return None
+    length = int(found[1])
+    if length == 0:
+        raise invalid_range(header, size_bytes)
+    return ByteRange(max(0, size_bytes - length), size_bytes - 1) if size_bytes else None
 
 
 def first_and_last(header: str | None) -> tuple[int, int | None] | None:
@@ -380,23 +348,6 @@ def is_one_range(header: str) -> bool:
     if found is None:
         return _SUFFIX.fullmatch(header) is not None
     return found[2] is None or int(found[1]) <= int(found[2])
-
-
-def _from(header: str, first: int, last_digits: str | None, size_bytes: int) -> ByteRange | None:
-    last = size_bytes - 1 if last_digits is None else int(last_digits)
-    if last_digits is not None and last < first:
-        return None
-    if first >= size_bytes:
-        raise invalid_range(header, size_bytes)
-    return ByteRange(first, min(last, size_bytes - 1))
-
-
-def _suffix(header: str, length: int, size_bytes: int) -> ByteRange | None:
-    if length == 0:
-        raise invalid_range(header, size_bytes)
-    if size_bytes == 0:
-        return None
-    return ByteRange(max(0, size_bytes - length), size_bytes - 1)
 
 
 def invalid_range(header: str, size_bytes: int) -> S3Error:
@@ -438,15 +389,6 @@ def _bad_copy_range(value: str, message: str) -> S3Error:
     return s3_error("InvalidArgument", message, ArgumentName="x-amz-copy-source-range", ArgumentValue=value)
 
 
-__all__ = [
-    "check_copy_source",
-    "etag_matches",
-    "evaluate_read",
-    "format_http_date",
-    "if_range_holds",
-    "parse_http_date",
-]
-
 READ_CONDITIONS = frozenset({"if-match", "if-none-match", "if-modified-since", "if-unmodified-since"})
 _ETAG = re.compile(r"""\s*+(?:W/)?+("[^"]*+"|[^",\s]++(?:\s++[^",\s]++)*+)?+\s*+(?:,|\Z)""")
 """One of a list, which may be empty (RFC 9110, 5.6.1). Possessive throughout: what was taken is never given back, so
@@ -465,7 +407,7 @@ def evaluate_read(
         return "serve"
     failed = _failed_precondition(headers, "", etag, last_modified)
     if failed is not None:
-        raise _precondition_failed(failed)
+        raise s3_error("PreconditionFailed", Condition=failed)
     return "not-modified" if _unchanged(headers, "", etag, last_modified, now) else "serve"
 
 
@@ -477,7 +419,7 @@ def check_copy_source(
     failed = _failed_precondition(headers, prefix, etag, last_modified)
     failed = failed or _unchanged(headers, prefix, etag, last_modified, now)
     if failed is not None:
-        raise _precondition_failed(failed)
+        raise s3_error("PreconditionFailed", Condition=failed)
 
 
 def if_range_holds(headers: Mapping[str, str], *, etag: str, last_modified: float | None) -> bool:
@@ -513,7 +455,7 @@ def _failed_precondition(headers: Mapping[str, str], prefix: str, etag: str, mod
     if_match = headers.get(f"{prefix}if-match")
     if if_match is not None:
         return None if etag_matches(if_match, etag) else "If-Match"
-    since = _date(headers, f"{prefix}if-unmodified-since")
+    since = parse_http_date(headers.get(f"{prefix}if-unmodified-since", ""))
     if since is not None and modified is not None and math.floor(modified) > since:
         return "If-Unmodified-Since"
     return None
@@ -526,16 +468,7 @@ def _unchanged(
     if_none_match = headers.get(f"{prefix}if-none-match")
     if if_none_match is not None:
         return "If-None-Match" if etag_matches(if_none_match, etag) else None
-    since = _date(headers, f"{prefix}if-modified-since")
+    since = parse_http_date(headers.get(f"{prefix}if-modified-since", ""))
     if since is None or modified is None or (now is not None and since > now):
         return None
     return "If-Modified-Since" if math.floor(modified) <= since else None
-
-
-def _date(headers: Mapping[str, str], name: str) -> float | None:
-    value = headers.get(name)
-    return None if value is None else parse_http_date(value)
-
-
-def _precondition_failed(condition: str) -> S3Error:
-    return s3_error("PreconditionFailed", Condition=condition)

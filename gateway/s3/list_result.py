@@ -8,8 +8,9 @@ parser's cost; what does not fit it to the letter goes through the parser.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
+from operator import lt
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 from xml.etree.ElementTree import Element
@@ -109,7 +110,7 @@ def parse_listed_page(body: bytes, *, with_owner: bool) -> ListedPage:
         for node in root
         if local_name(node) == "CommonPrefixes"
     ]
-    if not _ascend(entry.key for entry in entries) or not _ascend(prefixes):
+    if not _ascend([entry.key for entry in entries]) or not _ascend(prefixes):
         raise OriginBodyError("the origin does not list keys in the order of their bytes")
     token = child_text(root, "NextContinuationToken")
     truncated = (child_text(root, "IsTruncated") or ("true" if token else "")).strip().lower() == "true"
@@ -153,7 +154,9 @@ def _quick_entries(body: bytes, *, with_owner: bool) -> tuple[list[ListedEntry],
         template = template_of_parts(before, after, with_owner)
         if b"&" in plain_etag or template is None:
             return [], body
-        entries.append(ListedEntry(key, modified.decode("latin-1"), _text(plain_etag), int(size), template))
+        entries.append(
+            ListedEntry(key, modified.decode("latin-1"), plain_etag.decode("utf-8", "replace"), int(size), template)
+        )
         place = found.end()
     return entries, body[:start] + body[place:]
 
@@ -163,10 +166,6 @@ def template_of_parts(before: bytes, after: bytes, with_owner: bool) -> EntryTem
     """Return the template of an entry with this between ETag and size, and this behind; None: not readable so."""
     root = parse_bounded(b"<x>" + before + b"<Size/>" + after + b"</x>", _ELEMENTS_MAX)
     return None if root is None else _template(root, with_owner=with_owner)
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace")
 
 
 def _entry(node: Element, *, with_owner: bool, url: bool) -> ListedEntry:
@@ -234,10 +233,5 @@ def _key(text: bytes, *, url: bool) -> bytes:
     return key
 
 
-def _ascend(keys: Iterable[bytes]) -> bool:
-    last = b""
-    for key in keys:
-        if key <= last:
-            return False
-        last = key
-    return True
+def _ascend(keys: Sequence[bytes]) -> bool:
+    return all(map(lt, keys, keys[1:]))

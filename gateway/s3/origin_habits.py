@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError
@@ -43,17 +43,18 @@ class OriginHabits(NamedTuple):
 
     def reasons(self, version: ObjectVersion | None = None) -> set[str]:
         """Why objects are not kept, in words; of one version, where it is given."""
-        return set(self._reasons(version))
-
-    def _reasons(self, version: ObjectVersion | None) -> Iterator[str]:
+        found = set[str]()
         if self.weak_etags if version is None else version.etag.startswith("W/"):
-            yield "the origin makes weak ETags (W/), which no If-Match holds for: they are read in one stream"
+            found.add("the origin makes weak ETags (W/), which no If-Match holds for: they are read in one stream")
         if self.no_ranges:
-            yield "the origin answers a range with the whole object: those of several blocks are read in one stream"
+            found.add(
+                "the origin answers a range with the whole object: those of several blocks are read in one stream"
+            )
         if self.withheld_etags if version is None else not self.gives_ranges(version):
-            yield "the origin gives no ranges under the ETag that it names an object by: it is read in one stream"
+            found.add("the origin gives no ranges under the ETag that it names an object by: it is read in one stream")
         if self.shared_etags if version is None else not self.is_distinct(version):
-            yield "the origin gives objects of different sizes the same ETag, which tells no version"
+            found.add("the origin gives objects of different sizes the same ETag, which tells no version")
+        return found
 
 
 NO_HABITS = OriginHabits()

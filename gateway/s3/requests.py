@@ -24,6 +24,7 @@ from urllib.parse import quote, unquote_to_bytes
 from gateway.core.errors import S3Error
 from gateway.core.model import ObjectKey
 from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import name_set
 
 KEY_SIZE_BYTES_MAX = 1024
 
@@ -196,9 +197,8 @@ def parse_copy_source(value: str) -> CopySource:
     except (S3Error, UnicodeEncodeError):
         raise _bad_copy_source(value) from None
     bucket, _, key = name.partition("/")
-    if not _BUCKET.fullmatch(bucket) or bucket.startswith("arn:") or not key:
-        raise _bad_copy_source(value)
-    if (question and not version_id) or "&" in version:
+    is_object = _BUCKET.fullmatch(bucket) and not bucket.startswith("arn:") and key
+    if not is_object or (question and not version_id) or "&" in version:
         raise _bad_copy_source(value)
     return CopySource(ObjectKey(bucket, check_key(key)), version_id or None)
 
@@ -244,20 +244,9 @@ class Operation(StrEnum):
 
 Query = Sequence[tuple[str, str | None]]
 
-SIGNATURE_PARAMETERS = frozenset(
-    {
-        "x-amz-algorithm",
-        "x-amz-credential",
-        "x-amz-date",
-        "x-amz-expires",
-        "x-amz-signedheaders",
-        "x-amz-signature",
-        "x-amz-security-token",
-        "x-amz-content-sha256",
-        "awsaccesskeyid",
-        "signature",
-        "expires",
-    }
+SIGNATURE_PARAMETERS = name_set(
+    "x-amz-algorithm x-amz-credential x-amz-date x-amz-expires x-amz-signedheaders x-amz-signature "
+    "x-amz-security-token x-amz-content-sha256 awsaccesskeyid signature expires"
 )
 """Lower-cased names of the parameters that carry a presigned request's signature (versions 4 and 2)."""
 
@@ -285,84 +274,79 @@ BUCKET_SETTINGS: Mapping[str, Operation] = {
 }
 """Sub-resource of a bucket → the operation that reads it."""
 
-BUCKET_SUBRESOURCES = frozenset(BUCKET_SETTINGS) | {
-    "abac",
-    "accelerate",
-    "acl",
-    "analytics",
-    "cors",
-    "intelligent-tiering",
-    "inventory",
-    "lifecycle",
-    "logging",
-    "metadataConfiguration",
-    "metadataInventoryTable",
-    "metadataJournalTable",
-    "metadataTable",
-    "metrics",
-    "notification",
-    "ownershipControls",
-    "policy",
-    "publicAccessBlock",
-    "replication",
-    "requestPayment",
-    "website",
-}
+BUCKET_SUBRESOURCES = frozenset(BUCKET_SETTINGS) | name_set(
+    "abac accelerate acl analytics cors intelligent-tiering inventory lifecycle logging metadataConfiguration "
+    "metadataInventoryTable metadataJournalTable metadataTable metrics notification ownershipControls policy "
+    "publicAccessBlock replication requestPayment website"
+)
 """Sub-resources of a bucket by which a setting of it is changed, and no object (S3 API, "Actions")."""
 
-_OBJECT_SUBRESOURCES = frozenset(
-    {"acl", "annotation", "encryption", "legal-hold", "renameObject", "restore", "retention", "select", "tagging"}
-)
+_OBJECT_SUBRESOURCES = name_set("acl annotation encryption legal-hold renameObject restore retention select tagging")
 """Sub-resources of an object by which something else of it is changed than its bytes (S3 API, "Actions")."""
 
-_LISTING = frozenset({"prefix", "delimiter", "max-keys", "encoding-type"})
-_READ = frozenset(
-    {
-        "versionId",
-        "partNumber",
-        "x-amz-checksum-mode",
-        "response-cache-control",
-        "response-content-disposition",
-        "response-content-encoding",
-        "response-content-language",
-        "response-content-type",
-        "response-expires",
-    }
-)
-_UPLOADS = frozenset(
-    {"uploads", "prefix", "delimiter", "key-marker", "upload-id-marker", "max-uploads", "encoding-type"}
+
+class _Form(NamedTuple):
+    """An operation, the parameter by which it is recognised (empty: none), and all that may come with it."""
+
+    operation: Operation
+    mark: str
+    parameters: frozenset[str]
+
+
+def _form(operation: Operation, mark: str = "", parameters: str = "") -> _Form:
+    return _Form(operation, mark, name_set(f"{mark} {parameters}"))
+
+
+_LISTING = "prefix delimiter encoding-type"
+_READ = (
+    "versionId partNumber x-amz-checksum-mode response-cache-control response-content-disposition "
+    "response-content-encoding response-content-language response-content-type response-expires"
 )
 
-_PARAMETERS: Mapping[Operation, frozenset[str]] = {
-    Operation.LIST_BUCKETS: frozenset({"max-buckets", "continuation-token", "prefix", "bucket-region"}),
-    Operation.CREATE_BUCKET: frozenset(),
-    Operation.HEAD_BUCKET: frozenset(),
-    **{operation: frozenset({name}) for name, operation in BUCKET_SETTINGS.items()},
-    Operation.LIST_OBJECTS: _LISTING | {"marker"},
-    Operation.LIST_OBJECTS_V2: _LISTING | {"list-type", "continuation-token", "start-after", "fetch-owner"},
-    Operation.LIST_MULTIPART_UPLOADS: _UPLOADS,
-    Operation.DELETE_OBJECTS: frozenset({"delete"}),
-    Operation.GET_OBJECT: _READ,
-    Operation.HEAD_OBJECT: _READ,
-    Operation.PUT_OBJECT: frozenset(),
-    Operation.COPY_OBJECT: frozenset(),
-    Operation.DELETE_OBJECT: frozenset({"versionId"}),
-    Operation.CREATE_MULTIPART_UPLOAD: frozenset({"uploads"}),
-    Operation.UPLOAD_PART: frozenset({"uploadId", "partNumber"}),
-    Operation.UPLOAD_PART_COPY: frozenset({"uploadId", "partNumber"}),
-    Operation.COMPLETE_MULTIPART_UPLOAD: frozenset({"uploadId"}),
-    Operation.ABORT_MULTIPART_UPLOAD: frozenset({"uploadId"}),
-    Operation.LIST_PARTS: frozenset({"uploadId", "max-parts", "part-number-marker", "encoding-type"}),
-    Operation.FORWARD: frozenset(),
+_FORMS: Mapping[str, Mapping[str, Sequence[_Form]]] = {
+    "SERVICE": {
+        "GET": [_form(Operation.LIST_BUCKETS, "", "max-buckets continuation-token prefix bucket-region")],
+        "POST": [],
+    },
+    "BUCKET": {
+        "GET": [
+            _form(
+                Operation.LIST_OBJECTS_V2,
+                "list-type",
+                f"{_LISTING} max-keys continuation-token start-after fetch-owner",
+            ),
+            *(_form(operation, name) for name, operation in BUCKET_SETTINGS.items()),
+            _form(Operation.LIST_MULTIPART_UPLOADS, "uploads", f"{_LISTING} max-uploads key-marker upload-id-marker"),
+            _form(Operation.LIST_OBJECTS, "", f"{_LISTING} max-keys marker"),
+        ],
+        "HEAD": [_form(Operation.HEAD_BUCKET)],
+        "PUT": [_form(Operation.CREATE_BUCKET)],
+        "POST": [_form(Operation.DELETE_OBJECTS, "delete")],
+        "DELETE": [],
+        "OPTIONS": [],
+    },
+    "OBJECT": {
+        "GET": [
+            _form(Operation.LIST_PARTS, "uploadId", "max-parts part-number-marker encoding-type"),
+            _form(Operation.GET_OBJECT, "", _READ),
+        ],
+        "HEAD": [_form(Operation.HEAD_OBJECT, "", _READ)],
+        "PUT": [_form(Operation.UPLOAD_PART, "uploadId", "partNumber"), _form(Operation.PUT_OBJECT)],
+        "POST": [
+            _form(Operation.CREATE_MULTIPART_UPLOAD, "uploads"),
+            _form(Operation.COMPLETE_MULTIPART_UPLOAD, "uploadId"),
+        ],
+        "DELETE": [
+            _form(Operation.ABORT_MULTIPART_UPLOAD, "uploadId"),
+            _form(Operation.DELETE_OBJECT, "", "versionId"),
+        ],
+        "OPTIONS": [],
+    },
 }
-"""Operation → the query parameters that may come with it (S3 API, "Actions")."""
+"""Resource type → each method that S3 uses on it → what that may mean: the first that fits (S3 API, "Actions")."""
 
-_METHODS: Mapping[str, tuple[str, ...]] = {
-    "SERVICE": ("GET", "POST"),
-    "BUCKET": ("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"),
-    "OBJECT": ("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"),
-}
-"""Resource type → methods that an S3 operation uses on it, in this version of the API."""
+_COPIES = {Operation.PUT_OBJECT: Operation.COPY_OBJECT, Operation.UPLOAD_PART: Operation.UPLOAD_PART_COPY}
+"""A write means this when it has `x-amz-copy-source`."""
 
 
 def classify(method: str, bucket: str | None, key: str | None, query: Query, headers: Mapping[str, str]) -> Operation:
@@ -372,16 +356,43 @@ def classify(method: str, bucket: str | None, key: str | None, query: Query, hea
     second object named in the query.
     """
     resource = "SERVICE" if bucket is None else "BUCKET" if key is None else "OBJECT"
-    if method not in _METHODS[resource]:
-        raise method_not_allowed(method, resource)
+    forms = _FORMS[resource].get(method)
+    if forms is None:
+        raise _method_not_allowed(method, resource)
     names = _meaningful_names(query) if query else []
-    operation = _candidate(method, resource, names, query, headers)
+    is_put = method == "PUT" and key is not None
+    if is_put and ("partNumber" in names) != ("uploadId" in names):
+        given, missing = ("partNumber", "uploadId") if "partNumber" in names else ("uploadId", "partNumber")
+        raise s3_error("InvalidArgument", f"{given} needs {missing}: both address one part.", ArgumentName=missing)
+    for form in forms:
+        if not form.mark or form.mark in names:
+            break
+    else:
+        if method == "POST" and key is not None and not names:
+            raise _method_not_allowed(method, resource)
+        return Operation.FORWARD
+    operation = form.operation
+    if is_put and "x-amz-copy-source" in headers:
+        operation = _COPIES[operation]
     if not names:
         return operation
-    allowed = _PARAMETERS[operation]
-    if len(set(names)) != len(names) or not all(name in allowed for name in names):
+    is_known = len(set(names)) == len(names) and form.parameters.issuperset(names)
+    if not is_known or (operation is Operation.LIST_OBJECTS_V2 and ("list-type", "2") not in query):
         return Operation.FORWARD
     return operation
+
+
+def _meaningful_names(query: Query) -> list[str]:
+    names = [name for name, _ in query if name.lower() not in _HARMLESS]
+    for name in names:
+        if name.lower().startswith(_HEADERS_ONLY):
+            raise s3_error("InvalidRequest", f"{name} is accepted as a header only.", ArgumentName=name)
+    return names
+
+
+def _method_not_allowed(method: str, resource: str) -> S3Error:
+    allow = {"Allow": ", ".join(_FORMS[resource])}
+    return s3_error("MethodNotAllowed", headers=allow, Method=method, ResourceType=resource)
 
 
 def is_form(request: S3Request) -> bool:
@@ -427,94 +438,6 @@ def strip_signature_parameters(query: Query) -> list[tuple[str, str | None]]:
     """Return the query that goes on to the origin, signed anew: without the parameters of a presigned signature."""
     return [(name, value) for name, value in query if name.lower() not in SIGNATURE_PARAMETERS]
 
-
-def method_not_allowed(method: str, resource: str) -> S3Error:
-    """405 with what the resource would accept."""
-    allow = {"Allow": ", ".join(_METHODS[resource])}
-    return s3_error("MethodNotAllowed", headers=allow, Method=method, ResourceType=resource)
-
-
-def _meaningful_names(query: Query) -> list[str]:
-    names = [name for name, _ in query if name.lower() not in _HARMLESS]
-    for name in names:
-        if name.lower().startswith(_HEADERS_ONLY):
-            raise s3_error("InvalidRequest", f"{name} is accepted as a header only.", ArgumentName=name)
-    return names
-
-
-def _candidate(method: str, resource: str, names: Sequence[str], query: Query, headers: Mapping[str, str]) -> Operation:
-    if resource == "OBJECT":
-        return _object_operation(method, names, headers)
-    if resource == "BUCKET":
-        return _bucket_operation(method, names, query)
-    return Operation.LIST_BUCKETS if method == "GET" else Operation.FORWARD
-
-
-def _bucket_operation(method: str, names: Sequence[str], query: Query) -> Operation:
-    if method == "HEAD":
-        return Operation.HEAD_BUCKET
-    if method == "POST":
-        return Operation.DELETE_OBJECTS if "delete" in names else Operation.FORWARD
-    if method == "PUT" and not names:
-        return Operation.CREATE_BUCKET
-    if method != "GET":
-        return Operation.FORWARD
-    for name in names:
-        if name in BUCKET_SETTINGS:
-            return BUCKET_SETTINGS[name]
-    if "uploads" in names:
-        return Operation.LIST_MULTIPART_UPLOADS
-    if "list-type" in names:
-        return Operation.LIST_OBJECTS_V2 if ("list-type", "2") in query else Operation.FORWARD
-    return Operation.LIST_OBJECTS
-
-
-def _object_operation(method: str, names: Sequence[str], headers: Mapping[str, str]) -> Operation:
-    if method == "GET":
-        return Operation.LIST_PARTS if "uploadId" in names else Operation.GET_OBJECT
-    if method == "HEAD":
-        return Operation.HEAD_OBJECT
-    if method == "PUT":
-        return _put_operation(names, "x-amz-copy-source" in headers)
-    if method == "DELETE":
-        return Operation.ABORT_MULTIPART_UPLOAD if "uploadId" in names else Operation.DELETE_OBJECT
-    if method == "OPTIONS":
-        return Operation.FORWARD
-    return _post_operation(names)
-
-
-def _post_operation(names: Sequence[str]) -> Operation:
-    if "uploads" in names:
-        return Operation.CREATE_MULTIPART_UPLOAD
-    if "uploadId" in names:
-        return Operation.COMPLETE_MULTIPART_UPLOAD
-    if names:
-        return Operation.FORWARD
-    raise method_not_allowed("POST", "OBJECT")
-
-
-def _put_operation(names: Sequence[str], copies: bool) -> Operation:
-    numbered, uploading = "partNumber" in names, "uploadId" in names
-    if numbered != uploading:
-        given, missing = ("partNumber", "uploadId") if numbered else ("uploadId", "partNumber")
-        raise s3_error("InvalidArgument", f"{given} needs {missing}: both address one part.", ArgumentName=missing)
-    if numbered:
-        return Operation.UPLOAD_PART_COPY if copies else Operation.UPLOAD_PART
-    return Operation.COPY_OBJECT if copies else Operation.PUT_OBJECT
-
-
-__all__ = [
-    "CopySource",
-    "Operation",
-    "S3Request",
-    "another_service",
-    "encode_key",
-    "encode_path",
-    "encode_query",
-    "parse_copy_source",
-    "parse_request",
-    "with_hoisted_headers",
-]
 
 _NAME_KEPT_BYTES_MAX = 64
 """Field names up to this length are kept decoded: the same few come with every request."""
@@ -568,7 +491,9 @@ def parse_request(
     InvalidURI, InvalidBucketName, KeyTooLongError, MethodNotAllowed, InvalidArgument, InvalidRequest.
     """
     authority, raw_path = split_absolute(target_path)
-    fields = _join_headers(headers)
+    fields = {_field_names[raw_name]: raw_value.decode("latin-1").strip(" \t") for raw_name, raw_value in headers}
+    if len(fields) != len(headers):
+        fields = _join_repeated(headers)
     host = authority if authority is not None else fields.get("host", "")
     return understood(method, raw_path, raw_query, host, fields, base_domains)
 
@@ -604,11 +529,6 @@ class FieldNames(dict[bytes, str]):
 _field_names = FieldNames()
 
 
-def _join_headers(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
-    fields = {_field_names[raw_name]: raw_value.decode("latin-1").strip(" \t") for raw_name, raw_value in headers}
-    return fields if len(fields) == len(headers) else _join_repeated(headers)
-
-
 def _join_repeated(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     values: dict[str, list[str]] = {}
     for raw_name, raw_value in headers:
@@ -626,33 +546,20 @@ def another_service(request: S3Request) -> str | None:
     client of a process here, STS too. Three signs: the credential scope, the `x-amz-target` header of the JSON
     services, an unsigned `Action` form on `POST /` (only STS takes those).
     """
-    service = _signed_service(request)
-    if service is not None:
-        return None if service in ("s3", "s3express") else service
+    header = request.headers.get("authorization")
+    credential = request.parameter("X-Amz-Credential") or ""
+    if header is not None:
+        is_signed = header.startswith("AWS4-HMAC-SHA256")
+        credential = header.partition("Credential=")[2].partition(",")[0] if is_signed else ""
+    scope = credential.strip().rsplit("/", 2)
+    if len(scope) == 3 and scope[2] == "aws4_request":
+        return None if scope[1] in ("s3", "s3express") else scope[1]
     target = request.headers.get("x-amz-target")
     if target is not None:
         return target.partition(".")[0].partition("_")[0].lower() or None
-    if request.bucket is None and _is_query_api(request):
-        return "sts"
-    return None
-
-
-def _signed_service(request: S3Request) -> str | None:
-    """Return the service in the credential scope `date/region/service/aws4_request`."""
-    header = request.headers.get("authorization")
-    if header is None:
-        credential = request.parameter("X-Amz-Credential") or ""
-    elif header.startswith("AWS4-HMAC-SHA256"):
-        credential = header.partition("Credential=")[2].partition(",")[0]
-    else:
-        return None
-    scope = credential.strip().rsplit("/", 2)
-    return scope[1] if len(scope) == 3 and scope[2] == "aws4_request" else None
-
-
-def _is_query_api(request: S3Request) -> bool:
-    form = request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded")
-    return (request.method == "POST" and form) or request.parameter("Action") is not None
+    is_form = request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded")
+    asks_sts = (request.method == "POST" and is_form) or request.parameter("Action") is not None
+    return "sts" if request.bucket is None and asks_sts else None
 
 
 PARTS_COUNT_MAX = 10_000

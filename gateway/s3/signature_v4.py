@@ -27,7 +27,7 @@ from urllib.parse import quote, quote_from_bytes, unquote_to_bytes
 
 from gateway.core.errors import S3Error
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import format_iso_date, parse_http_date
+from gateway.s3.headers import format_iso_date, name_set, parse_http_date
 from gateway.s3.requests import S3Request
 
 _HEX_DIGEST = re.compile("[0-9a-fA-F]{64}")
@@ -47,7 +47,6 @@ class PayloadMode(NamedTuple):
 
 
 UNSIGNED = PayloadMode()
-STREAMING_SIGNED = PayloadMode(streaming=True, signed=True)
 STREAMING_SIGNED_TRAILER = PayloadMode(streaming=True, signed=True, trailer=True)
 STREAMING_UNSIGNED_TRAILER = PayloadMode(streaming=True, trailer=True)
 
@@ -56,7 +55,7 @@ _SHA256_OF_NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b78
 _KEYWORDS = {
     _SHA256_OF_NOTHING: PayloadMode(sha256_hex=_SHA256_OF_NOTHING),  # as in nearly every GET and HEAD
     "UNSIGNED-PAYLOAD": UNSIGNED,
-    "STREAMING-AWS4-HMAC-SHA256-PAYLOAD": STREAMING_SIGNED,
+    "STREAMING-AWS4-HMAC-SHA256-PAYLOAD": PayloadMode(streaming=True, signed=True),
     "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER": STREAMING_SIGNED_TRAILER,
     "STREAMING-UNSIGNED-PAYLOAD-TRAILER": STREAMING_UNSIGNED_TRAILER,
 }
@@ -124,11 +123,8 @@ def sign(key: bytes, text: str) -> str:
 def hmac_states(key: bytes) -> tuple[hashlib._Hash, hashlib._Hash]:
     """Return the inner and outer hash states of a key, with which each of its HMACs begins."""
     padded = key.ljust(_HMAC_BLOCK_BYTES, b"\0")
-    return hashlib.sha256(_xor(padded, 0x36)), hashlib.sha256(_xor(padded, 0x5C))
-
-
-def _xor(padded: bytes, pad: int) -> bytes:
-    return bytes([byte ^ pad for byte in padded])
+    inner, outer = (bytes(byte ^ pad for byte in padded) for pad in (0x36, 0x5C))
+    return hashlib.sha256(inner), hashlib.sha256(outer)
 
 
 def canonical_path(raw_path: bytes) -> str:
@@ -195,19 +191,9 @@ def _parse_timestamp(timestamp: str) -> float | None:
 
 CLOCK_SKEW_SECONDS_MAX = 15 * 60
 
-_MAY_BE_UNSIGNED = frozenset(
-    {
-        "accept",
-        "accept-encoding",
-        "amz-sdk-invocation-id",
-        "amz-sdk-request",
-        "authorization",
-        "connection",
-        "content-length",
-        "content-type",
-        "range",
-        "user-agent",
-    }
+_MAY_BE_UNSIGNED = name_set(
+    "accept accept-encoding amz-sdk-invocation-id amz-sdk-request authorization connection content-length content-type "
+    "range user-agent"
 )
 """Headers of most requests, none of them `x-amz-*`. They are set aside together: few need a closer look."""
 
@@ -251,8 +237,8 @@ class Authorization:
             self.region,
             self.service,
         )
-        other.signed_headers, other.accounted_for, other.signature = self.signed_headers, self.accounted_for, signature
-        other.unproved = ""
+        other.signed_headers, other.accounted_for = self.signed_headers, self.accounted_for
+        other.signature, other.unproved = signature, ""
         return other
 
     @property
@@ -311,8 +297,15 @@ def remember_proved(authorization: Authorization) -> None:
 
 def _parse_authorization(header: str) -> Authorization:
     scheme, _, rest = header.partition(" ")
+    if scheme == "AWS":
+        raise s3_error(
+            "InvalidRequest",
+            "The authorization mechanism you have provided is not supported. Please use AWS4-HMAC-SHA256.",
+        )
+    if scheme.startswith("AWS4-ECDSA-P256-SHA256"):
+        raise s3_error("NotImplemented", "SigV4A is not supported.", Header="Authorization")
     if scheme != ALGORITHM:
-        raise _wrong_scheme(scheme)
+        raise s3_error("InvalidArgument", "Unsupported Authorization Type", ArgumentName="Authorization")
     parts = {}
     for part in rest.split(","):
         name, _, value = part.strip().partition("=")
@@ -320,12 +313,10 @@ def _parse_authorization(header: str) -> Authorization:
     if len(parts) != 3 or not (parts.get("Credential") and parts.get("SignedHeaders") and parts.get("Signature")):
         raise _malformed("It must hold exactly Credential, SignedHeaders and Signature.")
     try:
-        access_key_id, date, region, service = parse_credential(parts["Credential"])
+        credential = parse_credential(parts["Credential"])
     except ValueError as error:
         raise _malformed(str(error)) from None
-    return Authorization(
-        access_key_id, date, region, service, tuple(parts["SignedHeaders"].split(";")), parts["Signature"]
-    )
+    return Authorization(*credential, tuple(parts["SignedHeaders"].split(";")), parts["Signature"])
 
 
 def parse_credential(credential: str) -> tuple[str, str, str, str]:
@@ -353,7 +344,12 @@ def verify_header(request: S3Request, authorization: Authorization, secret: str,
     headers = request.headers
     timestamp, signed_at = _request_timestamp(headers)
     if abs(now - signed_at) > CLOCK_SKEW_SECONDS_MAX:
-        raise _skewed(timestamp, now)
+        raise s3_error(
+            "RequestTimeTooSkewed",
+            RequestTime=timestamp,
+            ServerTime=format_iso_date(now),
+            MaxAllowedSkewMilliseconds=str(CLOCK_SKEW_SECONDS_MAX * 1000),
+        )
     if authorization.date != timestamp[:8]:
         raise _malformed(f"The credential's date {authorization.date} is not the request's, {timestamp[:8]}.")
     check_signed_headers(headers, authorization)
@@ -445,26 +441,6 @@ def _request_timestamp(headers: Mapping[str, str]) -> tuple[str, float]:
     if seconds is None:
         raise s3_error("AccessDenied", "AWS authentication requires a valid Date or x-amz-date header")
     return timestamp, seconds
-
-
-def _skewed(timestamp: str, now: float) -> S3Error:
-    return s3_error(
-        "RequestTimeTooSkewed",
-        RequestTime=timestamp,
-        ServerTime=format_iso_date(now),
-        MaxAllowedSkewMilliseconds=str(CLOCK_SKEW_SECONDS_MAX * 1000),
-    )
-
-
-def _wrong_scheme(scheme: str) -> S3Error:
-    if scheme == "AWS":
-        return s3_error(
-            "InvalidRequest",
-            "The authorization mechanism you have provided is not supported. Please use AWS4-HMAC-SHA256.",
-        )
-    if scheme.startswith("AWS4-ECDSA-P256-SHA256"):
-        return s3_error("NotImplemented", "SigV4A is not supported.", Header="Authorization")
-    return s3_error("InvalidArgument", "Unsupported Authorization Type", ArgumentName="Authorization")
 
 
 def _malformed(reason: str) -> S3Error:

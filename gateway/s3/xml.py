@@ -10,7 +10,7 @@ thirty milliseconds for each MiB.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter, lt
 from typing import NamedTuple, NoReturn
 from xml.etree.ElementTree import Element, TreeBuilder
@@ -20,7 +20,7 @@ from gateway.core.steps import Steps, at_once, each
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import quote, unquote
 from gateway.s3.requests import PARTS_COUNT_MAX, part_number
-from gateway.s3.xml_writer import NAMESPACE, PROLOG, document, element, encode_list_key, escape
+from gateway.s3.xml_writer import document, element
 
 ANSWER_SIZE_BYTES_MAX = 1024**2
 
@@ -137,28 +137,6 @@ def child_text(node: Element, name: str) -> str | None:
     """Return the text of the first child of that local name."""
     return next((child.text or "" for child in node if local_name(child) == name), None)
 
-
-__all__ = [
-    "NAMESPACE",
-    "PROLOG",
-    "CompletedPart",
-    "DeleteEntry",
-    "DeleteError",
-    "DeleteRequest",
-    "complete_multipart_upload_document",
-    "complete_multipart_upload_result",
-    "delete_request_document",
-    "document",
-    "element",
-    "encode_list_key",
-    "entries_left",
-    "error_code_of",
-    "escape",
-    "insert_delete_results",
-    "parse_complete_multipart_upload",
-    "parse_delete",
-    "text_of",
-]
 
 OBJECTS_COUNT_MAX = 1000
 
@@ -278,38 +256,38 @@ def _parse_request(body: bytes, root_name: str, size_bytes_max: int, entries_max
 
 def complete_multipart_upload_result(bucket: str, key: str, etag: str, location: str | None = None) -> bytes:
     """Return the success document of CompleteMultipartUpload; `etag` with or without quotes."""
-    fields = {"Location": location or f"/{bucket}/{key}", "Bucket": bucket, "Key": key, "ETag": quote(etag)}
-    return document("CompleteMultipartUploadResult", "".join(element(*field) for field in fields.items()))
+    of_object = _elements(Bucket=bucket, Key=key, ETag=quote(etag))
+    return document("CompleteMultipartUploadResult", element("Location", location or f"/{bucket}/{key}") + of_object)
 
 
 def complete_multipart_upload_document(parts: Sequence[CompletedPart]) -> Steps[bytes]:
-    return document("CompleteMultipartUpload", "".join((yield from each(_part, parts))))
+    def written(part: CompletedPart) -> str:
+        sums = {f"Checksum{algorithm.upper()}": value for algorithm, value in part.checksums.items()}
+        return f"<Part>{_elements(PartNumber=str(part.number), ETag=quote(part.etag), **sums)}</Part>"
 
-
-def _part(part: CompletedPart) -> str:
-    sums = "".join(element(f"Checksum{algorithm.upper()}", value) for algorithm, value in part.checksums.items())
-    return f"<Part>{element('PartNumber', str(part.number))}{element('ETag', quote(part.etag))}{sums}</Part>"
+    return document("CompleteMultipartUpload", "".join((yield from each(written, parts))))
 
 
 def delete_request_document(request: DeleteRequest) -> bytes:
-    objects = "".join(f"<Object>{''.join(_entry_fields(entry))}</Object>" for entry in request.objects)
-    return document("Delete", f"{objects}{element('Quiet', 'true') if request.quiet else ''}")
+    objects = [
+        f"<Object>{_elements(Key=one.key, VersionId=one.version_id, ETag=one.etag, **dict(one.extras))}</Object>"
+        for one in request.objects
+    ]
+    return document("Delete", "".join(objects) + _elements(Quiet="true" if request.quiet else None))
 
 
-def _entry_fields(entry: DeleteEntry) -> Iterator[str]:
-    yield element("Key", entry.key)
-    if entry.version_id is not None:
-        yield element("VersionId", entry.version_id)
-    if entry.etag is not None:
-        yield element("ETag", entry.etag)
-    for name, value in entry.extras:
-        yield element(name, value)
+def _elements(**texts: str | None) -> str:
+    """Return an element for each text that there is."""
+    return "".join([element(name, text) for name, text in texts.items() if text is not None])
 
 
 def insert_delete_results(result: bytes, errors: Sequence[DeleteError], deleted: Sequence[str] = ()) -> bytes:
     """Add errors and deleted keys to a `<DeleteResult>`, the rest unchanged. ValueError if it is no such document."""
-    done = [f"<Deleted>{element('Key', key)}</Deleted>" for key in deleted]
-    added = "".join([*done, *map(_delete_error, errors)]).encode()
+    entries = [f"<Deleted>{element('Key', key)}</Deleted>" for key in deleted]
+    for one in errors:
+        fields = _elements(Key=one.key, VersionId=one.version_id, Code=one.code, Message=one.message)
+        entries.append(f"<Error>{fields}</Error>")
+    added = "".join(entries).encode()
     end = _RESULT_END.search(result)
     if end is not None:
         return result[: end.start()] + added + result[end.start() :]
@@ -334,12 +312,6 @@ def entries_left(result: bytes, asked: Collection[DeleteEntry]) -> Steps[frozens
         for entry in asked
         if (entry.key in plain if entry.version_id is None else (entry.key, entry.version_id) in refused)
     )
-
-
-def _delete_error(error: DeleteError) -> str:
-    version = "" if error.version_id is None else element("VersionId", error.version_id)
-    rest = element("Code", error.code) + element("Message", error.message)
-    return f"<Error>{element('Key', error.key)}{version}{rest}</Error>"
 
 
 RESULT_SIZE_BYTES_MAX = 64 * 1024

@@ -97,14 +97,14 @@ _LINE_BYTES = 512
 """The memory of a line until it is written, without its key."""
 
 
-class AuditLog:
+class AuditLog(LogFile):
     """One process's audit log. Any thread; it never waits and never fails."""
 
     def __init__(
         self, path: Path, process: str, wall: Callable[[], float] = time.time, clock: Callable[[], float] = monotonic
     ) -> None:
         """OSError where the file cannot be opened."""
-        self._file = LogFile(path, process, metrics.AUDIT_LOST.add, wall, clock)
+        super().__init__(path, process, metrics.AUDIT_LOST.add, wall, clock)
 
     def request(
         self,
@@ -121,17 +121,17 @@ class AuditLog:
     ) -> None:
         """Write a line for each key of a request that changes something. `answer` has its ETag and version."""
         named = tuple(keys[:KEYS_MAX])
-        at = self._file.now()
+        at = self.now()
         before = {"caller": caller, "remote": remote, "operation": operation, "bucket": bucket}
         after = {"status": status, "request_id": request_id, "received_bytes": received_bytes, **answer}
-        lines = (self._file.line({"event": "request", **before, "key": key, **after}, at) for key in named)
-        self._file.write_all(lines, len(named), sum(map(sys.getsizeof, named)) + _LINE_BYTES * len(named))
+        lines = (self.line({"event": "request", **before, "key": key, **after}, at) for key in named)
+        self.write_all(lines, len(named), sum(map(sys.getsizeof, named)) + _LINE_BYTES * len(named))
 
     def admin(self, *, remote: str | None, method: str, path: str, status: int) -> None:
         """Write a line about a request to the admin port."""
         named = "/".join(part if _NAME.fullmatch(part) else "(no name)" for part in path.split("/"))
         fields = {"remote": remote, "operation": f"{method} {named}", "status": str(status)}
-        self._write({"event": "admin", "caller": "admin", **fields})
+        self._add({"event": "admin", "caller": "admin", **fields})
 
     def change(self, *, caller: str, remote: str | None, operation: str, generation: int, problem: str | None) -> None:
         """Write a line about a change of settings; with `problem`, a refused one. `generation` is the one in force."""
@@ -139,11 +139,7 @@ class AuditLog:
         if problem is not None:
             fields["problem"] = harmless(problem)[:_PROBLEM_CHARACTERS_MAX]
         status = "applied" if problem is None else "refused"
-        self._write({"event": "change", **fields, "status": status, "generation": generation})
+        self._add({"event": "change", **fields, "status": status, "generation": generation})
 
-    def close(self) -> None:
-        """Write the remaining lines, for a second at most."""
-        self._file.close()
-
-    def _write(self, fields: dict[str, Any]) -> None:
-        self._file.write(self._file.line(fields, self._file.now()))
+    def _add(self, fields: dict[str, Any]) -> None:
+        self.write(self.line(fields, self.now()))

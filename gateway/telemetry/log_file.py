@@ -29,22 +29,6 @@ CLOSING_SECONDS = 1.0
 """A process that ends waits this long for its last lines."""
 
 
-def json_line(fields: dict[str, Any]) -> str:
-    """Return an event as a line. Bytes of a key that are no UTF-8 become backslash escapes."""
-    try:
-        return orjson.dumps(fields).decode() + "\n"
-    except orjson.JSONEncodeError:
-        return orjson.dumps({name: _encodable(value) for name, value in fields.items()}).decode() + "\n"
-
-
-def _encodable(value: Any) -> Any:
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
-
-
-def timestamp(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def write_bounded(descriptor: int, text: str) -> None:
     """Write to a standard stream, and wait a second at most for its reader."""
     sink = LogSink(descriptor, lambda _: "")
@@ -139,15 +123,11 @@ class LogSink:
                 self._is_writing = True
             if batches:
                 self._write(batches, lost)
-            else:
-                self._look()
+            elif not isinstance(self._descriptor, int):
+                with suppress(OSError):
+                    self._descriptor()
             with self._change:
                 self._waiting_bytes -= sum(batch.size_bytes for batch in batches)
-
-    def _look(self) -> None:
-        if not isinstance(self._descriptor, int):
-            with suppress(OSError):
-                self._descriptor()
 
     def _write(self, batches: list[_Batch], lost: int) -> None:
         missing = sum(batch.count for batch in batches)
@@ -201,7 +181,7 @@ _MODE = 0o600
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-class LogFile:
+class LogFile(LogSink):
     """One process's lines. Any thread; it never waits and never fails."""
 
     def __init__(
@@ -217,10 +197,10 @@ class LogFile:
         """OSError if the file cannot be opened. `on_lost` and `at_once_bytes` are as in LogSink."""
         self.now = wall
         self._process = process
-        self._file = _RenamedFile(path, clock)
-        self._file.descriptor()
-        self._sink = LogSink(
-            self._file.descriptor,
+        self._named = _RenamedFile(path, clock)
+        self._named.descriptor()
+        super().__init__(
+            self._named.descriptor,
             lambda count: self.line({"event": "lost", "lines": count}, self.now()),
             on_lost,
             _WAITING_BYTES_MAX,
@@ -230,19 +210,19 @@ class LogFile:
         )
 
     def line(self, fields: Mapping[str, Any], at: float) -> str:
-        return json_line({"time": timestamp(at), "process": self._process, **fields})
-
-    def write(self, line: str) -> None:
-        self._sink.write(line)
-
-    def write_all(self, lines: Iterable[str], count: int, size_bytes: int) -> None:
-        """Write lines that the thread makes when it writes them; until then they take `size_bytes`."""
-        self._sink.write_all(lines, count, size_bytes)
+        """Return an event as a line. Bytes of a key that are no UTF-8 become backslash escapes."""
+        time = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        told = {"time": time, "process": self._process, **fields}
+        try:
+            return orjson.dumps(told).decode() + "\n"
+        except orjson.JSONEncodeError:
+            texts = {name: value for name, value in told.items() if isinstance(value, str)}
+            told |= {name: value.encode("utf-8", "backslashreplace").decode() for name, value in texts.items()}
+            return orjson.dumps(told).decode() + "\n"
 
     def close(self) -> None:
-        """Write the remaining lines, for a second at most."""
-        self._sink.close()
-        self._file.close()
+        super().close()
+        self._named.close()
 
 
 class _RenamedFile:
@@ -259,7 +239,12 @@ class _RenamedFile:
         now = self._clock()
         if self._opened < 0 or now >= self._looked_at + LOOK_SECONDS:
             self._looked_at = now
-            if self._opened < 0 or not self._has_name():
+            try:
+                named = os.stat(self._path, follow_symlinks=False)
+                is_current = self._opened >= 0 and os.path.samestat(named, os.fstat(self._opened))
+            except FileNotFoundError:
+                is_current = False
+            if not is_current:
                 self._reopen()
         return self._opened
 
@@ -279,12 +264,6 @@ class _RenamedFile:
         opened, self._opened = self._opened, -1
         if opened >= 0:
             os.close(opened)
-
-    def _has_name(self) -> bool:
-        try:
-            return os.path.samestat(os.stat(self._path, follow_symlinks=False), os.fstat(self._opened))
-        except FileNotFoundError:
-            return False
 
 
 def _open_file(path: Path) -> int:

@@ -35,11 +35,16 @@ def configure_logs(level: str, format: str, process: str, stream: TextIO | None 
     """
     shown = stream or sys.stderr
     console = is_console(format, shown)
+
+    def add_process(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event.setdefault("process", process)
+        return event
+
     processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _adder(process),
+        add_process,
         structlog.processors.format_exc_info,
         redact,
         structlog.dev.ConsoleRenderer(colors=shown.isatty()) if console else _render_json,
@@ -56,31 +61,20 @@ def configure_logs(level: str, format: str, process: str, stream: TextIO | None 
 def _stream(stream: TextIO | None, processors: list[structlog.typing.Processor]) -> TextIO:
     if stream is not None or sys.stderr is not sys.__stderr__:  # whoever has put another there reads it
         return stream or sys.stderr
-    sink = LogSink(2, _teller(processors))
-    atexit.register(sink.close)
-    return cast(TextIO, sink)
 
-
-def _teller(processors: list[structlog.typing.Processor]) -> Callable[[int], str]:
     def told_lost(count: int) -> str:
         event: Any = {"event": "log lines were lost: standard error has taken nothing for a while", "lines": count}
         for one in processors:
             event = one(None, "warning", event)
         return f"{event}\n"
 
-    return told_lost
+    sink = LogSink(2, told_lost)
+    atexit.register(sink.close)
+    return cast(TextIO, sink)
 
 
 def is_console(format: str, stream: TextIO) -> bool:
     return format == "console" or (format == "auto" and stream.isatty())
-
-
-def _adder(process: str) -> structlog.typing.Processor:
-    def add_process(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        event.setdefault("process", process)
-        return event
-
-    return add_process
 
 
 def _render_json(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:

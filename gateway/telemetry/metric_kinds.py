@@ -18,13 +18,12 @@ from itertools import product
 from pathlib import Path
 from threading import Lock, RLock
 from time import time
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import structlog
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.multiprocess import mark_process_dead
 from prometheus_client.utils import floatToGoString
-from prometheus_client.values import MutexValue
 
 from gateway.disk.atomic_write import UNFINISHED, set_aside
 
@@ -49,50 +48,46 @@ def _renamed(key: str, renamed: Rename) -> str | None:
     return mmap_key(metric, name, list(becomes), list(becomes.values()), text)
 
 
-class Value(Protocol):
-    """One number."""
+class Value:
+    """A number in this process's memory."""
 
-    def inc(self, amount: float) -> None: ...
-    def set(self, value: float, timestamp: float | None = None) -> None: ...
-    def get(self) -> float: ...
+    def __init__(self) -> None:
+        self._value = 0.0
 
-
-class SharedValue:
-    """A number in a file, with the signature of prometheus_client's values. Processes must not fork."""
-
-    def __init__(
-        self,
-        file_of: Callable[[str], _WholeFile],
-        typ: str,
-        metric_name: str,
-        name: str,
-        labelnames: Sequence[str],
-        labelvalues: Sequence[str],
-        _help_text: str,
-        multiprocess_mode: str = "",
-        **_: Any,
-    ) -> None:
+    def inc(self, amount: float) -> None:
         with _lock:
-            file = file_of(f"{typ}_{multiprocess_mode}" if typ == "gauge" else typ)
-            # Without the help text, which would be half of the file: who reads it knows it.
-            key = mmap_key(metric_name, name, list(labelnames), list(labelvalues), "")
-            self._value = file.read_value(key)[0]  # type: ignore[no-untyped-call]
-            # Value and time; the file stays mapped here as long as this lives, also when it is mapped larger.
-            self._cells = file.cells(key)
-            file.values[key] = self
+            self._value += amount
+
+    def set(self, value: float, timestamp: float = 0.0) -> None:
+        with _lock:
+            self._value = value
+
+    def get(self) -> float:
+        return self._value
+
+
+class SharedValue(Value):
+    """A number in a file, which stays mapped here as long as this lives, also when it is mapped larger.
+
+    Processes must not fork.
+    """
+
+    def __init__(self, file: _WholeFile, key: str) -> None:
+        """OSError. The caller holds the lock."""
+        self._value = file.read_value(key)[0]  # type: ignore[no-untyped-call]
+        self._cells = file.cells(key)
+        """Value and time."""
+        file.values[key] = self
 
     def inc(self, amount: float) -> None:
         with _lock:
             self._value += amount
             self._cells[0] = self._value
 
-    def set(self, value: float, timestamp: float | None = None) -> None:
+    def set(self, value: float, timestamp: float = 0.0) -> None:
         with _lock:
             self._value = self._cells[0] = value
-            self._cells[1] = timestamp or 0.0
-
-    def get(self) -> float:
-        return float(self._value)
+            self._cells[1] = timestamp
 
     def move_to(self, cells: memoryview[float]) -> None:
         """Count on in these cells, from their number. The caller holds the lock."""
@@ -100,7 +95,7 @@ class SharedValue:
 
 
 class SharedValues:
-    """Makes values that count into the files of `slot`.
+    """Makes values that count into the files of `slot`, one for each kind.
 
     A value without room in its file counts in this process's memory, and is not exported: `on_lost` gets the error.
     """
@@ -111,12 +106,15 @@ class SharedValues:
         self._on_lost = on_lost
         self._files: dict[str, _WholeFile] = {}
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> SharedValue | MutexValue:
+    def value(self, kind: str, key: str) -> Value:
         try:
-            return SharedValue(self._file, *arguments, **keywords)
+            with _lock:
+                if kind not in self._files:
+                    self._files[kind] = _WholeFile(self._directory / f"{kind}_{self._slot}.db")
+                return SharedValue(self._files[kind], key)
         except OSError as error:
             self._on_lost(error)
-            return MutexValue(*arguments, **keywords)  # type: ignore[no-untyped-call]
+            return Value()
 
     def fold(self, renamed: Rename) -> None:
         """Give numbers other labels, and sum those with equal ones. A reader sees the old file or the new one.
@@ -125,18 +123,13 @@ class SharedValues:
         """
         with _lock:
             for kind, file in list(self._files.items()):
-                if file.needs(renamed):
+                if any(_renamed(key, renamed) != key for key in file._positions):
                     self._files[kind] = file.folded(renamed)
 
     def close(self) -> None:
         """Make no further values. Those in use go on counting."""
         for file in self._files.values():
             file._f.close()
-
-    def _file(self, kind: str) -> _WholeFile:
-        if kind not in self._files:
-            self._files[kind] = _WholeFile(self._directory / f"{kind}_{self._slot}.db")
-        return self._files[kind]
 
 
 class _WholeFile(MmapedDict):
@@ -157,9 +150,6 @@ class _WholeFile(MmapedDict):
     def cells(self, key: str) -> memoryview[float]:
         place = self._positions[key]
         return memoryview(self._m)[place : place + 16].cast("d")
-
-    def needs(self, renamed: Rename) -> bool:
-        return any(_renamed(key, renamed) != key for key in self._positions)
 
     def folded(self, renamed: Rename) -> _WholeFile:
         """Replace the file by one with other labels. OSError."""
@@ -256,24 +246,28 @@ class _Metric(Generic[V]):
     """Base of the three kinds. `V` holds the numbers of one combination of label values."""
 
     kind = ""
+    """The kind that Prometheus has it for."""
+    file = ""
+    """The kind of file that its numbers are in."""
 
-    def __init__(self, spec: str, help: str, *several: Mapping[str, Sequence[str]], **values: Sequence[str]) -> None:
+    def __init__(self, spec: str, help: str, *several: Mapping[str, str], **values: str) -> None:
         """`spec` is written as a sample: `name{label,label} unit`.
 
-        `values`, and each of `several`, give values of labels beyond those in `Known`: their combinations are exported
-        as 0 from the start.
+        `values`, and each of `several`, give values of labels beyond those in `Known`, with blanks between them: their
+        combinations are exported as 0 from the start.
         """
         sample, self.unit = spec.split(" ", 1)
         self.name, _, labels = sample.removesuffix("}").partition("{")
         self.labels = tuple(labels.split(",")) if labels else ()
         self.help = help
-        self.values = (*several, values) if values else several
+        together = (*several, values) if values else several
+        self.values = [{label: names.split() for label, names in one.items()} for one in together]
         DECLARED.append(self)
         self.reset()
 
     def zeros(self, known: Known) -> Iterable[_LabelValues]:
         """Return the label values that are exported as 0 before their first event."""
-        for together in self.values or ({},) if self.labels else ():
+        for together in self.values or [{}] if self.labels else ():
             yield from product(*({**known.values, **together}.get(label, ()) for label in self.labels))
         yield from known.together.get(self.labels, ())
 
@@ -290,18 +284,15 @@ class _Metric(Generic[V]):
         return self._found
 
     def forget(self, renamed: Callable[[str, _Labels], _Labels | None]) -> None:
-        """Drop the numbers whose labels have changed."""
+        """Drop the numbers whose labels have changed; count names that exist again, after they were GONE."""
         with _STATE.lock:
             for label_values in list(self._found):
                 labels = dict(zip(self.labels, label_values, strict=True))
                 if renamed(self.name, labels) != labels:
                     self._made.pop(label_values, None)
                     del self._found[label_values]
-
-    def forget_renamed(self) -> None:
-        """Count label values that exist again, after they were GONE, under their own names."""
-        with _STATE.lock:
-            self._found = dict(self._made)
+            if self.kind != "gauge":
+                self._found = dict(self._made)
 
     def _of(self, label_values: _LabelValues) -> V:
         found = self._found.get(label_values)
@@ -319,14 +310,14 @@ class _Metric(Generic[V]):
     def _make(self, label_values: _LabelValues) -> V:
         raise NotImplementedError
 
-    def _value(self, suffix: str, label_values: _LabelValues, mode: str = "", bound: str | None = None) -> Value:
-        make = _STATE.shared if _STATE.shared is not None else MutexValue
-        name = self.name.removesuffix("_total")
-        labels = self.labels
+    def _value(self, suffix: str, label_values: _LabelValues, bound: str | None = None) -> Value:
+        if _STATE.shared is None:
+            return Value()
+        name, labels = self.name.removesuffix("_total"), self.labels
         if bound is not None:
             labels, label_values = (*labels, "le"), (*label_values, bound)
-        value: Value = make(self.kind, name, name + suffix, labels, label_values, self.help, multiprocess_mode=mode)
-        return value
+        # Without the help text, which would be half of the file: who reads it knows it.
+        return _STATE.shared.value(self.file, mmap_key(name, name + suffix, list(labels), list(label_values), ""))
 
 
 Metric: TypeAlias = _Metric[Any]
@@ -340,7 +331,7 @@ class _Number(_Metric[Value]):
 class Counter(_Number):
     """A sum that only grows."""
 
-    kind = "counter"
+    kind = file = "counter"
 
     def add(self, amount: float, *label_values: str) -> None:
         """Add `amount`, which is at least 0."""
@@ -355,7 +346,7 @@ class Gauge(_Number):
     """A state, summed over living processes."""
 
     kind = "gauge"
-    _mode = "livesum"
+    file = "gauge_livesum"
 
     def set(self, value: float, *label_values: str) -> None:
         if not self._is_gone(label_values):
@@ -374,13 +365,13 @@ class Gauge(_Number):
         return label_values not in self._found and _STATE.label_values(self.labels, label_values) != label_values
 
     def _make(self, label_values: _LabelValues) -> Value:
-        return self._value("", label_values, self._mode)
+        return self._value("", label_values)
 
 
 class LatestGauge(Gauge):
     """A state that any process sets for all: the latest value counts. Not for `add`."""
 
-    _mode = "mostrecent"
+    file = "gauge_mostrecent"
 
     def set(self, value: float, *label_values: str) -> None:
         if not self._is_gone(label_values):
@@ -390,14 +381,14 @@ class LatestGauge(Gauge):
 class Histogram(_Metric[tuple[Value, Sequence[Value]]]):
     """A distribution of durations, in seconds."""
 
-    kind = "histogram"
+    kind = file = "histogram"
 
     def __init__(
         self,
         spec: str,
         help: str,
         buckets_seconds: Sequence[float] = LATENCY_BUCKETS_SECONDS,
-        **values: Sequence[str],
+        **values: str,
     ) -> None:
         self.buckets_seconds = tuple(buckets_seconds)
         super().__init__(spec, help, **values)
@@ -513,8 +504,6 @@ def keep_names(
     for metric in DECLARED:
         if {*known_of, "scope"} & set(metric.labels):
             metric.forget(renamed)
-            if not isinstance(metric, Gauge):
-                metric.forget_renamed()
     try:
         shared.fold(renamed)
     except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from struct import Struct
@@ -24,21 +25,14 @@ _DIRECTORIES_MAX = 4
 _HEADER = Struct("ii")
 _LENGTH_BYTES = 4
 _LATEST = "gauge_mostrecent"
+_SUM = ""
+"""Stands for a bound at the place of a histogram's sum."""
+
 _ANY_SLOT = "\0"
 """Stands for a slot's name in lines that are made once for all slots."""
 
 _Values = tuple[str, ...]
 """Label values in the order of their labels' names, without `le`."""
-
-
-class _Buckets:
-    """The places of a histogram's numbers: of each bucket by its written upper bound, and of the sum."""
-
-    __slots__ = ("bounds", "total")
-
-    def __init__(self) -> None:
-        self.bounds: dict[str, int] = {}
-        self.total: int | None = None
 
 
 class _Line(NamedTuple):
@@ -52,21 +46,20 @@ class _Family:
     """A metric's numbers. `labels` are sorted names."""
 
     def __init__(self, kind: str, labels: Sequence[str]) -> None:
-        self.kind = kind
-        self.labels = tuple(labels)
+        self.kind, self.labels = kind, tuple(labels)
         self.lines: dict[_Values, _Line] = {}
-        self.buckets: dict[_Values, _Buckets] = {}
+        self.buckets: dict[_Values, dict[str, int]] = {}
+        """The places of a histogram's numbers: of each bucket by its written upper bound, and of the sum."""
 
 
+@dataclass(slots=True)
 class _File:
     """A file that was read up to `used`: `cells` are the places of its `numbers`, in cells of 8 bytes."""
 
-    __slots__ = ("cells", "identity", "numbers", "used")
-
-    def __init__(self, identity: tuple[int, int]) -> None:
-        self.identity = identity
-        self.used = 8
-        self.numbers, self.cells = array("I"), array("I")
+    identity: tuple[int, int]
+    used: int = 8
+    numbers: array[int] = field(default_factory=lambda: array("I"))
+    cells: array[int] = field(default_factory=lambda: array("I"))
 
 
 class _Kind:
@@ -74,9 +67,9 @@ class _Kind:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.forget()
+        self._forget()
 
-    def forget(self) -> None:
+    def _forget(self) -> None:
         """Forget the keys, so that the next reading begins anew."""
         self.families: dict[str, _Family] = {}
         self._files: dict[Path, _File] = {}
@@ -85,16 +78,15 @@ class _Kind:
     def read(self, paths: Sequence[Path]) -> list[float | None]:
         """Return all numbers; None for those that no process has set."""
         if not self._files.keys() <= set(paths):
-            self.forget()
+            self._forget()
         try:
             return self._numbers(paths)
         except _Replaced:
-            self.forget()
+            self._forget()
             return self._numbers(paths)
 
     def _numbers(self, paths: Sequence[Path]) -> list[float | None]:
-        sums = list[float]()
-        times = list[float]()
+        sums, times = list[float](), list[float]()
         learnt = dict[bytes, int]()
         for path in paths:
             read = _content(path)
@@ -139,7 +131,7 @@ class _Kind:
 
     def _number(self, metric: str, name: str, labels: dict[str, str]) -> int:
         """Return the place of a number, which may be a new one."""
-        bound = labels.pop("le", None)
+        bound = labels.pop("le", _SUM)
         family = self.families.get(metric)
         if family is None:
             family = self.families[metric] = _Family(self._name.partition("_")[0], sorted(labels))
@@ -149,16 +141,10 @@ class _Kind:
             if line is None:
                 line = family.lines[values] = _Line(f"{name}{_braces(family.labels, values)} ", self._next())
             return line.number
-        buckets = family.buckets.get(values)
-        if buckets is None:
-            buckets = family.buckets[values] = _Buckets()
-        if bound is not None:
-            if bound not in buckets.bounds:
-                buckets.bounds[bound] = self._next()
-            return buckets.bounds[bound]
-        if buckets.total is None:
-            buckets.total = self._next()
-        return buckets.total
+        places = family.buckets.setdefault(values, {})
+        if bound not in places:
+            places[bound] = self._next()
+        return places[bound]
 
     def _next(self) -> int:
         self._count += 1
@@ -218,10 +204,12 @@ class MetricReading:
         with files.lock:
             for metric, family, numbers in files.read():
                 if family.kind == "histogram":
-                    self._buckets[metric] = family.labels, _bucket_counts(family, numbers)
-                    places = ((values, buckets.total) for values, buckets in family.buckets.items())
-                    sums = {values: numbers[place] or 0.0 for values, place in places if place is not None}
-                    self._sums[metric] = family.labels, sums
+                    sums, counts = dict[_Values, float](), dict[_Values, dict[float, float]]()
+                    for values, places in family.buckets.items():
+                        counts[values] = {float(one): numbers[at] or 0.0 for one, at in places.items() if one != _SUM}
+                        if _SUM in places:
+                            sums[values] = numbers[places[_SUM]] or 0.0
+                    self._sums[metric], self._buckets[metric] = (family.labels, sums), (family.labels, counts)
                 else:
                     found = ((values, numbers[line.number]) for values, line in family.lines.items())
                     self._sums[metric] = family.labels, {key: one for key, one in found if one is not None}
@@ -240,9 +228,7 @@ class MetricReading:
 
     def total(self, metric: Metric, **labels: str) -> float:
         """Return the sum of the numbers with these label values."""
-        names = tuple(labels)
-        wanted = tuple(labels.values())
-        return self.by_labels(names, metric).get(wanted, 0.0)
+        return self.by_labels(tuple(labels), metric).get(tuple(labels.values()), 0.0)
 
     def buckets(self, histogram: Histogram, label: str, counts: Callable[[str], bool]) -> list[int]:
         """Return the events in each bucket, the last one unbounded, for label values that `counts` accepts."""
@@ -255,24 +241,10 @@ class MetricReading:
         return [int(count) for count in found.values()]
 
 
-def _bucket_counts(family: _Family, numbers: Sequence[float | None]) -> dict[_Values, dict[float, float]]:
-    return {
-        values: {float(bound): numbers[number] or 0.0 for bound, number in buckets.bounds.items()}
-        for values, buckets in family.buckets.items()
-    }
-
-
 def by_label(read: Path | MetricReading, label: str, *metrics: Metric) -> list[dict[str, float]]:
     """Return each metric's sums by the values of one label."""
-    return [{key[0]: value for key, value in found.items()} for found in by_labels(read, (label,), *metrics)]
-
-
-def by_labels(
-    read: Path | MetricReading, labels: Sequence[str], *metrics: Metric
-) -> list[dict[tuple[str, ...], float]]:
-    """Return each metric's sums by the values of several labels, which all of the metrics have."""
     reading = read if isinstance(read, MetricReading) else MetricReading(read)
-    return [reading.by_labels(labels, metric) for metric in metrics]
+    return [{key[0]: value for key, value in reading.by_labels((label,), one).items()} for one in metrics]
 
 
 def exposition_parts(directory: Path, known: Known | None = None) -> list[bytes]:
@@ -310,9 +282,9 @@ def _lines(name: str, family: _Family, numbers: Sequence[float | None]) -> Itera
         value = numbers[number]
         if value is not None:
             yield f"{text}{_number_text(value)}\n"
-    for values, buckets in family.buckets.items():
-        counted = {bound: numbers[number] or 0.0 for bound, number in buckets.bounds.items()}
-        total = 0.0 if buckets.total is None else numbers[buckets.total] or 0.0
+    for values, places in family.buckets.items():
+        counted = {bound: numbers[number] or 0.0 for bound, number in places.items()}
+        total = counted.pop(_SUM, 0.0)
         yield _histogram_text(name, family.labels, values, counted, total)
 
 

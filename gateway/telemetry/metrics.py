@@ -11,11 +11,11 @@ from typing import Literal, get_args
 from gateway.telemetry.metric_kinds import DECLARED as DECLARED
 from gateway.telemetry.metric_kinds import Counter, Gauge, Histogram, LatestGauge
 
-_READS = ("GetObject", "HeadObject", "ListObjectsV2")
-_COMMON = (*_READS, "PutObject", "UploadPart", "CompleteMultipartUpload", "DeleteObject")
+_READS = "GetObject HeadObject ListObjectsV2"
+_COMMON = f"{_READS} PutObject UploadPart CompleteMultipartUpload DeleteObject"
 """Operations that are exported as 0 before the first of them."""
 
-_PURPOSES = ("live", "readahead", "warm", "refresh", "flush", "forward")
+_PURPOSES = "live readahead warm refresh flush forward"
 
 USED_BY_ALL = "default"
 """The `used_by` of `[origin]`."""
@@ -36,8 +36,6 @@ FailureKind = Literal[
     "other",
 ]
 """Why an attempt to flush has failed."""
-
-FLUSH_FAILURES: tuple[FailureKind, ...] = get_args(FailureKind)
 
 BUILD_INFO = LatestGauge(
     "forebay_build_info{version,python} 1", "1. version: of the gateway; python: of the interpreter."
@@ -79,23 +77,19 @@ REQUESTS = Counter(
     "forebay_requests_total{operation,slot,status,cache} requests",
     "Requests to the S3 port that are over. slot: the key's, or none when refused before. status: the HTTP status, "
     "client-left or broken-off. cache: hit, partial, miss, bypass, forwarded, absorbed or none.",
-    {"operation": ("GetObject",), "status": ("200", "206"), "cache": ("hit", "miss")},
-    {"operation": ("HeadObject", "ListObjectsV2"), "status": ("200",), "cache": ("hit", "miss", "forwarded")},
-    {
-        "operation": ("PutObject", "UploadPart", "CompleteMultipartUpload"),
-        "status": ("200",),
-        "cache": ("absorbed", "forwarded"),
-    },
-    {"operation": ("DeleteObject",), "status": ("204",), "cache": ("absorbed", "forwarded")},
-    {"operation": _COMMON, "status": ("500", "503"), "cache": ("none",)},
-    {"operation": ("Unknown",), "slot": ("none",), "status": ("400", "405", "503"), "cache": ("none",)},
+    {"operation": "GetObject", "status": "200 206", "cache": "hit miss"},
+    {"operation": "HeadObject ListObjectsV2", "status": "200", "cache": "hit miss forwarded"},
+    {"operation": "PutObject UploadPart CompleteMultipartUpload", "status": "200", "cache": "absorbed forwarded"},
+    {"operation": "DeleteObject", "status": "204", "cache": "absorbed forwarded"},
+    {"operation": _COMMON, "status": "500 503", "cache": "none"},
+    {"operation": "Unknown", "slot": "none", "status": "400 405 503", "cache": "none"},
 )
 MISSES = Counter(
     "forebay_misses_total{operation,slot,reason} requests",
     "Requests for objects, listings and bucket settings that were not answered by what is here alone, by why. reason: "
     "first-read, evicted, changed, not-kept or expired, as in x-forebay-cache.",
     operation=_READS,
-    reason=("first-read", "evicted", "changed", "not-kept", "expired"),
+    reason="first-read evicted changed not-kept expired",
 )
 REQUEST_SECONDS = Histogram(
     "forebay_request_duration_seconds{operation} seconds",
@@ -105,7 +99,7 @@ REQUEST_SECONDS = Histogram(
 PREPARED_REQUESTS = Counter(
     "forebay_prepared_requests_total{operation,slot} requests",
     "Those of forebay_requests_total with cache = hit that were answered by what an earlier request had prepared.",
-    operation=("GetObject", "HeadObject"),
+    operation="GetObject HeadObject",
 )
 REQUESTS_IN_FLIGHT = Gauge("forebay_requests_in_flight requests", "Requests to the S3 port now being answered.")
 SENT_BYTES = Counter(
@@ -129,7 +123,7 @@ CACHE_COALESCED = Counter(
 CACHE_FILLS = Counter(
     "forebay_cache_fills_total{slot,outcome} blocks",
     "Fills of blocks that are over. outcome: filled or failed.",
-    outcome=("filled", "failed"),
+    outcome="filled failed",
 )
 CACHE_FILL_SECONDS = Histogram(
     "forebay_cache_fill_duration_seconds seconds", "From the start of a block's fill to its publication."
@@ -148,13 +142,13 @@ CACHE_NOT_KEPT = Counter(
     "Blocks that were served and not kept; of a run of them in one read, the first is counted. reason: size (larger "
     "than max_cached_object_size), write-budget (daily_writes are used up), room (all there is is being filled, is "
     "pinned or belongs to others), disk (a small block that the disk did not take).",
-    reason=("size", "write-budget", "room", "disk"),
+    reason="size write-budget room disk",
 )
 WARM_UP_OBJECTS = Counter(
     "forebay_warm_up_objects_total{slot,outcome} objects",
     "Warm-ups by HEAD with Range: bytes=0-0 that are over. outcome: fetched (all of it is here), no-room (the cache "
     "took no more of it), changed (it was written or deleted meanwhile) or failed (the origin did not give it).",
-    outcome=("fetched", "no-room", "changed", "failed"),
+    outcome="fetched no-room changed failed",
 )
 WARM_UP_WAITING = Gauge(
     "forebay_warm_up_waiting_objects objects", "Objects that wait to be warmed, of those asked for by HEAD."
@@ -174,7 +168,7 @@ SCRUB_PASSES = Counter("forebay_scrub_passes_total passes", "Passes over all blo
 CACHE_DISK_ERRORS = Counter(
     "forebay_cache_disk_errors_total{trouble} errors",
     "What the disk under the cache directory refused. trouble: full (no space, quota), read-only or failing.",
-    trouble=("full", "read-only", "failing"),
+    trouble="full read-only failing",
 )
 CACHE_DISK_STATE = Gauge(
     "forebay_cache_disk_state_processes{state} processes",
@@ -209,7 +203,7 @@ CATALOG_LOOKUPS = Counter(
     "listed (it did, because a LIST has shown since that the object is the same), miss (the origin was asked) or stale "
     "(it did not answer, and the slot allows an older answer). With consistency = snapshot: hit (the frozen version's "
     "head is known), absent (it is not in the snapshot) or miss.",
-    outcome=("hit", "absent", "listed", "miss", "stale"),
+    outcome="hit absent listed miss stale",
 )
 CATALOG_NOT_KEPT = Counter(
     "forebay_catalog_not_kept_total answers",
@@ -221,7 +215,7 @@ LISTING_PAGES = Counter(
     "in the write-back buffer. outcome: hit (index or snapshot answered), partial (they did, and the origin was asked "
     "about keys just written through Forebay, or about what no snapshot freezes), miss (the origin was asked) or stale "
     "(it did not answer, and the slot allows an older answer).",
-    outcome=("hit", "partial", "miss", "stale"),
+    outcome="hit partial miss stale",
 )
 LISTING_KEYS_NOT_KEPT = Counter(
     "forebay_listing_keys_dropped_total keys",
@@ -230,7 +224,7 @@ LISTING_KEYS_NOT_KEPT = Counter(
 INDEX_CRAWLS = Counter(
     "forebay_index_crawls_total{slot,outcome} crawls",
     "Crawls of slots with index = true that are over. outcome: done or failed (what is left is crawled later).",
-    outcome=("done", "failed"),
+    outcome="done failed",
 )
 INDEX_CRAWLED_KEYS = Counter("forebay_index_crawled_keys_total{slot} keys", "Keys that crawls have listed and kept.")
 INDEX_CHANGED_KEYS = Counter(
@@ -248,7 +242,7 @@ ORIGIN_EVENTS = Counter(
     "forebay_origin_events_total{outcome} events",
     "Events of the origin that came to the admin port. outcome: applied (what is remembered of the object is void), "
     "ignored (a test, a confirmation, another service, a frozen slot) or malformed.",
-    outcome=("applied", "ignored", "malformed"),
+    outcome="applied ignored malformed",
 )
 
 WRITEBACK_FLUSHED_OBJECTS = Counter(
@@ -264,7 +258,7 @@ WRITEBACK_FLUSH_FAILURES = Counter(
     "(there is no key to sign with, or the origin refuses it), clock (the origin has another time, and refuses what is "
     "signed), refused (403), no-bucket, slow-down (too many requests), origin-error (5xx, or an answer that is not "
     "S3's), changed (others change the key meanwhile, or the bucket has lost an upload), disk (this node's) or other.",
-    reason=FLUSH_FAILURES,
+    reason=" ".join(get_args(FailureKind)),
 )
 WRITEBACK_FLUSH_SECONDS = Histogram(
     "forebay_writeback_flush_duration_seconds{slot} seconds",
@@ -326,24 +320,8 @@ WRITEBACK_THROUGH = Counter(
     "bucket-unknown (nothing was written to it yet), bucket-etags (they are no MD5s), bucket-unreadable (the gateway "
     "may not look at its objects), storage-class (it has taken none of this class yet). Because only the origin has "
     "it: source-of-the-origin (of a copy), upload-of-the-origin, part-of-the-origin (of an upload that is completed).",
-    reason=(
-        "full",
-        "share",
-        "size",
-        "exposure-bytes",
-        "exposure-age",
-        "disk",
-        "condition",
-        "header",
-        "key",
-        "bucket-unknown",
-        "bucket-etags",
-        "bucket-unreadable",
-        "storage-class",
-        "source-of-the-origin",
-        "upload-of-the-origin",
-        "part-of-the-origin",
-    ),
+    reason="full share size exposure-bytes exposure-age disk condition header key bucket-unknown bucket-etags "
+    "bucket-unreadable storage-class source-of-the-origin upload-of-the-origin part-of-the-origin",
 )
 WRITEBACK_SLOWED_DOWN = Counter(
     "forebay_writeback_slow_down_total{slot} writes",
@@ -400,34 +378,34 @@ SNAPSHOT_REFUSALS = Counter(
     "Requests in slots with consistency = snapshot that could not be answered. reason: missing (there is no such "
     "snapshot), unusable (it is damaged, of another version or not of the slot), changed or gone (the bucket has "
     "another version of the object, or none, and the frozen one is not cached).",
-    reason=("missing", "unusable", "changed", "gone"),
+    reason="missing unusable changed gone",
 )
 
 SMALL_ANSWERS = Counter(
     "forebay_bucket_metadata_answers_total{operation,outcome} requests",
     "Questions about buckets that may be answered from memory: HeadBucket, GetBucketLocation and the like. outcome: "
     "hit, miss (the origin was asked) or stale (it did not answer, and the slot allows an older answer).",
-    operation=("HeadBucket", "GetBucketLocation"),
-    outcome=("hit", "miss", "stale"),
+    operation="HeadBucket GetBucketLocation",
+    outcome="hit miss stale",
 )
 SMALL_ANSWER_TROUBLES = Counter(
     "forebay_bucket_metadata_errors_total{trouble} troubles",
     "Small answers that the disk did not give or take: the origin is asked. trouble: unavailable (full, failing, "
     "locked or too slow) or damaged (the file was not what had been written).",
-    trouble=("unavailable", "damaged"),
+    trouble="unavailable damaged",
 )
 
 ORIGIN_REQUESTS = Counter(
     "forebay_origin_requests_total{method,status,purpose,slot,origin} requests",
     "Requests to the origin, each try counted. status: the HTTP status or unreachable. purpose: live, readahead, warm, "
     "refresh, flush or forward. origin: its host and port.",
-    {"method": ("GET",), "status": ("200", "206"), "purpose": ("live",)},
-    {"method": ("HEAD",), "status": ("200",), "purpose": ("live", "forward")},
-    {"method": ("GET",), "status": ("200",), "purpose": ("forward",)},
-    {"method": ("GET", "HEAD"), "status": ("503", "unreachable"), "purpose": ("live", "forward")},
-    {"method": ("POST",), "status": ("200",), "purpose": ("flush",)},
-    {"method": ("PUT",), "status": ("200", "403", "503", "unreachable"), "purpose": ("flush",)},
-    {"method": ("PUT",), "status": ("200", "503", "unreachable"), "purpose": ("forward",)},
+    {"method": "GET", "status": "200 206", "purpose": "live"},
+    {"method": "HEAD", "status": "200", "purpose": "live forward"},
+    {"method": "GET", "status": "200", "purpose": "forward"},
+    {"method": "GET HEAD", "status": "503 unreachable", "purpose": "live forward"},
+    {"method": "POST", "status": "200", "purpose": "flush"},
+    {"method": "PUT", "status": "200 403 503 unreachable", "purpose": "flush"},
+    {"method": "PUT", "status": "200 503 unreachable", "purpose": "forward"},
 )
 ORIGIN_REQUEST_SECONDS = Histogram(
     "forebay_origin_request_duration_seconds{purpose,origin} seconds",
@@ -438,12 +416,12 @@ ORIGIN_HEDGES = Counter(
     "forebay_origin_hedges_total{outcome} requests",
     "Reads of the origin that were stuck, and were asked for on another connection as well. outcome: won (that one "
     "brought the bytes), lost (the first one did, after all) or failed.",
-    outcome=("won", "lost", "failed"),
+    outcome="won lost failed",
 )
 ORIGIN_BYTES = Counter(
     "forebay_origin_bytes_total{direction,purpose,slot} bytes",
     "Bytes of bodies moved to and from the origin. direction: read or write.",
-    direction=("read", "write"),
+    direction="read write",
     purpose=_PURPOSES,
 )
 BANDWIDTH_WAIT_SECONDS = Counter(
@@ -451,8 +429,8 @@ BANDWIDTH_WAIT_SECONDS = Counter(
     "Time that pieces of bodies were held back, summed over all that waited side by side. by: ceiling (read_bandwidth "
     "or write_bandwidth of the slot was reached) or link (that of [origin] was, or others had more right to it). "
     "direction: read or write.",
-    by=("ceiling", "link"),
-    direction=("read", "write"),
+    by="ceiling link",
+    direction="read write",
 )
 ORIGIN_SLOW_DOWN = Counter(
     "forebay_origin_slow_down_total{slot} requests",
@@ -492,7 +470,7 @@ AUTHORIZATIONS = Counter(
     "the origin has answered to a question in the caller's own name: allowed, denied (403), other (not there, another "
     "refusal), failed (5xx or no answer). Requests that are themselves sent in the caller's name, and prepared ones, "
     "are not counted here.",
-    outcome=("remembered", "allowed", "denied", "other", "failed"),
+    outcome="remembered allowed denied other failed",
 )
 CALLER_REQUESTS = Counter(
     "forebay_caller_requests_total{credential} requests",
@@ -527,7 +505,7 @@ ACCESS_LOST = Counter(
 TRACE_SPANS = Counter(
     "forebay_trace_spans_total{outcome} spans",
     "Spans of traces. outcome: sent, failed (the collector did not take them) or dropped (too many waited for it).",
-    outcome=("sent", "failed", "dropped"),
+    outcome="sent failed dropped",
 )
 CALLER_WAITING = Gauge(
     "forebay_caller_waiting{scope,name,limit} requests",

@@ -126,10 +126,11 @@ class RequestSpan:
     """The span of a request to the S3 port."""
 
     def __init__(self, tracer: Any, exporter: _BoundedExporter, parent: RemoteSpan | None) -> None:
+        from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind, set_span_in_context
 
         self._tracer, self._exporter = tracer, exporter
-        context = set_span_in_context(_remote(parent)) if parent is not None else _no_context()
+        context = set_span_in_context(_remote(parent)) if parent is not None else Context()
         self._span: Span = tracer.start_span("S3 request", context, SpanKind.SERVER)
         self._context = set_span_in_context(self._span)
         self._state = parent.state if parent is not None else ""
@@ -137,6 +138,8 @@ class RequestSpan:
 
     def end(self, request: FinishedRequest) -> None:
         span, status = self._span, request.status
+        is_failure = is_error(status)
+        of_status = status if is_failure or status == "client-left" else None
         span.update_name(str(request.operation))
         span.set_attributes(
             _told(
@@ -151,7 +154,7 @@ class RequestSpan:
                     "http.response.status_code": int(status) if status.isdigit() else None,
                     "http.response.body.size": request.sent_bytes,
                     "http.request.body.size": request.received_bytes,
-                    "error.type": request.error_code if request.error_code is not None else _error_type(status),
+                    "error.type": of_status if request.error_code is None else request.error_code,
                     "forebay.status": status,
                     "forebay.slot": request.slot,
                     "forebay.caller": shown(request.caller),
@@ -160,7 +163,7 @@ class RequestSpan:
                 }
             )
         )
-        if is_error(status):
+        if is_failure:
             _fail(span, request.error_code or status)
         self._exporter.end(span)
         self._ended_at = time.monotonic()
@@ -379,21 +382,10 @@ def _remote(parent: RemoteSpan) -> Any:
     return NonRecordingSpan(context)
 
 
-def _no_context() -> Any:
-    """Return a context without a span."""
-    from opentelemetry.context import Context
-
-    return Context()
-
-
 def _fail(span: Span, why: str) -> None:
     from opentelemetry.trace import Status, StatusCode
 
     span.set_status(Status(StatusCode.ERROR, why))
-
-
-def _error_type(status: str) -> str | None:
-    return status if is_error(status) or status == "client-left" else None
 
 
 def _told(attributes: Mapping[str, str | int | None]) -> dict[str, str | int]:

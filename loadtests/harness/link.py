@@ -42,7 +42,8 @@ class Sample:
 
 def counted(of: Gateway, direction: Direction) -> Bytes:
     """What all processes have counted. Of bodies that are read that is what has arrived, and not all has passed yet."""
-    [found] = metric_reading.by_labels(in_memory_directory(of.process.directory), _LABELS, metrics.ORIGIN_BYTES)
+    reading = metric_reading.MetricReading(in_memory_directory(of.process.directory))
+    found = reading.by_labels(_LABELS, metrics.ORIGIN_BYTES)
     moved = Bytes()
     for (way, slot), count in found.items():
         if way == direction:

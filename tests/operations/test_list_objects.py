@@ -34,8 +34,8 @@ from gateway.operations.list_sources import (
 )
 from gateway.operations.merged_page import Kind, ListSource, MergedPage
 from gateway.policy.slots import Prefix, Slots
-from gateway.s3.list_objects import ListQuery
 from gateway.s3.list_result import EntryTemplate, ListedEntry
+from gateway.s3.listings import ListQuery
 from gateway.writeback.journal.schema import prepare
 from gateway.writeback.journal.transaction import JournalTransaction
 from tests.support import listing_model as model

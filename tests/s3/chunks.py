@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 
-from gateway.s3.aws_chunked import payload_mode
-from gateway.s3.signature_v4 import SeedSignature, signing_key
+from gateway.s3.signature_v4 import SeedSignature, payload_mode, signing_key
 
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 TIMESTAMP = "20130524T000000Z"

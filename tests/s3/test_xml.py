@@ -1,3 +1,5 @@
+"""XML documents, those of errors among them."""
+
 from __future__ import annotations
 
 from urllib.parse import unquote_plus
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.core.errors import S3Error
 from gateway.core.steps import at_once
+from gateway.s3.error_codes import CODES, error_document, s3_error
 from gateway.s3.requests import part_number
 from gateway.s3.xml import (
     CompletedPart,
@@ -268,12 +271,8 @@ def test_errors_join_the_origins_answer(result: bytes) -> None:
     assert len(root) == len(before) + 3
     texts = [[child.text for child in node] for node in root][-3:]
     assert texts == [["d&1"], ["k&1", "AccessDenied", "no"], ["k2", "v", "C", "m"]]
-
-
-def test_errors_do_not_join_anything_else() -> None:
-    """An error document of the origin is passed on, not amended."""
     with pytest.raises(ValueError, match="DeleteResult"):
-        insert_delete_results(b"<Error><Code>X</Code></Error>", [])
+        insert_delete_results(b"<Error><Code>X</Code></Error>", [])  # is passed on, not amended
 
 
 @pytest.mark.parametrize(("text", "number"), [("1", 1), ("10000", 10_000), ("007", 7), ("0" * 100_000 + "42", 42)])
@@ -289,3 +288,53 @@ def test_a_part_number_that_is_none_is_an_invalid_argument(text: str) -> None:
     """However long it is: that is no error of ours."""
     with pytest.raises(S3Error, match="InvalidArgument"):
         part_number("partNumber", text)
+
+
+def test_a_known_code_brings_its_status_and_message() -> None:
+    """What the caller knows better wins over the table. A misspelt code is a mistake of the program, not an answer."""
+    error = s3_error("NoSuchKey")
+    assert (error.status, error.message) == (404, "The specified key does not exist.")
+    error = s3_error("InvalidPart", "gone", status=416, headers={"Allow": "GET"}, UploadId="u")
+    assert (error.status, error.message, error.elements) == (416, "gone", {"UploadId": "u"})
+    assert error.headers == {"Allow": "GET"}
+    with pytest.raises(ValueError, match="NoSuchKye"):
+        s3_error("NoSuchKye")
+    assert s3_error("Weird", "odd", status=418).status == 418
+    assert all(300 <= status < 600 and message for status, message in CODES.values())
+
+
+def test_the_document_has_its_fields_in_the_order_that_clients_know() -> None:
+    """Code, Message, Resource, RequestId, HostId, then the code's own elements; no namespace."""
+    error = s3_error("InvalidArgument", "a < b & c", ArgumentName="n", ArgumentValue='"v"')
+    root = ElementTree.fromstring(error_document(error, resource="/b/k", request_id="R", host_id="H"))
+    assert root.tag == "Error"
+    assert [(child.tag, child.text) for child in root] == [
+        ("Code", "InvalidArgument"),
+        ("Message", "a < b & c"),
+        ("Resource", "/b/k"),
+        ("RequestId", "R"),
+        ("HostId", "H"),
+        ("ArgumentName", "n"),
+        ("ArgumentValue", '"v"'),
+    ]
+
+
+@given(st.text())
+def test_whatever_a_client_sent_the_document_stays_well_formed(text: str) -> None:
+    """Keys and headers are echoed; none of them can break the document, lone surrogates and NUL included."""
+    document = error_document(s3_error("NoSuchKey", Key=text), resource=text, request_id="R", host_id="H")
+    assert ElementTree.fromstring(document).findtext("Code") == "NoSuchKey"
+
+
+@pytest.mark.parametrize("filler", ["a", "&", "\x00", "é"])
+def test_what_is_repeated_is_cut(filler: str) -> None:
+    """And says so. What was signed stays whole where it is of ordinary length."""
+    longest = {"AWSAccessKeyId": 1024, "StringToSign": 8192, "CanonicalRequest": 8192, "HeadersNotSigned": 1024}
+    for extra in (0, 1):
+        fields = {name: filler * (size + extra) for name, size in longest.items()}
+        error = S3Error("SignatureDoesNotMatch", "no", 403, elements=fields)
+        shown = ElementTree.fromstring(error_document(error, resource="/" * 1025, request_id="1", host_id="2"))
+        assert shown.findtext("Resource", "").endswith("[cut here: 1024 of 1025 characters]")
+        for name, size in longest.items():
+            note = f" [cut here: {size} of {size + 1} characters]" if extra else ""
+            assert shown.findtext(name) == filler.replace("\x00", "\ufffd") * size + note

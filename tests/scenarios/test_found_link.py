@@ -16,7 +16,7 @@ import pytest
 
 from gateway.serve.shared_directory import in_memory_directory
 from gateway.telemetry import metrics
-from gateway.telemetry.metric_reading import by_labels
+from gateway.telemetry.metric_reading import MetricReading
 from tests.support.connections import answering
 from tests.support.gateway_process import GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
@@ -132,7 +132,7 @@ def config_with(port: int, **origin: str) -> dict[str, Any]:
 
 def is_told(gateway: GatewayProcess) -> bool:
     """Whether metrics tell the link's capacity."""
-    [told] = by_labels(in_memory_directory(gateway.directory), ("direction",), metrics.LINK_CAPACITY)
+    told = MetricReading(in_memory_directory(gateway.directory)).by_labels(("direction",), metrics.LINK_CAPACITY)
     return told["read",] > 0
 
 

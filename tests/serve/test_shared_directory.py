@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from prometheus_client.mmap_dict import mmap_key
 
 from gateway.serve.shared_directory import SharedFiles, SharedMemory, in_memory_directory, make_shared_files
 from gateway.telemetry.metric_kinds import SharedValues
@@ -154,7 +155,7 @@ def test_what_the_gateway_itself_replaces_is_not_lost(cache: Path, memory: Path)
     """However often slots are removed, and whenever somebody looks."""
     files = made(cache, memory)
     values = SharedValues(files.path, "worker0")
-    values("counter", "metric", "metric", ("slot",), ("a",), "").inc(1)
+    values.value("counter", mmap_key("metric", "metric", ["slot"], ["a"], "")).inc(1)
 
     def fold() -> None:
         for _ in range(200):

@@ -32,7 +32,7 @@ from gateway.s3.headers import (
     parse_http_date,
     quote,
 )
-from gateway.s3.list_objects import decode_token, list_query
+from gateway.s3.listings import UploadsQuery, decode_token, list_query, uploads_query
 from gateway.s3.requests import S3Request, another_service, parse_copy_source, parse_request
 from gateway.s3.signature_v4 import (
     STREAMING_SIGNED_TRAILER,
@@ -41,7 +41,6 @@ from gateway.s3.signature_v4 import (
     SeedSignature,
     payload_mode,
 )
-from gateway.s3.upload_list import UploadsQuery, uploads_query
 from gateway.s3.xml import insert_delete_results, parse_complete_multipart_upload, parse_delete
 from tests.support.manual_clock import ManualClock
 from tests.support.slots import Slot

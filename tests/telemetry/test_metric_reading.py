@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,6 @@ from gateway.telemetry.metric_kinds import Known
 from gateway.telemetry.metric_reading import MetricReading, by_label
 from tests.support.counting import exposition
 from tests.support.growth import python_steps
-
-
-@pytest.fixture(autouse=True)
-def _counting_in_memory() -> Iterator[None]:
-    yield
-    metric_kinds.unshare()
 
 
 def lines(text: bytes) -> list[str]:

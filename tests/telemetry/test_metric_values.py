@@ -10,8 +10,7 @@ from pathlib import Path
 
 import prometheus_client
 import pytest
-from prometheus_client.mmap_dict import MmapedDict
-from prometheus_client.values import MutexValue
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from gateway.telemetry import metric_kinds, metric_reading, metrics
 from gateway.telemetry.metric_kinds import LATENCY_BUCKETS_SECONDS, Histogram, SharedValue, SharedValues
@@ -26,8 +25,8 @@ def values(tmp_path: Path) -> Iterator[SharedValues]:
     made.close()
 
 
-def value(of: SharedValues, label: str, typ: str = "counter", mode: str = "") -> SharedValue:
-    made = of(typ, "name", "name", ["label"], [label], "Help.", multiprocess_mode=mode)
+def value(of: SharedValues, label: str, kind: str = "counter") -> SharedValue:
+    made = of.value(kind, mmap_key("name", "name", ["label"], [label], ""))
     assert isinstance(made, SharedValue)
     return made
 
@@ -60,7 +59,7 @@ def test_who_comes_after_goes_on_counting(tmp_path: Path, values: SharedValues) 
 
 def test_a_gauge_has_its_time_and_a_file_of_its_kind(tmp_path: Path, values: SharedValues) -> None:
     """Of several processes' latest values the last one counts."""
-    value(values, "a", "gauge", "mostrecent").set(3.5, 99.0)
+    value(values, "a", "gauge_mostrecent").set(3.5, 99.0)
     assert on_disk(tmp_path / "gauge_mostrecent_worker0.db") == {"a": (3.5, 99.0)}
 
 
@@ -136,10 +135,10 @@ def test_room_is_reckoned_with_for_every_slot(tmp_path: Path) -> None:
             bounds = [str(bound) for bound in metric.buckets_seconds] if isinstance(metric, Histogram) else []
             for number in range(8 if metric is metrics.REQUESTS else 1):
                 labelled = [f"{labels.get(name, 'value')}{number}" for name in metric.labels]
-                made(metric.kind, metric.name, metric.name, metric.labels, labelled, "", multiprocess_mode="livesum")
+                made.value(metric.file, mmap_key(metric.name, metric.name, list(metric.labels), labelled, ""))
                 for bound in bounds:
-                    name, named = f"{metric.name}_bucket", (*metric.labels, "le")
-                    made(metric.kind, metric.name, name, named, [*labelled, bound], "", multiprocess_mode="livesum")
+                    name, named = f"{metric.name}_bucket", [*metric.labels, "le"]
+                    made.value(metric.file, mmap_key(metric.name, name, named, [*labelled, bound], ""))
     made.close()
     used_bytes = 0
     for path in tmp_path.glob("*.db"):
@@ -155,23 +154,10 @@ def test_metrics_are_told_where_the_files_are_gone(tmp_path: Path) -> None:
     assert metric_reading.by_label(tmp_path / "gone", "slot", metrics.SENT_BYTES) == [{}]
 
 
-def test_metrics_are_told_while_a_process_makes_its_files(tmp_path: Path) -> None:
-    """A file is empty for a moment, before it has its room."""
-    made = SharedValues(tmp_path, "worker0")
-    made("counter", "name", "name", ["label"], ["a"], "Help.").inc(1)
-    (tmp_path / "counter_worker1.db").touch()
-    assert 'name{label="a"} 1.0' in exposition(tmp_path).decode()
-    made.close()
-
-
 def test_a_number_is_counted_where_the_directory_is_gone(tmp_path: Path) -> None:
     """As the one of restarts, which the supervisor counts first when a worker has died."""
     lost: list[OSError] = []
-    one = value_of_no_file(SharedValues(tmp_path / "gone", "supervisor", lost.append))
+    one = SharedValues(tmp_path / "gone", "supervisor", lost.append).value("counter", "key")
     one.inc(1)
     assert one.get() == 1
     assert len(lost) == 1
-
-
-def value_of_no_file(of: SharedValues) -> SharedValue | MutexValue:
-    return of("counter", "name", "name", ["label"], ["a"], "Help.")

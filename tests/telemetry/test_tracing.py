@@ -31,6 +31,7 @@ from tests.origin.clients import playing
 from tests.origin.clocks import JumpingClock
 from tests.origin.origins import STRICT_PAIR
 from tests.support.asgi import call
+from tests.support.counting import counted
 from tests.support.finished import FINISHED, finished
 from tests.support.gateway_app import gateway_app
 from tests.support.gateway_process import GatewayProcess, wait_for_metric
@@ -67,6 +68,13 @@ def end_spans(tracer: Tracer, count: int) -> None:
         span.end(FINISHED)
 
 
+def tracer_to(url: str) -> Tracer:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    tracer = open_tracer(url, "forebay", "1.2.3", "worker0", 1.0)
+    assert tracer is not None
+    return tracer
+
+
 @pytest.fixture(autouse=True)
 def _untraced() -> Iterator[None]:
     yield
@@ -74,43 +82,34 @@ def _untraced() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("headers", "expected"),
+    ("parents", "states", "expected"),
     [
-        ([], None),
-        ([(b"traceparent", SAMPLED.encode())], REMOTE),
-        ([(b"traceparent", NOT_SAMPLED.encode())], REMOTE._replace(is_sampled=False)),
-        (
-            [(b"tracestate", b"a=b,c=d"), (b"traceparent", SAMPLED.encode())],
-            REMOTE._replace(state="a=b,c=d"),
-        ),
-        (
-            [(b"tracestate", b"a=" + b"b" * 600), (b"traceparent", SAMPLED.encode())],
-            REMOTE,
-        ),
-        (
-            [(b"tracestate", b"a=b"), (b"traceparent", SAMPLED.encode()), (b"tracestate", b"c")],
-            REMOTE,
-        ),
-        (
-            [(b"traceparent", f"cc-{TRACE_ID}-{SPAN_ID}-01-more".encode())],
-            REMOTE,
-        ),
-        ([(b"traceparent", f"{SAMPLED}-more".encode())], None),
-        ([(b"traceparent", SAMPLED.upper().encode())], None),
-        ([(b"traceparent", f"ff-{TRACE_ID}-{SPAN_ID}-01".encode())], None),
-        ([(b"traceparent", f"00-{'0' * 32}-{SPAN_ID}-01".encode())], None),
-        ([(b"traceparent", f"00-{TRACE_ID}-{'0' * 16}-01".encode())], None),
-        ([(b"traceparent", b"\xff")], None),
-        ([(b"traceparent", SAMPLED.encode()), (b"traceparent", NOT_SAMPLED.encode())], None),
-        (
-            [(b"tracestate", b"a=b"), (b"traceparent", SAMPLED.encode()), (b"tracestate", b"c=d")],
-            REMOTE._replace(state="a=b,c=d"),
-        ),
+        ([], [], None),
+        ([SAMPLED], [], REMOTE),
+        ([NOT_SAMPLED], [], REMOTE._replace(is_sampled=False)),
+        ([SAMPLED], ["a=b,c=d"], REMOTE._replace(state="a=b,c=d")),
+        ([SAMPLED], ["a=b", "c=d"], REMOTE._replace(state="a=b,c=d")),
+        ([SAMPLED], ["a=" + "b" * 600], REMOTE),
+        ([SAMPLED], ["a=b", "c"], REMOTE),
+        ([f"cc-{TRACE_ID}-{SPAN_ID}-01-more"], [], REMOTE),
+        ([f"{SAMPLED}-more"], [], None),
+        ([SAMPLED.upper()], [], None),
+        ([f"ff-{TRACE_ID}-{SPAN_ID}-01"], [], None),
+        ([f"00-{'0' * 32}-{SPAN_ID}-01"], [], None),
+        ([f"00-{TRACE_ID}-{'0' * 16}-01"], [], None),
+        (["\xff"], [], None),
+        ([SAMPLED, NOT_SAMPLED], [], None),
     ],
 )
-def test_what_clients_say_of_their_spans(headers: list[tuple[bytes, bytes]], expected: RemoteSpan | None) -> None:
+def test_what_clients_say_of_their_spans(parents: list[str], states: list[str], expected: RemoteSpan | None) -> None:
     """By W3C Trace Context; nothing else is believed."""
+    headers = [(b"traceparent", one.encode("latin-1")) for one in parents]
+    headers[1:1] = [(b"tracestate", one.encode()) for one in states]
     assert remote_span(headers) == expected
+
+
+def members(count: int, length: int) -> str:
+    return ",".join(f"k{number}={'v' * length}" for number in range(count))
 
 
 _LONG = "l=" + "x" * 254
@@ -123,25 +122,14 @@ _LONG = "l=" + "x" * 254
         ("a=1", "a=1"),
         (" a=1\t, ,b@v=2,,3c_-*/=a b", "a=1,b@v=2,3c_-*/=a b"),
         ("a=1,a=2,b=3", "a=1,b=3"),
-        ("a=1,b", ""),
-        ("a=1,=2", ""),
-        ("a=1,b=", ""),
-        ("a=1,b=2=3", ""),
-        ("a=1,B=2", ""),
-        ("a=1,b =2", ""),
-        ("a=1,b=\x7f", ""),
-        ("a=1,b=\u00e4", ""),
-        (f"a=1,{'b' * 256}=2", f"a=1,{'b' * 256}=2"),
-        (f"a=1,{'b' * 257}=2", ""),
-        (f"a={'1' * 256}", f"a={'1' * 256}"),
-        (f"a={'1' * 257}", ""),
-        (",".join(f"k{number}=v" for number in range(32)), ",".join(f"k{number}=v" for number in range(32))),
-        (",".join(f"k{number}=v" for number in range(33)), ""),
-        (f"{_LONG},{_LONG.replace('l', 'm', 1)},a=1", f"{_LONG},a=1"),
-        (
-            ",".join(f"k{number}={'v' * 97}" for number in range(6)),
-            ",".join(f"k{number}={'v' * 97}" for number in range(5)),
+        *(
+            (state, "")
+            for state in ("a=1,b", "a=1,=2", "a=1,b=", "a=1,b=2=3", "a=1,B=2", "a=1,b =2", "a=1,b=\x7f", "a=ä")
         ),
+        *((state, state) for state in (f"a=1,{'b' * 256}=2", f"a={'1' * 256}", members(32, 1))),
+        *((state, "") for state in (f"a=1,{'b' * 257}=2", f"a={'1' * 257}", members(33, 1))),
+        (members(6, 97), members(5, 97)),
+        (f"{_LONG},{_LONG.replace('l', 'm', 1)},a=1", f"{_LONG},a=1"),
     ],
 )
 def test_what_of_a_tracestate_goes_along(state: str, expected: str) -> None:
@@ -277,22 +265,18 @@ def test_spans_that_the_collector_does_not_take_are_bounded(monkeypatch: pytest.
             may_go_on.set()
 
     stuck: Any = Stuck()
-    before = {outcome: metrics.TRACE_SPANS.value(outcome) for outcome in ("failed", "dropped")}
     tracer = Tracer(stuck, "forebay", "1", "worker0", 1.0)
     told: list[str] = []
     monkeypatch.setattr(tracing._log, "warning", lambda _message, kind, **_: told.append(kind))
-    for _ in range(tracing.WAITING_MAX + 500):
-        span = tracer.begin([])
-        assert span is not None
-        span.end(FINISHED)
+    end_spans(tracer, tracing.WAITING_MAX + 500)
     assert told == ["dropped"] * 500
     tracer.close()
     assert may_go_on.is_set()
     due = time.monotonic() + 60
     while time.monotonic() < due and tracer._exporter._exported < tracing.WAITING_MAX:
         time.sleep(0.01)
-    counted = {outcome: metrics.TRACE_SPANS.value(outcome) - count for outcome, count in before.items()}
-    assert counted == {"failed": tracing.WAITING_MAX, "dropped": 500}
+    lost = {outcome: counted(metrics.TRACE_SPANS, outcome=outcome) for outcome in ("failed", "dropped")}
+    assert lost == {"failed": tracing.WAITING_MAX, "dropped": 500}
 
 
 class DrippingCollector:
@@ -338,68 +322,57 @@ DRIPS = {
 }
 
 
+@contextlib.contextmanager
+def tracing_to(*drip: bytes) -> Iterator[tuple[DrippingCollector, Tracer]]:
+    collector = DrippingCollector(*drip)
+    tracer = tracer_to(collector.url)
+    try:
+        yield collector, tracer
+    finally:
+        collector.close()
+        tracer.close()
+
+
 @pytest.mark.parametrize("drip", DRIPS)
 def test_a_collector_that_drips_holds_no_export_on(drip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An export has a bound as a whole; its spans count as lost, its connection is closed, and the next one begins."""
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     monkeypatch.setattr(tracing, "EXPORT_SECONDS", 0.5)
-    collector = DrippingCollector(*DRIPS[drip])
-    before = metrics.TRACE_SPANS.value("failed")
-    tracer = open_tracer(collector.url, "forebay", "1.2.3", "worker0", 1.0)
-    assert tracer is not None
-    try:
+    with tracing_to(*DRIPS[drip]) as (collector, tracer):
         for count in (1, 2):
             begun = time.monotonic()
             end_spans(tracer, 3)
             tracer._processor.force_flush()
             assert time.monotonic() - begun < 10
-            assert metrics.TRACE_SPANS.value("failed") - before == 3 * count
+            assert counted(metrics.TRACE_SPANS, outcome="failed") == 3 * count
             assert collector.broken_off.wait(10)
         assert collector.connections >= 2
-    finally:
-        collector.close()
-        tracer.close()
 
 
 def test_what_a_dripping_collector_has_not_taken_when_a_worker_stops_counts_as_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All of it, and the stop is not longer than it may be."""
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     monkeypatch.setattr(tracing, "CLOSING_SECONDS", 0.5)
-    collector = DrippingCollector(*DRIPS["body"])
-    before = metrics.TRACE_SPANS.value("failed")
-    tracer = open_tracer(collector.url, "forebay", "1.2.3", "worker0", 1.0)
-    assert tracer is not None
-    try:
+    with tracing_to(*DRIPS["body"]) as (collector, tracer):
         end_spans(tracer, 1500)
         begun = time.monotonic()
         tracer.close()
         assert time.monotonic() - begun < tracing.EXPORT_SECONDS
-        assert metrics.TRACE_SPANS.value("failed") - before == 1500
+        assert counted(metrics.TRACE_SPANS, outcome="failed") == 1500
         assert collector.broken_off.wait(10)
-    finally:
-        collector.close()
 
 
 def test_an_answer_without_an_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither into memory, nor until the time is up: its head has told that the spans were taken."""
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     monkeypatch.setattr(tracing, "EXPORT_SECONDS", 60.0)
-    collector = DrippingCollector(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000000\r\n\r\n", bytes(100_000))
-    before = metrics.TRACE_SPANS.value("sent")
-    tracer = open_tracer(collector.url, "forebay", "1.2.3", "worker0", 1.0)
-    assert tracer is not None
-    try:
+    drip = b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000000\r\n\r\n", bytes(100_000)
+    with tracing_to(*drip) as (collector, tracer):
         end_spans(tracer, 1)
         begun = time.monotonic()
         tracer._processor.force_flush()
         assert time.monotonic() - begun < 10
-        assert metrics.TRACE_SPANS.value("sent") - before == 1
+        assert counted(metrics.TRACE_SPANS, outcome="sent") == 1
         assert collector.broken_off.wait(10)
-    finally:
-        collector.close()
-        tracer.close()
 
 
 def test_what_holds_an_export_on_for_ever_costs_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,18 +392,17 @@ def test_what_holds_an_export_on_for_ever_costs_one_thread(monkeypatch: pytest.M
             """Nothing ends it."""
 
     stuck: Any = Stuck()
-    before = {outcome: metrics.TRACE_SPANS.value(outcome) for outcome in ("sent", "failed")}
     tracer = Tracer(stuck, "forebay", "1", "worker0", 1.0)
     for _ in range(3):
         end_spans(tracer, 1)
         tracer._processor.force_flush()
     assert sum(one.name == "spans" for one in enumerate_threads()) == 1
-    assert metrics.TRACE_SPANS.value("failed") - before["failed"] == 3
+    assert counted(metrics.TRACE_SPANS, outcome="failed") == 3
     monkeypatch.setattr(tracing, "EXPORT_SECONDS", 60.0)
     may_go_on.set()
     end_spans(tracer, 1)
     tracer._processor.force_flush()
-    assert metrics.TRACE_SPANS.value("sent") - before["sent"] == 1
+    assert counted(metrics.TRACE_SPANS, outcome="sent") == 1
     tracer.close()
 
 
@@ -502,14 +474,10 @@ def collector() -> Iterator[Collector]:
 def test_only_what_the_collector_has_taken_counts_as_sent(collector: Collector, status: int, outcome: str) -> None:
     """Not what it sends elsewhere, as one that wants https does."""
     collector.status = status
-    before = metrics.TRACE_SPANS.value(outcome)
-    tracer = open_tracer(collector.url, "forebay", "1.2.3", "worker0", 1.0)
-    assert tracer is not None
-    span = tracer.begin([])
-    assert span is not None
-    span.end(FINISHED)
+    tracer = tracer_to(collector.url)
+    end_spans(tracer, 1)
     tracer.close()
-    assert metrics.TRACE_SPANS.value(outcome) - before == 1
+    assert counted(metrics.TRACE_SPANS, outcome=outcome) == 1
 
 
 @pytest.mark.slow

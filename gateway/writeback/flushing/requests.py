@@ -31,7 +31,7 @@ from gateway.origin.client import (
 )
 from gateway.origin.retry import asks_for_retry
 from gateway.s3.headers import parse_http_date, quote, unquote
-from gateway.s3.upload_list import UPLOADS_SIZE_BYTES_MAX, UploadsPage, parse_uploads_page
+from gateway.s3.listings import UPLOADS_SIZE_BYTES_MAX, UploadsPage, parse_uploads_page
 from gateway.s3.xml import CompletedPart, complete_multipart_upload_document, error_code_of, etag_of_result, text_of
 from gateway.telemetry.metrics import FailureKind
 from gateway.writeback.flushing.state import (
