@@ -435,6 +435,24 @@ async def test_this_nodes_etag_names_the_version_on_the_short_way_too(tmp_path: 
             assert await both.compare(raw, "fast") == status
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("key", ["d/a", "t/a", "w/a", "x/a", "y/a"])
+async def test_a_weak_etag_never_takes_the_short_way(tmp_path: Path, key: str, method: str) -> None:
+    """9.8 Nobody can ask for more bytes of such a version: also where blocks of an earlier one are here."""
+    before, _ = prepared_share()
+    async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
+        strong = both.gateway.origin.buckets["bucket"].objects[key].etag
+        await both.settled(both.ask(Asked("GET", key, {})))
+        both.gateway.origin.dialect.has_weak_etags = True
+        both.clock.ahead_seconds += 61
+        if key == "d/a":  # its slot would not look again
+            await both.ask(Asked("GET", key, {"cache-control": "no-cache"}))
+        for asked in ({}, {"if-none-match": f"W/{strong}"}, {"if-none-match": strong}) * 6:
+            raw = head_of(Asked(method, key, asked), both.keyring.secrets["ALL"], both.clock.now())
+            assert await both.compare(raw, "fast") in ((b"200", b"304") if asked else (b"200",))
+    assert prepared_share()[0] == before
+
+
 @pytest.mark.parametrize("asked", ["bytes=0-1,4-5", "bytes=9-3", "x", "bytes=-0", "bytes=5000-"])
 async def test_a_range_that_only_the_origin_can_judge_is_left_to_it(tmp_path: Path, asked: str) -> None:
     """Also beside a condition that holds, or does not."""
