@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.clock import Moment
+from gateway.core.errors import InConflict
 from gateway.core.model import MARKERS
 from gateway.policy.slots import Prefix
 from gateway.writeback.buffer import WritebackBuffer
@@ -250,6 +251,31 @@ def test_a_multipart_shard_counts_from_its_complete(order: Order) -> None:
     assert (order.is_due(first), order.is_due(completed), order.is_due(second)) == (True, True, False)
 
 
+def test_a_multipart_marker_waits_too(order: Order) -> None:
+    """However its bytes have come."""
+    shard = order.put("ckpt/1")
+    order.tx.uploads.begin(upload("u", key("ckpt/_SUCCESS")))
+    order.tx.uploads.put_part("u", part(1, "p"), Moment(NOW))
+    made = replace(pending(key("ckpt/_SUCCESS"), parts=[part(1, "p")], multipart=True), upload_id="u")
+    marker = order.tx.uploads.complete(with_order(made, SLOT))
+    assert marker is not None
+    assert not order.is_due(marker)
+    order.settle(shard)
+    assert order.is_due(marker)
+
+
+def test_directories_in_directories(order: Order) -> None:
+    """The outer marker waits for the inner one, and that for its own shards alone."""
+    inner_shard, outer_shard = order.put("a/b/1"), order.put("a/1")
+    inner, outer = order.put("a/b/_SUCCESS"), order.put("a/latest")
+    order.settle(inner_shard)
+    assert (order.is_due(inner), order.is_due(outer)) == (True, False)
+    order.settle(outer_shard)
+    assert not order.is_due(outer)
+    order.settle(inner)
+    assert order.is_due(outer)
+
+
 def test_a_marker_in_conflict_that_is_written_again_is_still_waited_for(order: Order) -> None:
     """Until a person has decided; nothing waits for itself then."""
     for decide in ("discard", "overwrite"):
@@ -276,6 +302,23 @@ def test_a_marker_that_is_deleted_is_still_waited_for(order: Order) -> None:
     assert (order.is_due(gone), order.is_due(second)) == (True, False)
     order.settle(gone)
     assert order.is_due(second)
+
+
+def test_a_marker_takes_the_place_of_one_that_nothing_waits_for(order: Order) -> None:
+    """Markers elsewhere are others."""
+    first = order.put("a/_SUCCESS")
+    for elsewhere in ("b/latest", "a/c/latest", "ab/latest"):
+        order.put(elsewhere)
+    order.put("a/_SUCCESS")
+    assert order.tx.turns.living([first.id]) == set()
+
+
+def test_a_deleted_marker_waits_for_nothing(order: Order) -> None:
+    """It takes the place of the one that waited."""
+    order.put("a/1")
+    marker = order.put("a/_SUCCESS")
+    gone = order.put("a/_SUCCESS", deleted=True)
+    assert (order.tx.turns.living([marker.id]), order.is_due(gone)) == (set(), True)
 
 
 def test_a_marker_that_is_overwritten_speaks_for_more(order: Order) -> None:
@@ -334,6 +377,14 @@ def test_a_conflict_holds_the_marker_until_somebody_has_decided(order: Order) ->
             assert not order.is_due(marker)
             order.settle(shard)
         assert order.is_due(marker)
+
+
+def test_in_a_strict_slot_nobody_deletes_what_is_in_conflict(order: Order) -> None:
+    """A person decides first, as elsewhere."""
+    order.slot = STRICT
+    order.tx.writes.keep(order.put("a").id, "others")
+    with pytest.raises(InConflict):
+        order.tx.writes.write_tombstone(with_order(pending(key("a"), None, deleted=True), STRICT))
 
 
 def test_in_a_strict_slot_each_waits_for_all_before_it(order: Order) -> None:
