@@ -176,9 +176,11 @@ def buffer_problems(settings: Settings) -> Iterator[ConfigError]:
         for name, why in refused.items():
             if name in slot.model_fields_set and getattr(slot, name) is not None:
                 key = type(slot).model_fields[name].alias or name
-                yield ConfigError(f"slots[{i}].{key}", getattr(slot, name), f"{why}, in slot {slot.name}")
+                given = getattr(slot, name)
+                value = list(given) if isinstance(given, tuple) else given  # as it is written
+                yield ConfigError(f"slots[{i}].{key}", value, f"{why}, in slot {slot.name}")
         if slot.checkpoints is not None and (why_not := too_many(slot.checkpoints)) is not None:
-            yield ConfigError(f"slots[{i}].checkpoints", slot.checkpoints, why_not)
+            yield ConfigError(f"slots[{i}].checkpoints", list(slot.checkpoints), why_not)
     of_buffers_bytes = buffers_bytes(settings)
     disk = disk_usage(settings.cache.directory) if of_buffers_bytes else None
     if disk is not None and settings.cache.capacity_bytes + of_buffers_bytes > disk.total:

@@ -145,7 +145,11 @@ class RateLimiter:
         if self._reserving is not None:
             self._reserving.cancel()
         self._reserve(0)
-        self._reserving = self._at_link_since = None
+        self._reserving = None
+        if ceiling is not None:
+            self._at_link_since = None
+        elif self._waiting and self._at_link_since is None:
+            self._at_link_since = now  # until now the pieces have waited for a ceiling
         self._ceiling = ceiling
         if self._waiting:
             self._advance()

@@ -166,6 +166,7 @@ class Gate:
         self, scope: Scope, name: str, rate: float | None, most: int | None, *, is_latest: bool = True
     ) -> None:
         """Limit an account from now on, and what waits here. The rate of the latest settings holds in all processes."""
+        self._tell_waits(self._clock.monotonic())  # under the name and the limit until now
         self._scope, self._name, self._most = scope, name, most
         self._bucket = TokenBucket(self._cells, self._row, rate) if rate is not None else None
         if self._bucket is not None and is_latest:

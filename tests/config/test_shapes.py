@@ -87,6 +87,8 @@ def test_a_key_that_is_none_comes_with_the_one_that_is_meant(tmp_path: Path, tex
         ('max_unflushed_bytes = "1GiB"', "'1GiB'"),
         ('max_unflushed_age = "1h"', "'1h'"),
         ("keep_last = 3", "3"),
+        ("markers = ['a', 'b']", "['a', 'b']"),
+        ("checkpoints = ['built-in']", "['built-in']"),
     ],
 )
 def test_a_setting_of_a_slot_is_shown_as_it_is_written(tmp_path: Path, line: str, shown: str) -> None:

@@ -18,7 +18,7 @@ from gateway.policy.fair_shares import HOLD_SECONDS
 from gateway.policy.token_bucket import BURST_SECONDS
 from gateway.shared.arena import Numbering, SharedCells, make_shared_memory
 from gateway.telemetry import metrics
-from tests.support.counting import counted
+from tests.support.counting import by_label, counted
 from tests.support.manual_clock import ManualClock
 
 STEP_SECONDS = 0.05
@@ -365,6 +365,30 @@ def test_who_waits_under_a_ceiling_that_is_lifted_passes_at_once(link: int | Non
         levels = [bucket.level(clock.monotonic()) for bucket in before._buckets.values()]
         assert all(level > -10_000 for level in levels), "nothing of the pieces that waited is on the account"
         assert all(one.exception() is None for one in readers if not one.cancelled())
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("link", [None, 1_000_000])
+def test_the_wait_for_a_ceiling_that_is_lifted_is_told_as_one_for_the_ceiling(link: int | None) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        ceilings = [Ceiling("read", "a", 1000)]
+        of_link = [Ceiling("read", None, link)] if link is not None else []
+        bandwidth = limited(clock, *ceilings, *of_link)
+        meter = OriginMeter(bandwidth)
+        request = OriginRequest("GET", "b", "k", slot="a", purpose=Purpose.LIVE)
+        limiter_of(bandwidth, "a").charge(10_000)
+        readers = [asyncio.ensure_future(meter.of_body("read", request).wait(5000)) for _ in range(4)]
+        for _ in range(20):
+            await clock.advance(STEP_SECONDS)
+        bandwidth.apply_settings(of_link, [], numbering_of(ceilings, []), 1)
+        for _ in range(20):
+            await clock.advance(STEP_SECONDS)
+        await asyncio.gather(*readers)
+        by = by_label(metrics.BANDWIDTH_WAIT_SECONDS, "by")
+        assert by["ceiling"] == pytest.approx(4 * 20 * STEP_SECONDS, rel=0.2)
+        assert by.get("link", 0.0) < by["ceiling"] / 4
 
     asyncio.run(scenario())
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.callers import (
+    LOOK_SECONDS,
     LOST_SECONDS,
     OWN,
     UNSIGNED,
@@ -576,6 +577,22 @@ def test_who_waits_under_limits_that_are_lifted_passes(after: Limits) -> None:
         assert metrics.CALLER_RUNNING.value("credential", "k") == 0
 
     asyncio.run(scenario())
+
+
+def test_the_wait_until_a_limit_is_lifted_is_told_under_that_limit() -> None:
+    async def scene(node: Node) -> None:
+        held = node.of("a").enter_now("read")
+        waiting = asyncio.ensure_future(node.of("a").enter("read"))
+        await node.clock.advance(0.0)
+        await node.clock.advance(LOOK_SECONDS / 2)
+        node.processes[0].apply_settings(alone(Limits()), Numbering(1).changed(["a"]), Numbering(0), 1)
+        for admission in (held, await waiting):
+            assert admission is not None
+            admission.leave()
+        waited = {labels: cell.get() for labels, cell in metrics.CALLER_WAIT_SECONDS.kept().items() if cell.get()}
+        assert waited == {("credential", "a", "concurrency"): pytest.approx(LOOK_SECONDS / 2)}
+
+    play(alone(Limits(1)), scene)
 
 
 def test_places_that_are_held_count_under_changed_limits() -> None:
