@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,16 +103,17 @@ class Looks:
 
     def _asked(self, admin_url: str, *, with_doctor: bool) -> Texts:
         where = ("--config", str(self._config_file), "--admin-url", admin_url)
-        found = {
-            STATUS: [
-                one for one in _said(command(self._environment, "status", *where)) if not _NOT_SHOWN_STATUS.match(one)
-            ],
-            READY: _leaves_or_problem(admin_url, "/readyz", None),
-            OVERVIEW: _leaves_or_problem(admin_url, "/api/v1/overview", _SHOWN_OVERVIEW),
-            METRICS: _metrics(admin_url),
-        }
-        if with_doctor:
-            found[DOCTOR] = findings(command(self._environment, "doctor", "--json", *where))
+        with ThreadPoolExecutor(1) as beside:  # what hangs is killed soon: nobody waits for one answer before the next
+            doctor = beside.submit(command, self._environment, "doctor", "--json", *where) if with_doctor else None
+            status = _said(command(self._environment, "status", *where))
+            found = {
+                STATUS: [one for one in status if not _NOT_SHOWN_STATUS.match(one)],
+                READY: _leaves_or_problem(admin_url, "/readyz", None),
+                OVERVIEW: _leaves_or_problem(admin_url, "/api/v1/overview", _SHOWN_OVERVIEW),
+                METRICS: _metrics(admin_url),
+            }
+            if doctor is not None:
+                found[DOCTOR] = findings(doctor.result())
         return found
 
 
