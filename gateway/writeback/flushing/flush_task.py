@@ -262,6 +262,7 @@ class FlushTask:
         if isinstance(listed, WriteRefused | Lost):
             return listed
         now = Moment.of(self._clock)
+        self.is_ending = True  # nobody cancels it for the row that it forgets itself: what is unclear must be told
         unclear = await self._journal.change(lambda tx: settle_in_doubt(tx, write.key, listed, now))
         if unclear:
             _log.warning(
@@ -271,6 +272,7 @@ class FlushTask:
                 upload_ids=[one.upload_id for one in unclear],
             )
         if self._journal.read(lambda tx: tx.writes.get(write.id)) is not None:
+            self.is_ending = False
             return Lost("an upload of the key is just being begun")
         raise Superseded
 
