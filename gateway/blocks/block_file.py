@@ -282,7 +282,7 @@ class BlockFile(SharedFile):
         return self.stayed(extent, position, count)
 
     def stayed(self, extent: Extent, position: int, count: int, since: int = -1) -> bool:
-        """As `objects.SpanFile.stayed`; `since`: `withdrawals` before the bytes were found intact, if that is known."""
+        """As `model.SpanFile.stayed`; `since`: `withdrawals` before the bytes were found intact, if that is known."""
         pages, withdrawals = self._pages, self.withdrawals
         if pages is None:
             return False

@@ -78,7 +78,7 @@ class FillSource:
 
 
 class _GrowingFile:
-    """The file of a fill as `objects.SpanFile`: bytes that wait to be written to the device are those that came."""
+    """The file of a fill as `model.SpanFile`: bytes that wait to be written to the device are those that came."""
 
     __slots__ = ("_dependencies", "_extent", "_file", "_unwritten_from")
 

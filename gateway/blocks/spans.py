@@ -75,7 +75,7 @@ class WarmSpan(PinnedFileSpan):
         self._since = since
         self._cached = cached
 
-    # As `objects.SpanFile`.
+    # As `model.SpanFile`.
 
     def intact(self, offset: int, count: int) -> bool:
         file = self._file.file
@@ -346,7 +346,7 @@ class BlockSource:
         offset = self.extent.offset + position
         return FileSpan(self.file.descriptor, offset, count, self) if self.intact(offset, count) else None
 
-    # As `objects.SpanFile`.
+    # As `model.SpanFile`.
 
     def intact(self, offset: int, count: int) -> bool:
         """Return True if bytes can be sent: those fetched for this reader as written, others after a check."""
@@ -391,7 +391,7 @@ def read_leased(file: BlockLease, extent: Extent, position: int, count: int) -> 
 async def restored(
     threads: DiskThreads, file: BlockLease, extent: Extent, offset: int, count: int
 ) -> memoryview | None:
-    """`objects.SpanFile.restore` for bytes of a block."""
+    """`model.SpanFile.restore` for bytes of a block."""
     return await threads.disk_holding(file, _restored, extent, offset - extent.offset, count)
 
 

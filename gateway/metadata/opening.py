@@ -1,7 +1,7 @@
 """Opening and closing the catalog's directory: its format, and whether what lies there can be believed.
 
     FORMAT       "forebay catalog 1": any other content is refused, never misread
-    ORIGIN       whose objects these are: the homes of buckets (objects.Homes). The catalog of another main origin is
+    ORIGIN       whose objects these are: the homes of buckets (model.Homes). The catalog of another main origin is
                  dropped; of buckets that have another home than before, all is forgotten
     BOOT         the kernel's boot id when the directory was last opened
     CLEAN        there while no process has the directory open and everything is synced to disk

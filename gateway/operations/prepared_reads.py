@@ -213,7 +213,7 @@ class StrictRead:
     async def _ask(self, conditions: Conditions, pending: PendingAnswer) -> PreparedAnswer | None:
         try:
             head = pending.told = await self._services.catalog.ask(self._key, self._slot, headers=self._headers)
-        except Exception as error:  # noqa: BLE001 - whoever goes on is told, and says it
+        except Exception as error:  # noqa: BLE001 - the way that takes over gets it, and reports it
             pending.told = error
             return None
         known = self._known(head)

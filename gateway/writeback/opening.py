@@ -26,7 +26,7 @@ from gateway.writeback.staged_file import DIRECTORY_MODE, Staging
 FORMAT = b"forebay writeback 1\n"
 
 ORIGIN = "origin"
-"""The file with the homes of buckets (objects.Homes)."""
+"""The file with the homes of buckets (model.Homes)."""
 
 ARRIVING = "arriving"
 """The file of `Reservations` (room.py): made anew when no process has the buffer open."""

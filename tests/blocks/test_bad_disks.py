@@ -408,7 +408,7 @@ def test_mistakes_are_told_from_bad_luck() -> None:
 
 
 class Patient:
-    """What a probe will find, and how often it was asked."""
+    """A probe that finds what a test sets, and counts its calls."""
 
     def __init__(self) -> None:
         self.clock = TestClock()
@@ -424,7 +424,7 @@ class Patient:
         self.isolation.note(caused(StoreUnavailable("x"), number))
 
     async def wait(self, seconds: float) -> None:
-        """Let time pass, and whoever has waited for it go on."""
+        """Let time pass, and let those go on that waited for it."""
         await settled()
         self.clock.advance(seconds)
         await settled()

@@ -123,7 +123,7 @@ async def test_damaged_blocks_give_no_wrong_byte(tmp_path: Path, damage: Damage,
 
 
 async def test_damage_after_a_restart_is_found(tmp_path: Path) -> None:
-    """What happened while nobody looked is found by the first read, header or data."""
+    """The first read finds damage done between two opens, in the header and in the data."""
     rng = random.Random(11)
     origin = make_origin()
     version = stored(origin, "k", 6 * BLOCK)
@@ -429,7 +429,7 @@ async def test_one_bad_object_of_many_packed_ones_goes_alone(tmp_path: Path) -> 
 
 
 async def test_memory_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was cold is cold again, what was in memory still is, and is not read: it tells nothing about the disk."""
+    """The scrubber leaves cold pages cold; it does not read pages in memory, which tell nothing about the disk."""
     read_bytes: list[float] = []
     on_count(monkeypatch, metrics.SCRUB_BYTES, read_bytes.append)
     origin = make_origin()

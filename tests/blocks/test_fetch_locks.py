@@ -481,7 +481,7 @@ async def test_every_kind_of_change_wakes(tmp_path: Path, file: BlockLease) -> N
 
 @pytest.mark.usefixtures("no_safety_net")
 async def test_a_change_between_looking_and_waiting_is_not_missed(file: BlockLease) -> None:
-    """What happens after `clear` ends a wait that begins later."""
+    """A change after `clear` ends a wait that begins later."""
     watcher = FileWatcher()
     with watcher.watch(file.descriptor) as watch:
         watch.clear()
@@ -491,7 +491,7 @@ async def test_a_change_between_looking_and_waiting_is_not_missed(file: BlockLea
 
 
 def is_led(file: BlockLease) -> bool:
-    """Whether somebody has the file locked."""
+    """Return whether a process has the file locked."""
     try:
         fcntl.flock(file.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -502,7 +502,7 @@ def is_led(file: BlockLease) -> bool:
 
 @pytest.mark.usefixtures("no_safety_net")
 def test_a_killed_writer_is_noticed_at_once(tmp_path: Path, file: BlockLease) -> None:
-    """SIGKILL frees the writer's lock, and whoever watches sees it free without the slow look of the safety net."""
+    """SIGKILL frees the writer's lock, and a watcher learns of it sooner than by the slow look of the safety net."""
 
     async def scenario(writer: subprocess.Popen[bytes]) -> None:
         watcher = FileWatcher()
@@ -539,7 +539,7 @@ async def test_nothing_is_looked_at_hot(file: BlockLease, monkeypatch: pytest.Mo
 
 
 def test_without_inotify_the_file_is_looked_at_now_and_then(file: BlockLease) -> None:
-    """Where no instance is left, waiting still ends."""
+    """A wait ends although the system has no inotify instance left."""
 
     async def scenario() -> None:
         watcher = FileWatcher()

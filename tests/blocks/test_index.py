@@ -1,4 +1,4 @@
-"""What the index is asked on the event loop."""
+"""The index answers look-ups on the event loop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KEY = ObjectKey("b", "a")
 
 
 def opened_with_versions(directory: Path, count: int) -> OpenDirectory:
-    """So many versions of one object."""
+    """Open a directory that has `count` versions of one object."""
     opened = open_directory(BlockSettings(directory, 64 * MIB, 64 * KIB), 0)
     versions = (ObjectVersion(_KEY, f'"{number}"', 100) for number in range(count))
     blocks = [SmallBlock(layout.block_at(version, 0, 64 * KIB), memoryview(bytes(100))) for version in versions]
