@@ -71,15 +71,17 @@ REFUSED: list[tuple[Any, str]] = [
 @pytest.mark.slow
 def test_who_asks_while_it_starts_is_heard(tmp_path: Path) -> None:
     """SIGHUP as soon as the command runs: it ends nothing, and the file is read anew when the gateway has started."""
-    with an_origin() as origin, ThreadPoolExecutor(1) as threads:
-        gateway = GatewayProcess(config_of(origin), directory=tmp_path / "cache")
-        started = threads.submit(gateway.__enter__)
-        until(lambda: _waits_for_sighup(gateway), "SIGHUP is never held back")
-        os.kill(gateway.pid, signal.SIGHUP)
-        with ExitStack() as stack:
-            stack.push(started.result())
-            admin = Admin(gateway)
-            until(lambda: admin.gateway["generation"] == 1, "nobody has heard of it")
+    with an_origin() as origin, ThreadPoolExecutor(1) as threads, ExitStack() as stack:
+        gateway = GatewayProcess(config_of(origin), directory=tmp_path / "cache", is_prepared=False)
+        started = threads.submit(stack.enter_context, gateway)
+        while not (held := _waits_for_sighup(gateway)) and not started.done():
+            time.sleep(0.001)
+        if held:
+            os.kill(gateway.pid, signal.SIGHUP)
+        started.result()
+        assert held, "SIGHUP was never held back while code was loaded"
+        admin = Admin(gateway)
+        until(lambda: admin.gateway["generation"] == 1, "nobody has heard of it")
 
 
 def _waits_for_sighup(gateway: GatewayProcess) -> bool:
