@@ -28,7 +28,7 @@ demo: $(STAMPS)/demo  ## set up, then run a small training job directly and thro
 test: $(STAMPS)/test  ## set up, then run the quick tests
 	$(PYTEST) -n 3 --dist worksteal -m "not slow and not ($(ELSEWHERE))"
 test-slow: $(STAMPS)/test  ## kills, large objects, long histories
-	$(PYTEST) -n 3 --dist worksteal -m "slow and not ($(ELSEWHERE))"
+	$(PYTEST) -n 4 --dist worksteal -m "slow and not ($(ELSEWHERE))"
 test-root: $(STAMPS)/test  ## full, dead and powerless disks; as root
 	$(PYTEST) -n 2 --dist worksteal -m root
 test-clients: $(STAMPS)/clients  ## boto3, AWS CLI, s3fs, polars and more

@@ -19,7 +19,7 @@ from tests.support.link_simulation import LinkSimulation, SlotOfLink, fair_rates
 
 LINK = 100e6
 PIECE = 64 * 1024
-SLOTS_OF_MANY = int(os.environ.get("FOREBAY_SHARE_SLOTS", "250"))
+SLOTS_OF_MANY = int(os.environ.get("FOREBAY_SHARE_SLOTS", "100"))
 """In 64 processes for each thousand."""
 SETTLING_SECONDS = 1.0
 SECONDS = 5.0
