@@ -198,6 +198,16 @@ PARTS = (
         ["--timeout=7200", "tests/crash/test_strict_disk.py"],
     ),
     Part(
+        "checkpoint-kills",
+        "kills and power cuts of a gateway while checkpoints are saved and the bucket is watched (root)",
+        {
+            "FOREBAY_CHECKPOINT_KILLS": "100",
+            "FOREBAY_CHECKPOINT_POWER_CUTS": "100",
+            "FOREBAY_KILL_SEED": "{seed}",
+        },
+        ["tests/crash/test_checkpoint_kills.py"],
+    ),
+    Part(
         "gateway-power-cuts",
         "power cuts of an ext4 under a running gateway (root)",
         {"FOREBAY_GATEWAY_POWER_CUTS": "300", "FOREBAY_KILL_SEED": "{seed}"},

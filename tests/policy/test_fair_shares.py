@@ -73,7 +73,7 @@ def test_slots_that_always_want_more_have_their_fair_shares(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=5)
 @given(slots_of_link(), st.lists(st.floats(0.01, 0.5), min_size=1, max_size=6), st.integers(0, 2**32))
 def test_slots_that_come_and_go_take_nothing_of_what_the_others_are_due(
     slots: list[SlotOfLink], pauses_seconds: list[float], seed: int

@@ -22,15 +22,15 @@ from gateway.writeback.order import with_order
 from tests.support.slots import Slot, slot_with
 from tests.support.writeback import PlainPresence, key, part, pending, upload
 
-pytestmark = pytest.mark.slow  # 100,000 rows are to be made
+pytestmark = pytest.mark.slow  # 20,000 rows are to be made
 
 NOW = 1000.0
 SLOT = Slot("slot", Prefix.parse("s3://bucket/"), write="back", buffer_bytes=1000)
 STRICT = slot_with(SLOT, order="strict")
 
-MANY = 100_000
+MANY = 20_000
 STEPS_MAX = 6_000
-"""A hundred of a look-up, some of a page of a listing: of 100,000 rows it would be a million."""
+"""A hundred of a look-up, some of a page of a listing: of 20,000 rows it would be 200,000."""
 
 _SCANS = re.compile(r"^SCAN (?!.* USING (COVERING )?INDEX writes_aborting|CONSTANT)")
 """Without those of an index that has nothing but what is looked for."""
