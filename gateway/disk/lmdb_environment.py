@@ -88,10 +88,10 @@ OLD_ENGINE, NEW_ENGINE = 0, 1
 
 
 def is_cut_short(directory: Path, engine: int = OLD_ENGINE) -> bool:
-    """Return True if the file ends before the last page in use, as where its disk lost what was not synced.
+    """Return True if the file ends before the last page in use: the disk has lost bytes that nobody had synced.
 
-    LMDB maps the file: a process that touches what is missing would be killed (SIGBUS). To be asked while nobody has
-    the environment open. One commit in thousands leaves a whole file so, whose last pages it took and gave back.
+    LMDB maps the file, and a touch of what is missing kills the process (SIGBUS). Callers ask while nobody has the
+    environment open. A whole file may end so, too: after one commit in thousands, which took pages and gave them back.
     """
     try:
         environment = lmdb.open(str(directory), readonly=True, lock=False, lib_version=engine)

@@ -35,7 +35,7 @@ def config(origin: StrictOrigin, consistency: str) -> dict[str, Any]:
             "access_key_id": ACCESS_KEY_ID,
             "secret_access_key": SECRET_ACCESS_KEY,
         },
-        "cache": {"capacity": "512MiB", "block_size": "1MiB", "persistent": True},
+        "cache": {"capacity": "512MiB", "block_size": "2MiB", "persistent": True},
         "slots": [slot if consistency == "strict" else slot | {"metadata_ttl": "10m"}],
     }
 
