@@ -65,7 +65,9 @@ class WorkerThreads:
     def table(self, what: str, unit: str) -> Measured:
         """All threads together, and each that has worked in every round, the busiest first."""
         by_name = {name: self.of_thread(name) for used in self.rounds for name in used}
-        busy = sorted((name for name, values in by_name.items() if all(values)), key=lambda name: -sum(by_name[name]))
+        busy = sorted(
+            (name for name, values in by_name.items() if min(values) > 0), key=lambda name: -sum(by_name[name])
+        )
         return Measured(what, unit, {"all threads": self.totals()} | {name: by_name[name] for name in busy})
 
     def _read(self) -> Counter[str]:

@@ -177,6 +177,7 @@ class JuiceFS(ServerProcess):
             *(self._executable, "gateway", self._metadata, f"127.0.0.1:{self.port}", "--no-banner", *self._writes_back),
             *("--storage", "s3", "--bucket", f"{self._origin_url}/{BUCKET}", "--backup-meta", "0"),
             *("--cache-dir", str(self.directory / "cache"), "--cache-size", "20G", "--free-space-ratio", "0.01"),
+            *("--buffer-size", "1024", "--max-readahead", "256"),
             *("--attr-cache", "1h", "--entry-cache", "1h", "--dir-entry-cache", "1h", "--open-cache", "1h"),
             *("--metrics", "127.0.0.1:0", "--no-usage-report", "--log", str(self.directory / "gateway.log")),
         ]

@@ -15,7 +15,7 @@ from loadtests.harness.comparison import Contender, those_installed, turn
 from loadtests.harness.content import Family, load_object
 from loadtests.harness.gateway import gateway
 from loadtests.harness.origin import LoadOrigin
-from loadtests.harness.peers import Nginx, Rclone, Varnish
+from loadtests.harness.peers import JuiceFS, Nginx, Rclone, Varnish
 from loadtests.harness.reader import in_parallel, reader
 from loadtests.harness.signed_requests import Signer
 
@@ -87,6 +87,7 @@ def measure(work: Workload, options: Options) -> Result:
                     lambda: Nginx(origin, tcp_nopush=True),
                     lambda: Varnish(origin),
                     lambda: Rclone(origin),
+                    lambda: JuiceFS(origin),
                 ]
             )
         )
@@ -99,6 +100,8 @@ def measure(work: Workload, options: Options) -> Result:
         requests = {one.name: work.signed("{}:{}".format(*one.address)) for one in contenders}
         for one in contenders:
             progress(f"filling {one.name}")
+            if isinstance(one, JuiceFS):
+                one.take(work.objects)
             for _ in range(_FILLS):
                 fill(one, work)
         for number in range(options.rounds):
