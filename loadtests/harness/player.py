@@ -27,12 +27,16 @@ Request = tuple[bytes, int]
 class Played:
     """What the client saw. Its own CPU time says nothing where it spins."""
 
-    answered: int
+    requests: int
     seconds: float
     received_bytes: int
     cpu_seconds: float
     p50_seconds: float
     p99_seconds: float
+
+    @property
+    def requests_per_second(self) -> float:
+        return self.requests / self.seconds
 
 
 def whole(address: tuple[str, int], objects: Family) -> list[Request]:

@@ -30,7 +30,7 @@ def test_each_request_is_sent_once(origin: LoadOrigin, spin: bool) -> None:
     before = origin.settled_counts()
     played = player.play(origin.port, player.whole(origin.address, SMALL), 8, spin=spin)
     after = origin.settled_counts()
-    assert (played.answered, played.received_bytes) == (50, 50 * 100_000)
+    assert (played.requests, played.received_bytes) == (50, 50 * 100_000)
     assert (after.gets - before.gets, after.sent_bytes - before.sent_bytes) == (50, 50 * 100_000)
     assert 0 < played.p50_seconds <= played.p99_seconds <= played.seconds
 
@@ -47,7 +47,7 @@ def test_parts_make_up_the_object(origin: LoadOrigin) -> None:
 def test_more_connections_than_requests_do_no_harm(origin: LoadOrigin) -> None:
     """Those without a request stay idle."""
     requests = player.whole(origin.address, SMALL)[:3]
-    assert player.play(origin.port, requests, 8).answered == 3
+    assert player.play(origin.port, requests, 8).requests == 3
 
 
 def test_a_wrong_answer_gives_no_figure(origin: LoadOrigin) -> None:
