@@ -22,12 +22,12 @@ from pathlib import Path
 from loadtests.harness import bare_fetch, command, player
 from loadtests.harness.cold import Memory, WorkerThreads
 from loadtests.harness.command import Options, progress
-from loadtests.harness.comparison import Contender, those_installed, turn
+from loadtests.harness.comparison import Contender, turn
 from loadtests.harness.content import Family
 from loadtests.harness.gateway import gateway
 from loadtests.harness.intervals import mean_of, ratio_of
 from loadtests.harness.origin import LoadOrigin
-from loadtests.harness.peers import JuiceFS
+from loadtests.harness.peers import JuiceFS, juicefs_if_installed
 from loadtests.harness.report import Measured, Report, Verdict, at_least, at_most
 
 _READERS = 32
@@ -66,8 +66,7 @@ class _Bench:
         self.written = Family(f"written-{size_bytes}/", min(count, _WRITTEN_MAX), size_bytes)
         self.origin = stack.enter_context(LoadOrigin([first, *self.epochs]))
         self.ours = stack.enter_context(gateway(self.origin, name=_OURS, capacity="16GiB", names_threads=True))
-        peers, self.notes = stack.enter_context(those_installed([lambda: JuiceFS(self.origin)]))
-        self.juicefs = next((one for one in peers if isinstance(one, JuiceFS)), None)
+        self.juicefs, self.notes = stack.enter_context(juicefs_if_installed(self.origin))
         self.threads = WorkerThreads(self.ours)
         self.cpu: dict[str, list[float]] = defaultdict(list)
         self.rates: dict[str, list[float]] = defaultdict(list)

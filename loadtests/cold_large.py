@@ -19,12 +19,12 @@ from functools import partial
 from loadtests.harness import command, machine, player
 from loadtests.harness.cold import Memory, WorkerThreads
 from loadtests.harness.command import Options, progress
-from loadtests.harness.comparison import Contender, those_installed, turn
+from loadtests.harness.comparison import Contender, turn
 from loadtests.harness.content import Family, LoadObject, load_object
 from loadtests.harness.gateway import Gateway, gateway
 from loadtests.harness.intervals import Interval, mean_of, ratio_of
 from loadtests.harness.origin import LoadOrigin
-from loadtests.harness.peers import JuiceFS
+from loadtests.harness.peers import JuiceFS, juicefs_if_installed
 from loadtests.harness.report import Measured, Report, Verdict, at_least, at_most
 
 _PART_BYTES = 8 * 1024**2
@@ -68,8 +68,7 @@ class _Bench:
             )
             for name, workers in ((_ONE, 1), (_TWO, 2))
         }
-        peers, self.notes = stack.enter_context(those_installed([lambda: JuiceFS(self.origin)]))
-        self.juicefs = next((one for one in peers if isinstance(one, JuiceFS)), None)
+        self.juicefs, self.notes = stack.enter_context(juicefs_if_installed(self.origin))
         self.threads = {name: WorkerThreads(one) for name, one in self.gateways.items()}
         self.rates: dict[str, list[float]] = defaultdict(list)
         self.peer_cpu: list[float] = []

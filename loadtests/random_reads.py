@@ -17,12 +17,12 @@ import statistics
 
 from loadtests.harness import command
 from loadtests.harness.command import Options, progress
-from loadtests.harness.comparison import Contender, those_installed
+from loadtests.harness.comparison import Contender
 from loadtests.harness.content import Family, LoadObject, load_object
 from loadtests.harness.gateway import gateway
 from loadtests.harness.intervals import mean_of, ratio_of
 from loadtests.harness.origin import LoadOrigin
-from loadtests.harness.peers import JuiceFS
+from loadtests.harness.peers import juicefs_if_installed
 from loadtests.harness.reader import reader
 from loadtests.harness.report import Measured, Report, Verdict, at_most
 
@@ -48,20 +48,19 @@ def test(options: Options) -> Report:
     with (
         LoadOrigin([family]) as origin,
         gateway(origin, capacity="16GiB") as ours,
-        those_installed([lambda: JuiceFS(origin)]) as (peers, notes),
+        juicefs_if_installed(origin) as (juicefs, notes),
     ):
-        juicefs = [one for one in peers if isinstance(one, JuiceFS)]
-        for one in juicefs:
-            progress(f"writing through {one.name}")
-            one.take(written)
+        if juicefs is not None:
+            progress(f"writing through {juicefs.name}")
+            juicefs.take(written)
         origin.shape(latency_seconds=_LATENCY_SECONDS)
         for number in range(options.rounds):
             progress(f"round {number + 1}")
             work = [next(unread) for _ in range(touches)]
             cold: list[tuple[str, Contender, list[Touch]]] = [("forebay, cold", ours, work)]
-            for peer in juicefs:
-                peer.forget()
-                cold.append((f"{peer.name}, cold", peer, _touches(written, number)))
+            if juicefs is not None:
+                juicefs.forget()
+                cold.append((f"{juicefs.name}, cold", juicefs, _touches(written, number)))
             for name, server, asked in cold:
                 before = origin.counts().sent_bytes
                 first_byte.setdefault(name, []).append(_first_byte_milliseconds(server.address, asked))

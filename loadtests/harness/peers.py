@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -204,6 +205,18 @@ class JuiceFS(ServerProcess):
     def forget(self) -> None:
         """Kill it, clear its cache, and start it again: everything is cold."""
         self.kill_and_restart(partial(shutil.rmtree, self.directory / "cache"))
+
+
+@contextmanager
+def juicefs_if_installed(origin: LoadOrigin) -> Iterator[tuple[JuiceFS | None, list[str]]]:
+    """It, started; or nothing, and what is to be said of that."""
+    with ExitStack() as stack:
+        try:
+            started = JuiceFS(origin)
+        except tools.Missing as error:
+            yield None, [str(error)]
+        else:
+            yield stack.enter_context(started), []
 
 
 def _steps(of: LoadObject) -> range:
