@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.harness import machine, tools
+from loadtests.harness import machine
 from loadtests.harness.content import Family, load_object
 from loadtests.harness.origin import LoadOrigin
 from loadtests.harness.peers import JuiceFS
 from loadtests.harness.stream import stream_seconds
 
-pytestmark = pytest.mark.skipif(bool(tools.missing("juicefs")), reason="; ".join(tools.missing("juicefs")))
+pytestmark = pytest.mark.clients
 
 OBJECTS = Family("small/", 3, 5_000_000)
 
