@@ -16,6 +16,7 @@ import random
 import statistics
 
 from loadtests.harness import command
+from loadtests.harness.cold import Memory
 from loadtests.harness.command import Options, progress
 from loadtests.harness.comparison import Contender
 from loadtests.harness.content import Family, LoadObject, load_object
@@ -33,6 +34,8 @@ _LATENCY_SECONDS = 0.020
 _TOUCHES = 100
 
 _WRITTEN = 4
+_FETCHED_BYTES = 4 * 1024**2
+"""The most that a touch makes anyone fetch."""
 
 Touch = tuple[LoadObject, int]
 
@@ -43,6 +46,7 @@ def test(options: Options) -> Report:
     report = Report("random_reads", "Random 4 KiB reads, cold, origin with 20 ms", options.command("random_reads"))
     unread = iter(_touches(family))
     first_byte: dict[str, list[float]] = {"forebay, cold": [], "direct": []}
+    memory = Memory()
     from_origin: dict[str, list[float]] = {"forebay, cold": []}
     written = Family("written/", _WRITTEN, _OBJECT_BYTES)
     with (
@@ -62,6 +66,7 @@ def test(options: Options) -> Report:
                 juicefs.forget()
                 cold.append((f"{juicefs.name}, cold", juicefs, _touches(written, number)))
             for name, server, asked in cold:
+                memory.touch(len(asked) * _FETCHED_BYTES)
                 before = origin.counts().sent_bytes
                 first_byte.setdefault(name, []).append(_first_byte_milliseconds(server.address, asked))
                 fetched = (origin.settled_counts().sent_bytes - before) / len(asked) / 1024
@@ -69,14 +74,14 @@ def test(options: Options) -> Report:
             first_byte["direct"].append(_first_byte_milliseconds(origin.address, work))
     ratio = ratio_of(first_byte["forebay, cold"], first_byte["direct"])
     report.verdicts = [
-        Verdict("first byte (median), forebay / direct", ratio, at_most(1.1)),
+        Verdict(memory.of("first byte (median), forebay / direct"), ratio, at_most(1.1)),
         Verdict("KiB from the origin per touch", mean_of(from_origin["forebay, cold"]), at_most(256)),
     ]
     report.tables = [
-        Measured("first byte, median", "ms", first_byte),
+        Measured(memory.of("first byte, median"), "ms", first_byte),
         Measured("from the origin per touch", "KiB", from_origin),
     ]
-    report.notes = notes
+    report.notes = [*notes, memory.note()]
     return report
 
 

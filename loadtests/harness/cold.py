@@ -29,9 +29,9 @@ class Memory:
 
     def note(self) -> str:
         return (
-            "Memory touched: before each round, half as much memory as the round's bytes again, and let go of. On "
-            "virtual machines that give free memory back to their host, a page that is not touched costs 4 to 11 µs "
-            "more, which a cold read would pay."
+            f"{str(self).capitalize()}: before each cold round, half as much again as the round's bytes, and let go "
+            "of. On virtual machines that give free memory back to their host, a page that is not touched costs 4 to "
+            "11 µs more, which a cold read would pay."
         )
 
 
