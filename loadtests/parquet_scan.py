@@ -122,8 +122,8 @@ def _load_httpfs(sql: Any) -> None:
 
 def _missing(name: str) -> str | None:
     """Why a client takes no part; None: it does."""
-    if importlib.util.find_spec(name) is None:
-        return "it is not installed"
+    if any(importlib.util.find_spec(one) is None for one in (name, "numpy")):
+        return "it or numpy is not installed"
     if name == "duckdb":
         import duckdb
 
