@@ -36,12 +36,12 @@ test-clients: $(STAMPS)/clients  ## boto3, AWS CLI, s3fs, polars and more
 test-clients-back: $(STAMPS)/clients  ## the same with everything written back
 	FOREBAY_CLIENTS_WRITE=back $(PYTEST) -m "clients and not torch"
 test-torch: $(STAMPS)/torch  ## the PyTorch S3 connector through a running gateway
-	$(PYTEST) -m torch
+	$(PYTEST) -n 2 --dist loadfile -m torch
 test-radosgw: $(STAMPS)/clients  ## Ceph's radosgw as the origin
 	$(PYTEST) -m radosgw
 test-browser: $(STAMPS)/browser  ## the dashboard in headless Chromium
 	@tools/install_debian.sh chromium
-	$(PYTEST) -m browser
+	$(PYTEST) -n 2 --dist worksteal -m browser
 test-deploy: $(STAMPS)/test  ## Prometheus' rules and the systemd unit
 	@tools/install_debian.sh promtool prometheus usr/bin/promtool $(BIN)
 	$(PYTEST) -m deploy tests/test_alerts.py tests/test_systemd_unit.py

@@ -91,7 +91,7 @@ _TIMEOUT_SECONDS = 120
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no file that does not name the marker whose tests are asked for: to import all takes 13 s in each process.
+    """Import no file that does not name the marker whose tests are asked for: to import all takes each process seconds.
 
     What is left out is not counted then.
     """

@@ -88,10 +88,10 @@ OLD_ENGINE, NEW_ENGINE = 0, 1
 
 
 def is_cut_short(directory: Path, engine: int = OLD_ENGINE) -> bool:
-    """Return True if the file ends before the last page in use: the disk has lost bytes that nobody had synced.
+    """Return True if the file lacks pages at its end: the disk has lost them.
 
-    LMDB maps the file, and a touch of what is missing kills the process (SIGBUS). Callers ask while nobody has the
-    environment open. A whole file may end so, too: after one commit in thousands, which took pages and gave them back.
+    LMDB maps the file, and a touch of a missing page kills the process (SIGBUS). Callers ask while nobody has the
+    environment open. After one commit in thousands a whole file lacks pages, too: the commit took and freed them.
     """
     try:
         environment = lmdb.open(str(directory), readonly=True, lock=False, lib_version=engine)
