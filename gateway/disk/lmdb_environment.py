@@ -90,8 +90,8 @@ OLD_ENGINE, NEW_ENGINE = 0, 1
 def is_cut_short(directory: Path, engine: int = OLD_ENGINE) -> bool:
     """Return True if the file lacks pages at its end: the disk has lost them.
 
-    LMDB maps the file, and a touch of a missing page kills the process (SIGBUS). Callers ask while nobody has the
-    environment open. After one commit in thousands a whole file lacks pages, too: the commit took and freed them.
+    LMDB maps the file, and a touch of a missing page kills the process (SIGBUS). Callers ask while no process has
+    the environment open. After one commit in thousands a whole file lacks pages, too: the commit took and freed them.
     """
     try:
         environment = lmdb.open(str(directory), readonly=True, lock=False, lib_version=engine)
