@@ -32,7 +32,7 @@ test-slow: $(STAMPS)/test  ## kills, large objects, long histories
 test-root: $(STAMPS)/test  ## full, dead and powerless disks; as root
 	$(PYTEST) -n 2 --dist worksteal -m root
 test-clients: $(STAMPS)/clients  ## boto3, AWS CLI, s3fs, polars and more
-	$(PYTEST) -n 2 --dist loadfile -m "clients and not torch"
+	$(PYTEST) -n 3 --dist loadfile -m "clients and not torch"
 test-clients-back: $(STAMPS)/clients  ## the same with everything written back
 	FOREBAY_CLIENTS_WRITE=back $(PYTEST) -m "clients and not torch"
 test-torch: $(STAMPS)/torch  ## the PyTorch S3 connector through a running gateway
