@@ -19,7 +19,7 @@ from tests.support.link_simulation import LinkSimulation, SlotOfLink, fair_rates
 
 LINK = 100e6
 PIECE = 64 * 1024
-SLOTS_OF_MANY = int(os.environ.get("FOREBAY_SHARE_SLOTS", "250"))
+SLOTS_OF_MANY = int(os.environ.get("FOREBAY_SHARE_SLOTS", "100"))
 """In 64 processes for each thousand."""
 SETTLING_SECONDS = 1.0
 SECONDS = 5.0
@@ -73,7 +73,7 @@ def test_slots_that_always_want_more_have_their_fair_shares(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=5)
 @given(slots_of_link(), st.lists(st.floats(0.01, 0.5), min_size=1, max_size=6), st.integers(0, 2**32))
 def test_slots_that_come_and_go_take_nothing_of_what_the_others_are_due(
     slots: list[SlotOfLink], pauses_seconds: list[float], seed: int

@@ -54,7 +54,7 @@ def test_a_whole_log_is_whole(written: Path, tmp_path: Path) -> None:
 
 
 def test_no_flipped_bit_loses_more_than_the_last_commit_unseen(written: Path, tmp_path: Path) -> None:
-    """Anywhere in the log: it is refused, or SQLite finds all of the commits, or all but the last."""
+    """8.6 Anywhere in the log: it is refused, or SQLite finds all of the commits, or all but the last."""
     whole, refused = (written / "journal-wal").read_bytes(), 0
     dice = random.Random(5)
     offsets = [*range(56), *(dice.randrange(len(whole)) for _ in range(150))]
