@@ -50,7 +50,7 @@ test-api: $(STAMPS)/api  ## the admin port against its own OpenAPI document
 test-package: $(STAMPS)/test  ## build the packages, install the wheel away from here, serve with it
 	$(PY) tools.try_installation
 test-lowest: $(STAMPS)/lowest  ## with the lowest versions that pyproject.toml allows
-	$(VENV)-lowest/bin/python -m pytest $(PYTEST_FLAGS) -n 2 -m "not slow and not ($(ELSEWHERE))" $(LOWEST)
+	$(VENV)-lowest/bin/python -m pytest $(PYTEST_FLAGS) -n 3 --dist worksteal -m "not slow and not ($(ELSEWHERE))" $(LOWEST)
 load: $(STAMPS)/load  ## load tests, shortened: against JuiceFS, rclone; nginx, Varnish where installed
 	$(PY) loadtests.all --quick
 drill: $(STAMPS)/test  ## ten incidents, and what gateways say of them
