@@ -7,6 +7,7 @@ import functools
 import gc
 import inspect
 import os
+import re
 import resource
 import shutil
 import tempfile
@@ -26,7 +27,7 @@ from gateway.telemetry import metric_kinds
 from tests.support import root
 from tests.support.opening import run_with_opened
 
-settings.register_profile("forebay", deadline=None, print_blob=True)
+settings.register_profile("forebay", deadline=None, print_blob=True, max_examples=50)
 settings.load_profile("forebay")
 """A generated case may take as long as it takes: a machine that stands still for 200 ms is no failure of it. A failure
 prints what repeats it."""
@@ -102,6 +103,29 @@ LEFT_OUT = {
 """By marker: what a reader of the summary is told of the tests that a run leaves out. The first that fits counts."""
 
 _left_out: Counter[str] = Counter()
+_MARKER = re.compile(rf"(?:{'|'.join(LEFT_OUT)})\b")
+_TIMEOUT_SECONDS = 120
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file that does not name the marker whose tests are asked for: to import all takes each process seconds.
+
+    What is left out is not counted then.
+    """
+    wanted = _MARKER.match(config.getoption("markexpr"))
+    if wanted is None or not (collection_path.name.startswith("test_") and collection_path.suffix == ".py"):
+        return None
+    return True if wanted[0] not in collection_path.read_text(encoding="utf-8") else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files whose tests may take longest, so that no process ends long after the others."""
+    seconds: Counter[Path] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        seconds[item.path] = max(seconds[item.path], int(marker.args[0] if marker else _TIMEOUT_SECONDS))
+    items.sort(key=lambda item: -seconds[item.path])
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -172,6 +196,8 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What did not run, and how to run it."""
+    if _MARKER.match(terminalreporter.config.getoption("markexpr")):
+        return
     for name, (words, command) in LEFT_OUT.items():
         if _left_out[name]:
             terminalreporter.write_line(f"left out: {_left_out[name]} tests that {words}; run them with `{command}`")

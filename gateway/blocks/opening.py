@@ -38,6 +38,7 @@ from gateway.blocks.transaction import IndexTransaction
 from gateway.core.errors import BlockError, StartupError, StoreUnavailable, opening_failure
 from gateway.disk.atomic_write import remove_durably, write_durably
 from gateway.disk.file_lock import lock_within, try_lock
+from gateway.disk.lmdb_environment import is_cut_short
 from gateway.policy.slots import DEFAULT_SLOT, Slots
 from gateway.shared.heartbeats import Heartbeats
 
@@ -272,7 +273,9 @@ def _open_index(settings: BlockSettings, store: BlockStore, slots: WorkerLocks, 
     """Open the index, or begin a new one if it cannot be trusted. CLEAN is gone then, and BOOT is current."""
     path, boot = settings.directory, BOOT_ID.read_bytes()
     fingerprint = fingerprint_of(settings.slots)
-    believable = _read(path / "BOOT") == boot or (path / "CLEAN").exists()
+    believable = (path / "CLEAN").exists() or (
+        _read(path / "BOOT") == boot and not (slots.alone() and is_cut_short(path / "index"))
+    )
     remove_durably(path / "CLEAN")
     index = _try_open(settings, worker) if believable else None
     if index is None:
