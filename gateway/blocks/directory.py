@@ -146,6 +146,8 @@ class BlockDirectory:
         try:
             self.store.write(opened, layout.beginning(block), layout.MAGIC_BYTES)
             is_reserved = self.reserve(reservation, block.id)
+            if is_reserved:
+                self.store.set_aside(opened, reservation.disk_bytes)
         finally:
             if not is_reserved:
                 opened.close()

@@ -1,13 +1,30 @@
-"""Buffers that receive large bodies again and again, in place of an object for each packet."""
+"""Buffers that receive large bodies again and again, in place of an object for each packet.
+
+A thread may receive a body that is to be written: it takes what has come from the socket a step at a time, and hands on
+each step while its bytes are in the processor's cache. It never waits for the network. The event loop has found bytes
+there, and watches the connection when there are none.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeAlias
+
+from gateway.disk.file_lease import FileLease, SharedFile
 
 GATHERING_SECONDS_MAX = 0.1
 """Seconds for which bytes of a slow origin wait in a buffer for the next ones."""
+
+STEP_BYTES = 512 * 1024
+"""Bytes that a thread receives and hands on at once: they stay in the second-level cache."""
+
+Take: TypeAlias = Callable[[memoryview], None]
+"""Takes bytes that have come, and may block. Runs on the thread that receives them."""
+
+Receive: TypeAlias = Callable[[Take], None]
 
 
 @dataclass(slots=True)
@@ -15,10 +32,51 @@ class ReceiveBuffer:
     """A buffer, and how many bytes make a piece worth having; who receives may change that from piece to piece.
 
     Pieces are at least that long, unless the body ends, or GATHERING_SECONDS_MAX pass; at most as long as the buffer.
+
+    `on_thread` has a thread call its argument with a function that takes the bytes; None: nobody takes them there.
+    Pieces that come another way have not been taken: who reads them counts.
     """
 
     buffer: memoryview
     enough_bytes: int
+    on_thread: Callable[[Receive], Awaitable[None]] | None = None
+
+
+@dataclass(slots=True)
+class SocketReceiver:
+    """Receives one piece of a body from a socket that does not block, on a thread.
+
+    `filled_bytes` of the buffer are there before, and counted in the end; `ended` says why nothing more will come.
+    """
+
+    buffer: memoryview
+    filled_bytes: int
+    ended: str = ""
+
+    def receive(self, wire: FileLease[SharedFile], take: Take) -> None:
+        """Receive what has come, up to the whole buffer, and have it taken. Raises what `take` raises."""
+        taken_bytes, is_all = 0, False
+        while not is_all and taken_bytes < len(self.buffer):
+            stop = min(taken_bytes + STEP_BYTES, len(self.buffer))
+            while not is_all and self.filled_bytes < stop:
+                is_all = not self._receive(wire.descriptor, stop)
+            if taken_bytes < self.filled_bytes:
+                take(self.buffer[taken_bytes : self.filled_bytes])
+                taken_bytes = self.filled_bytes
+
+    def _receive(self, descriptor: int, stop: int) -> bool:
+        """Return False if there was nothing."""
+        try:
+            count = os.readv(descriptor, [self.buffer[self.filled_bytes : stop]])
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self.ended = f"{type(error).__name__}: {error}"
+            return False
+        if not count:
+            self.ended = "the origin closed the connection"
+        self.filled_bytes += count
+        return count > 0
 
 
 async def gathered(pieces: AsyncIterator[bytes], into: ReceiveBuffer) -> AsyncIterator[memoryview]:
