@@ -225,6 +225,7 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
 
     def hold(self) -> None:
+        self._stop_awaiting()
         if not self._paused:
             self._paused, self._paused_at = True, self._loop.time()
             self._transport.pause_reading()
@@ -274,10 +275,9 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.remove_reader(self._wire.descriptor)
 
     def _bytes_wait(self) -> None:
-        self._stop_awaiting()
+        self.hold()
         stream = self._stream
         if stream is not None:
-            self.hold()
             self._note_heard(stream, self._paused_at)
             stream.bytes_wait()
 

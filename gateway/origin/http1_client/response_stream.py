@@ -452,7 +452,7 @@ class ResponseStream:
         before_bytes = receiver.filled_bytes
         while receiver.filled_bytes == before_bytes and not receiver.ended:
             await self._bytes(body, connection)
-            if self._connection is not connection:
+            if self._connection is not connection or body.has_enough:
                 return
             self.is_landing = True
             try:
@@ -466,17 +466,19 @@ class ResponseStream:
 
     async def _bytes(self, body: DirectBody, connection: ResponseConnection) -> None:
         self._waiter = self._loop.create_future()
-        late = self._loop.call_later(GATHERING_SECONDS_MAX, connection.await_bytes, 1)
+        late = self._loop.call_later(GATHERING_SECONDS_MAX, self._hurry, body, connection)
         connection.await_bytes(body.missing_bytes)
         try:
             await self._waiter
         finally:
             late.cancel()
 
-    def _hurry(self, body: DirectBody) -> None:
+    def _hurry(self, body: DirectBody, connection: ResponseConnection | None = None) -> None:
         body.hurry()
         if body.has_enough:
             self._tell()
+        elif connection is not None:
+            connection.await_bytes(1)
 
     def close(self) -> None:
         """Want no more of it: a connection with the rest of a body on it is of no use. Idempotent."""
