@@ -25,7 +25,7 @@ from gateway.blocks.single_flight import BlockPublished, FetchDependencies, Infl
 from gateway.core.errors import BlockDamaged, ForebayError, StoreUnavailable
 from gateway.core.model import ByteRange
 from gateway.origin.client import Purpose
-from gateway.origin.receive_buffer import Receive, ReceiveBuffer
+from gateway.origin.receive_buffer import Buffers, Receive, ReceiveBuffer
 from gateway.telemetry import metrics
 
 FOLIO_BYTES_MAX = min(PAGE_BYTES // 8, 2048) * PAGE_BYTES
@@ -84,35 +84,14 @@ FOLLOWED_BYTES = 256 * 1024
 """Bytes of one write while readers wait for it: the trip to a disk thread costs as much as the writing."""
 
 AHEAD_BYTES = 1024 * 1024
-"""Bytes of one write without a waiting reader: each fetch has such a buffer, and there are fewer fetches."""
+"""Bytes of one write without a waiting reader."""
+
+RECEIVED_BYTES_MAX = 2 * 1024 * 1024
+"""Bytes that are received and written in one trip to a thread, if so many have come."""
 
 VERIFIED_AT_ONCE_BYTES = 1024 * 1024
 
 ABANDON_SECONDS_MAX = 1.0
-
-BUFFERS_KEPT_BYTES_MAX = 16 * 1024 * 1024
-"""Limit of buffers kept for later fetches: memory that was touched before costs no page faults."""
-
-
-@dataclass(slots=True)
-class Buffers:
-    """Lends buffers; there are as many as fetches that receive. Event loop only."""
-
-    _kept: dict[int, list[memoryview]] = field(default_factory=dict)
-    _kept_bytes: int = 0
-
-    def take(self, size_bytes: int) -> memoryview:
-        kept = self._kept.get(size_bytes)
-        if not kept:
-            return memoryview(bytearray(size_bytes))
-        self._kept_bytes -= size_bytes
-        return kept.pop()
-
-    def give_back(self, buffer: memoryview) -> None:
-        """Only when no thread can still be reading it."""
-        if self._kept_bytes + len(buffer) <= BUFFERS_KEPT_BYTES_MAX:
-            self._kept_bytes += len(buffer)
-            self._kept.setdefault(len(buffer), []).append(buffer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +145,15 @@ class LargeBlockFetcher:
         def on_thread(receive: Receive) -> Awaitable[None]:
             return threads.disk_holding(file, lambda lease: receive(partial(writer.write, lease)))
 
-        buffer = self.buffers.take(FOLLOWED_BYTES if fetch.purpose is Purpose.LIVE else AHEAD_BYTES)
-        landing = ReceiveBuffer(buffer, _worth_writing(fetch), on_thread)
+        landing = ReceiveBuffer(RECEIVED_BYTES_MAX, _worth_writing(fetch), on_thread, self.buffers)
         async with aclosing(get.pieces(landing)) as pieces:
             async for piece in pieces:
                 received_bytes += len(piece)
                 if writer.written_bytes < received_bytes:
                     await threads.disk_holding(file, writer.write, piece)
                 fetch.advance(file, writer.checksums, lambda: writer.unwritten_from)
+                landing.give_back()  # not after a failure: a thread may still be writing it
                 landing.enough_bytes = _worth_writing(fetch)
-        self.buffers.give_back(buffer)  # not after a failure: a thread may still be writing it
 
     async def _publish(self, fetch: InflightFetch, writer: BlockWriter, started: float) -> bool:
         clock = self.dependencies.clock

@@ -140,7 +140,7 @@ GATHERING_SECONDS = 0.01
 """Seconds for which the first of a batch waits for others; a process that waits for the object waits as long."""
 
 BUSY_BLOCKS, BUSY_GATHERING_SECONDS = 16, 0.03
-"""So many blocks in GATHERING_SECONDS are a load: batches become larger then, as the index's lock is one for all."""
+"""From this many blocks in GATHERING_SECONDS on, batches become larger: all processes share the index's lock."""
 
 BATCH_BYTES = 8 * 1024 * 1024
 BATCH_BLOCKS = 256

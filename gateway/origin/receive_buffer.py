@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gateway.disk.file_lease import FileLease, SharedFile
@@ -27,19 +27,59 @@ Take: TypeAlias = Callable[[memoryview], None]
 Receive: TypeAlias = Callable[[Take], None]
 
 
+BUFFERS_KEPT_BYTES_MAX = 16 * 1024 * 1024
+"""Limit of buffers kept for later use: memory that was touched before costs no page faults."""
+
+
+@dataclass(slots=True)
+class Buffers:
+    """Lends buffers, the one first that was given back last: it may be in the processor's cache. Event loop only."""
+
+    _kept: dict[int, list[memoryview]] = field(default_factory=dict)
+    _kept_bytes: int = 0
+
+    def take(self, size_bytes: int) -> memoryview:
+        kept = self._kept.get(size_bytes)
+        if not kept:
+            return memoryview(bytearray(size_bytes))
+        self._kept_bytes -= size_bytes
+        return kept.pop()
+
+    def give_back(self, buffer: memoryview) -> None:
+        """Only when no thread can still be reading it."""
+        if self._kept_bytes + len(buffer) <= BUFFERS_KEPT_BYTES_MAX:
+            self._kept_bytes += len(buffer)
+            self._kept.setdefault(len(buffer), []).append(buffer)
+
+
 @dataclass(slots=True)
 class ReceiveBuffer:
     """A buffer, and how many bytes make a piece worth having; who receives may change that from piece to piece.
 
     Pieces are at least that long, unless the body ends, or GATHERING_SECONDS_MAX pass; at most as long as the buffer.
+    It is lent when bytes come. Who has done with a piece may give it back until the next one.
 
     `on_thread` has a thread call its argument with a function that takes the bytes; None: nobody takes them there.
     Pieces that come another way have not been taken: who reads them counts.
     """
 
-    buffer: memoryview
+    size_bytes: int
     enough_bytes: int
     on_thread: Callable[[Receive], Awaitable[None]] | None = None
+    lender: Buffers = field(default_factory=Buffers)
+    _lent: memoryview | None = None
+
+    @property
+    def buffer(self) -> memoryview:
+        if self._lent is None:
+            self._lent = self.lender.take(self.size_bytes)
+        return self._lent
+
+    def give_back(self) -> None:
+        """Only when no thread can still be reading it. Idempotent."""
+        lent, self._lent = self._lent, None
+        if lent is not None:
+            self.lender.give_back(lent)
 
 
 @dataclass(slots=True)
@@ -90,11 +130,11 @@ async def gathered(pieces: AsyncIterator[bytes], into: ReceiveBuffer) -> AsyncIt
             rest = memoryview(piece)
             while rest:
                 since = since if filled else loop.time()
-                count = min(len(rest), len(into.buffer) - filled)
+                count = min(len(rest), into.size_bytes - filled)
                 into.buffer[filled : filled + count] = rest[:count]
                 filled, rest = filled + count, rest[count:]
                 late = loop.time() - since >= GATHERING_SECONDS_MAX
-                if late or filled >= min(into.enough_bytes, len(into.buffer)):
+                if late or filled >= min(into.enough_bytes, into.size_bytes):
                     yield into.buffer[:filled]
                     filled = 0
     except Exception:

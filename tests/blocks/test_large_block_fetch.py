@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gateway.blocks import fetch_locks
 from gateway.blocks.block_file import read_verified
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.large_block_fetch import BUFFERS_KEPT_BYTES_MAX, FOLIO_BYTES_MAX, BlockWriter, Buffers
+from gateway.blocks.large_block_fetch import FOLIO_BYTES_MAX, BlockWriter
 from gateway.blocks.layout import block_at
 from gateway.blocks.page_cache import Residency
 from gateway.core.model import ByteRange, ObjectVersion
@@ -425,25 +425,3 @@ def test_the_file_holds_what_was_given(tmp_path_factory: pytest.TempPathFactory,
         os.close(descriptor)
 
     play(directory, use)
-
-
-def test_a_buffer_given_back_is_lent_again() -> None:
-    """To the next who wants one of its size, and to one at a time."""
-    buffers = Buffers()
-    large, small = buffers.take(MIB), buffers.take(256 * KIB)
-    assert (len(large), len(small)) == (MIB, 256 * KIB)
-    buffers.give_back(large)
-    assert buffers.take(256 * KIB) is not large
-    assert buffers.take(MIB) is large
-    assert buffers.take(MIB) is not large
-
-
-def test_little_is_kept() -> None:
-    """What many fetches at once needed is not held for ever."""
-    buffers = Buffers()
-    lent = [buffers.take(MIB) for _ in range(2 * BUFFERS_KEPT_BYTES_MAX // MIB)]
-    for buffer in lent:
-        buffers.give_back(buffer)
-    known = {id(buffer) for buffer in lent}
-    again = [buffers.take(MIB) for _ in lent]
-    assert sum(id(buffer) in known for buffer in again) == BUFFERS_KEPT_BYTES_MAX // MIB

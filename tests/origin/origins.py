@@ -33,7 +33,7 @@ class Landing(ReceiveBuffer):
     """A buffer whose pieces are written as a block's fetch writes them: on the thread that receives them, or later."""
 
     def __init__(self, size: int, enough: int, *, threads: bool) -> None:
-        super().__init__(memoryview(bytearray(size)), enough, self._receive_on_thread if threads else None)
+        super().__init__(size, enough, self._receive_on_thread if threads else None)
         self.written = bytearray()
         self.from_threads = 0
 

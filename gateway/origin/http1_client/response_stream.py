@@ -184,7 +184,7 @@ class QueuedBody:
 
     @property
     def is_much(self) -> bool:
-        """Nobody has read yet: any byte is, as the reader may have a better place for the next ones."""
+        """Before the first read any byte is much, as the reader may have a better place for the next ones."""
         return self._unread_bytes >= (UNREAD_BYTES_MAX if self._has_reader else 1)
 
     @property
@@ -260,8 +260,8 @@ class DirectBody:
 
     def want(self, buffer: ReceiveBuffer) -> None:
         self._buffer, self._filled_bytes = buffer, 0
-        self._enough_bytes = min(buffer.enough_bytes, len(buffer.buffer))
-        while self._begun and (room := len(buffer.buffer) - self._filled_bytes):
+        self._enough_bytes = min(buffer.enough_bytes, buffer.size_bytes)
+        while self._begun and (room := buffer.size_bytes - self._filled_bytes):
             piece = self._begun.popleft()
             if len(piece) > room:
                 self._begun.appendleft(piece[room:])
@@ -286,7 +286,7 @@ class DirectBody:
 
     def take(self) -> memoryview:
         buffer, self._buffer = self._buffer, None
-        return _NOTHING if buffer is None else buffer.buffer[: self._filled_bytes]
+        return buffer.buffer[: self._filled_bytes] if buffer is not None and self._filled_bytes else _NOTHING
 
 
 WHOLE_BYTES_MAX = 256 * 1024
@@ -446,7 +446,7 @@ class ResponseStream:
     async def _land(
         self, body: DirectBody, connection: ResponseConnection, buffer: ReceiveBuffer, wire: FileLease[SharedFile]
     ) -> None:
-        """Have a thread receive the piece, once enough of it waits in the socket."""
+        """Receive the piece on a thread, once enough of it waits in the socket."""
         assert buffer.on_thread is not None  # noqa: S101 - the caller has looked
         receiver = body.receiver()
         before_bytes = receiver.filled_bytes
