@@ -48,7 +48,7 @@ class BlockWriter:
     checksums: ChunkChecksums = field(init=False)
     unwritten_from: int = 0
     written_bytes: int = 0
-    _residency: Residency = field(default_factory=Residency)
+    residency: Residency = field(default_factory=Residency)
 
     def __post_init__(self) -> None:
         self.checksums = ChunkChecksums(self.filled.block.length)
@@ -71,7 +71,7 @@ class BlockWriter:
         offset, stop = self.filled.data_offset, self.filled.data_offset + self.written_bytes
         for begin, end in ((offset, min(FOLIO_BYTES_MAX, stop)), (stop - FOLIO_BYTES_MAX, stop)):
             first = max(begin, offset + self.unwritten_from)
-            if first < end and not self._residency.unwritten(file.descriptor, first, end - first):
+            if first < end and not self.residency.unwritten(file.descriptor, first, end - first):
                 self.unwritten_from = self.written_bytes
 
     def publish(self, file: BlockLease) -> bool:
@@ -174,7 +174,7 @@ class LargeBlockFetcher:
         self.dependencies.open_files.keep(name, file)
         try:
             is_used = writer.publish(file)
-            file.file.was_written(writer.filled.data_offset + writer.unwritten_from)
+            file.file.was_written(writer.filled.data_offset + writer.unwritten_from, writer.residency)
         finally:
             if not is_used:
                 self.dependencies.open_files.drop(name)

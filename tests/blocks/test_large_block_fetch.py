@@ -391,7 +391,7 @@ async def test_what_lies_beside_the_header_may_have_come_from_the_device(
     version = stored(origin, "a", pieces * MIB)
     async with open_cache(tmp_path / "c", origin, block_size_bytes=8 * MIB) as cache:
         folios, filled = Folios(), writer_of(cache, version, 8 * MIB).filled
-        writer = BlockWriter(cache._dependencies.directory, filled, _residency=cast(Residency, folios))
+        writer = BlockWriter(cache._dependencies.directory, filled, residency=cast(Residency, folios))
         for number in range(pieces - 1 + publishes):
             writer.write(filled.file, bytes(MIB))
             folios.written(0, filled.data_offset + number * MIB, filled.data_offset + (number + 1) * MIB - 1)

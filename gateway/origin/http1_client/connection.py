@@ -250,10 +250,16 @@ class Connection(asyncio.BufferedProtocol):
             self._wire = FileLease(SharedFile(os.dup(transport.get_extra_info("socket").fileno())))
         return self._wire.share()
 
-    def await_bytes(self, count: int) -> None:
-        """Tell the stream when about `count` bytes wait in the socket, or its end; then the connection is held."""
+    def await_bytes(self, count: int) -> bool:
+        """Return True if `count` bytes wait in the socket.
+
+        If not, tell the stream when about so many do, or the end of all; then the connection is held.
+        """
         if self._wire is None:
-            return  # it has just ended, and the stream knows
+            return False  # it has just ended, and the stream knows
+        if self._paused and self.unread_bytes() >= count:
+            self._heard_at = self._loop.time()
+            return True
         self._transport.pause_reading()
         self._go_on()
         self._unread_bytes = 0
@@ -261,6 +267,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self._awaits_bytes:
             self._awaits_bytes = True
             self._loop.add_reader(self._wire.descriptor, self._bytes_wait)
+        return False
 
     def _wake_at(self, count: int) -> None:
         if count != self._wakes_at_bytes:
