@@ -198,7 +198,14 @@ class CurrentVersions:
             etag = next((value for name, value in reply.headers if name == "etag"), None)
             if etag is not None or reply.status == 404:
                 self.context.services.catalog.shown(self.context.object_key, etag)
+            if etag is not None:
+                await self._found()
         return reply
+
+    async def _found(self) -> None:
+        """Have the listing index believe no more that there is no such object: this client sees it now."""
+        if self.context.services.catalog.is_listed_absent(self.context.object_key, self.context.slot):
+            await invalidate(changed_by(self.context))
 
     def known(self) -> ObjectHead | None:
         context = self.context
@@ -216,7 +223,9 @@ class CurrentVersions:
         catalog, key = context.services.catalog, context.object_key
         part_number = context.request.parameter("partNumber")
         if part_number is not None:
-            return await catalog.ask(key, context.slot, headers=self.headers, part_number=part_number)
+            head = await catalog.ask(key, context.slot, headers=self.headers, part_number=part_number)
+            await self._found()
+            return head
         look = again or wants_revalidation(context)
         return await catalog.current(key, context.slot, headers=self.headers, look=look)
 

@@ -9,9 +9,11 @@ Elsewhere the oldest goes first, and small ones do not wait for large ones.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import lru_cache
 
 from gateway.core.model import MARKERS
 from gateway.policy.slots import Slot
@@ -56,5 +58,15 @@ def root_of(key: str) -> str:
 
 def is_marker(key: str, patterns: Sequence[str]) -> bool:
     """Tell whether the end of a key's path matches a pattern (`*` and `?` as in a shell) of as many parts."""
-    parts = key.split("/")
-    return any(fnmatchcase("/".join(parts[-1 - one.count("/") :]), one) for one in patterns)
+    for depth, pattern in _by_depth(tuple(patterns)):
+        if pattern.match("/".join(key.rsplit("/", depth + 1)[-1 - depth :])) is not None:
+            return True
+    return False
+
+
+@lru_cache
+def _by_depth(patterns: tuple[str, ...]) -> Sequence[tuple[int, re.Pattern[str]]]:
+    """Return one pattern for all of the same number of slashes: every write asks."""
+    depths = sorted({one.count("/") for one in patterns})
+    alike = [[translate(one) for one in patterns if one.count("/") == depth] for depth in depths]
+    return [(depth, re.compile("|".join(found))) for depth, found in zip(depths, alike, strict=True)]

@@ -95,18 +95,18 @@ class Reservations:
     def __init__(self, path: Path, worker: int, slots: Sequence[str]) -> None:
         self._path = path
         self._worker = worker
-        self._map = map_shared(path, _ROW_BYTES)
+        self._map_file(_ROW_BYTES)
         self._rows: dict[str, int] = {}
         self.apply_settings(slots)
         for row in self._all_rows():
-            self._numbers(row)[worker] = 0
+            self._cells[_first(row) + worker] = 0
 
     def apply_settings(self, slots: Sequence[str]) -> None:
         """Keep a row for each of these slots; holders keep theirs. Rows of other slots are reused once empty."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # no other process looks for rows meanwhile
-            self._map = map_shared(self._path, max(os.fstat(descriptor).st_size, _ROW_BYTES))
+            self._map_file(max(os.fstat(descriptor).st_size, _ROW_BYTES))
             names = [self._map[at : at + _NAME_BYTES].rstrip(b"\0").decode() for at in map(_start, self._all_rows())]
             free = [row for row in self._all_rows() if names[row] not in slots and not any(self._numbers(row))]
             for slot in slots:
@@ -114,7 +114,7 @@ class Reservations:
                     row = free.pop() if free else len(names)
                     if row == len(names):
                         names.append("")
-                        self._map = map_shared(self._path, len(names) * _ROW_BYTES)
+                        self._map_file(len(names) * _ROW_BYTES)
                     names[row] = slot
                     self._map[_start(row) : _start(row) + _NAME_BYTES] = slot.encode().ljust(_NAME_BYTES, b"\0")
             self._rows = {slot: names.index(slot) for slot in slots}
@@ -128,7 +128,7 @@ class Reservations:
     def add(self, row: int, count: int) -> None:
         """Add bytes (may be negative) to this worker's reservations; not once closed: a successor clears them."""
         if not self._map.closed:
-            self._numbers(row)[self._worker] += count
+            self._cells[_first(row) + self._worker] += count
 
     def total(self, row: int) -> int:
         return sum(self._numbers(row))
@@ -137,14 +137,24 @@ class Reservations:
         return sum(map(self.total, self._all_rows()))
 
     def close(self) -> None:
+        self._cells.release()
         self._map.close()
+
+    def _map_file(self, size_bytes: int) -> None:
+        self._map = map_shared(self._path, size_bytes)
+        self._cells = memoryview(self._map).cast("q")
 
     def _all_rows(self) -> range:
         return range(len(self._map) // _ROW_BYTES)
 
     def _numbers(self, row: int) -> memoryview[int]:
-        return memoryview(self._map)[_start(row) + _NAME_BYTES : _start(row + 1)].cast("q")
+        return self._cells[_first(row) : _first(row) + WORKER_SLOTS]
 
 
 def _start(row: int) -> int:
     return row * _ROW_BYTES
+
+
+def _first(row: int) -> int:
+    """Return the place of a row's first number among all words of the file."""
+    return (_start(row) + _NAME_BYTES) // 8
