@@ -355,8 +355,14 @@ class Catalog:
         try:
             head = await self._learn(key, slot, headers, purpose)
         except (OriginUnreachable, OriginAnswered) as error:
-            entry = self._entry(key, with_checksums=CHECKSUM_MODE in headers)
-            if entry is None or look or not is_down(error) or self._freshness(entry, slot) is Freshness.USELESS:
+            entry = self._lookup(key)
+            if (
+                entry is None
+                or _lacks_checksums(entry, headers)
+                or look
+                or not is_down(error)
+                or self._freshness(entry, slot) is Freshness.USELESS
+            ):
                 raise
             metrics.CATALOG_LOOKUPS.add(1, slot.name, "stale")
             return _answer(key, entry, headers)
@@ -367,7 +373,9 @@ class Catalog:
         """Return what `current` answers without asking the origin; None if it would ask. Raises as `current`."""
         if not is_remembered(slot, headers):
             return None
-        entry = self._entry(key, with_checksums=CHECKSUM_MODE in headers)
+        entry = self._lookup(key)
+        if entry is not None and _lacks_checksums(entry, headers):
+            return None
         if entry is not None and self._freshness(entry, slot) is Freshness.FRESH:
             metrics.CATALOG_LOOKUPS.add(1, slot.name, "hit" if entry.head is not None else "absent")
             return _answer(key, entry, headers)
@@ -380,15 +388,9 @@ class Catalog:
         return None
 
     def is_listed_absent(self, key: ObjectKey, slot: Slot) -> bool:
-        """Return whether the listing index knows within the slot's bounds that there is no such object.
-
-        An answer about the object that still counts may be younger than the listing.
-        """
-        bound = bound_of((slot,))
-        if bound is None or slot.negative_ttl_seconds == 0:
-            return False
-        known = self._lookup(key)
-        if known is not None and known.head is not None and self._freshness(known, slot) is Freshness.FRESH:
+        """Return whether the listing index knows within the slot's bounds that there is no such object."""
+        bound = bound_of((slot,)) if slot.negative_ttl_seconds > 0 else None
+        if bound is None:
             return False
         seconds = min(bound.fresh_seconds, slot.negative_ttl_seconds)
         listed = self.listing.entry(*key, KeyBound(seconds, seconds))
@@ -533,12 +535,6 @@ class Catalog:
     def _lookup(self, key: ObjectKey) -> CatalogEntry | None:
         return self._store.lookup(key) if self._store is not None else None
 
-    def _entry(self, key: ObjectKey, *, with_checksums: bool) -> CatalogEntry | None:
-        entry = self._lookup(key)
-        if entry is not None and entry.head is not None and with_checksums and not entry.with_checksums:
-            return None
-        return entry
-
     def _is_confirmed(self, key: ObjectKey, entry: CatalogEntry, slot: Slot) -> bool:
         """Return True if a listing within the slot's bound agrees with the entry, which is older."""
         if entry.head is None or not entry.settled:
@@ -561,6 +557,10 @@ class Catalog:
         if head.version.etag:
             self._writer.add(CatalogUpdate(key, _entry(asked, head, with_checksums=CHECKSUM_MODE in headers)))
         return head
+
+
+def _lacks_checksums(entry: CatalogEntry, headers: Mapping[str, str]) -> bool:
+    return CHECKSUM_MODE in headers and entry.head is not None and not entry.with_checksums
 
 
 def _entry(asked: ObservedAt, head: ObjectHead, *, with_checksums: bool) -> CatalogEntry:

@@ -305,7 +305,7 @@ class AppContext:
     """This node's disk may have acknowledged writes, but cannot be used."""
 
     unanswered: set[asyncio.Task[Any]] = field(default_factory=set)
-    """Questions to the origin that nobody waits for any more (put_object.py)."""
+    """Questions to the origin whose answers come too late to be used (put_object.py)."""
 
     rights: RememberedRights = field(init=False)
     """The origin's answers about callers' rights."""

@@ -189,7 +189,7 @@ ANSWER_SECONDS_MAX = 1.0
 """Seconds for which an acknowledgement waits for the origin alone; after that its version is unknown."""
 
 UNANSWERED_MAX = 64
-"""Questions of a worker that nobody waits for any more. With more, new writes of this kind do not ask."""
+"""The most late questions of a worker (`AppContext.unanswered`). With more, new writes do not ask."""
 
 _TOO_MANY_REQUESTS = 429
 _REFUSALS = frozenset({400, 403})
@@ -207,11 +207,11 @@ def waits_for_version(context: RequestContext, capabilities: BucketCapabilities 
 
 
 class ExpectedVersionQuery:
-    """The question for the origin's version of a key, asked while the body comes in, until `aclose`.
+    """The question for the origin's version of a key, asked while the body comes in. Close it.
 
-    `nothing` holds until it has answered: the version that this gateway has last seen there. Without `waits`, it is not
-    asked if that is within the slot's bound, and the answer is taken only if it has come. One that comes later may be
-    about a later write of others, and changes nothing but what is known of the gateway's rights.
+    Until it has answered, `nothing` holds: the version that this gateway has last seen there. Without `waits`, the
+    origin is not asked if that is within the slot's bound, and its answer is used only if it has come. A late one may
+    show a later write of others: it changes only what is known of the gateway's rights.
     """
 
     def __init__(self, context: RequestContext, key: ObjectKey | None = None, *, waits: bool = True) -> None:
@@ -246,7 +246,7 @@ class ExpectedVersionQuery:
         return self._asking.result() if self._asking.done() else self.nothing
 
     async def aclose(self) -> None:
-        """End the question; one that nobody waits for ends by itself: to cancel it would close a connection."""
+        """End the question. A late one ends by itself: cancelling it would close a connection."""
         if self._asking is None:
             return
         if self._waits or self._asking.done():
