@@ -15,15 +15,17 @@ from dataclasses import replace
 from fnmatch import translate
 from functools import lru_cache
 
+from gateway.core.clock import Moment
 from gateway.core.model import MARKERS
 from gateway.policy.slots import Slot
 from gateway.writeback.checkpoints.layouts import member_of, rules_of
 from gateway.writeback.journal.records import State, Write
 
 
-def with_order(write: Write, slot: Slot | None) -> Write:
+def with_order(write: Write, slot: Slot | None, acknowledged: Moment | None = None) -> Write:
     """Return a write with its checkpoint, and with the order in which it must reach the origin."""
-    write = replace(write, member=member_of(write.key, rules_of(None if slot is None else slot.checkpoints)))
+    member = member_of(write.key, rules_of(None if slot is None else slot.checkpoints))
+    write = replace(write, member=member, acknowledged=acknowledged)
     if slot is not None and slot.write == "scratch" and not write.deleted and write.is_acknowledged:
         return replace(write, state=State.LOCAL)
     if slot is not None and slot.order == "strict":

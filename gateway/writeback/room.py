@@ -87,6 +87,7 @@ WORKER_SLOTS = 257
 
 _NAME_BYTES = 64
 _ROW_BYTES = _NAME_BYTES + WORKER_SLOTS * 8
+_NAME_CELLS, _ROW_CELLS = _NAME_BYTES // 8, _ROW_BYTES // 8
 
 
 class Reservations:
@@ -99,7 +100,7 @@ class Reservations:
         self._rows: dict[str, int] = {}
         self.apply_settings(slots)
         for row in self._all_rows():
-            self._cells[_first(row) + worker] = 0
+            self._numbers(row)[worker] = 0
 
     def apply_settings(self, slots: Sequence[str]) -> None:
         """Keep a row for each of these slots; holders keep theirs. Rows of other slots are reused once empty."""
@@ -128,7 +129,7 @@ class Reservations:
     def add(self, row: int, count: int) -> None:
         """Add bytes (may be negative) to this worker's reservations; not once closed: a successor clears them."""
         if not self._map.closed:
-            self._cells[_first(row) + self._worker] += count
+            self._cells[row * _ROW_CELLS + _NAME_CELLS + self._worker] += count
 
     def total(self, row: int) -> int:
         return sum(self._numbers(row))
@@ -148,13 +149,9 @@ class Reservations:
         return range(len(self._map) // _ROW_BYTES)
 
     def _numbers(self, row: int) -> memoryview[int]:
-        return self._cells[_first(row) : _first(row) + WORKER_SLOTS]
+        first = row * _ROW_CELLS + _NAME_CELLS
+        return self._cells[first : first + WORKER_SLOTS]
 
 
 def _start(row: int) -> int:
     return row * _ROW_BYTES
-
-
-def _first(row: int) -> int:
-    """Return the place of a row's first number among all words of the file."""
-    return (_start(row) + _NAME_BYTES) // 8

@@ -102,13 +102,15 @@ async def _absorb(context: RequestContext, capabilities: BucketCapabilities | No
         except BaseException:
             await context.buffer.give_up(part)
             raise
-    write = _write(context, part, expected, question.nothing.asked_at)
     is_etag_local = not is_foretold(capabilities, of_parts=False)
-    await context.buffer.acknowledge(replace(write, is_etag_local=is_etag_local))
+    write = _write(context, part, expected, question.nothing.asked_at, is_etag_local=is_etag_local)
+    await context.buffer.acknowledge(write)
     return acknowledged(part)
 
 
-def _write(context: RequestContext, part: Part, expected: ExpectedVersion, began_at: float) -> Write:
+def _write(
+    context: RequestContext, part: Part, expected: ExpectedVersion, began_at: float, *, is_etag_local: bool = False
+) -> Write:
     headers = fixed_headers(filter_request_headers(context.request.headers))
     return Write(
         WriteSpec(context.object_key, headers, context.slot.name),
@@ -119,6 +121,7 @@ def _write(context: RequestContext, part: Part, expected: ExpectedVersion, began
         parts=(part,),
         checksums=part.checksums,
         acknowledged_at=part.stored_at,
+        is_etag_local=is_etag_local,
     )
 
 

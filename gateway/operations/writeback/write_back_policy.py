@@ -191,10 +191,10 @@ def why_of_bucket(
         return Reason.BUCKET_UNKNOWN
     if capabilities.refuses(context.object_key.key):
         return Reason.KEY
-    has_key = any(name.startswith(f"{_ENCRYPTION}-customer-") for name in context.request.headers)
-    may_be_local = context.slot.etag == "local" and not has_key
-    if not capabilities.foretells(of_parts=of_parts) and not may_be_local:
-        return Reason.BUCKET_ETAGS
+    if not capabilities.foretells(of_parts=of_parts):
+        has_key = any(name.startswith(f"{_ENCRYPTION}-customer-") for name in context.request.headers)
+        if context.slot.etag != "local" or has_key:
+            return Reason.BUCKET_ETAGS
     if not capabilities.may_look:
         return Reason.BUCKET_UNREADABLE
     taken = capabilities.accepted | _REPLAYED_PAIRS if of_parts else capabilities.accepted
@@ -294,12 +294,12 @@ def _is_about_the_upload(name: str) -> bool:
 
 def is_supported_header(name: str, value: str) -> bool:
     """Return whether a header of a write needs no judgement by the origin."""
+    if not name.startswith("x-"):
+        return not name.startswith("if-") and name != "origin"
     if name == _STORAGE_CLASS:
         return value in STORAGE_CLASSES
     if name == _ACL:
         return value in _ACLS
     if name.startswith(PREFIX):
         return name[len(PREFIX) :] in ALGORITHMS
-    if name.startswith("if-") or name == "origin":
-        return False
-    return not name.startswith("x-") or name in _OF_THE_REQUEST or _is_stored(name) or name.startswith("x-forebay-")
+    return name in _OF_THE_REQUEST or _is_stored(name) or name.startswith("x-forebay-")
