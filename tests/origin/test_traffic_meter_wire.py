@@ -10,13 +10,12 @@ import pytest
 
 from gateway.core.clock import SystemClock
 from gateway.origin.client import Direction, OriginRequest, OriginSettings, StreamedBody
-from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.origin.s3 import S3Origin
 from gateway.origin.signing import StaticCredentials
 from gateway.origin.traffic_meter import AnswerKind, MeteredOrigin, OriginMeter
 from gateway.s3.requests import Operation
 from tests.origin.clients import MEBIBYTE, playing
-from tests.origin.origins import STRICT_PAIR
+from tests.origin.origins import STRICT_PAIR, Landing
 from tests.support.memory_origin.faults import Answer, on
 from tests.support.strict_origin import StrictOrigin
 
@@ -60,9 +59,13 @@ def held_origin(strict: StrictOrigin) -> MeteredOrigin:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size_bytes", [100 * 1024, MEBIBYTE + 1], ids=["all arrived", "more to come"])
-@pytest.mark.parametrize("landing", [None, ReceiveBuffer(MEBIBYTE, MEBIBYTE)], ids=["as it comes", "landing"])
+@pytest.mark.parametrize(
+    "landing",
+    [None, *(Landing(MEBIBYTE, MEBIBYTE, threads=threads) for threads in (False, True))],
+    ids=["as it comes", "landing", "threads"],
+)
 async def test_time_spent_waiting_to_read_is_no_silence_of_the_origin(
-    strict: StrictOrigin, size_bytes: int, landing: ReceiveBuffer | None
+    strict: StrictOrigin, size_bytes: int, landing: Landing | None
 ) -> None:
     """10.3 Whether the rest of the body already lies here or is still to be sent."""
     strict.model.put("bucket", "big", bytes(size_bytes))
