@@ -369,13 +369,12 @@ HISTORIES_UNTIL_SEEN = 30
 
 @dataclass(frozen=True)
 class Case:
-    """A rule, what is broken, and histories in which that shows."""
+    """A rule, what is broken, and the kind of history in which that shows."""
 
     rule: str
     broken: Callable[[Patch], None]
     often: Mapping[str, float] = field(default_factory=lambda: WRITES)
     steps: int = 30
-    histories: int = 2
     flush: str = "all"
     consistency: Literal["strict", "ttl"] | None = None
 
@@ -394,7 +393,7 @@ CASES = (
     Case("manifests are whole", files_of_others_are_said_to_be_there, {"save_shared": 5.0, "pass_time": 2.0}),
     Case("all is flushed", a_key_is_stuck),
     Case("small ones do not wait", small_ones_come_later),
-    Case("small ones do not wait", one_request_at_a_time, CROWDS, histories=3),
+    Case("small ones do not wait", one_request_at_a_time, CROWDS),
     Case("acknowledged soon", acknowledgements_wait),
     Case("writes are taken while the bucket is away", uploads_need_the_bucket, {**AWAY, "upload": 5.0}),
     Case("ETags are the origin's", etags_are_not_looked_at),
@@ -422,9 +421,7 @@ def test_what_is_broken_is_seen(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
     """And where nothing is broken, nothing is."""
     like = Setting(0, "aws", case.steps, [case.rule], 0.0, often=case.often, flush=case.flush)
     like = replace(like, consistency=case.consistency)
-    settings = [replace(like, seed=seed) for seed in range(case.histories)]
-    for setting in settings:
-        assert not play(setting).judge.violations, setting
+    assert not play(like).judge.violations
     case.broken(monkeypatch)
-    tried = [replace(settings[0], seed=seed) for seed in range(HISTORIES_UNTIL_SEEN)]
+    tried = [replace(like, seed=seed) for seed in range(HISTORIES_UNTIL_SEEN)]
     assert any(case.rule in (one.rule for one in play(setting).judge.violations) for setting in tried)

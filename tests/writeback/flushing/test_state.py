@@ -759,7 +759,7 @@ def _failed(instruction: Instruction, failure: Lost | WriteRefused) -> Event:
 KNOWN = {"honoured": Honoured.YES, "ignored": Honoured.IGNORED, "refused": Honoured.REFUSED}
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     data=st.data(),
     what=st.sampled_from(["object", "upload", "tombstone"]),
