@@ -18,6 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 LIGHT = ["boto3_objects.py", "aws_cli.sh", "arrow_parquet.py", "webdataset_shards.py", "safetensors_s3fs.py"]
 TORCH = ["pytorch_datasets.py", "pytorch_dcp.py"]
 
+at_strict = pytest.mark.parametrize("origin", ["strict"], indirect=True, scope="session")
+"""Their clients meet both origins in tests of their own."""
+
 
 def _run(example: str, endpoint: Endpoint, bucket: str, home: Path, direct: Any) -> None:
     environment = client_environment(endpoint.url, None, home)
@@ -43,6 +46,7 @@ def _run(example: str, endpoint: Endpoint, bucket: str, home: Path, direct: Any)
 
 
 @pytest.mark.clients
+@at_strict
 @pytest.mark.parametrize("example", LIGHT)
 def test_an_example_runs(example: str, http_endpoint: Endpoint, bucket: str, tmp_path: Path, direct: Any) -> None:
     """What it writes through the gateway is in the bucket, below the prefix that it was given, with a slash or without,
@@ -51,6 +55,7 @@ def test_an_example_runs(example: str, http_endpoint: Endpoint, bucket: str, tmp
 
 
 @pytest.mark.torch
+@at_strict
 @pytest.mark.parametrize("example", TORCH)
 def test_an_example_with_torch_runs(
     example: str, http_endpoint: Endpoint, bucket: str, tmp_path: Path, direct: Any
