@@ -55,6 +55,7 @@ def test_map_dataset_reads_every_object(
     assert reads == []
 
 
+@pytest.mark.timeout(400)  # four processes import PyTorch
 @pytest.mark.parametrize(
     ("workers", "origin"), [(0, "moto"), (0, "strict"), (2, "strict")], indirect=["origin"], scope="session"
 )
