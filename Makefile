@@ -26,7 +26,7 @@ help:  ## show this list
 demo: $(STAMPS)/demo  ## set up, then run a small training job directly and through Forebay
 	@$(BIN)/forebay demo
 test: $(STAMPS)/test  ## set up, then run the quick tests
-	$(PYTEST) -n 3 --dist worksteal -m "not slow and not ($(ELSEWHERE))"
+	$(PYTEST) -n 4 --dist worksteal -m "not slow and not ($(ELSEWHERE))"
 test-slow: $(STAMPS)/test  ## kills, large objects, long histories
 	$(PYTEST) -n 4 --dist worksteal -m "slow and not ($(ELSEWHERE))"
 test-root: $(STAMPS)/test  ## full, dead and powerless disks; as root

@@ -50,7 +50,7 @@ def assert_fair(got: Mapping[str, float], link: float, slots: Sequence[SlotOfLin
     assert sum(got.values()) >= 0.95 * sum(due.values())
 
 
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=4)
 @given(slots_of_link(), st.integers(1, 4), st.integers(1, 3), st.data())
 def test_slots_that_always_want_more_have_their_fair_shares(
     slots: list[SlotOfLink], processes: int, readers: int, data: st.DataObject
@@ -113,7 +113,7 @@ SLOTS = st.integers(2, 5)
 
 @settings(
     deadline=None,
-    max_examples=int(os.environ.get("FOREBAY_ARRIVALS_EXAMPLES", "3")),
+    max_examples=int(os.environ.get("FOREBAY_ARRIVALS_EXAMPLES", "2")),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # smaller ones are hardly plainer, and take minutes to find
 )
 @given(unequal_slots(), st.integers(0, 2**32))
