@@ -155,7 +155,7 @@ class Client:
         """The bucket has taken such an object."""
         known = self.buffer.look(lambda tx: tx.buckets.capabilities("bucket"))
         assert known is not None
-        told = replace(known, storage_classes=frozenset({name}))
+        told = replace(known, accepted=frozenset({("x-amz-storage-class", name)}))
         await self.buffer.journal.change(lambda tx: tx.buckets.learn("bucket", told))
 
     async def create(self, name: str, headers: Mapping[str, str] | None = None) -> str:
