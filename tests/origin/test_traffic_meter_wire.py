@@ -51,7 +51,12 @@ class Held:
 
 def held_origin(strict: StrictOrigin) -> MeteredOrigin:
     meter = OriginMeter(Held())
-    settings = OriginSettings(strict.endpoint_url, read_timeout_seconds=READ_TIMEOUT_SECONDS, max_attempts=1)
+    settings = OriginSettings(
+        strict.endpoint_url,
+        connect_timeout_seconds=60.0,
+        read_timeout_seconds=READ_TIMEOUT_SECONDS,
+        max_attempts=1,
+    )
     credentials = StaticCredentials(STRICT_PAIR)
     origin = S3Origin(settings, credentials, SystemClock(), instance_id="gateway-1", on_attempt=meter.attempt)
     return MeteredOrigin(origin, meter)
