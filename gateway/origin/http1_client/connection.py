@@ -196,7 +196,9 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, size_bytes)
 
     def unread_bytes(self) -> int:
-        return self._queued(termios.FIONREAD)
+        """Return the bytes that have arrived and are not counted as received."""
+        landing_bytes = self._stream.landing_bytes if self._stream is not None else 0
+        return landing_bytes + self._queued(termios.FIONREAD)
 
     def unacknowledged_bytes(self) -> int:
         """Return the bytes handed over for sending that the other machine has not acknowledged."""
