@@ -180,6 +180,46 @@ class OriginRequest:
     sent_once: bool = False
     keys: Sequence[str] = ()
     signed_by: KeyPair | None = None
+    begun: BegunRead | None = None
+    """The request as it was sent already: `send` goes on with it."""
+
+
+class BegunRead(Protocol):
+    """A GET or HEAD that was sent without a wait (`begin_read`).
+
+    When `on_end` is called, `is_whole` tells if a good and short answer is complete; then `take` it. Otherwise, or if
+    it is not the answer that was expected, `onward` is the same request for `Origin.send`, which goes on with it.
+    """
+
+    passes: Callable[[int], bool]
+    """Lets the bytes of its body pass if they need not wait."""
+
+    @property
+    def is_whole(self) -> bool: ...
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """As those of `OriginResponse`."""
+
+    def take(self) -> memoryview | None:
+        """Have a whole answer count, and return its body; None: its bytes must wait, so call `onward`."""
+
+    def onward(self) -> OriginRequest: ...
+
+    def close(self) -> None:
+        """Want no more of it. Idempotent; no effect on an answer that was taken."""
+
+
+OnEnd = Callable[[BegunRead], None]
+BeginRead = Callable[[OriginRequest, OnEnd], BegunRead | None]
+"""Sends a GET or HEAD without parameters if that needs no wait, and calls back; None: call `send`."""
+
+
+def never_begun(request: OriginRequest, on_end: OnEnd) -> BegunRead | None:
+    """`BeginRead` of an origin that always waits."""
 
 
 class OriginResponse(Protocol):
@@ -231,6 +271,11 @@ class Origin(Protocol):
         """Close every connection."""
 
 
+def begin_read_of(origin: Origin) -> BeginRead:
+    begin: BeginRead = getattr(origin, "begin_read", never_begun)
+    return begin
+
+
 class RoutedOrigin:
     """An `Origin`: `main`, except for buckets that have a home of their own. It closes them all.
 
@@ -243,6 +288,10 @@ class RoutedOrigin:
 
     async def send(self, request: OriginRequest) -> OriginResponse:
         return await self._by_bucket.get(request.bucket or "", self._main).send(request)
+
+    def begin_read(self, request: OriginRequest, on_end: OnEnd) -> BegunRead | None:
+        """As `BeginRead`."""
+        return begin_read_of(self._by_bucket.get(request.bucket or "", self._main))(request, on_end)
 
     async def aclose(self) -> None:
         for origin in {id(one): one for one in (self._main, *self._by_bucket.values())}.values():

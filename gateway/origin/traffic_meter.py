@@ -17,12 +17,15 @@ from gateway.core import cancellation
 from gateway.core.model import immutable
 from gateway.origin.client import (
     IS_AWAITED,
+    BegunRead,
     Direction,
+    OnEnd,
     Origin,
     OriginRequest,
     OriginResponse,
     Purpose,
     StreamedBody,
+    begin_read_of,
 )
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.shared.recent_requests import RecentRequests
@@ -309,6 +312,7 @@ class MeteredOrigin:
 
     def __init__(self, origin: Origin, meter: OriginMeter) -> None:
         self._origin = origin
+        self._begin_read = begin_read_of(origin)
         self._meter = meter
 
     async def send(self, request: OriginRequest) -> OriginResponse:
@@ -323,6 +327,13 @@ class MeteredOrigin:
             meter.count(len(request.body))
         response = await self._origin.send(request)
         return _MeteredResponse(response, self._meter.of_body("read", request))
+
+    def begin_read(self, request: OriginRequest, on_end: OnEnd) -> BegunRead | None:
+        """As `BeginRead`. The body passes the meter when it is taken."""
+        begun = self._begin_read(request, on_end)
+        if begun is not None:
+            begun.passes = self._meter.of_body("read", request).passes
+        return begun
 
     async def aclose(self) -> None:
         await self._origin.aclose()
