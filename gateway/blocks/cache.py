@@ -148,6 +148,11 @@ class PassthroughCache:
             return "not-kept"
         return plan.why_block_missing(dependencies, size_bytes, before, block, state)
 
+    @property
+    def keeps_all_it_fetches(self) -> bool:
+        """Return True if the disk has taken all small blocks that this process fetched lately."""
+        return not self._dependencies.fetches.refused
+
     def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
         """Return the first range that a read of `first` to `last` (None: the end) of an unknown object fetches."""
         return plan.first_fetched(first, last, self._dependencies.settings.block_size_of(slot))

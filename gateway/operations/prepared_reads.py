@@ -32,11 +32,11 @@ from gateway.policy.slots import Slot
 from gateway.s3.headers import is_one_range
 from gateway.s3.prepared_head import Conditions
 from gateway.s3.requests import Operation, S3Request
-from gateway.telemetry.request_counts import HitTally
+from gateway.telemetry.request_counts import AnswerTally
 from gateway.writeback.checkpoints.reads import counted_file
 from gateway.writeback.order import is_marker
 
-TallyOf = Callable[[Operation, Slot, int], HitTally]
+TallyOf = Callable[[Operation, Slot, int], AnswerTally]
 """Returns the counter of answers of an operation in a slot with a status."""
 
 _OF_ONE_ANSWER = frozenset({"date", "x-amz-id-2", "x-amz-request-id"})
@@ -47,7 +47,7 @@ class PreparedAnswer(NamedTuple):
     """An answer; no `span`: no body. `key` is the object read; `file` the checkpoint file that its bytes count for."""
 
     head: AnswerHead
-    tally: HitTally
+    tally: AnswerTally
     span: WarmSpan | None
     key: ObjectKey
     file: bytes | None = None

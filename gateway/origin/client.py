@@ -184,11 +184,23 @@ class OriginRequest:
     """The request as it was sent already: `send` goes on with it."""
 
 
-class BegunRead(Protocol):
+class OriginHead(Protocol):
+    """Status and headers of an answer of the origin."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Lower-case name → value. Hop-by-hop headers are gone; repeated ones are joined by `, `."""
+
+
+class BegunRead(OriginHead, Protocol):
     """A GET or HEAD that was sent without a wait (`begin_read`).
 
-    When `on_end` is called, `is_whole` tells if a good and short answer is complete; then `take` it. Otherwise, or if
-    it is not the answer that was expected, `onward` is the same request for `Origin.send`, which goes on with it.
+    When `on_end` is called, `is_whole` tells if a good and short answer is complete; then take the `whole` of it.
+    Otherwise, or if it is not the answer that was expected, `onward` is the same request for `Origin.send`, which goes
+    on with it. Call it in `on_end`: afterwards others may have the connection.
     """
 
     passes: Callable[[int], bool]
@@ -197,15 +209,8 @@ class BegunRead(Protocol):
     @property
     def is_whole(self) -> bool: ...
 
-    @property
-    def status(self) -> int: ...
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """As those of `OriginResponse`."""
-
-    def take(self) -> memoryview | None:
-        """Have a whole answer count, and return its body; None: its bytes must wait, so call `onward`."""
+    def whole(self) -> memoryview | None:
+        """Count a whole answer, and return its body; None: its bytes must wait, so call `onward`."""
 
     def onward(self) -> OriginRequest: ...
 
@@ -222,15 +227,8 @@ def never_begun(request: OriginRequest, on_end: OnEnd) -> BegunRead | None:
     """`BeginRead` of an origin that always waits."""
 
 
-class OriginResponse(Protocol):
+class OriginResponse(OriginHead, Protocol):
     """The origin's answer, whatever its status. Must be closed: use `async with`."""
-
-    @property
-    def status(self) -> int: ...
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Lower-case name → value. Hop-by-hop headers are gone; repeated ones are joined by `, `."""
 
     def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
         """Yield the body in pieces as they arrive. A body shorter than its Content-Length raises OriginBodyError.

@@ -11,6 +11,7 @@ import random
 import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
@@ -514,7 +515,7 @@ class S3Origin:
 class _BegunRead:
     """As `BegunRead`."""
 
-    __slots__ = ("_breaker", "_is_used", "_on_end", "_origin", "_request", "answer", "passes", "started")
+    __slots__ = ("_breaker", "_context", "_is_used", "_on_end", "_origin", "_request", "answer", "passes", "started")
 
     def __init__(
         self,
@@ -529,6 +530,7 @@ class _BegunRead:
         self._request = request
         self._breaker = breaker
         self._on_end = on_end
+        self._context = copy_context()
         self._is_used = False
         self.passes: Callable[[int], bool] = bool
         self.started = origin._clock.monotonic()
@@ -548,7 +550,7 @@ class _BegunRead:
     def headers(self) -> Mapping[str, str]:
         return self.answer.headers
 
-    def take(self) -> memoryview | None:
+    def whole(self) -> memoryview | None:
         answer, origin = self.answer, self._origin
         if answer.length_bytes and not self.passes(answer.length_bytes):
             return None
@@ -574,7 +576,7 @@ class _BegunRead:
 
     def _ended(self) -> None:
         self._origin._begun_count -= 1
-        self._on_end(self)
+        self._context.run(self._on_end, self)
 
 
 class _Limits:

@@ -75,7 +75,7 @@ async def begun(told: ToldOrigin, request: OriginRequest, *, taken: bool = True)
     def on_end(reading: BegunRead) -> None:
         found: Seen | None = None
         if reading.is_whole:
-            body = reading.take() if taken else b""
+            body = reading.whole() if taken else b""
             assert body is not None
             found = reading.status, dict(reading.headers), bytes(body)
         ended.set_result((found, reading.onward() if found is None or not taken else request))
