@@ -228,9 +228,12 @@ class BlockCache(PassthroughCache):
         return Explanation(here, await asyncio.to_thread(plan.holding, dependencies, key), why_not)
 
     def begin_unpinned_get(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
-        if self.has_blocks_of(key):
+        object_id = layout.object_id(key)
+        try:
+            has_blocks = self._directory.index.has_object(object_id)
+        except StoreUnavailable:
             return None
-        return self._dependencies.unpinned_gets.begin(layout.object_id(key), offset, headers)
+        return None if has_blocks else self._dependencies.unpinned_gets.begin(object_id, offset, headers)
 
     def has_blocks_of(self, key: ObjectKey) -> bool:
         """Return True if blocks of any version of an object are cached, or if the index cannot be read."""

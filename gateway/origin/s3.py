@@ -39,7 +39,7 @@ from gateway.origin.client import (
     begin_read_of,
 )
 from gateway.origin.hedging import HedgedRead, Hedging, OnSilence
-from gateway.origin.http1_client.client import CHECK_SECONDS, Claim, Http1Client, OriginSilent
+from gateway.origin.http1_client.client import Claim, Http1Client, OriginSilent
 from gateway.origin.http1_client.connection import Connection, Supervision
 from gateway.origin.http1_client.response_stream import HttpResponse, ResponseStream, error_code, wanted_region
 from gateway.origin.http1_client.short_answer import ShortAnswer
@@ -231,8 +231,8 @@ class S3Origin:
         return _BegunRead(self, request, breaker, connection, head, on_end)
 
     def _hand_over_if_late(self, answer: ShortAnswer | ResponseStream, seconds: float) -> None:
-        """Hand a short answer over two checks before it would be hedged."""
-        late_seconds = min(self._hedging.heads.after_seconds, self._limits.quiet_seconds / 2) - 2 * CHECK_SECONDS
+        """Hand a short answer over when it would be hedged, which happens with the next check."""
+        late_seconds = min(self._hedging.heads.after_seconds, self._limits.quiet_seconds / 2)
         if isinstance(answer, ShortAnswer) and seconds >= late_seconds:
             answer.hand_over()
 
