@@ -479,7 +479,10 @@ class S3Protocol(HttpToolsProtocol):
         self._count_read()
         if isinstance(answer, Question):
             cycle = self._prepared_cycle("GET")
-            self._start_task(cycle, self._ask(cycle, prepared, answer, head, began))
+            if prepared.begin_ask(answer, partial(self._end_ask, prepared, answer, head, began)):
+                cycle.on_left = partial(prepared.left, answer, began, self.client)
+            else:
+                self._start_task(cycle, self._ask(cycle, prepared, answer, head, began))
             return True
         rest = self._send_prepared(prepared, answer, began)
         if rest is None:
@@ -565,6 +568,31 @@ class S3Protocol(HttpToolsProtocol):
             return prepared.go_on(answer, request_id, began, rest, total, self.client)
 
         return go_on
+
+    def _end_ask(
+        self,
+        prepared: PreparedRequests,
+        question: Question,
+        head: bytes,
+        began: float,
+        answer: PreparedAnswer | None,
+    ) -> None:
+        """Answer by what the origin has said, or have a task wait for more."""
+        cycle = self.cycle
+        if cycle is None or cycle.disconnected:
+            return
+        cycle.on_left = None
+        if answer is None or not cycle.keep_alive or not self._may_send_now():
+            if answer is not None:
+                answer.close()
+            self._start_task(cycle, self._ask(cycle, prepared, question, head, began))
+            return
+        rest = self._send_prepared(prepared, answer, began)
+        cycle.response_started = True
+        if rest is not None:
+            self._start_task(cycle, rest(cycle))
+        else:
+            cycle.complete()
 
     async def _ask(
         self, cycle: RequestCycle, prepared: PreparedRequests, question: Question, head: bytes, began: float

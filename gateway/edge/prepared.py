@@ -200,6 +200,28 @@ class PreparedRequests:
             self._was_worth_it(place)
         return answer
 
+    def begin_ask(self, question: Question, on_end: Callable[[PreparedAnswer | None], None]) -> bool:
+        """Ask without a wait, and call `on_end`: with None, or if this returns False, call `ask`."""
+        ACCOUNT.set(question.access_key_id)
+        TRACE.set(None)
+
+        def ended(answer: PreparedAnswer | None) -> None:
+            metrics.REQUESTS_IN_FLIGHT.add(-1)
+            if answer is not None:
+                self._was_worth_it(question.place)
+            on_end(answer)
+
+        is_begun = question.pending.begin(ended)
+        metrics.REQUESTS_IN_FLIGHT.add(is_begun)
+        return is_begun
+
+    def left(self, question: Question, began: float, client: Client | None) -> None:
+        """End a question that was begun: the client has left."""
+        metrics.REQUESTS_IN_FLIGHT.add(-1)
+        question.close()
+        pending = question.pending
+        self.not_answered(CLIENT_LEFT, pending.key, pending.slot, question.access_key_id, began, client)
+
     async def ask(self, question: Question, began: float, client: Client | None) -> PreparedAnswer | None:
         """Return the answer to a question; None: the full way answers, by what the origin has said.
 

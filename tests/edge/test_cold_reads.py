@@ -1,4 +1,4 @@
-"""First reads of small objects: answered without a task, as the whole way answers them, whatever the origin says."""
+"""First reads of small objects, and reads of `strict` slots, answered without a task: as the whole way answers them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.core.model import ObjectKey
+from gateway.metadata.catalog import BegunHead, ObjectHead
 from gateway.operations.cold_reads import ColdRead
 from gateway.telemetry import metrics
 from tests.edge.test_prepared import _ERROR_IDS, _IDENTITY, SLOTS, Asked, ChangingKeyring, Pair, both_ports, head_of
@@ -299,3 +300,157 @@ async def test_what_is_known_or_limited_takes_the_whole_way(tmp_path: Path, answ
         await both.gateway.blocks.invalidate(ObjectKey("bucket", "d/d"))
         await both.ask(Asked("GET", "d/d", {}), "fast")
         assert answered == [True]
+
+
+# Reads of strict slots
+
+HEADS: dict[str, tuple[bytes, ...]] = {
+    "the same": (head(*LINES),),
+    "another request id": (head(*LINES[:-1], "x-amz-request-id: S"),),
+    "another field": (head(*LINES, "x-amz-meta-d: e"),),
+    "another version": (head("Content-Length: 100", 'ETag: "b"'),),
+    "in pieces": (head(*LINES)[:20], head(*LINES)[20:]),
+    "to be closed": (head(*LINES, "Connection: close"),),
+    "no ETag": (head("Content-Length: 100"),),
+    "no length": (head(*LINES[1:]),),
+    "chunked": (head(*LINES[1:], "Transfer-Encoding: chunked"),),
+    "twice": (head(*LINES, 'ETag: "b"'),),
+    "404": (head("Content-Length: 100", status="404 Not Found"),),
+    "403": (head(status="403 Forbidden"),),
+    "301": (head("Location: /x", status="301 Moved Permanently"),),
+    "503": (head("x-amz-request-id: R", status="503 Slow Down"),),
+    "no HTTP": (b"gopher\r\n\r\n",),
+    "a body": (head(*LINES) + BODY,),
+    "nothing": (b"",),
+}
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each question that was begun without a wait, whether its answer came so."""
+    found: list[bool] = []
+    answer = BegunHead.answer
+
+    def noted(question: BegunHead) -> Any:
+        result = answer(question)
+        found.append(isinstance(result, ObjectHead))
+        return result
+
+    monkeypatch.setattr(BegunHead, "answer", noted)
+    return found
+
+
+async def strict_told_by(directory: Path, way: str, said: tuple[bytes, ...]) -> list[object]:
+    """As `told_by`, of an object whose blocks are here."""
+    seen: list[object] = []
+    heads: tuple[bytes, ...] = (head(*LINES),)
+
+    async def exchange(request: Request, writer: asyncio.StreamWriter) -> None:
+        for one in heads if request.method == "HEAD" else (PLAIN,):
+            writer.write(one)
+            await writer.drain()
+            await asyncio.sleep(0)
+        if request.method == "HEAD" and not heads[0]:
+            writer.close()
+
+    async with gateway(directory, exchange) as (both, told):
+        for fields in KINDS:
+            for _ in range(4):
+                await both.settled(both.ask(Asked("GET", "x/a", fields), "fast"))
+        before = counted()
+        heads = said
+        for fields in KINDS:
+            for _ in range(2):
+                count = len(told.requests)
+                raw = head_of(Asked("GET", "x/a", fields), "first-secret", both.clock.now())
+                answer = await both.settled(both.said(way, raw))
+                assert answer is not None
+                calls = [(one.method, one.headers.get("range")) for one in told.requests[count:]]
+                seen.append((_IDENTITY.sub(b"", answer[0]), _ERROR_IDS.sub(b"", answer[1]), calls))
+        await both.leave(way)
+    seen.append([now - then for now, then in zip(counted(), before, strict=True)])
+    return seen
+
+
+@pytest.mark.parametrize("name", HEADS)
+async def test_strict_reads_say_what_the_whole_way_says(tmp_path: Path, name: str, begun: list[bool]) -> None:
+    fast = await strict_told_by(tmp_path / "fast", "fast", HEADS[name])
+    assert True in begun
+    if name in ("the same", "another request id", "in pieces"):
+        assert begun[-6:] == [True] * 6
+    slow = await strict_told_by(tmp_path / "slow", "slow", HEADS[name])
+    for number, (one, other) in enumerate(zip(fast, slow, strict=True)):
+        assert one == other, number
+
+
+async def test_a_strict_read_that_comes_later_has_a_question_of_its_own(tmp_path: Path, begun: list[bool]) -> None:
+    """One under way may have seen the origin before: those that come meanwhile share the next."""
+    holding = Holding()
+
+    async def exchange(request: Request, writer: asyncio.StreamWriter) -> None:
+        if request.method == "HEAD" and request.number > count:
+            await holding(request, writer)
+        else:
+            await saying_plain(request, writer)
+
+    count = 10_000
+    async with gateway(tmp_path, exchange) as (both, told):
+        for way in ("fast", "slow"):
+            for _ in range(4):
+                await both.settled(both.ask(Asked("GET", "x/a", {}), way))
+        count = len(told.requests)
+        asking = [asyncio.create_task(both.ask(Asked("GET", "x/a", {}), "fast"))]
+        await holding.asked.wait()
+        asking += [asyncio.create_task(both.ask(Asked("GET", "x/a", {}), "slow"))]
+        await both.slow.requests(1)
+        assert len(told.requests) == count + 1
+        holding.go_on.set()
+        assert [answer is not None and answer[1] for answer in await asyncio.gather(*asking)] == [BODY] * 2
+        assert len(told.requests) == count + 2
+        assert begun[-1]
+
+
+async def test_a_client_that_leaves_ends_its_question(tmp_path: Path, begun: list[bool]) -> None:
+    holding = Holding()
+    left = metrics.REQUESTS.value("GetObject", "default", "client-left", "none")
+    is_held = False
+
+    async def exchange(request: Request, writer: asyncio.StreamWriter) -> None:
+        await (holding if is_held else saying_plain)(request, writer)
+
+    async with gateway(tmp_path, exchange) as (both, _):
+        for _ in range(4):
+            await both.settled(both.ask(Asked("GET", "x/a", {}), "fast"))
+        is_held, before = True, len(begun)
+        asking = asyncio.create_task(both.ask(Asked("GET", "x/a", {}), "fast"))
+        await holding.asked.wait()
+        both.wires["fast"].abort()
+        await until(lambda: metrics.REQUESTS.value("GetObject", "default", "client-left", "none") == left + 1)
+        assert await asking is None
+        holding.go_on.set()
+        answer = await both.ask(Asked("GET", "x/a", {}), "fast")
+        assert answer is not None
+        assert answer[1] == BODY
+        assert len(begun) >= before
+        assert metrics.REQUESTS_IN_FLIGHT.value() == 0
+
+
+async def test_a_stuck_question_is_hedged(tmp_path: Path, begun: list[bool]) -> None:
+    stuck: list[int] = [0]
+
+    async def exchange(request: Request, writer: asyncio.StreamWriter) -> None:
+        if not stuck:
+            stuck.append(request.number)
+            await forever()
+        await saying_plain(request, writer)
+
+    async with gateway(tmp_path, exchange) as (both, told):
+        for _ in range(4):
+            await both.settled(both.ask(Asked("GET", "x/a", {}), "fast"))
+        stuck.clear()
+        told.origin._hedging.heads.after_seconds = 0.1
+        answer = await both.ask(Asked("GET", "x/a", {}), "fast")
+        assert answer is not None
+        assert answer[1] == BODY
+        assert not begun[-1]
+        assert [one.value for one in told.outcomes] == ["won"]
