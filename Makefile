@@ -51,7 +51,7 @@ test-package: $(STAMPS)/test  ## build the packages, install the wheel away from
 	$(PY) tools.try_installation
 test-lowest: $(STAMPS)/lowest  ## with the lowest versions that pyproject.toml allows
 	$(VENV)-lowest/bin/python -m pytest $(PYTEST_FLAGS) -n 2 -m "not slow and not ($(ELSEWHERE))" $(LOWEST)
-load: $(STAMPS)/test  ## load tests, shortened: against nginx, Varnish, rclone where installed
+load: $(STAMPS)/load  ## load tests, shortened: against JuiceFS, rclone; nginx, Varnish where installed
 	$(PY) loadtests.all --quick
 drill: $(STAMPS)/test  ## ten incidents, and what gateways say of them
 	@$(PY) tools.incident_drill --write build/incident-drill.md

@@ -59,7 +59,7 @@ TESTS: dict[str, tuple[command.Test, Options]] = {
     "heads": (heads.test, Options(2, 2, 1)),
     "one_stream": (one_stream.test, Options(2, 5, 1)),
     "cold_large": (cold_large.test, Options(2, 3, 1)),
-    "cold_epoch": (cold_epoch.test, Options(2, 3, 1)),
+    "cold_epoch": (cold_epoch.test, Options(2, 3, 0.3)),
     "stalled_bodies": (stalled_bodies.test, Options(2, 3, 1)),
     "random_reads": (random_reads.test, Options(2, 3, 0.3)),
     "parquet_scan": (parquet_scan.test, Options(2, 3, 1)),

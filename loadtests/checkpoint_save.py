@@ -4,13 +4,13 @@
 
 A checkpoint is what PyTorch DCP writes: eight files of 256 MiB in parts of 8 MiB, a connection a rank, then
 `.metadata`. It goes straight to an origin that takes 125 MB/s over all connections; through Forebay with
-`write = "back"`; and through `rclone serve s3` with `--vfs-cache-mode writes`, which uploads a second later, where
-that is installed.
+`write = "back"`; and, where they are installed, through `rclone serve s3` with `--vfs-cache-mode writes`, which uploads
+a second later, and JuiceFS's gateway with `--writeback`, which uploads blocks of 4 MiB in its own format.
 
 *Seconds* are until the manifest is acknowledged, *CPU* that of the server's processes until the origin has everything.
 *Lost*: right after the acknowledgement all processes of the server are killed (SIGKILL), it is started again on the
 same directory, and what the origin does not have of the checkpoint a time later, ten times the transfer's, is lost. (A
-power cut is another matter: Forebay has synced what it acknowledges, rclone has not.) *The job*: 8 ranks compute
+power cut is another matter: Forebay has synced what it acknowledges, the others have not.) *The job*: 8 ranks compute
 (sleep), and stop together to save; what the saves take is lost, told per hour of training at that interval, which gives
 the link time enough to carry a checkpoint before the next. All on all cores.
 """
@@ -28,7 +28,7 @@ from loadtests.harness.command import Options, progress
 from loadtests.harness.comparison import Contender, those_installed, turn
 from loadtests.harness.gateway import Gateway, gateway
 from loadtests.harness.intervals import Interval, ratio_of
-from loadtests.harness.peers import Rclone
+from loadtests.harness.peers import JuiceFS, Rclone
 from loadtests.harness.report import Measured, Report, Verdict, at_least, at_most
 from loadtests.harness.saver import Part, Saver
 from loadtests.harness.sink import SinkOrigin
@@ -45,7 +45,7 @@ _COMPUTE_FACTOR = 1.5
 _HOUR = 3600.0
 _GIB = 1024**3
 
-_OURS, _DIRECT, _RCLONE = "forebay", "direct", "rclone serve s3"
+_OURS, _DIRECT = "forebay", "direct"
 
 _Series = dict[str, list[float]]
 
@@ -60,7 +60,9 @@ class _Bench:
         def rclone() -> Rclone:
             return Rclone(self.origin, takes_writes=True, write_back="1s", cores=cores)
 
-        peers, self.notes = stack.enter_context(those_installed([rclone]))
+        peers, self.notes = stack.enter_context(
+            those_installed([rclone, lambda: JuiceFS(self.origin, writes_back=True, cores=cores)])
+        )
         ours = gateway(self.origin, slot=RESTORED, cache={"persistent": True}, cores=cores)
         self.ours: Gateway = stack.enter_context(ours)
         self.servers: dict[str, Contender] = {_OURS: self.ours, **{peer.name: peer for peer in peers}}
@@ -71,7 +73,7 @@ class _Bench:
         self.cpu: _Series = defaultdict(list)
         self.lost: dict[str, int] = {}
         self.stalled: _Series = {}
-        self._objects = 0
+        self._kept_bytes = 0
 
     @property
     def transfer_seconds(self) -> float:
@@ -83,7 +85,7 @@ class _Bench:
         first = Saver(self.ours.address, Part.of(b""))
         first.put("first", b"x")
         first.close()
-        self._objects = 1
+        self._kept_bytes = 1
         self.origin.pace(_LINK_BYTES_PER_SECOND)
 
     def names(self) -> list[str]:
@@ -91,13 +93,13 @@ class _Bench:
 
     def save(self, name: str, prefix: str) -> float:
         """Seconds until it is acknowledged."""
-        self._objects += self.saver.objects
+        self._kept_bytes += self.saver.size_bytes
         if name == _DIRECT:
             return self.direct.save(self.origin.address, prefix)
         return self.saver.save(self.servers[name].address, prefix)
 
     def drain(self) -> None:
-        self.origin.until_it_has(self._objects, _FLUSHED_SECONDS_MAX)
+        self.origin.until_it_keeps(self._kept_bytes, _FLUSHED_SECONDS_MAX)
 
     def round(self, number: int) -> None:
         for name in turn(self.names(), number):
@@ -111,20 +113,20 @@ class _Bench:
                 self.cpu[name].append((server.cpu_seconds() - before) / (self.saver.size_bytes / _GIB))
 
     def kill_after_a_save(self, name: str) -> None:
-        """Count what the origin lacks of a checkpoint whose server was killed as soon as it had acknowledged it."""
+        """Count the bytes that the origin lacks of a checkpoint whose server was killed once it had acknowledged it."""
         progress(f"{name}: killed right after the acknowledgement")
         server = self.servers[name]
+        self._kept_bytes = self.origin.kept_bytes()  # a server may keep something of its own there
         self.save(name, f"{name.split()[0]}/killed")
         if isinstance(server, Gateway):
             server.process.kill()
             server.process.start()
-        elif isinstance(server, Rclone):
+        elif isinstance(server, Rclone | JuiceFS):
             server.kill_and_restart()
         deadline = time.monotonic() + max(10.0, 10 * self.transfer_seconds)
-        while (found := self.origin.objects()) < self._objects and time.monotonic() < deadline:
+        while (found := self.origin.kept_bytes()) < self._kept_bytes and time.monotonic() < deadline:
             time.sleep(0.1)
-        self.lost[name] = self._objects - found
-        self._objects = found
+        self.lost[name] = max(0, self._kept_bytes - found)
 
     def train(self, name: str) -> None:
         """A job that saves `_SAVES` times: seconds that each save has cost it, per hour."""
@@ -174,15 +176,18 @@ def test(options: Options) -> Report:
         Verdict("the origin has it, forebay / direct", ratio_of(bench.durable[_OURS], bench.durable[_DIRECT])),
         *(
             Verdict(
-                f"{name}: objects of {bench.saver.objects} lost by a kill -9 after the acknowledgement",
+                f"{name}: bytes of {bench.saver.size_bytes:,} lost by a kill -9 after the acknowledgement",
                 Interval(float(lost), None, None),
                 at_most(0) if name == _OURS else None,
             )
             for name, lost in bench.lost.items()
         ),
     ]
-    if _RCLONE in seconds:
-        report.verdicts.append(Verdict("save, rclone / forebay", ratio_of(seconds[_RCLONE], seconds[_OURS])))
+    report.verdicts += [
+        Verdict(f"save, {peer} / forebay", ratio_of(seconds[peer], seconds[_OURS]))
+        for peer in (Rclone.name, JuiceFS.name)
+        if peer in seconds
+    ]
     report.notes = bench.notes
     return report
 

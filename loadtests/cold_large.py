@@ -1,75 +1,162 @@
-"""A cold object of 1 GiB as one GET against direct, origin with 20 ms latency and 100 MB/s per connection.
+"""A cold object of 1 GiB as one GET against 32 direct connections, origin with 20 ms latency and 100 MB/s for each.
 
     python -m loadtests.cold_large [--rounds 5] [--scale 1] [--record]
 
-Each round reads an object that no one has read before. The direct parallel client fetches ranges of 8 MiB over 8, 16 or
-32 connections and throws them away; the best of the three counts.
+Each round reads an object that no one has read before, through a gateway of one worker on one core, and through one of
+two workers on all cores, of which the client and the origin use the last. The direct client fetches ranges of 8 MiB and
+throws them away. CPU is that of the workers; before each round memory is touched.
+
+JuiceFS's gateway, where it is installed, reads an object from its own chunks at the same origin, its cache cleared.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
+from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 
-from loadtests.harness import command
+from loadtests.harness import command, machine, player
+from loadtests.harness.cold import Memory, WorkerThreads
 from loadtests.harness.command import Options, progress
-from loadtests.harness.comparison import in_turns
+from loadtests.harness.comparison import Contender, turn
 from loadtests.harness.content import Family, LoadObject, load_object
-from loadtests.harness.gateway import gateway
-from loadtests.harness.intervals import highest, ratio_of
+from loadtests.harness.gateway import Gateway, gateway
+from loadtests.harness.intervals import Interval, mean_of, ratio_of
 from loadtests.harness.origin import LoadOrigin
-from loadtests.harness.reader import in_parallel, reader
-from loadtests.harness.report import Measured, Report, Verdict, at_least
-from loadtests.harness.stream import stream_seconds
+from loadtests.harness.peers import JuiceFS, juicefs_if_installed
+from loadtests.harness.report import Measured, Report, Verdict, at_least, at_most
 
 _PART_BYTES = 8 * 1024**2
-_CONNECTIONS = (8, 16, 32)
+_CONNECTIONS = 32
+_GIB = 1024**3
+_ONE, _TWO, _SINGLE, _DIRECT = "one worker", "two workers", "direct, one GET", f"direct, {_CONNECTIONS} connections"
 
 
 def test(options: Options) -> Report:
-    family = Family("cold/", options.rounds, options.of(1024**3, least=64 * 1024**2))
-    objects = [load_object(path, family.size_bytes) for path in family.paths()]
-    mebibytes = family.size_bytes / 1024**2
-    title = f"Cold object of {mebibytes:,.0f} MiB, origin with 20 ms and 100 MB/s per connection"
+    size_bytes = options.of(_GIB, least=64 * 1024**2)
+    title = f"Cold object of {size_bytes / 1024**2:,.0f} MiB, origin with 20 ms and 100 MB/s per connection"
     report = Report("cold_large", title, options.command("cold_large"))
-    with LoadOrigin([family]) as origin, gateway(origin, capacity="16GiB") as ours:
-        origin.shape(latency_seconds=0.020, bytes_per_second=100e6)
-        unread = iter(objects)
-
-        def cold() -> float:
-            progress("forebay, cold")
-            return mebibytes / stream_seconds(ours.address, next(unread))
-
-        measures: dict[str, Callable[[], float]] = {
-            "forebay, cold": cold,
-            "direct, one GET": lambda: mebibytes / stream_seconds(origin.address, objects[0]),
-        }
-        for connections in _CONNECTIONS:
-            measures[f"direct, {connections} connections"] = partial(_parallel, origin, objects[0], connections)
-        rates = in_turns(measures, options.rounds)
-    ours_rates, single = rates["forebay, cold"], rates["direct, one GET"]
-    best = highest({name: values for name, values in rates.items() if "connections" in name})
-    report.verdicts = [
-        Verdict("rate, forebay cold / direct, one GET", ratio_of(ours_rates, single), at_least(3)),
-        Verdict(f"rate, forebay cold / {best} (best)", ratio_of(ours_rates, rates[best]), at_least(0.95)),
-    ]
-    report.tables = [Measured("rate", "MiB/s", rates)]
+    with ExitStack() as stack:
+        bench = _Bench(stack, size_bytes, options)
+        for number in range(options.rounds):
+            bench.round(number)
+        bench.tell(report)
     return report
 
 
-def _parallel(origin: LoadOrigin, of: LoadObject, connections: int) -> float:
-    """MiB per second of a client that fetches ranges side by side."""
+class _Bench:
+    """Everything that is started, and what was found."""
 
-    async def read() -> float:
-        work = [(of, first, min(_PART_BYTES, of.size_bytes - first)) for first in range(0, of.size_bytes, _PART_BYTES)]
-        async with reader(origin.address, connections) as client:
-            started = time.perf_counter()
-            await in_parallel(work, client, connections)
-            return of.size_bytes / 1024**2 / (time.perf_counter() - started)
+    def __init__(self, stack: ExitStack, size_bytes: int, options: Options) -> None:
+        families = {name: Family(f"{name.replace(' ', '-')}/", options.rounds, size_bytes) for name in (_ONE, _TWO)}
+        small, written = Family("first/", 1, _PART_BYTES), Family("written/", 1, size_bytes)
+        self.origin = stack.enter_context(LoadOrigin([small, written, *families.values()]))
+        self.unread = {name: [load_object(path, size_bytes) for path in one.paths()] for name, one in families.items()}
+        self.size_bytes, self.memory = size_bytes, Memory()
+        cores = {_ONE: machine.server_core(), _TWO: machine.all_cores()}
+        self.gateways: dict[str, Gateway] = {
+            name: stack.enter_context(
+                gateway(
+                    self.origin,
+                    name=name,
+                    capacity="16GiB",
+                    cores=cores[name],
+                    server={"workers": workers},
+                    names_threads=True,
+                )
+            )
+            for name, workers in ((_ONE, 1), (_TWO, 2))
+        }
+        self.juicefs, self.notes = stack.enter_context(juicefs_if_installed(self.origin))
+        self.threads = {name: WorkerThreads(one) for name, one in self.gateways.items()}
+        self.rates: dict[str, list[float]] = defaultdict(list)
+        self.peer_cpu: list[float] = []
+        self.fetched: dict[str, list[float]] = defaultdict(list)
+        self.lost: dict[str, int] = defaultdict(int)
+        if self.juicefs is not None:
+            progress(f"writing through {self.juicefs.name}")
+            self.juicefs.take(written)
+        self.written = load_object(written.path(0), size_bytes)
+        self.origin.shape(latency_seconds=0.020, bytes_per_second=100e6)
+        for one in self.gateways.values():
+            self._get(one, load_object(small.path(0), small.size_bytes))  # connections are open, code is loaded
 
-    return asyncio.run(read())
+    def round(self, number: int) -> None:
+        measures: dict[str, Callable[[], None]] = {
+            **{name: partial(self._through, name) for name in self.gateways},
+            _SINGLE: lambda: self._note(_SINGLE, self._get(self.origin, self.written)),
+            _DIRECT: self._direct,
+        }
+        if (juicefs := self.juicefs) is not None:
+            measures[juicefs.name] = lambda: self._through_juicefs(juicefs)
+        for name in turn(list(measures), number):
+            progress(f"round {number + 1}: {name}")
+            self.memory.touch(self.size_bytes)
+            measures[name]()
+
+    def _through(self, name: str) -> None:
+        one, threads, before = self.gateways[name], self.threads[name], self.origin.settled_counts()
+        threads.begin()
+        seconds = self._get(one, self.unread[name].pop())
+        after = self.origin.settled_counts()
+        threads.end(self.size_bytes / _GIB)
+        self._note(name, seconds)
+        self.fetched[name].append((after.sent_bytes - before.sent_bytes) / self.size_bytes)
+        self.lost[name] += after.lost - before.lost
+
+    def _through_juicefs(self, juicefs: JuiceFS) -> None:
+        juicefs.forget()
+        before, cpu = self.origin.settled_counts(), juicefs.cpu_seconds()
+        self._note(juicefs.name, self._get(juicefs, self.written))
+        after = self.origin.settled_counts()
+        self.peer_cpu.append((juicefs.cpu_seconds() - cpu) / (self.size_bytes / _GIB))
+        self.fetched[juicefs.name].append((after.sent_bytes - before.sent_bytes) / self.size_bytes)
+
+    def _direct(self) -> None:
+        requests = player.parts(self.origin.address, self.written, _PART_BYTES)
+        self._note(_DIRECT, player.play(self.origin.port, requests, _CONNECTIONS, spin=False).seconds)
+
+    def _get(self, one: Contender, of: LoadObject) -> float:
+        """The client does not spin: it is rarely idle, and what it leaves of its core is the origin's."""
+        request = player.parts(one.address, of, of.size_bytes)
+        return player.play(one.address[1], request, 1, spin=False).seconds
+
+    def _note(self, name: str, seconds: float) -> None:
+        self.rates[name].append(self.size_bytes / 1024**2 / seconds)
+
+    def tell(self, report: Report) -> None:
+        of, rates = self.memory.of, self.rates
+        one, direct = self.threads[_ONE], rates[_DIRECT]
+        report.verdicts = [
+            Verdict(of("rate, one worker / direct, one GET"), ratio_of(rates[_ONE], rates[_SINGLE]), at_least(3)),
+            Verdict(of(f"rate, one worker / {_DIRECT}"), ratio_of(rates[_ONE], direct), at_least(0.95)),
+            Verdict(of(f"rate, two workers / {_DIRECT}"), ratio_of(rates[_TWO], direct)),
+            Verdict(of("workers' CPU, one worker, s/GiB"), mean_of(one.totals()), at_most(0.7)),
+            Verdict(of("the loop's part of it, s/GiB"), mean_of(one.of_thread("loop"))),
+            *(
+                Verdict(f"bytes from the bucket / bytes asked for, {name}", mean_of(values), at_most(1.01))
+                for name, values in self.fetched.items()
+                if name in self.gateways
+            ),
+            *(
+                Verdict(f"connections to the bucket lost, {name}", Interval(float(count), None, None), at_most(0))
+                for name, count in self.lost.items()
+            ),
+        ]
+        if self.juicefs is not None:
+            name = self.juicefs.name
+            report.verdicts += [
+                Verdict(of(f"rate, one worker / {name}"), ratio_of(rates[_ONE], rates[name])),
+                Verdict(of(f"CPU, one worker / {name}"), ratio_of(one.totals(), self.peer_cpu)),
+            ]
+            report.tables.append(Measured(of("server CPU"), "s/GiB", {name: self.peer_cpu}))
+        report.tables += [Measured(of("rate"), "MiB/s", rates)]
+        report.tables += [
+            threads.table(of(f"workers' CPU by thread, {name}"), "s/GiB") for name, threads in self.threads.items()
+        ]
+        report.tables.append(Measured("bytes from the bucket / bytes asked for", "times", self.fetched))
+        report.notes = [*self.notes, self.memory.note()]
 
 
 if __name__ == "__main__":

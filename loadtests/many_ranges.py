@@ -11,6 +11,7 @@ import asyncio
 import statistics
 
 from loadtests.harness import command, machine
+from loadtests.harness.cold import Memory
 from loadtests.harness.command import Options, progress
 from loadtests.harness.content import Family, LoadObject, load_object
 from loadtests.harness.gateway import gateway
@@ -33,6 +34,7 @@ def test(options: Options) -> Report:
     report = Report("many_ranges", f"{count:,} concurrent range GETs of 1 MiB", options.command("many_ranges"))
     slowest: dict[str, list[float]] = {"warm": [], "cold": []}
     median: dict[str, list[float]] = {"warm": [], "cold": []}
+    memory = Memory()
     with LoadOrigin(families) as origin, gateway(origin, capacity="16GiB") as ours:
         at_start = machine.peak_memory_bytes(ours.worker_pid) / _MIB
 
@@ -50,6 +52,7 @@ def test(options: Options) -> Report:
         origin.shape(latency_seconds=_LATENCY_SECONDS)
         for number in range(options.rounds):
             progress(f"cold wave {number + 1}")
+            memory.touch(count * _MIB)
             wave("cold", families[number + 1])
             origin.settled_counts()
         cold_peak = machine.peak_memory_bytes(ours.worker_pid) / _MIB
@@ -57,12 +60,12 @@ def test(options: Options) -> Report:
         Verdict("peak memory of the worker after the warm waves, MiB", mean_of([warm_peak]), at_most(_MEMORY_MAX_MIB)),
         Verdict("peak memory of the worker after the cold waves, MiB", mean_of([cold_peak]), at_most(_MEMORY_MAX_MIB)),
         *(
-            Verdict(f"slowest / median, {kind}", ratio_of(slowest[kind], median[kind]), at_most(3))
-            for kind in ("warm", "cold")
+            Verdict(what, ratio_of(slowest[kind], median[kind]), at_most(3))
+            for kind, what in (("warm", "slowest / median, warm"), ("cold", memory.of("slowest / median, cold")))
         ),
     ]
     report.tables = [Measured("slowest", "s", slowest), Measured("median", "s", median)]
-    report.notes = [f"The worker had {at_start:.0f} MiB resident before the first request."]
+    report.notes = [f"The worker had {at_start:.0f} MiB resident before the first request.", memory.note()]
     return report
 
 

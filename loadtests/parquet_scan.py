@@ -23,6 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from loadtests.harness import command
+from loadtests.harness.cold import Memory
 from loadtests.harness.command import Options, progress
 from loadtests.harness.comparison import turn
 from loadtests.harness.content import BUCKET
@@ -121,8 +122,8 @@ def _load_httpfs(sql: Any) -> None:
 
 def _missing(name: str) -> str | None:
     """Why a client takes no part; None: it does."""
-    if importlib.util.find_spec(name) is None:
-        return "it is not installed"
+    if any(importlib.util.find_spec(one) is None for one in (name, "numpy")):
+        return "it or numpy is not installed"
     if name == "duckdb":
         import duckdb
 
@@ -146,6 +147,7 @@ def test(options: Options) -> Report:
     report = Report("parquet_scan", "Parquet scans, origin with 30 ms", options.command("parquet_scan"))
     report.notes += [f"{name} was left out: {why}" for name, why in missing.items()]
     seconds: dict[str, list[float]] = {}
+    memory = Memory()
     with tempfile.TemporaryDirectory(prefix="forebay-parquet-") as made:
         files, expected, day = _write_table(Path(made), rows)
         prefixes = [f"{name}/{number}" for name in scans for number in range(options.rounds + 1)]
@@ -167,6 +169,7 @@ def test(options: Options) -> Report:
                 for name in turn(list(scans), number):
                     progress(f"round {number + 1}: {name}")
                     prefix = f"{name}/{number}"
+                    memory.touch(sum(file.stat().st_size for file in files))
                     found = {"direct": scanned(name, origin.url, prefix)}
                     found |= {which: scanned(name, ours.url, prefix) for which in ("first", "second")}
                     for which, took in found.items():
@@ -176,7 +179,8 @@ def test(options: Options) -> Report:
         direct = seconds[f"{name}, direct"]
         first, second = (ratio_of(direct, seconds[f"{name}, {which}"]) for which in ("first", "second"))
         report.verdicts.append(Verdict(f"{name}: direct / second scan through forebay, time", second, at_least(2)))
-        report.verdicts.append(Verdict(f"{name}: direct / first scan through forebay, time", first))
+        report.verdicts.append(Verdict(memory.of(f"{name}: direct / first scan through forebay, time"), first))
+    report.notes.append(memory.note())
     report.tables.append(Measured(f"scan of a table of {size_mb:.0f} MB", "s", seconds))
     return report
 

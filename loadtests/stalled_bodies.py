@@ -13,6 +13,7 @@ import asyncio
 import time
 
 from loadtests.harness import command
+from loadtests.harness.cold import Memory
 from loadtests.harness.command import Options, progress
 from loadtests.harness.content import Family, load_object
 from loadtests.harness.gateway import gateway
@@ -31,23 +32,29 @@ def test(options: Options) -> Report:
     count = options.of(1_000, least=200)
     title = f"Cold epoch of {count:,} objects, one body of {_STALL_EVERY} stalls for ever"
     report = Report("stalled_bodies", title, options.command("stalled_bodies"))
+    memory = Memory()
     for name, size_bytes in _SIZES.items():
-        seconds, requests = _measure(name, size_bytes, count, options)
+        seconds, requests = _measure(name, size_bytes, count, options, memory)
         report.tables += [
             Measured(f"time of the epoch, {name}", "s", seconds),
             Measured(f"requests to the origin per object, {name}", "", requests),
         ]
         report.verdicts += [
-            Verdict(f"time, {name}, stalled / not", ratio_of(seconds["stalled"], seconds["without"]), at_most(1.2)),
+            Verdict(
+                memory.of(f"time, {name}, stalled / not"),
+                ratio_of(seconds["stalled"], seconds["without"]),
+                at_most(1.2),
+            ),
             Verdict(
                 f"requests, {name}, stalled / not", ratio_of(requests["stalled"], requests["without"]), at_most(1.02)
             ),
         ]
+    report.notes = [memory.note()]
     return report
 
 
 def _measure(
-    name: str, size_bytes: int, count: int, options: Options
+    name: str, size_bytes: int, count: int, options: Options, memory: Memory
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     rounds = [Family(f"{kind}{number}/", count, size_bytes) for number in range(options.rounds) for kind in "ab"]
     warming = Family("warming/", 200, size_bytes)
@@ -60,6 +67,7 @@ def _measure(
             progress(f"{name}, epoch {number + 1} of {len(rounds)}")
             is_stalled = number % 4 in (0, 3)  # each comes first as often as the other
             origin.shape(latency_seconds=_LATENCY_SECONDS, stall_every=_STALL_EVERY if is_stalled else 0)
+            memory.touch(count * size_bytes)
             before, kind = origin.settled_counts(), "stalled" if is_stalled else "without"
             seconds[kind].append(_read(ours.address, epoch))
             after = origin.settled_counts()

@@ -1,9 +1,9 @@
-"""Server CPU per warm 8 MiB range GET over 8 connections: Forebay (SigV4 verified) against nginx, Varnish and rclone.
+"""Server CPU per warm 8 MiB range GET over 8 connections: Forebay (SigV4 verified) against its peers.
 
     python -m loadtests.warm_ranges [--seconds 3] [--rounds 5] [--record]
 
-64 ranges of 8 objects, each request with its own date and signature, cached and in the page cache. rclone verifies
-signatures too; nginx and Varnish verify nothing. Servers run on one core, `wrk` on the rest.
+64 ranges of 8 objects, each request with its own date and signature, cached and in the page cache. rclone and JuiceFS
+verify signatures too; nginx and Varnish verify nothing. Servers run on one core, `wrk` on the rest.
 """
 
 from __future__ import annotations

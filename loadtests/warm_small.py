@@ -1,9 +1,10 @@
-"""Server CPU per warm 100 KiB GET over 10,000 keys and 16 connections, SigV4 verified, against rclone and nginx.
+"""Server CPU per warm 100 KiB GET over 10,000 keys and 16 connections, SigV4 verified, against its peers.
 
     python -m loadtests.warm_small [--seconds 3] [--rounds 5] [--scale 1] [--record]
 
-Each request has its own key, date and signature; everything is cached and in the page cache. rclone verifies signatures
-too; nginx and Varnish verify nothing. Servers run on one core, `wrk` on the rest.
+Each request has its own key, date and signature; everything is cached and in the page cache. rclone and JuiceFS verify
+signatures too; nginx and Varnish verify nothing. JuiceFS reads what was written through it, in its own format. Servers
+run on one core, `wrk` on the rest.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from loadtests.harness import command, warm
 from loadtests.harness.command import Options
 from loadtests.harness.content import Family
 from loadtests.harness.intervals import lowest, ratio_of
+from loadtests.harness.peers import JuiceFS, Rclone
 from loadtests.harness.report import Measured, Report, Target, Verdict, at_most
 
 _SIZE_BYTES = 100 * 1024
@@ -24,9 +26,10 @@ def test(options: Options) -> Report:
     report = Report("warm_small", title, options.command("warm_small"))
     cpu, both = result.cpu_microseconds, result.with_client_cpu_microseconds
     ours = cpu[warm.IMMUTABLE]
-    if "rclone serve s3" in cpu:
-        ratio = ratio_of(ours, cpu["rclone serve s3"])
-        report.verdicts.append(Verdict(f"CPU per request, {warm.IMMUTABLE} / rclone", ratio, at_most(0.6)))
+    for peer, target in ((Rclone.name, at_most(0.6)), (JuiceFS.name, None)):
+        if peer in cpu:
+            ratio = ratio_of(ours, cpu[peer])
+            report.verdicts.append(Verdict(f"CPU per request, {warm.IMMUTABLE} / {peer}", ratio, target))
     report.verdicts += _against_nginx(cpu, "CPU per request", at_most(3))
     report.verdicts += _against_nginx(both, "CPU per request, server and client", None)
     strict = ratio_of(cpu[warm.STRICT], ours)

@@ -4,16 +4,19 @@
 
 Uploads in parts of 8 MiB, UNSIGNED-PAYLOAD, over one connection and over eight; all processes on all cores. The bare
 receiver does `recv_into`, MD5, `pwrite` and `fsync` for each part, and keeps the files, too; it knows no signatures,
-names or uploads. rclone is measured from CreateMultipartUpload to Complete, as it holds parts in memory until then; it
-syncs nothing. The origin takes next to nothing meanwhile (1 MB/s), so that what is measured is the acknowledgement;
-between the rounds everything is flushed. CPU is that of all processes of a server.
+names or uploads.
+
+rclone is measured from CreateMultipartUpload to Complete, as it holds parts in memory until then, and JuiceFS's gateway
+(`--writeback`) in the same way; neither syncs anything. The origin takes next to nothing meanwhile (1 MB/s), so that
+what is measured is the acknowledgement; between the rounds everything is flushed. CPU is that of all processes of a
+server.
 """
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,14 +26,14 @@ from loadtests.harness.command import Options, progress
 from loadtests.harness.comparison import Contender, those_installed, turn
 from loadtests.harness.gateway import gateway
 from loadtests.harness.intervals import difference_of, ratio_of
-from loadtests.harness.peers import Rclone
+from loadtests.harness.peers import JuiceFS, Rclone
 from loadtests.harness.receiving_server import ReceivingServer
 from loadtests.harness.report import Measured, Report, Verdict, at_least, at_most
 from loadtests.harness.saver import Part, Saver, at_once
 from loadtests.harness.sink import SinkOrigin
 from loadtests.harness.uploader import upload_seconds
 
-OURS, BARE, RCLONE = "forebay", "bare", "rclone serve s3"
+OURS, BARE, RCLONE, JUICEFS = "forebay", "bare", Rclone.name, JuiceFS.name
 WRITES_BACK = {"mode": "read-write", "write": "back", "consistency": "strict", "buffer": "16GiB"}
 """A slot that does."""
 
@@ -59,22 +62,26 @@ class _Bench:
     def __init__(self, stack: ExitStack, options: Options) -> None:
         self.origin = stack.enter_context(SinkOrigin())
         self.bare = stack.enter_context(ReceivingServer("keeping"))
+        cores = machine.all_cores()
         peers, self.notes = stack.enter_context(
-            those_installed([lambda: Rclone(self.origin, takes_writes=True, cores=machine.all_cores())])
+            those_installed(
+                [
+                    lambda: Rclone(self.origin, takes_writes=True, cores=cores),
+                    lambda: JuiceFS(self.origin, writes_back=True, cores=cores),
+                ]
+            )
         )
-        ours = gateway(self.origin, slot=WRITES_BACK, cache={"persistent": True}, cores=machine.all_cores())
+        ours = gateway(self.origin, slot=WRITES_BACK, cache={"persistent": True}, cores=cores)
         self.savers: list[Contender] = [stack.enter_context(ours), *peers]
         self.contenders: list[Contender] = [*self.savers, self.bare]
         self.part = Part.of(os.urandom(_PART_BYTES))
         self.parts = options.of(_PARTS, least=4)
-        self._objects = 0
 
     def learn(self) -> None:
         """The first write to a bucket goes through."""
         saver = Saver(self.savers[0].address, self.part)
         saver.put("first", b"x")
         saver.close()
-        self._objects = 1
 
     def round(self, number: int, connections: int, found: _Found) -> None:
         for one in turn(self.contenders, number):
@@ -92,6 +99,7 @@ class _Bench:
 
     def _save(self, one: Contender, prefix: str, connections: int, found: _Found) -> None:
         self.origin.pace(_HELD)
+        kept = self.origin.kept_bytes()
         savers = [Saver(one.address, self.part) for _ in range(connections)]
         parts = self.parts // connections
         start = one.cpu_seconds()
@@ -104,9 +112,8 @@ class _Bench:
         self._note(found.rates, found.cpu, one.name, parts * connections, sending, sent - began)
         self._note(found.whole_rates, found.whole_cpu, one.name, parts * connections, took, end - start)
         self.origin.pace(0)
-        if one.name == OURS:
-            self._objects += connections
-            self.origin.until_it_has(self._objects, _FLUSHED_SECONDS_MAX)
+        if one.name != RCLONE:  # it waits for longer than this test
+            self.origin.until_it_keeps(kept + connections * parts * _PART_BYTES, _FLUSHED_SECONDS_MAX)
 
     def _note(self, rates: _Series, cpu: _Series, name: str, parts: int, seconds: float, used: float) -> None:
         gibibytes = parts * _PART_BYTES / _GIB
@@ -145,19 +152,19 @@ def _judge(report: Report, over: str, found: _Found) -> None:
             difference_of(alone_cpu[OURS], alone_cpu[BARE]),
             at_most(0.4 * _GIB / 1e9),
         ),
-        *_against_rclone(over, found),
+        *_against_peers(over, found),
     ]
 
 
-def _against_rclone(over: str, found: _Found) -> Sequence[Verdict]:
-    if RCLONE not in found.whole_rates:
-        return []
-    rate = ratio_of(found.whole_rates[OURS], found.whole_rates[RCLONE])
-    cpu = ratio_of(found.whole_cpu[OURS], found.whole_cpu[RCLONE])
-    return [
-        Verdict(f"rate of uploads over {over}, forebay / rclone", rate, at_least(1.5)),
-        Verdict(f"CPU of uploads over {over}, forebay / rclone", cpu, at_most(0.75)),
-    ]
+def _against_peers(over: str, found: _Found) -> Iterator[Verdict]:
+    for peer in (RCLONE, JUICEFS):
+        if peer not in found.whole_rates:
+            continue
+        rate = ratio_of(found.whole_rates[OURS], found.whole_rates[peer])
+        cpu = ratio_of(found.whole_cpu[OURS], found.whole_cpu[peer])
+        targets = (at_least(1.5), at_most(0.75)) if peer == RCLONE else (None, None)
+        yield Verdict(f"rate of uploads over {over}, forebay / {peer}", rate, targets[0])
+        yield Verdict(f"CPU of uploads over {over}, forebay / {peer}", cpu, targets[1])
 
 
 if __name__ == "__main__":

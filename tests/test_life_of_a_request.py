@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -162,6 +164,25 @@ async def flush_visits(settings: Settings, watch: Watch) -> Visits:
     return found
 
 
+def start_visits(settings_text: str, directory: Path) -> list[str]:
+    """What the supervisor runs from its command line to readiness, and until it has stopped."""
+    config, visited = directory / "start.toml", directory / "visited"
+    config.write_text(settings_text + "[server]\nport = 0\n[admin]\nport = 0\n", encoding="utf-8")
+    command = [sys.executable, "-m", "tests.support.watched_start", "serve", "--config", str(config)]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=REPOSITORY,
+        env=os.environ | {"VISITED": str(visited)},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"forebay: S3 on ")
+        process.terminate()
+        assert process.wait(60) == 0
+    return visited.read_text().split()
+
+
 def in_all(visits: Sequence[Visits]) -> int:
     """How many files each of them has been in."""
     return len(set.intersection(*(set(one.files) for one in visits)))
@@ -219,6 +240,7 @@ def test_the_way_of_a_request_does_not_grow(tmp_path: Path) -> None:
 
     with settings_before_an_origin(tmp_path) as (settings, url), a_watch() as watch:
         visited = asyncio.run(scenario(settings, url, watch))
+        visited["start"] = len(start_visits((tmp_path / "forebay.toml").read_text(), tmp_path))
     budgets = {name: int(count) for name, count in re.findall(r"^\| ([A-Za-z ]+) \| (\d+) \|$", WALK, re.MULTILINE)}
     assert visited.keys() == budgets.keys()
     print(visited)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -17,11 +16,8 @@ from pathlib import Path
 
 import aiohttp
 
-from loadtests.harness import machine
+from loadtests.harness import bare
 from loadtests.harness.content import Family, family
-
-_REPOSITORY = Path(__file__).resolve().parents[2]
-_TIMEOUT_SECONDS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +27,8 @@ class FetchFigures:
 
 
 def run(origin_url: str, of: Family, readers: int, directory: Path) -> FetchFigures:
-    """Fetch all objects of a family in a process of its own on the server core."""
-    command = [sys.executable, "-m", "loadtests.harness.bare_fetch", origin_url, str(of), str(readers), str(directory)]
-    environment = os.environ | {"PYTHONPATH": str(_REPOSITORY)}
-    with machine.on_cores(machine.server_core()):
-        answer = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_SECONDS, env=environment
-        )
-    seconds, cpu = answer.stdout.split()
-    return FetchFigures(float(seconds), float(cpu))
+    """Fetch all objects of a family in a process of its own."""
+    return FetchFigures(*bare.figures("bare_fetch", origin_url, of, readers, directory))
 
 
 async def _fetch(origin_url: str, of: Family, readers: int, directory: Path) -> None:

@@ -9,20 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import aiohttp
 
-from loadtests.harness import machine
+from loadtests.harness import bare
 from loadtests.harness.content import Family, family
-
-_REPOSITORY = Path(__file__).resolve().parents[2]
-_TIMEOUT_SECONDS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +26,9 @@ class HeadFigures:
 
 
 def run(origin_url: str, of: Family, readers: int, seconds: float) -> HeadFigures:
-    """Ask about the objects of a family, round and round, in a process of its own on the server core."""
-    command = [sys.executable, "-m", "loadtests.harness.bare_heads", origin_url, str(of), str(readers), str(seconds)]
-    environment = os.environ | {"PYTHONPATH": str(_REPOSITORY)}
-    with machine.on_cores(machine.server_core()):
-        answer = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_SECONDS, env=environment
-        )
-    answered, cpu = answer.stdout.split()
-    return HeadFigures(int(answered), float(cpu))
+    """Ask about the objects of a family, round and round, in a process of its own."""
+    answered, cpu = bare.figures("bare_heads", origin_url, of, readers, seconds)
+    return HeadFigures(int(answered), cpu)
 
 
 async def _ask(origin_url: str, of: Family, readers: int, seconds: float) -> tuple[int, float]:

@@ -19,6 +19,8 @@ from loadtests.harness.content import BUCKET
 from loadtests.harness.server_process import ServerProcess
 from tests.support.gateway_process import GatewayProcess
 
+_NAMED_THREADS = Path(__file__).parent / "named_threads"
+
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
@@ -98,10 +100,11 @@ def gateway(
     server: Mapping[str, Any] | None = None,
     link: Mapping[str, Any] | None = None,
     before: Callable[[Path], None] | None = None,
+    names_threads: bool = False,
 ) -> Iterator[Gateway]:
     """One worker, bucket `load` as one slot, `consistency = "immutable"` unless `slot` says otherwise; on one core
     unless `cores` are given. `link` is more of `[origin]`. `more_slots` lie beside that one, or within it. `before` is
-    given the cache's directory before the gateway is started.
+    given the cache's directory before the gateway is started. With `names_threads` the kernel knows its threads' names.
 
     Settings in `slot` that this version does not know are left out.
     """
@@ -118,7 +121,8 @@ def gateway(
         if before is not None:
             before(directory / "cache")
         with machine.on_cores(cores or machine.server_core()):
-            process = GatewayProcess(config, directory=directory / "cache", is_prepared=False)
+            environment = {"PYTHONPATH": str(_NAMED_THREADS)} if names_threads else None
+            process = GatewayProcess(config, directory=directory / "cache", environment=environment, is_prepared=False)
             process.__enter__()
         error: BaseException | None = None
         try:

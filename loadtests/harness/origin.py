@@ -29,6 +29,7 @@ class Counts:
     sent_bytes: int
     stalled: int
     refused: int
+    lost: int
 
 
 class LoadOrigin(ServerProcess):

@@ -2,6 +2,7 @@
 
     python -m loadtests.harness.origin_server [HOST:]PORT PREFIX:COUNT:SIZE ... KEY=FILE ...
 
+What is PUT it keeps in memory and gives back, but does not list: for peers that keep objects in a format of their own.
 It verifies no signature, so that it is never the bottleneck where it need not be. Started by `origin.LoadOrigin`, which
 sets latency and rates over `/.shape?...` and reads the counters at `/.counters`.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,6 +25,7 @@ from loadtests.harness.origin_answers import Answer, Listing, object_answer, pla
 _PIECE_BYTES = 256 * 1024
 _FINEST_SLEEP_SECONDS = 0.001
 _SAVED_SECONDS = 0.25
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 _BUCKETS = (
     b"<ListAllMyBucketsResult><Owner><ID>load</ID></Owner><Buckets><Bucket><Name>load</Name>"
@@ -54,6 +57,8 @@ class Counters:
     sent_bytes: int = 0
     stalled: int = 0
     refused: int = 0
+    lost: int = 0
+    """Connections that ended within an answer."""
 
 
 @dataclass(slots=True)
@@ -90,8 +95,14 @@ class OriginState:
         self.level -= 1
         return True
 
-    def answer(self, method: str, target: str, head: bytes) -> Answer:
+    def answer(self, method: str, target: str, head: bytes, body: bytes = b"") -> Answer:
         path, _, query = target.partition("?")
+        if method == "PUT" and path.count("/") > 1:
+            self.objects[path] = file_object(path, body)
+            return plain("200 OK", b"", method)
+        if method == "DELETE":
+            self.objects.pop(path, None)
+            return plain("204 No Content", b"", method)
         found = self.objects.get(path)
         if found is not None or path.rstrip("/") not in ("", f"/{BUCKET}", "/.shape", "/.counters"):
             return self._object(found, method, head)
@@ -121,7 +132,7 @@ class OriginConnection(asyncio.Protocol):
     def __init__(self, state: OriginState) -> None:
         self._state = state
         self._loop = asyncio.get_running_loop()
-        self._buffer = b""
+        self._buffer = bytearray()
         self._busy = False
         self._writable = True
         self._answer: Answer | None = None
@@ -141,11 +152,17 @@ class OriginConnection(asyncio.Protocol):
         end = self._buffer.find(b"\r\n\r\n")
         if self._busy or end < 0:
             return
-        head, self._buffer = self._buffer[: end + 4], self._buffer[end + 4 :]
+        head = bytes(self._buffer[: end + 4])
+        length = _LENGTH.search(head)
+        stop = end + 4 + (int(length[1]) if length else 0)
+        if len(self._buffer) < stop:
+            return
+        body = bytes(self._buffer[end + 4 : stop])
+        del self._buffer[:stop]
         method, target, _ = head[: head.index(b"\r\n")].decode("latin-1").split(" ")
         self._busy = True
         if target.startswith("/."):
-            self._begin(method, target, head)
+            self._begin(method, target, head, body)
             return
         now = self._loop.time()
         if not self._state.takes(now):
@@ -155,14 +172,14 @@ class OriginConnection(asyncio.Protocol):
             return
         wait = self._state.wait_seconds(self._address, now)
         if wait > 0:
-            self._loop.call_later(wait, self._begin, method, target, head)
+            self._loop.call_later(wait, self._begin, method, target, head, body)
         else:
-            self._begin(method, target, head)
+            self._begin(method, target, head, body)
 
-    def _begin(self, method: str, target: str, head: bytes) -> None:
+    def _begin(self, method: str, target: str, head: bytes, body: bytes) -> None:
         if self._transport.is_closing():
             return
-        answer = self._state.answer(method, target, head)
+        answer = self._state.answer(method, target, head, body)
         self._free_at = self._loop.time()
         if answer.of is None:
             self._transport.write(answer.head + answer.body)
@@ -201,6 +218,9 @@ class OriginConnection(asyncio.Protocol):
         self._busy, self._answer = False, None
         if self._buffer:
             self._next()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._state.counters.lost += self._answer is not None
 
     def pause_writing(self) -> None:
         self._writable = False

@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from loadtests.harness import tools
+from loadtests.harness.content import BUCKET, Family, LoadObject, load_object
 from loadtests.harness.origin import LoadOrigin
+from loadtests.harness.saver import Part, Saver, at_once
 from loadtests.harness.server_process import ServerProcess
 from tests.support.gateway_process import ORIGIN_KEYS
 
@@ -141,6 +146,85 @@ class Rclone(ServerProcess):
         return {f"{prefix}_{name}": value for name, value in (remote | keys).items()} | {"RCLONE_CONFIG": "/dev/null"}
 
 
+class JuiceFS(ServerProcess):
+    """JuiceFS's S3 gateway: metadata in SQLite, objects in its own format at the origin, a cache of blocks on the disk.
+
+    It reads only what was written through it: `take` writes objects. It verifies SigV4. With `writes_back` (its
+    `--writeback`) it answers when blocks of 4 MiB lie on its disk, unsynced, and uploads them behind that.
+    """
+
+    name = "juicefs gateway"
+
+    def __init__(self, origin: ServerProcess, *, writes_back: bool = False, **options: Any) -> None:
+        self._executable = tools.program("juicefs")
+        self._origin_url = origin.url
+        self._writes_back = ("--writeback",) if writes_back else ()
+        super().__init__(**options)
+        self._metadata = f"sqlite3://{self.directory}/metadata.db"
+
+    def prepare(self) -> None:
+        """Make the volume `load`, which the gateway shows as a bucket of that name.
+
+        It is made on the disk, where JuiceFS finds what it tries a store with; the gateway is told of the origin.
+        """
+        of = ["--storage", "file", "--bucket", f"{self.directory}/unused/", "--trash-days", "0"]
+        command = [self._executable, "format", *of, self._metadata, BUCKET]
+        made = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | self.environment())
+        if made.returncode:
+            raise RuntimeError(f"{self.name}: {made.stderr[-2000:]}")
+
+    def command(self) -> Sequence[str]:
+        return [
+            *(self._executable, "gateway", self._metadata, f"127.0.0.1:{self.port}", "--no-banner", *self._writes_back),
+            *("--storage", "s3", "--bucket", f"{self._origin_url}/{BUCKET}", "--backup-meta", "0"),
+            *("--cache-dir", str(self.directory / "cache"), "--cache-size", "20G", "--free-space-ratio", "0.01"),
+            *("--buffer-size", "1024", "--max-readahead", "256"),
+            *("--attr-cache", "1h", "--entry-cache", "1h", "--dir-entry-cache", "1h", "--open-cache", "1h"),
+            *("--metrics", "127.0.0.1:0", "--no-usage-report", "--log", str(self.directory / "gateway.log")),
+        ]
+
+    def environment(self) -> dict[str, str]:
+        user, password = ORIGIN_KEYS
+        callers = {"MINIO_ROOT_USER": user, "MINIO_ROOT_PASSWORD": password}
+        return callers | {"ACCESS_KEY": user, "SECRET_KEY": password, "HOME": str(self.directory)}
+
+    def take(self, objects: Family) -> None:
+        """Write the objects through it, eight at a time."""
+        paths = objects.paths()
+
+        def write(first: int) -> None:
+            saver = Saver(self.address, Part.of(b""))
+            for path in paths[first::_WRITERS]:
+                of = load_object(path, objects.size_bytes)
+                pieces = (of.piece(at, min(_PIECE_BYTES, of.size_bytes - at)) for at in _steps(of))
+                saver.put(path.removeprefix(f"/{BUCKET}/"), b"".join(pieces))
+            saver.close()
+
+        at_once([partial(write, first) for first in range(_WRITERS)])
+
+    def forget(self) -> None:
+        """Kill it, clear its cache, and start it again: everything is cold."""
+        self.kill_and_restart(partial(shutil.rmtree, self.directory / "cache"))
+
+
+@contextmanager
+def juicefs_if_installed(origin: LoadOrigin) -> Iterator[tuple[JuiceFS | None, list[str]]]:
+    """It, started; or nothing, and what is to be said of that."""
+    with ExitStack() as stack:
+        try:
+            started = JuiceFS(origin)
+        except tools.Missing as error:
+            yield None, [str(error)]
+        else:
+            yield stack.enter_context(started), []
+
+
+def _steps(of: LoadObject) -> range:
+    return range(0, of.size_bytes, _PIECE_BYTES)
+
+
+_WRITERS = 8
+_PIECE_BYTES = 4 * 1024**2
 _READING = ("--read-only", "--vfs-cache-mode", "full")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import queue
-import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -14,9 +13,9 @@ from typing import Any
 
 from loadtests.harness.reader import WrongAnswer
 from loadtests.harness.signed_requests import Signer
+from loadtests.harness.stream import receive
 
 _BUFFER_BYTES = 1024 * 1024
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 _TIMEOUT_SECONDS = 120.0
 
 
@@ -97,27 +96,7 @@ def _work(address: tuple[str, int], orders: Any, found: Any) -> None:
             with socket.create_connection(address, timeout=_TIMEOUT_SECONDS) as wire:
                 for path in paths:
                     wire.sendall(signer.get(path))
-                    count += _receive(wire, buffer, path)
+                    count += receive(wire, buffer, path)
         except (OSError, WrongAnswer) as error:
             failure = f"{type(error).__name__}: {error}"
         found.put((time.perf_counter(), count, failure))
-
-
-def _receive(wire: socket.socket, buffer: bytearray, path: str) -> int:
-    head = b""
-    while b"\r\n\r\n" not in head:
-        piece = wire.recv(4096)
-        if not piece:
-            raise WrongAnswer(f"{path}: the connection ended")
-        head += piece
-    length = _LENGTH.search(head)
-    if not head.startswith(b"HTTP/1.1 200 ") or length is None:
-        raise WrongAnswer(f"{path}: {head[:300]!r}")
-    size_bytes = int(length[1])
-    left = size_bytes - (len(head) - head.index(b"\r\n\r\n") - 4)
-    while left:
-        count = wire.recv_into(buffer)
-        if not count:
-            raise WrongAnswer(f"{path}: ended {left} bytes early")
-        left -= count
-    return size_bytes

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -59,6 +59,9 @@ class ServerProcess:
         """What to run."""
         raise NotImplementedError
 
+    def prepare(self) -> None:
+        """What is done once, before the first start."""
+
     def environment(self) -> Mapping[str, str]:
         """Variables on top of this process's."""
         return {}
@@ -76,16 +79,18 @@ class ServerProcess:
         assert self._process is not None, "not started"
         return machine.cpu_seconds(self._process.pid)
 
-    def kill_and_restart(self) -> None:
+    def kill_and_restart(self, meanwhile: Callable[[], object] = lambda: None) -> None:
         """SIGKILL all its processes, and start it again on the same directory and port."""
         assert self._process is not None, "not started"
         self._signal(signal.SIGKILL)
         self._process.wait(_STOP_SECONDS)
+        meanwhile()
         self._start()
         self._wait_for_port()
 
     def __enter__(self) -> Self:
         try:
+            self.prepare()
             self._start()
             self._wait_for_port()
         except BaseException:

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from loadtests.harness import machine
@@ -42,6 +42,10 @@ class SinkOrigin(ServerProcess):
         """How many it has."""
         return int(self._ask("/.counters")["objects"])
 
+    def kept_bytes(self) -> int:
+        """The lengths of all objects that it has."""
+        return int(self._ask("/.counters")["kept_bytes"])
+
     def gets(self) -> int:
         """How many objects of its families, or parts of such, it has been asked for."""
         return int(self._ask("/.counters")["gets"])
@@ -52,10 +56,17 @@ class SinkOrigin(ServerProcess):
 
     def until_it_has(self, objects: int, seconds_max: float) -> None:
         """Return as soon as it has so many; RuntimeError when that takes too long."""
+        self._until(self.objects, objects, "objects", seconds_max)
+
+    def until_it_keeps(self, size_bytes: int, seconds_max: float) -> None:
+        """The same of bytes, in whatever objects they lie."""
+        self._until(self.kept_bytes, size_bytes, "bytes", seconds_max)
+
+    def _until(self, count: Callable[[], int], wanted: int, of: str, seconds_max: float) -> None:
         deadline = time.monotonic() + seconds_max
-        while (found := self.objects()) < objects:
+        while (found := count()) < wanted:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"the origin has {found} of {objects} objects after {seconds_max:g} seconds")
+                raise RuntimeError(f"the origin has {found} of {wanted} {of} after {seconds_max:g} seconds")
             time.sleep(_POLL_SECONDS)
 
     def until_quiet(self) -> None:

@@ -74,10 +74,24 @@ class State:
     requests: int = 0
     """That are about an object."""
     numbers: itertools.count[int] = field(default_factory=itertools.count)
+    kept_bytes: int = 0
+    """Lengths of all objects together."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def keep(self, path: str, etag: str, size_bytes: int) -> None:
+        self.drop(path)
+        with self._lock:
+            self.objects[path] = etag, size_bytes
+            self.kept_bytes += size_bytes
+
+    def drop(self, path: str) -> None:
+        with self._lock:
+            _, size_bytes = self.objects.pop(path, ("", 0))
+            self.kept_bytes -= size_bytes
 
     def counters(self) -> bytes:
         counters = {"objects": len(self.objects), "received_bytes": self.received_bytes, "gets": self.gets}
-        counters["requests"] = self.requests
+        counters |= {"requests": self.requests, "kept_bytes": self.kept_bytes}
         return json.dumps(counters).encode()
 
 
@@ -139,7 +153,7 @@ class Connection:
         elif request.method == "POST":
             self._post(request)
         elif request.method == "DELETE":
-            self._state.objects.pop(request.path, None)
+            self._state.drop(request.path)
             self._answer(204)
         else:
             self._look(request)
@@ -155,7 +169,7 @@ class Connection:
             upload = self._state.parts.setdefault(request.query["uploadId"], {})
             upload[int(request.query["partNumber"])] = etag, size_bytes
         else:
-            self._state.objects[request.path] = etag, size_bytes
+            self._state.keep(request.path, etag, size_bytes)
         self._answer(200, etag=etag)
 
     def _post(self, request: _Request) -> None:
@@ -170,7 +184,7 @@ class Connection:
             return
         digests = b"".join(bytes.fromhex(etag.strip('"')) for _, (etag, _) in sorted(parts.items()))
         etag = f'"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(parts)}"'
-        self._state.objects[request.path] = etag, sum(size_bytes for _, size_bytes in parts.values())
+        self._state.keep(request.path, etag, sum(size_bytes for _, size_bytes in parts.values()))
         self._answer(200, f"<R><ETag>{etag}</ETag></R>".encode())
 
     def _look(self, request: _Request) -> None:

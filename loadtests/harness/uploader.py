@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import http.client
-import threading
-import time
+from functools import partial
 
 from loadtests.harness.comparison import Contender
+from loadtests.harness.saver import at_once
 
 
 def upload_seconds(to: Contender, *, connections: int, parts: int, part: bytes) -> float:
     """How long it takes to have `parts` of them accepted over each connection; RuntimeError when one is not."""
-    failures: list[str] = []
 
     def upload(number: int) -> None:
         connection = http.client.HTTPConnection(*to.address)
@@ -20,17 +19,8 @@ def upload_seconds(to: Contender, *, connections: int, parts: int, part: bytes) 
             connection.request("PUT", f"/bucket/key-{number}-{index}", part, headers)
             answer = connection.getresponse()
             if answer.status != 200:
-                failures.append(f"{to.name} answered {answer.status}")
-                return
+                raise RuntimeError(f"{to.name} answered {answer.status}")
             answer.read()
         connection.close()
 
-    threads = [threading.Thread(target=upload, args=(number,)) for number in range(connections)]
-    started = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise RuntimeError(failures[0])
-    return time.perf_counter() - started
+    return at_once([partial(upload, number) for number in range(connections)])

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from loadtests.harness import wrk
+from loadtests.harness import player, wrk
 from loadtests.harness.command import Options, progress
 from loadtests.harness.comparison import Contender, those_installed, turn
 from loadtests.harness.content import Family, load_object
 from loadtests.harness.gateway import gateway
 from loadtests.harness.origin import LoadOrigin
-from loadtests.harness.peers import Nginx, Rclone, Varnish
+from loadtests.harness.peers import JuiceFS, Nginx, Rclone, Varnish
 from loadtests.harness.reader import in_parallel, reader
 from loadtests.harness.signed_requests import Signer
 
@@ -87,6 +87,7 @@ def measure(work: Workload, options: Options) -> Result:
                     lambda: Nginx(origin, tcp_nopush=True),
                     lambda: Varnish(origin),
                     lambda: Rclone(origin),
+                    lambda: JuiceFS(origin),
                 ]
             )
         )
@@ -99,6 +100,8 @@ def measure(work: Workload, options: Options) -> Result:
         requests = {one.name: work.signed("{}:{}".format(*one.address)) for one in contenders}
         for one in contenders:
             progress(f"filling {one.name}")
+            if isinstance(one, JuiceFS):
+                one.take(work.objects)
             for _ in range(_FILLS):
                 fill(one, work)
         for number in range(options.rounds):
@@ -127,9 +130,19 @@ def round_of(one: Contender, work: Workload, requests: list[bytes], seconds: flo
     """Send requests for so many seconds and add what that has cost to the result; how many were answered."""
     before = one.cpu_seconds()
     seen = wrk.run(one.url, requests, connections=work.connections, seconds=seconds, body_bytes=work.body_bytes)
-    used = one.cpu_seconds() - before
+    _add(one, seen, one.cpu_seconds() - before, result)
+    return seen.requests
+
+
+def played(one: Contender, requests: Sequence[player.Request], connections: int, result: Result) -> None:
+    """Send each request once, with a client that spins, and add what that has cost to the result."""
+    before = one.cpu_seconds()
+    seen = player.play(one.address[1], requests, connections)
+    _add(one, seen, one.cpu_seconds() - before, result)
+
+
+def _add(one: Contender, seen: wrk.WrkFigures | player.Played, used: float, result: Result) -> None:
     result.cpu_microseconds[one.name].append(used / seen.requests * 1e6)
     result.with_client_cpu_microseconds[one.name].append((used + seen.cpu_seconds) / seen.requests * 1e6)
     result.requests_per_second[one.name].append(seen.requests_per_second)
     result.p99_milliseconds[one.name].append(seen.p99_seconds * 1e3)
-    return seen.requests

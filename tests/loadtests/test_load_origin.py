@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from loadtests.harness.content import Family, LoadObject, load_object
@@ -62,6 +64,31 @@ def test_other_bytes_or_another_length_are_no_reading(origin: LoadOrigin) -> Non
     with pytest.raises(ExceptionGroup) as wrong:
         read(origin, [(load_object("/load/absent", 10), 0, None)])
     assert wrong.group_contains(WrongAnswer, match="404")
+
+
+def test_what_is_put_is_given_back_until_it_is_deleted(origin: LoadOrigin) -> None:
+    """For peers that keep objects of their own there: whole, in ranges, written anew."""
+    url, body = f"{origin.url}/load/chunks/1", bytes(range(256)) * 2000
+    with httpx.Client(trust_env=False) as client:
+        for content in (b"before", body):
+            assert client.put(url, content=content).status_code == 200
+        assert client.get(url).content == body
+        assert client.get(url, headers={"range": "bytes=300-999"}).content == body[300:1000]
+        assert client.delete(url).status_code == 204
+        assert client.get(url).status_code == 404
+
+
+def test_connections_that_end_within_an_answer_are_counted(origin: LoadOrigin) -> None:
+    """Whoever leaves before the last byte has had the origin send for nothing."""
+    before = origin.counts().lost
+    origin.shape(stall_every=1)
+    with socket.create_connection(origin.address) as wire:
+        wire.sendall(f"GET {LARGE.path(0)} HTTP/1.1\r\n\r\n".encode())
+        assert wire.recv(1000)
+    deadline = time.monotonic() + 60
+    while origin.counts().lost == before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert origin.counts().lost == before + 1
 
 
 def test_latency_delays_the_first_byte(origin: LoadOrigin) -> None:

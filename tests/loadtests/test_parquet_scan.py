@@ -70,4 +70,4 @@ def test_duckdb_is_left_out_where_its_extension_cannot_be_had(
 def test_a_client_that_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever it is."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert {parquet_scan._missing(name) for name in parquet_scan._SCANS} == {"it is not installed"}
+    assert {parquet_scan._missing(name) for name in parquet_scan._SCANS} == {"it or numpy is not installed"}

@@ -69,6 +69,19 @@ def test_objects_of_its_families_can_be_read() -> None:
         assert (origin.gets(), origin.objects()) == (2, 1)
 
 
+def test_what_it_keeps_is_counted_in_bytes(origin: SinkOrigin) -> None:
+    """An object that is written again counts once, one that is deleted not at all."""
+    before = origin.kept_bytes()
+    saver = Saver(origin.address, Part.of(CONTENT))
+    for size_bytes in (10, 30):
+        saver.put("counted", bytes(size_bytes))
+    saver.save("in-parts", 2)
+    saver.close()
+    origin.until_it_keeps(before + 30 + 2 * len(CONTENT), 10)
+    assert httpx.delete(f"{origin.url}/load/counted", trust_env=False).status_code == 204
+    assert origin.kept_bytes() - before == 2 * len(CONTENT)
+
+
 def test_all_connections_share_one_link(origin: SinkOrigin) -> None:
     """Two senders at once take as long as one that sends as much."""
     origin.pace(20e6)
