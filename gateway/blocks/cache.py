@@ -112,7 +112,10 @@ class PassthroughCache:
         headers: Mapping[str, str],
         answer: UnpinnedResponse,
     ) -> memoryview | None:
-        """Return a range of a small object if the first answer has brought all of it; None: call `open_range`."""
+        """Return a range of a small object if the first answer has brought all of it; None: call `open_range`.
+
+        The caller counts its bytes as missed ones.
+        """
         # The block's fill then lacks nothing but the disk.
         dependencies, size_bytes, settings = self._dependencies, version.size_bytes, self._dependencies.settings
         if answer.range.length != size_bytes or size_bytes > min(GIVEN_BYTES_MAX, settings.block_size_of(slot)):
@@ -122,7 +125,6 @@ class PassthroughCache:
         content = dependencies.fetches.start_inline(layout.block_at(version, 0, size_bytes), slot, headers, answer)
         if content is None:
             return None
-        metrics.CACHE_MISS_BYTES.add(byte_range.length, slot)
         return content[byte_range.first : byte_range.stop]
 
     def holds(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> bool:

@@ -57,6 +57,7 @@ from gateway.s3.headers import (
 )
 from gateway.s3.origin_habits import NO_HABITS, OriginHabits, RangeIgnored, is_refusal
 from gateway.s3.requests import S3Request
+from gateway.telemetry import metrics
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 
@@ -776,7 +777,10 @@ class _Get:
         why = blocks.why_missing(version, slot=slot, before=self.before)
         headers = vary_headers(self.versions.headers)
         body = blocks.inline_response(version, _bytes(judged), slot=slot, headers=headers, answer=answer)
-        return _response(judged, body, "miss", why) if body is not None else None
+        if body is None:
+            return None
+        metrics.CACHE_MISS_BYTES.add(len(body), slot)
+        return _response(judged, body, "miss", why)
 
     async def _served(self, head: ObjectHead, answer: UnpinnedResponse | None = None) -> Response:
         response = self.warm(head)

@@ -283,13 +283,15 @@ class RoutedOrigin:
     def __init__(self, main: Origin, by_bucket: Mapping[str, Origin]) -> None:
         self._main = main
         self._by_bucket = dict(by_bucket)
+        self._begin_main = begin_read_of(main)
+        self._begin_by_bucket = {bucket: begin_read_of(origin) for bucket, origin in by_bucket.items()}
 
     async def send(self, request: OriginRequest) -> OriginResponse:
         return await self._by_bucket.get(request.bucket or "", self._main).send(request)
 
     def begin_read(self, request: OriginRequest, on_end: OnEnd) -> BegunRead | None:
         """As `BeginRead`."""
-        return begin_read_of(self._by_bucket.get(request.bucket or "", self._main))(request, on_end)
+        return self._begin_by_bucket.get(request.bucket or "", self._begin_main)(request, on_end)
 
     async def aclose(self) -> None:
         for origin in {id(one): one for one in (self._main, *self._by_bucket.values())}.values():

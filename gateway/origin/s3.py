@@ -515,7 +515,18 @@ class S3Origin:
 class _BegunRead:
     """As `BegunRead`."""
 
-    __slots__ = ("_breaker", "_context", "_is_used", "_on_end", "_origin", "_request", "answer", "passes", "started")
+    __slots__ = (
+        "_breaker",
+        "_context",
+        "_is_used",
+        "_kind",
+        "_on_end",
+        "_origin",
+        "_request",
+        "answer",
+        "passes",
+        "started",
+    )
 
     def __init__(
         self,
@@ -529,13 +540,13 @@ class _BegunRead:
         self._origin = origin
         self._request = request
         self._breaker = breaker
-        self._on_end = on_end
+        self._on_end: OnEnd | None = on_end
         self._context = copy_context()
         self._is_used = False
         self.passes: Callable[[int], bool] = bool
         self.started = origin._clock.monotonic()
-        kind, is_head = answer_kind(request), request.method == "HEAD"
-        limits = origin._limits_of_short
+        self._kind = kind = answer_kind(request)
+        limits, is_head = origin._limits_of_short, request.method == "HEAD"
         self.answer = origin._client.begin(connection, head, self._ended, limits, kind, bodiless=is_head)
 
     @property
@@ -558,7 +569,7 @@ class _BegunRead:
         origin._hedging.answered()
         origin._hedging.heads.add(answer.head_seconds)
         origin._budget.release(1)
-        origin._report(self._request, 1, answer.status, self.started, answer_kind(self._request), answer.head_seconds)
+        origin._report(self._request, 1, answer.status, self.started, self._kind, answer.head_seconds)
         return answer.whole()
 
     def goes_on(self) -> bool:
@@ -573,10 +584,13 @@ class _BegunRead:
     def close(self) -> None:
         if self.answer.close():
             self._origin._begun_count -= 1
+            self._on_end = None
 
     def _ended(self) -> None:
         self._origin._begun_count -= 1
-        self._context.run(self._on_end, self)
+        on_end, self._on_end = self._on_end, None  # which refers to this: no cycle may keep the buffer
+        if on_end is not None:
+            self._context.run(on_end, self)
 
 
 class _Limits:
@@ -650,6 +664,7 @@ class OwnKeyOrigin:
     def __init__(self, origin: Origin, on_refused: Callable[[OriginRequest], None] | None = None) -> None:
         """`on_refused` gets each request whose key the origin does not know, or no longer."""
         self._origin = origin
+        self._begin_read = begin_read_of(origin)
         self._on_refused = on_refused
 
     async def send(self, request: OriginRequest) -> OriginResponse:
@@ -683,7 +698,7 @@ class OwnKeyOrigin:
 
     def begin_read(self, request: OriginRequest, on_end: OnEnd) -> BegunRead | None:
         """As `BeginRead`: no refusal is a whole answer."""
-        return begin_read_of(self._origin)(request, on_end)
+        return self._begin_read(request, on_end)
 
     async def aclose(self) -> None:
         await self._origin.aclose()

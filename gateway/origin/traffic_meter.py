@@ -207,6 +207,9 @@ class RequestRateLimits(Protocol):
         """Note that the origin refused a request, sent at a monotonic time, for the number of requests."""
 
 
+_METERS_MAX = 1024
+
+
 class OriginMeter:
     """Counts all requests of this process to its origins, and keeps `ceilings` and `requests`, where there are any.
 
@@ -220,11 +223,22 @@ class OriginMeter:
         recent: RecentRequests | None = None,
     ) -> None:
         self._recent = recent
+        self._meters: dict[tuple[Direction, str, Purpose], TrafficMeter] = {}
+        """Meters of bodies whose rank does not change."""
+
         self.ceilings = ceilings
         self.requests = requests
 
     def of_body(self, direction: Direction, request: OriginRequest) -> TrafficMeter:
-        return TrafficMeter(self, direction, request.slot, request.purpose)
+        if IS_AWAITED.get() is not None:
+            return TrafficMeter(self, direction, request.slot, request.purpose)
+        kind = direction, request.slot, request.purpose
+        known = self._meters.get(kind)
+        if known is None:
+            if len(self._meters) >= _METERS_MAX:
+                self._meters.clear()
+            known = self._meters[kind] = TrafficMeter(self, *kind)
+        return known
 
     def attempt(self, attempt: Attempt) -> None:
         """Count a try that is over; a body in memory that was sent again counts again."""

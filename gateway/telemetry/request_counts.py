@@ -94,7 +94,7 @@ class AnswerTally:
         if self._sent_bytes:
             metrics.SENT_BYTES.add(self._sent_bytes, self.operation, self.slot)
             metrics.CALLER_SENT_BYTES.add(self._sent_bytes, self.credential)
-            if self.reason is None:
-                metrics.CACHE_HIT_BYTES.add(self._sent_bytes, self.slot)
+            of_cache = metrics.CACHE_HIT_BYTES if self.reason is None else metrics.CACHE_MISS_BYTES
+            of_cache.add(self._sent_bytes, self.slot)
         self._count, self._seconds, self._sent_bytes = 0, 0.0, 0
         self._buckets = [0] * len(self._buckets)

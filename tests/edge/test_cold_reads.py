@@ -124,7 +124,8 @@ async def test_both_ways_say_the_same(tmp_path: Path, name: str, prefix: str, an
     """To the client and to the origin, and count the same."""
 
     async def exchange(request: Request, writer: asyncio.StreamWriter) -> None:
-        for one in ODD[name] if request.method == "GET" else (head(*LINES),):
+        etag = 'ETag: W/"a"' if "weak" in name else ETAG  # of which what is shown later would void the other
+        for one in ODD[name] if request.method == "GET" else (head(LINES[0], etag, *LINES[2:]),):
             writer.write(one)
             await writer.drain()
             await asyncio.sleep(0)

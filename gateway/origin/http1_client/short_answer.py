@@ -26,6 +26,10 @@ _COPIED_BYTES_MAX = 32 * 1024
 _KEPT_ALIVE = frozenset({"keep-alive", "Keep-Alive"})
 
 
+_LOOKED_AT = 3
+"""Lent buffers that are looked at for each that is taken."""
+
+
 class _Names(dict[str, str]):
     """Lower-case names of fields."""
 
@@ -45,20 +49,24 @@ class KeptBuffers:
     def __init__(self, size_bytes: int, kept_max: int) -> None:
         self._size_bytes = size_bytes
         self._lent: deque[bytearray] = deque(maxlen=kept_max)
+        self._idle: list[bytearray] = []
 
     def take(self) -> bytearray:
-        """Return a buffer that is the caller's until its last view is gone."""
-        for _ in range(min(2, len(self._lent))):
+        """Return a buffer that is the caller's until its last view is gone: of the idle ones that used last."""
+        for _ in range(min(_LOOKED_AT, len(self._lent))):
             buffer = self._lent.popleft()
-            self._lent.append(buffer)
-            try:
-                buffer.append(buffer.pop())  # impossible while there is a view
-            except BufferError:
-                continue
-            return buffer
-        buffer = bytearray(self._size_bytes)
+            (self._lent if _has_view(buffer) else self._idle).append(buffer)
+        buffer = self._idle.pop() if self._idle else bytearray(self._size_bytes)
         self._lent.append(buffer)
         return buffer
+
+
+def _has_view(buffer: bytearray) -> bool:
+    try:
+        buffer.append(buffer.pop())
+    except BufferError:
+        return True
+    return False
 
 
 class ShortAnswer:
