@@ -26,22 +26,22 @@ help:  ## show this list
 demo: $(STAMPS)/demo  ## set up, then run a small training job directly and through Forebay
 	@$(BIN)/forebay demo
 test: $(STAMPS)/test  ## set up, then run the quick tests
-	$(PYTEST) -n 3 --dist worksteal -m "not slow and not ($(ELSEWHERE))"
+	$(PYTEST) -n 4 --dist worksteal -m "not slow and not ($(ELSEWHERE))"
 test-slow: $(STAMPS)/test  ## kills, large objects, long histories
-	$(PYTEST) -n 3 --dist worksteal -m "slow and not ($(ELSEWHERE))"
+	$(PYTEST) -n 4 --dist worksteal -m "slow and not ($(ELSEWHERE))"
 test-root: $(STAMPS)/test  ## full, dead and powerless disks; as root
 	$(PYTEST) -n 2 --dist worksteal -m root
 test-clients: $(STAMPS)/clients  ## boto3, AWS CLI, s3fs, polars and more
-	$(PYTEST) -n 2 --dist loadfile -m "clients and not torch"
+	$(PYTEST) -n 3 --dist loadfile -m "clients and not torch"
 test-clients-back: $(STAMPS)/clients  ## the same with everything written back
 	FOREBAY_CLIENTS_WRITE=back $(PYTEST) -m "clients and not torch"
 test-torch: $(STAMPS)/torch  ## the PyTorch S3 connector through a running gateway
-	$(PYTEST) -m torch
+	$(PYTEST) -n 2 --dist loadfile -m torch
 test-radosgw: $(STAMPS)/clients  ## Ceph's radosgw as the origin
 	$(PYTEST) -m radosgw
 test-browser: $(STAMPS)/browser  ## the dashboard in headless Chromium
 	@tools/install_debian.sh chromium
-	$(PYTEST) -m browser
+	$(PYTEST) -n 2 --dist worksteal -m browser
 test-deploy: $(STAMPS)/test  ## Prometheus' rules and the systemd unit
 	@tools/install_debian.sh promtool prometheus usr/bin/promtool $(BIN)
 	$(PYTEST) -m deploy tests/test_alerts.py tests/test_systemd_unit.py
@@ -50,7 +50,7 @@ test-api: $(STAMPS)/api  ## the admin port against its own OpenAPI document
 test-package: $(STAMPS)/test  ## build the packages, install the wheel away from here, serve with it
 	$(PY) tools.try_installation
 test-lowest: $(STAMPS)/lowest  ## with the lowest versions that pyproject.toml allows
-	$(VENV)-lowest/bin/python -m pytest $(PYTEST_FLAGS) -n 2 -m "not slow and not ($(ELSEWHERE))" $(LOWEST)
+	$(VENV)-lowest/bin/python -m pytest $(PYTEST_FLAGS) -n 3 --dist worksteal -m "not slow and not ($(ELSEWHERE))" $(LOWEST)
 load: $(STAMPS)/load  ## load tests, shortened: against JuiceFS, rclone; nginx, Varnish where installed
 	$(PY) loadtests.all --quick
 drill: $(STAMPS)/test  ## ten incidents, and what gateways say of them

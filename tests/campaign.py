@@ -80,6 +80,12 @@ PARTS = (
         ["--timeout=7200", "tests/scenarios/test_transparency_random.py", "-k", "many"],
     ),
     Part(
+        "transparency-moto",
+        "the whole table of requests with moto as the origin",
+        {"FOREBAY_TRANSPARENCY_MOTO_OF": "1"},
+        ["tests/scenarios/test_transparency.py", "-k", "moto"],
+    ),
+    Part(
         "prepared",
         "requests, mutated requests and changes between them: the prepared answer equals that of all steps",
         {"FOREBAY_PREPARED_STEPS": "1000000", "FOREBAY_PREPARED_SEED": "{seed}"},
@@ -135,7 +141,7 @@ PARTS = (
     ),
     Part(
         "shares",
-        "1,000 slots in 64 simulated processes (250 in 16 without the setting)",
+        "1,000 slots in 64 simulated processes (100 in 6 without the setting)",
         {"FOREBAY_SHARE_SLOTS": "1000"},
         ["--timeout=3600", "tests/policy/test_fair_shares.py", "-k", "many_slots"],
     ),
@@ -190,6 +196,16 @@ PARTS = (
         "power cuts of a disk that keeps what was synced and nothing else",
         {"FOREBAY_STRICT_CUTS": "10000", "FOREBAY_KILL_SEED": "{seed}"},
         ["--timeout=7200", "tests/crash/test_strict_disk.py"],
+    ),
+    Part(
+        "checkpoint-kills",
+        "kills and power cuts of a gateway while checkpoints are saved and the bucket is watched (root)",
+        {
+            "FOREBAY_CHECKPOINT_KILLS": "100",
+            "FOREBAY_CHECKPOINT_POWER_CUTS": "100",
+            "FOREBAY_KILL_SEED": "{seed}",
+        },
+        ["tests/crash/test_checkpoint_kills.py"],
     ),
     Part(
         "gateway-power-cuts",

@@ -7,6 +7,7 @@ import functools
 import gc
 import inspect
 import os
+import re
 import resource
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import structlog
 from hypothesis import settings
@@ -25,7 +27,7 @@ from gateway.telemetry import metric_kinds
 from tests.support import root
 from tests.support.opening import run_with_opened
 
-settings.register_profile("forebay", deadline=None, print_blob=True)
+settings.register_profile("forebay", deadline=None, print_blob=True, max_examples=50)
 settings.load_profile("forebay")
 """A generated case may take as long as it takes: a machine that stands still for 200 ms is no failure of it. A failure
 prints what repeats it."""
@@ -52,6 +54,14 @@ def patient_with_the_disk() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def certificates_read_once() -> Iterator[None]:
+    """Each client of httpx reads all authorities' when it is made, although most never speak TLS: 24 ms of CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("httpx._transports.default.create_ssl_context", functools.cache(httpx.create_ssl_context))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def counting_from_zero() -> None:
     """Let each test see only its own counts."""
@@ -64,11 +74,19 @@ _soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(_soft, _DESCRIPTORS_MAX), _hard), _hard))
 """Tests open thousands of connections at both ends; an ordinary user begins with 1,024 descriptors."""
 
-gc.set_threshold(100_000, 20, 100)
-"""The collected tests alone are 400,000 objects: to look through them for each 700 new ones was a tenth of a run."""
+gc.set_threshold(30_000, 10, 10)
+"""To look for garbage after each 700 new objects was a tenth of a run; to leave it lie for long takes 2 GB."""
 
 _TESTS = Path(__file__).parent
-_OF_NO_DISK = frozenset({"admin", "jobs", "operations", "semantics", "writeback"})
+_OF_NO_DISK = frozenset(
+    [
+        *("admin", "app", "cli", "config", "doctor", "edge", "jobs", "loadtests", "metadata", "operations", "origin"),
+        *("policy", "s3", "scenarios", "semantics", "serve", "simulation", "telemetry", "writeback"),
+        *(f"blocks/test_{name}.py" for name in ("index", "pins", "policies", "processes", "slots")),
+    ]
+)
+"""Rooms and files whose quick tests are the same on every file system."""
+
 _MEMORY = "/dev/shm"
 _IS_ROOM_IN_MEMORY = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 2 * 1024**3
 
@@ -85,6 +103,29 @@ LEFT_OUT = {
 """By marker: what a reader of the summary is told of the tests that a run leaves out. The first that fits counts."""
 
 _left_out: Counter[str] = Counter()
+_MARKER = re.compile(rf"(?:{'|'.join(LEFT_OUT)})\b")
+_TIMEOUT_SECONDS = 120
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file that does not name the marker whose tests are asked for: to import all takes each process seconds.
+
+    What is left out is not counted then.
+    """
+    wanted = _MARKER.match(config.getoption("markexpr"))
+    if wanted is None or not (collection_path.name.startswith("test_") and collection_path.suffix == ".py"):
+        return None
+    return True if wanted[0] not in collection_path.read_text(encoding="utf-8") else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files whose tests may take longest, so that no process ends long after the others."""
+    seconds: Counter[Path] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        seconds[item.path] = max(seconds[item.path], int(marker.args[0] if marker else _TIMEOUT_SECONDS))
+    items.sort(key=lambda item: -seconds[item.path])
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -98,9 +139,9 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 @pytest.fixture
 def tmp_path(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """A directory of the test's own: in memory for quick tests that look at no disk, each of which makes many files."""
-    room = request.path.relative_to(_TESTS).parts[0]
+    file = request.path.relative_to(_TESTS)
     is_long = any(request.node.get_closest_marker(name) for name in ("slow", root.MARKER))
-    if room not in _OF_NO_DISK or is_long or not _IS_ROOM_IN_MEMORY:
+    if _OF_NO_DISK.isdisjoint((file.parts[0], str(file))) or is_long or not _IS_ROOM_IN_MEMORY:
         yield tmp_path
         return
     with tempfile.TemporaryDirectory(prefix="forebay-test-", dir=_MEMORY, ignore_cleanup_errors=True) as directory:
@@ -155,6 +196,8 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What did not run, and how to run it."""
+    if _MARKER.match(terminalreporter.config.getoption("markexpr")):
+        return
     for name, (words, command) in LEFT_OUT.items():
         if _left_out[name]:
             terminalreporter.write_line(f"left out: {_left_out[name]} tests that {words}; run them with `{command}`")

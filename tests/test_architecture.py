@@ -7,7 +7,8 @@ siblings never import each other; nobody below knows what composes the gateway (
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,8 +55,13 @@ def part_of(module: str) -> str:
     return module.partition(".")[2].partition(".")[0]
 
 
-def imports_of(source: str, module: str) -> Iterator[str]:
+@cache
+def imports_of(source: str, module: str) -> Sequence[str]:
     """Every module that a module imports, wherever in it the import stands."""
+    return list(_imports_of(source, module))
+
+
+def _imports_of(source: str, module: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

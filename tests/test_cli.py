@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from gateway import __version__, cli
 from tests.support.gateway_process import GatewayProcess
+from tests.support.prepared_process import run_prepared
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SECRET = "s3cr3t-never-to-be-seen"
@@ -209,14 +210,8 @@ def test_what_is_printed_is_what_was_asked_for(tmp_path: Path) -> None:
         f'[origin]\nendpoint_url = "http://127.0.0.1:2"\n[cache]\ndirectory = "{tmp_path}/cache"\n[admin]\nport = 1\n',
     )
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "FOREBAY_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "gateway", "doctor", "--json", "--config", file],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        env=kept | {"AWS_CONFIG_FILE": str(aws), "AWS_SHARED_CREDENTIALS_FILE": os.devnull},
-        check=False,
-    )
+    environment = kept | {"AWS_CONFIG_FILE": str(aws), "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
+    done = run_prepared("gateway", "doctor", "--json", "--config", file, timeout=60, env=environment)
     assert orjson.loads(done.stdout)["ok"] is False
     assert "could not be looked up" in done.stderr
 

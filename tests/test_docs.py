@@ -136,3 +136,16 @@ def test_what_names_a_module_names_one_that_is_there() -> None:
     }
     assert len(named) > 100
     assert sorted((str(path), name) for path, name in named if name not in modules) == []
+
+
+def test_every_clause_has_a_test() -> None:
+    """By its number, in a test's docstring or name."""
+    clauses = set(re.findall(r"^(\d+\.\d+) ", (DOCS / "semantics.md").read_text(encoding="utf-8"), re.MULTILINE))
+    told = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "tests").rglob("test_*.py")]
+    numbered = {
+        number.replace("_", ".")
+        for text in told
+        for said in re.findall(r"def test_(\d+_\d+)_|\"\"\"((?:\d+\.\d+[ ,:to]+)+)", text)
+        for number in re.findall(r"\d+[._]\d+", " ".join(said))
+    }
+    assert sorted(clauses - numbered) == []

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +143,15 @@ def test_the_certificate_for_a_test_is_that_of_a_server(tmp_path: Path) -> None:
     assert names.get_values_for_type(x509.DNSName) == ["localhost"]
 
 
+@cache
+def _forebay() -> Any:
+    """Of click, or of the copy that newer versions of typer carry."""
+    return typer.main.get_command(cli.app)
+
+
 def _refusal(line: str) -> str:
     words = shlex.split(line.partition(" #")[0].partition(" > ")[0].rstrip().removesuffix(" &"))[1:]
-    command: Any = typer.main.get_command(cli.app)  # of click, or of the copy that newer versions of typer carry
+    command = _forebay()
     if words and words[0] in ("--install-completion", "--show-completion"):  # they would act at once
         return "" if words[0] in (one.opts[0] for one in command.params) else f"no option {words[0]}"
     while hasattr(command, "commands") and words and not words[0].startswith("-"):

@@ -34,7 +34,7 @@ SOURCES = Path(gateway.__file__).parent
 OLD_ETAG = re.compile(r"""\s*(?:W/)?("[^"]*"|[^",\s]+(?:\s+[^",\s]+)*)?\s*(?:,|$)""")
 
 
-@pytest.mark.parametrize("name", rest_is_slow(PARSERS, *list(PARSERS)[::3]))
+@pytest.mark.parametrize("name", rest_is_slow(PARSERS, *(set(list(PARSERS)[::3]) - {"presigned"})))
 def test_a_word_again_and_again_costs_in_proportion(name: str) -> None:
     """Every word of the grammar, from 256 bytes to 64 KiB of it."""
     parser = PARSERS[name]

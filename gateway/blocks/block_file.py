@@ -249,10 +249,10 @@ def _set_bit(bits: bytearray, number: int) -> None:
 
 
 class _Written(NamedTuple):
-    """From where on a file holds what this process wrote, and in which state of it."""
+    """From where on a file holds what this process wrote, and in which state of it (`Residency.state`)."""
 
     first: int
-    state: Fingerprint
+    state: tuple[int, ...]
 
 
 class BlockFile(SharedFile):
@@ -296,13 +296,13 @@ class BlockFile(SharedFile):
         # A page that has just been mapped anew was withdrawn before (`_map`).
         return self.withdrawals == withdrawals or self._marks.covers(extent, position, count)
 
-    def was_written(self, first: int) -> None:
+    def was_written(self, first: int, residency: Residency) -> None:
         """Note that this process has written the whole file.
 
         From byte `first` on it holds what was given to be written, as long as that waits to be written to the device.
         """
         with suppress(OSError):  # then its bytes are read and checked, as those of every other file
-            self._written = _Written(first, fingerprint(self.descriptor))
+            self._written = _Written(first, residency.state(self.descriptor))
 
     def unwritten(self, residency: Residency, offset: int, count: int) -> bool:
         """Return True if bytes need no check: this process wrote them, and the device lacks them. Never blocks."""
@@ -310,7 +310,7 @@ class BlockFile(SharedFile):
         if written is None or offset < written.first or not residency.unwritten(self.descriptor, offset, count):
             return False
         try:
-            return fingerprint(self.descriptor) == written.state
+            return residency.state(self.descriptor) == written.state
         except OSError:
             return False
 

@@ -142,15 +142,17 @@ class BlockDirectory:
         file = layout.file_name(block.id, secrets.token_hex(8))
         [pin] = self.index.pins_of([block.version.key])
         reservation = Reservation(file, slot, layout.file_bytes(block), wanted=wanted, pin=pin)
-        opened, is_reserved = self.store.create_partial(file), False
+        opened, has_room = self.store.create_partial(file), False
         try:
             self.store.write(opened, layout.beginning(block), layout.MAGIC_BYTES)
-            is_reserved = self.reserve(reservation, block.id)
+            if self.reserve(reservation, block.id):
+                self.store.set_aside(opened, reservation.disk_bytes)
+                has_room = True
         finally:
-            if not is_reserved:
+            if not has_room:
                 opened.close()
                 self.discard(reservation)
-        return FillFile(block, reservation, opened, layout.data_offset(block)) if is_reserved else None
+        return FillFile(block, reservation, opened, layout.data_offset(block)) if has_room else None
 
     def record_checksums(self, file: BlockLease, block: Block, packed: bytearray, recorded_bytes: int) -> None:
         """Write what is new among the chunks' checksums: always before the bytes that complete these chunks.

@@ -449,25 +449,27 @@ class BlockIndex:
 
         0 when the index has all of them by now: the reservation is gone and the file must be unlinked.
         """
+        rows = layout.rows_of(blocks)
         with self.writing() as transaction:
             transaction.release(reservation)
-            new = transaction.unknown(blocks)
+            new, returning = transaction.without_known(rows)
             if not new:
                 transaction.set_pending_unlink(WorkerFile(self.worker, reservation.file))
                 return 0
             slot, pin = transaction.slot(reservation.slot), reservation.pin
             fits = pin and transaction.has_pin(pin)
             fits = fits and self.pins_fit(transaction, slot, reservation.disk_bytes, capacity)
-            transaction.admit(reservation, new, pin if fits else 0)
+            transaction.admit(reservation, new, returning, pin if fits else 0)
             return len(new)
 
     def extend(self, reservation: Reservation, blocks: Sequence[BlockRecord]) -> bool:
         """Turn a reservation into what was appended to its file; False when the file left the index meanwhile."""
+        rows = layout.rows_of(blocks)
         with self.writing() as transaction:
             transaction.release(reservation)
             file = transaction.file(reservation.file)
             if file is not None:
-                transaction.extend(file, transaction.unknown(blocks), reservation.disk_bytes)
+                transaction.extend(file, *transaction.without_known(rows), reservation.disk_bytes)
             return file is not None
 
     def settle(self, worker: int, file: str, disk_bytes: int | None) -> None:
@@ -569,7 +571,7 @@ class BlockIndex:
         gone = Extent(secrets.token_hex(16), 0, 0, b"")
         blocks = [BlockRecord(secrets.token_bytes(32), gone) for _ in range(TRIED_ROWS)]
         with self.writing() as transaction:
-            transaction.put_rows(blocks)
+            transaction.put_rows(layout.rows_of(blocks))
         with self.writing() as transaction:
             transaction.delete_rows(blocks)
 

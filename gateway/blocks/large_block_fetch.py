@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Awaitable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
 from gateway.blocks import layout
 from gateway.blocks.block_file import BlockLease, ChunkChecksums, read_verified
@@ -23,7 +25,7 @@ from gateway.blocks.single_flight import BlockPublished, FetchDependencies, Infl
 from gateway.core.errors import BlockDamaged, ForebayError, StoreUnavailable
 from gateway.core.model import ByteRange
 from gateway.origin.client import Purpose
-from gateway.origin.receive_buffer import ReceiveBuffer
+from gateway.origin.receive_buffer import Buffers, Receive, ReceiveBuffer
 from gateway.telemetry import metrics
 
 FOLIO_BYTES_MAX = min(PAGE_BYTES // 8, 2048) * PAGE_BYTES
@@ -45,28 +47,32 @@ class BlockWriter:
     filled: FillFile
     checksums: ChunkChecksums = field(init=False)
     unwritten_from: int = 0
-    _written_bytes: int = 0
-    _residency: Residency = field(default_factory=Residency)
+    written_bytes: int = 0
+    residency: Residency = field(default_factory=Residency)
 
     def __post_init__(self) -> None:
         self.checksums = ChunkChecksums(self.filled.block.length)
 
     def write(self, file: BlockLease, content: bytes | memoryview) -> None:
-        """Write the block's next bytes to a lease on the fill's file. StoreUnavailable if the disk refuses them."""
+        """Write the block's next bytes to a lease on the fill's file, and none behind its end.
+
+        StoreUnavailable if the disk refuses them.
+        """
+        content = memoryview(content)[: self.filled.block.length - self.written_bytes]
         recorded = len(self.checksums.packed)
         self._look_back(file)
         self.checksums.update(content)
         self.directory.record_checksums(file, self.filled.block, self.checksums.packed, recorded)
-        self.directory.store.write(file, content, self.filled.data_offset + self._written_bytes)
-        self._written_bytes += len(content)
+        self.directory.store.write(file, content, self.filled.data_offset + self.written_bytes)
+        self.written_bytes += len(content)
 
     def _look_back(self, file: BlockLease) -> None:
         """At what shares a folio with the header, and at what was written last."""
-        offset, stop = self.filled.data_offset, self.filled.data_offset + self._written_bytes
+        offset, stop = self.filled.data_offset, self.filled.data_offset + self.written_bytes
         for begin, end in ((offset, min(FOLIO_BYTES_MAX, stop)), (stop - FOLIO_BYTES_MAX, stop)):
             first = max(begin, offset + self.unwritten_from)
-            if first < end and not self._residency.unwritten(file.descriptor, first, end - first):
-                self.unwritten_from = self._written_bytes
+            if first < end and not self.residency.unwritten(file.descriptor, first, end - first):
+                self.unwritten_from = self.written_bytes
 
     def publish(self, file: BlockLease) -> bool:
         """Finish the file; whether it is used, and not another process's with the same block."""
@@ -78,35 +84,14 @@ FOLLOWED_BYTES = 256 * 1024
 """Bytes of one write while readers wait for it: the trip to a disk thread costs as much as the writing."""
 
 AHEAD_BYTES = 1024 * 1024
-"""Bytes of one write without a waiting reader: each fetch has such a buffer, and there are fewer fetches."""
+"""Bytes of one write without a waiting reader."""
+
+RECEIVED_BYTES_MAX = 2 * 1024 * 1024
+"""Bytes that are received and written in one trip to a thread, if so many have come."""
 
 VERIFIED_AT_ONCE_BYTES = 1024 * 1024
 
 ABANDON_SECONDS_MAX = 1.0
-
-BUFFERS_KEPT_BYTES_MAX = 16 * 1024 * 1024
-"""Limit of buffers kept for later fetches: memory that was touched before costs no page faults."""
-
-
-@dataclass(slots=True)
-class Buffers:
-    """Lends buffers; there are as many as fetches that receive. Event loop only."""
-
-    _kept: dict[int, list[memoryview]] = field(default_factory=dict)
-    _kept_bytes: int = 0
-
-    def take(self, size_bytes: int) -> memoryview:
-        kept = self._kept.get(size_bytes)
-        if not kept:
-            return memoryview(bytearray(size_bytes))
-        self._kept_bytes -= size_bytes
-        return kept.pop()
-
-    def give_back(self, buffer: memoryview) -> None:
-        """Only when no thread can still be reading it."""
-        if self._kept_bytes + len(buffer) <= BUFFERS_KEPT_BYTES_MAX:
-            self._kept_bytes += len(buffer)
-            self._kept.setdefault(len(buffer), []).append(buffer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +139,21 @@ class LargeBlockFetcher:
             await get.aclose()
 
     async def _receive(self, fetch: InflightFetch, get: PinnedGet, writer: BlockWriter) -> None:
-        """While a piece is written, no more is taken from the origin."""
-        buffer = self.buffers.take(FOLLOWED_BYTES if fetch.purpose is Purpose.LIVE else AHEAD_BYTES)
-        landing = ReceiveBuffer(buffer, _worth_writing(fetch))
+        """While a piece is written, no more is taken from the origin. The thread that receives a piece writes it."""
+        threads, file, received_bytes = self.dependencies.threads, writer.filled.file, 0
+
+        def on_thread(receive: Receive) -> Awaitable[None]:
+            return threads.disk_holding(file, lambda lease: receive(partial(writer.write, lease)))
+
+        landing = ReceiveBuffer(RECEIVED_BYTES_MAX, _worth_writing(fetch), on_thread, self.buffers)
         async with aclosing(get.pieces(landing)) as pieces:
             async for piece in pieces:
-                await self.dependencies.threads.disk_holding(writer.filled.file, writer.write, piece)
-                fetch.advance(writer.filled.file, writer.checksums, lambda: writer.unwritten_from)
+                received_bytes += len(piece)
+                if writer.written_bytes < received_bytes:
+                    await threads.disk_holding(file, writer.write, piece)
+                fetch.advance(file, writer.checksums, lambda: writer.unwritten_from)
+                landing.give_back()  # not after a failure: a thread may still be writing it
                 landing.enough_bytes = _worth_writing(fetch)
-        self.buffers.give_back(buffer)  # not after a failure: a thread may still be writing it
 
     async def _publish(self, fetch: InflightFetch, writer: BlockWriter, started: float) -> bool:
         clock = self.dependencies.clock
@@ -183,7 +174,7 @@ class LargeBlockFetcher:
         self.dependencies.open_files.keep(name, file)
         try:
             is_used = writer.publish(file)
-            file.file.was_written(writer.filled.data_offset + writer.unwritten_from)
+            file.file.was_written(writer.filled.data_offset + writer.unwritten_from, writer.residency)
         finally:
             if not is_used:
                 self.dependencies.open_files.drop(name)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from awscrt import checksums
 
@@ -355,6 +356,7 @@ def block_id_of(key: bytes) -> bytes:
     return key[OBJECT_ID_BYTES:] + key[:OBJECT_ID_BYTES]
 
 
+@lru_cache(maxsize=64)
 def file_key(file: str) -> bytes:
     """Return a file's key in the index: names are random, so these 64 bits are."""
     return hashlib.blake2b(file.encode(), digest_size=FILE_KEY_BYTES).digest()
@@ -363,6 +365,15 @@ def file_key(file: str) -> bytes:
 def pack_block(extent: Extent) -> bytes:
     high, low = divmod(extent.offset, 1 << 32)
     return _BLOCK.pack(file_key(extent.file), high, low, extent.length) + extent.checksums
+
+
+Rows: TypeAlias = dict[bytes, bytes]
+"""Rows of blocks in the index by their keys, in the order of these, which is what LMDB does fastest."""
+
+
+def rows_of(blocks: Iterable[BlockRecord]) -> Rows:
+    """Return a row for each block: pack them before the index is locked."""
+    return dict(sorted((block_key(block.block_id), pack_block(block.extent)) for block in blocks))
 
 
 def unpack_extent(packed: bytes, packed_file: bytes) -> Extent:

@@ -30,7 +30,7 @@ from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.eviction import capacity_of, fingerprint_of
 from gateway.blocks.fetch_locks import FetchLocks
 from gateway.blocks.index import BlockIndex, PinnedPrefixes
-from gateway.blocks.layout import BlockRecord, BlockSettings, FileRecord, WorkerFile, set_home_tags
+from gateway.blocks.layout import BlockRecord, BlockSettings, FileRecord, Rows, WorkerFile, rows_of, set_home_tags
 from gateway.blocks.pins import Pins
 from gateway.blocks.policies import Queue
 from gateway.blocks.store import DIRECTORIES, DIRECTORY_MODE, FILE_MODE, BlockStore, ScannedFile
@@ -38,6 +38,7 @@ from gateway.blocks.transaction import IndexTransaction
 from gateway.core.errors import BlockError, StartupError, StoreUnavailable, opening_failure
 from gateway.disk.atomic_write import remove_durably, write_durably
 from gateway.disk.file_lock import lock_within, try_lock
+from gateway.disk.lmdb_environment import is_cut_short
 from gateway.policy.slots import DEFAULT_SLOT, Slots
 from gateway.shared.heartbeats import Heartbeats
 
@@ -272,7 +273,9 @@ def _open_index(settings: BlockSettings, store: BlockStore, slots: WorkerLocks, 
     """Open the index, or begin a new one if it cannot be trusted. CLEAN is gone then, and BOOT is current."""
     path, boot = settings.directory, BOOT_ID.read_bytes()
     fingerprint = fingerprint_of(settings.slots)
-    believable = _read(path / "BOOT") == boot or (path / "CLEAN").exists()
+    believable = (path / "CLEAN").exists() or (
+        _read(path / "BOOT") == boot and not (slots.alone() and is_cut_short(path / "index"))
+    )
     remove_durably(path / "CLEAN")
     index = _try_open(settings, worker) if believable else None
     if index is None:
@@ -421,12 +424,11 @@ class _Step:
     def take_in(self, found: Sequence[ScannedFile]) -> dict[str, int]:
         """Enter new and intact files; return the others and their sizes, for unlinking."""
         index, superfluous = self.directory.index, {}
-        described = {one.name: [BlockRecord(block.id, extent) for block, extent in one.blocks] for one in found}
+        described = {one.name: rows_of(BlockRecord(block.id, extent) for block, extent in one.blocks) for one in found}
         with index.writing() as transaction:
             prefixes = index.pinned_prefixes(transaction)
             in_transit = {holder.file for holder in (*transaction.reserved(), *transaction.pending_unlinks())}
-            entered: list[BlockRecord] = []
-            known_ids: set[bytes] = set()
+            entered: Rows = {}
             taken_bytes = 0
             for file in found:
                 known = transaction.file(file.name)
@@ -434,11 +436,10 @@ class _Step:
                     self.put_right(transaction, known, file)
                 elif file.name not in in_transit and self.directory.store.is_published(file.name):
                     # Under the transaction's lock: one that leaves the index is pending until it is unlinked.
-                    unknown = transaction.unknown(described[file.name])
-                    blocks = [block for block in unknown if block.block_id not in known_ids]
+                    unknown, _ = transaction.without_known(described[file.name])
+                    blocks = {key: row for key, row in unknown.items() if key not in entered}
                     if blocks:
-                        known_ids.update(block.block_id for block in blocks)
-                        entered += blocks
+                        entered |= blocks
                         transaction.put(self._file_record(transaction, prefixes, file, len(blocks)))
                     else:
                         transaction.set_pending_unlink(WorkerFile(index.worker, file.name))

@@ -230,6 +230,10 @@ def _error(call: str) -> OSError:
 
 _CACHESTAT = 451
 
+_AT_EMPTY_PATH, _BASIC_STATS = 0x1000, 0x7FF
+_STATX = struct.Struct("=32xQQ48xqI4xqI12xQ112x")
+"""Inode and size, the times at which they and the bytes changed, in seconds and nanoseconds, and the device."""
+
 
 class Residency:
     """Answers for one thread: the buffers of the system calls are reused."""
@@ -241,6 +245,14 @@ class Residency:
         self._range = (ctypes.c_uint64 * 2)()
         self._counts = (ctypes.c_uint64 * 5)()
         self._byte = bytearray(1)
+        self._statx = ctypes.PyDLL(None, use_errno=True).statx
+        self._facts = ctypes.create_string_buffer(_STATX.size)
+
+    def state(self, descriptor: int) -> tuple[int, ...]:
+        """Return what changes whenever a file's bytes may have changed. Raises OSError."""
+        if self._statx(descriptor, b"", _AT_EMPTY_PATH, _BASIC_STATS, self._facts):
+            raise _error("statx")
+        return _STATX.unpack(self._facts)
 
     def resident(self, descriptor: int, offset: int, count: int) -> bool:
         """Return True if all of `count` bytes at `offset` were in memory just now."""

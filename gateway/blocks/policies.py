@@ -217,11 +217,11 @@ class Lru:
     """True if it asks to `recall` evicted blocks."""
 
     def entering(self, view: PolicyView, file: FileRecord, blocks: Sequence[bytes], size_bytes: int) -> FileRecord:
-        """Return a new file, whose blocks were missing, as the index must enter it."""
+        """Return a new file, whose blocks were missing, as the index must enter it; `blocks`: those it had before."""
         return replace(file, queue=_unless_pinned(file, Queue.MAIN))
 
     def growing(self, view: PolicyView, file: FileRecord, blocks: Sequence[bytes], size_bytes: int) -> FileRecord:
-        """Return a file to which blocks of `size_bytes` were added."""
+        """Return a file to which blocks of `size_bytes` were added; `blocks`: those that the index had before."""
         return replace(file, sequence=view.next_sequence())
 
     def used(self, view: PolicyView, file: FileRecord, size_bytes: int) -> None:

@@ -139,7 +139,10 @@ class SegmentAppender:
 GATHERING_SECONDS = 0.01
 """Seconds for which the first of a batch waits for others; a process that waits for the object waits as long."""
 
-BATCH_BYTES = 4 * 1024 * 1024
+BUSY_BLOCKS, BUSY_GATHERING_SECONDS = 16, 0.03
+"""From this many blocks in GATHERING_SECONDS on, batches become larger: all processes share the index's lock."""
+
+BATCH_BYTES = 8 * 1024 * 1024
 BATCH_BLOCKS = 256
 """One transaction of about a millisecond."""
 
@@ -212,10 +215,13 @@ class GroupCommitWriter:
             await asyncio.shield(self._pumping)
 
     async def _pump(self) -> None:
-        batches = deque[list[Waiting]]()
+        batches, seconds = deque[list[Waiting]](), GATHERING_SECONDS
         try:
             while self._waiting:
-                await asyncio.sleep(GATHERING_SECONDS)  # not of the clock, as no promise hangs on it
+                await asyncio.sleep(seconds)  # not of the clock, as no promise hangs on it
+                is_busy = len(self._waiting) * GATHERING_SECONDS >= BUSY_BLOCKS * seconds
+                has_memory = self.held_bytes / seconds <= HELD_BYTES_MAX / 2 / BUSY_GATHERING_SECONDS
+                seconds = BUSY_GATHERING_SECONDS if is_busy and has_memory else GATHERING_SECONDS
                 batches = self._take_batches()
                 while batches:
                     await self._write(batches.popleft())

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, cast
 import lmdb
 
 from gateway.blocks import layout
-from gateway.blocks.layout import FILE_KEY_BYTES, BlockRecord, FileRecord, Reservation, WorkerFile
+from gateway.blocks.layout import FILE_KEY_BYTES, BlockRecord, FileRecord, Reservation, Rows, WorkerFile
 from gateway.blocks.policies import FIRST_TO_LEAVE, POLICIES, Queue, SlotAccount
 
 REMEMBERED_BLOCKS_MAX = 1 << 18
@@ -228,8 +228,13 @@ class IndexTransaction:
         row = self._block_row(block_id)
         return row is not None and self._live_file(row) is not None
 
-    def unknown(self, blocks: Iterable[BlockRecord]) -> list[BlockRecord]:
-        return [block for block_id, block in {b.block_id: b for b in blocks}.items() if not self.has_block(block_id)]
+    def without_known(self, rows: Rows) -> tuple[Rows, list[bytes]]:
+        """Return the rows of blocks that the index lacks, and the ids of those among them that have left it."""
+        cursor = self._transaction.cursor(db=self._tables.blocks)
+        found = cast("list[tuple[bytes, bytes]]", cursor.getmulti(list(rows)))
+        known = {key for key, row in found if self._live_file(row) is not None}
+        new = {key: row for key, row in rows.items() if key not in known} if known else rows
+        return new, [layout.block_id_of(key) for key, _ in found if key not in known]
 
     def file(self, file: str) -> FileRecord | None:
         found = self._file_at(layout.file_key(file))
@@ -247,23 +252,26 @@ class IndexTransaction:
             if file.queue != Queue.EVICTED:
                 yield file
 
-    def admit(self, reservation: Reservation, blocks: Sequence[BlockRecord], pin: int) -> None:
-        """Enter the file of a reservation, which was asked for and not there, under a pin where that is not 0."""
+    def admit(self, reservation: Reservation, blocks: Rows, returning: Sequence[bytes], pin: int) -> None:
+        """Enter the file of a reservation, which was asked for and not there, under a pin where that is not 0.
+
+        `blocks` and `returning` are of `without_known`.
+        """
         slot, size_bytes = self.slot(reservation.slot), reservation.disk_bytes
         queue = Queue.PINNED if pin else Queue.MAIN
         file = FileRecord(reservation.file, slot, size_bytes, self.next_sequence(), len(blocks), queue, pin=pin)
         policy = POLICIES[self.account(slot).eviction]
-        entered = policy.entering(self, file, [block.block_id for block in blocks], size_bytes)
+        entered = policy.entering(self, file, returning, size_bytes)
         if reservation.wanted and entered.queue == Queue.SMALL:
             entered = replace(entered, queue=Queue.MAIN)
         self.put(entered)
         self._enter_blocks(blocks)
 
-    def extend(self, file: FileRecord, blocks: Sequence[BlockRecord], disk_bytes: int) -> None:
-        """Enter what was appended to a file: `disk_bytes` more, and blocks that the index has nowhere else."""
+    def extend(self, file: FileRecord, blocks: Rows, returning: Sequence[bytes], disk_bytes: int) -> None:
+        """Enter what was appended to a file: `disk_bytes` more; blocks as in `admit`."""
         policy = POLICIES[self.account(file.slot).eviction]
         grown = replace(file, disk_bytes=file.disk_bytes + disk_bytes, blocks=file.blocks + len(blocks))
-        self.change(policy.growing(self, grown, [block.block_id for block in blocks], disk_bytes))
+        self.change(policy.growing(self, grown, returning, disk_bytes))
         self._enter_blocks(blocks)
 
     def evict(self, file: FileRecord) -> None:
@@ -333,16 +341,15 @@ class IndexTransaction:
         self.set_counter(_SWEPT, found[-1][0] + b"\0" if len(found) == count else b"")
         return len(stale)
 
-    def put_rows(self, blocks: Iterable[BlockRecord]) -> None:
-        """Write down where blocks lie; in the order of their keys, which is what LMDB does fastest."""
-        for key, extent in sorted((layout.block_key(block.block_id), block.extent) for block in blocks):
-            self._transaction.put(key, layout.pack_block(extent), db=self._tables.blocks)
+    def put_rows(self, rows: Rows) -> None:
+        """Write down where blocks lie."""
+        self._transaction.cursor(db=self._tables.blocks).putmulti(rows.items())
 
     def delete_rows(self, blocks: Iterable[BlockRecord]) -> None:
         for block in blocks:
             self._transaction.delete(layout.block_key(block.block_id), db=self._tables.blocks)
 
-    def _enter_blocks(self, blocks: Sequence[BlockRecord]) -> None:
+    def _enter_blocks(self, blocks: Rows) -> None:
         self.put_rows(blocks)
         if self.stale_rows() > self.totals.blocks // STALE_PART + SWEPT_MIN:
             self.sweep(min(SWEPT_MAX, SWEPT_MIN + SWEPT_PER_BLOCK * len(blocks)))

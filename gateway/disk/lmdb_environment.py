@@ -87,6 +87,21 @@ OLD_ENGINE, NEW_ENGINE = 0, 1
 """Keys of up to 511 bytes, and of up to 1,978."""
 
 
+def is_cut_short(directory: Path, engine: int = OLD_ENGINE) -> bool:
+    """Return True if the file lacks pages at its end: the disk has lost them.
+
+    LMDB maps the file, and a touch of a missing page kills the process (SIGBUS). Callers ask while no process has
+    the environment open. After one commit in thousands a whole file lacks pages, too: the commit took and freed them.
+    """
+    try:
+        environment = lmdb.open(str(directory), readonly=True, lock=False, lib_version=engine)
+    except lmdb.Error:
+        return False  # whoever opens it to use it says what is wrong
+    with environment:
+        pages = environment.info()["last_pgno"] + 1
+        return bool((directory / "data.mdb").stat().st_size < pages * environment.stat()["psize"])
+
+
 def open_environment(
     directory: Path, names: Sequence[bytes], *, map_bytes: int, engine: int
 ) -> tuple[lmdb.Environment, list[Table]]:

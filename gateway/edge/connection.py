@@ -529,7 +529,7 @@ class S3Protocol(HttpToolsProtocol):
         cycle.complete()
 
     async def _take_whole_way(self, cycle: RequestCycle, head: bytes, told: Told, close: Callable[[], None]) -> None:
-        """Have the application answer, which is told what the origin has said."""
+        """Run the application, with the answer of the origin so far."""
         try:
             cycle.scope = {**request_scope(self._connection_scope, self._heads.parse(head)), TOLD: told}
             await self.app(cycle.scope, cycle.receive, cycle.send)

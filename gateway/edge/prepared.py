@@ -256,7 +256,7 @@ class PreparedRequests:
     def begin_cold(
         self, head: PreparedHead, values: HeadValues, began: float, on_end: Callable[[ColdRequest], None]
     ) -> ColdRequest | None:
-        """Ask the origin for an object of which nothing is known, and call `on_end`; None: take the full way.
+        """Ask the origin for an unknown object, and call `on_end`; None: take the full way.
 
         While all other objects turn out to be known, this is tried less often.
         """

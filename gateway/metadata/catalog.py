@@ -9,6 +9,7 @@ Answers to questions before an own write of the key are void after it, on any wo
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
@@ -38,7 +39,7 @@ from gateway.metadata.entries import (
 from gateway.metadata.joined_calls import JoinedCalls
 from gateway.metadata.listing.index import ListingIndex, trim
 from gateway.metadata.listing.pages import Listed
-from gateway.metadata.listing.ranges import bound_of
+from gateway.metadata.listing.ranges import KeyBound, bound_of
 from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
 from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread
@@ -114,6 +115,8 @@ def unpack_habits(entry: CatalogEntry, boot: int, now_seconds: float) -> OriginH
     return OriginHabits(told.get(_WEAK) == "1", told.get(_RANGES) == "1", shared, withheld)
 
 
+_OF_ANY_AGE = KeyBound(math.inf, math.inf)
+
 __all__ = ["Catalog", "ObjectHead", "is_down", "is_plainly_asked", "is_remembered"]
 
 _log = structlog.get_logger("forebay.catalog")
@@ -170,6 +173,13 @@ class BegunHead:
         over, self._over = self._over, None
         if over is not None:
             over()
+
+
+class SeenVersion(NamedTuple):
+    """The version that was seen last; `etag` None: none, or no object. `is_current`: within the slot's bound."""
+
+    etag: str | None
+    is_current: bool
 
 
 class Catalog:
@@ -396,8 +406,14 @@ class Catalog:
         try:
             head = await self._learn(key, slot, headers, purpose)
         except (OriginUnreachable, OriginAnswered) as error:
-            entry = self._entry(key, with_checksums=CHECKSUM_MODE in headers)
-            if entry is None or look or not is_down(error) or self._freshness(entry, slot) is Freshness.USELESS:
+            entry = self._lookup(key)
+            if (
+                entry is None
+                or _lacks_checksums(entry, headers)
+                or look
+                or not is_down(error)
+                or self._freshness(entry, slot) is Freshness.USELESS
+            ):
                 raise
             metrics.CATALOG_LOOKUPS.add(1, slot.name, "stale")
             return _answer(key, entry, headers)
@@ -408,16 +424,28 @@ class Catalog:
         """Return what `current` answers without asking the origin; None if it would ask. Raises as `current`."""
         if not is_remembered(slot, headers):
             return None
-        entry = self._entry(key, with_checksums=CHECKSUM_MODE in headers)
-        if entry is None:
+        entry = self._lookup(key)
+        if entry is not None and _lacks_checksums(entry, headers):
             return None
-        if self._freshness(entry, slot) is Freshness.FRESH:
+        if entry is not None and self._freshness(entry, slot) is Freshness.FRESH:
             metrics.CATALOG_LOOKUPS.add(1, slot.name, "hit" if entry.head is not None else "absent")
             return _answer(key, entry, headers)
-        if not self._is_confirmed(key, entry, slot):
-            return None
-        metrics.CATALOG_LOOKUPS.add(1, slot.name, "listed")
-        return _answer(key, entry, headers)
+        if entry is not None and self._is_confirmed(key, entry, slot):
+            metrics.CATALOG_LOOKUPS.add(1, slot.name, "listed")
+            return _answer(key, entry, headers)
+        if self.is_listed_absent(key, slot):
+            metrics.CATALOG_LOOKUPS.add(1, slot.name, "absent")
+            raise s3_error("NoSuchKey", Key=key.key)
+        return None
+
+    def is_listed_absent(self, key: ObjectKey, slot: Slot) -> bool:
+        """Return whether the listing index knows within the slot's bounds that there is no such object."""
+        bound = bound_of((slot,)) if slot.negative_ttl_seconds > 0 else None
+        if bound is None:
+            return False
+        seconds = min(bound.fresh_seconds, slot.negative_ttl_seconds)
+        listed = self.listing.entry(*key, KeyBound(seconds, seconds))
+        return listed is not None and listed.entry is None
 
     def hold(self, key: ObjectKey, slot: Slot, *, with_checksums: bool) -> HeldVersion | None:
         """Return a fresh version as `remembered` does, checkable for repeated answers; None: call `remembered`."""
@@ -452,6 +480,19 @@ class Catalog:
         metrics.CATALOG_LOOKUPS.add(1, slot.name, "miss")
         if head.version.etag:
             self._writer.add(CatalogUpdate(head.version.key, _entry(asked, head, with_checksums=with_checksums)))
+
+    def last_seen(self, key: ObjectKey, slot: Slot) -> SeenVersion:
+        """Return the version that was seen last, by an answer or a listing, and whether the slot's bound allows it."""
+        entry, bound = self._lookup(key), bound_of((slot,))
+        etag = entry.head.version.etag if entry is not None and entry.head is not None else None
+        is_current = entry is not None and self._freshness(entry, slot) is Freshness.FRESH
+        if bound is not None and not is_current:
+            listed = self.listing.entry(*key, bound)
+            is_current = listed is not None
+            listed = listed or self.listing.entry(*key, _OF_ANY_AGE)
+            if listed is not None and (is_current or etag is None):
+                etag = listed.entry.etag if listed.entry is not None else None
+        return SeenVersion(etag or None, is_current=is_current and etag != "")
 
     def last_known(self, key: ObjectKey) -> ObjectHead | None:
         """Return the last head learned of an object, however old; None if unknown or written since."""
@@ -545,19 +586,13 @@ class Catalog:
     def _lookup(self, key: ObjectKey) -> CatalogEntry | None:
         return self._store.lookup(key) if self._store is not None else None
 
-    def _entry(self, key: ObjectKey, *, with_checksums: bool) -> CatalogEntry | None:
-        entry = self._lookup(key)
-        if entry is not None and entry.head is not None and with_checksums and not entry.with_checksums:
-            return None
-        return entry
-
     def _is_confirmed(self, key: ObjectKey, entry: CatalogEntry, slot: Slot) -> bool:
         """Return True if a listing within the slot's bound agrees with the entry, which is older."""
         if entry.head is None or not entry.settled:
             return False
         bound = bound_of((slot,))
-        listed = self.listing.entry(key.bucket, key.key, bound) if bound is not None else None
-        return listed is not None and is_confirmed(entry.head, listed)
+        listed = self.listing.entry(*key, bound) if bound is not None else None
+        return listed is not None and listed.entry is not None and is_confirmed(entry.head, listed.entry)
 
     def _freshness(self, entry: CatalogEntry, slot: Slot) -> Freshness:
         return freshness(entry, slot, now_seconds=self._clock.monotonic(), boot=self._boot)
@@ -573,6 +608,10 @@ class Catalog:
         if head.version.etag:
             self._writer.add(CatalogUpdate(key, _entry(asked, head, with_checksums=CHECKSUM_MODE in headers)))
         return head
+
+
+def _lacks_checksums(entry: CatalogEntry, headers: Mapping[str, str]) -> bool:
+    return CHECKSUM_MODE in headers and entry.head is not None and not entry.with_checksums
 
 
 def _entry(asked: ObservedAt, head: ObjectHead, *, with_checksums: bool) -> CatalogEntry:

@@ -12,8 +12,8 @@
     dirty/       own writes that it has not caught up with (listing/dirty_keys.py)
     answers/     small answers about buckets (bucket_metadata.py): dropped with the epochs that they are held against
 
-Nothing is synced while in use, so all of it is dropped under another boot without CLEAN. All of this blocks: it runs in
-a thread.
+Nothing is synced while in use, so all of it is dropped under another boot without CLEAN, and under the same one where
+the disk has lost some of it. All of this blocks: it runs in a thread.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from gateway.core.errors import StartupError, is_no_room, opening_failure, store
 from gateway.core.model import Homes
 from gateway.disk.atomic_write import remove_durably, write_durably
 from gateway.disk.file_lock import lock_within, try_lock
+from gateway.disk.lmdb_environment import NEW_ENGINE, OLD_ENGINE, is_cut_short
 from gateway.metadata import entries
 from gateway.metadata.entries import InvalidationEpochs
 from gateway.metadata.listing.dirty_keys import DirtyKeys
@@ -45,7 +46,7 @@ from gateway.metadata.store import SIZE_BYTES_MAX, CatalogStore
 FORMAT = b"forebay catalog 1\n"
 
 ANSWERS = "answers"
-ENVIRONMENTS = ("index", "listing", "dirty")
+ENVIRONMENTS = {"index": OLD_ENGINE, "listing": NEW_ENGINE, "dirty": NEW_ENGINE}
 OPENING_SECONDS_MAX = 60.0
 """Another process opens in milliseconds, and drops everything in seconds. One that hangs is ended sooner."""
 
@@ -111,7 +112,7 @@ def _open(path: Path, homes: Homes, process: int, size_bytes_max: int) -> OpenCa
     users = os.open(path / "users.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         boot = BOOT_ID.read_bytes()
-        if not _believable(path, homes, boot):
+        if not _believable(path, homes, boot, users):
             _drop(path, users)
         moved = _moved(path, homes)
         if moved and not try_lock(users):
@@ -185,8 +186,11 @@ def _refuse_other_formats(path: Path) -> None:
         )
 
 
-def _believable(path: Path, homes: Homes, boot: bytes) -> bool:
-    whole = (path / "CLEAN").exists() or _read(path / "BOOT") == boot
+def _believable(path: Path, homes: Homes, boot: bytes, users: int) -> bool:
+    whole = (path / "CLEAN").exists() or (
+        _read(path / "BOOT") == boot
+        and not (try_lock(users) and any(is_cut_short(path / name, engine) for name, engine in ENVIRONMENTS.items()))
+    )
     before = _homes_before(path)
     return whole and before is not None and before.main == homes.main
 

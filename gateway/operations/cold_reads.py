@@ -76,7 +76,7 @@ class ColdRead:
             judged = VersionAnswers(head).judge(self._request.headers, services.clock)
         except (Refused, S3Error):
             return None
-        if not judged.body_bytes:
+        if not judged.body_bytes or services.catalog.is_listed_absent(self.key, self.slot):
             return None
         blocks, slot, version = services.blocks, self.slot, head.version
         is_new = is_remembered(slot, question.headers) and blocks.keeps_all_it_fetches
@@ -111,7 +111,7 @@ class ColdRead:
 
 
 def begin_cold_read(services: AppContext, request: S3Request, on_end: Callable[[ColdRead], None]) -> ColdRead | None:
-    """Ask the origin for an object of which nothing is known here; None: call `read_object`.
+    """Ask the origin for an object that catalog and index do not know; None: call `read_object`.
 
     `request` is a plain GET (`is_plain`) whose caller may read the object.
     """
@@ -130,7 +130,7 @@ def begin_cold_read(services: AppContext, request: S3Request, on_end: Callable[[
             return None  # its reads are counted, or its answer has more
     elif services.buffer_closed and slot.is_buffered:
         return None
-    if services.catalog.last_learned(key) is not None:
+    if services.catalog.last_learned(key) is not None or services.catalog.is_listed_absent(key, slot):
         return None
     headers = judged_by_the_origin(request)
     question = begin_unpinned(services, request, key, slot, headers, headers)

@@ -307,6 +307,9 @@ class AppContext:
     buffer_closed: bool = False
     """This node's disk may have acknowledged writes, but cannot be used."""
 
+    unanswered: set[asyncio.Task[Any]] = field(default_factory=set)
+    """Questions to the origin whose answers come too late to be used (put_object.py)."""
+
     rights: RememberedRights = field(init=False)
     """The origin's answers about callers' rights."""
 
@@ -326,6 +329,9 @@ class AppContext:
         """End the background work. Call it before the parts are closed."""
         if self.warm_ups is not None:
             await self.warm_ups.close()
+        for asking in self.unanswered:
+            asking.cancel()
+        await asyncio.gather(*self.unanswered, return_exceptions=True)
 
 
 class Told(NamedTuple):

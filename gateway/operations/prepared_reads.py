@@ -83,7 +83,7 @@ class PendingAnswer:
         """The answer of the origin, if it was asked."""
 
     def begin(self, on_end: Callable[[PreparedAnswer | None], None]) -> bool:
-        """Ask without a wait, and call `on_end` with the answer, None: it is to be waited for by `ask`. False: `ask`.
+        """Ask without a wait, and call `on_end` with the answer. With None, or if this returns False, call `ask`.
 
         `on_end` may not be called after `close`.
         """

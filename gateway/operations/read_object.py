@@ -200,6 +200,8 @@ class CurrentVersions:
             etag = next((value for name, value in reply.headers if name == "etag"), None)
             if etag is not None or reply.status == 404:
                 self.context.services.catalog.shown(self.context.object_key, etag)
+            if etag is not None:
+                await void_listed_absence(self.context)
         return reply
 
     def known(self) -> ObjectHead | None:
@@ -218,9 +220,13 @@ class CurrentVersions:
         catalog, key = context.services.catalog, context.object_key
         part_number = context.request.parameter("partNumber")
         if part_number is not None:
-            return await catalog.ask(key, context.slot, headers=self.headers, part_number=part_number)
-        look = again or wants_revalidation(context)
-        return await catalog.current(key, context.slot, headers=self.headers, look=look)
+            head = await catalog.ask(key, context.slot, headers=self.headers, part_number=part_number)
+        else:
+            look = again or wants_revalidation(context)
+            head = await catalog.current(key, context.slot, headers=self.headers, look=look)
+        if not head.remembered:
+            await void_listed_absence(context)
+        return head
 
     def last_known(self) -> ObjectVersion | None:
         if not is_remembered(self.context.slot, self.headers):
@@ -318,6 +324,12 @@ class CurrentVersions:
     async def _forget(self) -> None:
         await invalidate(changed_by(self.context))
         await self.context.services.blocks.invalidate(self.context.object_key)
+
+
+async def void_listed_absence(context: RequestContext) -> None:
+    """Void what the listing index says of the key if it says that there is no object: this client sees one."""
+    if context.services.catalog.is_listed_absent(context.object_key, context.slot):
+        await invalidate(changed_by(context))
 
 
 # The wishes of a request
@@ -489,6 +501,7 @@ async def ask_unpinned(context: RequestContext, question: UnpinnedQuestion) -> S
                 catalog.learn_habits(key.bucket, OriginHabits(no_ranges=True))
             since, whole = question.since, question.whole
             catalog.learned(head, context.slot, since, headers=question.headers, with_checksums=whole)
+            await void_listed_absence(context)
         return Seen(head, answer)
     except BaseException:
         await answer.aclose()

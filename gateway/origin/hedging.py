@@ -146,7 +146,8 @@ class HedgedRead:
             stream = await self._ask(request, self._on_silence)
             if rest is not None and not rest.continues(stream, received):
                 return None
-            if stuck.is_complete or stuck.received_bytes != received or stuck.has_head is (rest is None):
+            has_moved = stuck.is_complete or stuck.is_landing or stuck.received_bytes != received
+            if has_moved or stuck.has_head is (rest is None):
                 outcome = HedgeOutcome.LOST
                 return None
             outcome = HedgeOutcome.WON

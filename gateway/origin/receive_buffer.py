@@ -1,13 +1,55 @@
-"""Buffers that receive large bodies again and again, in place of an object for each packet."""
+"""Buffers that receive large bodies again and again, in place of an object for each packet.
+
+A thread may receive a body that is to be written: it takes what has come from the socket a step at a time, and hands on
+each step while its bytes are in the processor's cache. It never waits for the network. The event loop has found bytes
+there, and watches the connection when there are none.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from gateway.disk.file_lease import FileLease, SharedFile
 
 GATHERING_SECONDS_MAX = 0.1
 """Seconds for which bytes of a slow origin wait in a buffer for the next ones."""
+
+STEP_BYTES = 512 * 1024
+"""Bytes that a thread receives and hands on at once: they stay in the second-level cache."""
+
+Take: TypeAlias = Callable[[memoryview], None]
+"""Takes bytes that have come, and may block. Runs on the thread that receives them."""
+
+Receive: TypeAlias = Callable[[Take], None]
+
+
+BUFFERS_KEPT_BYTES_MAX = 16 * 1024 * 1024
+"""Limit of buffers kept for later use: memory that was touched before costs no page faults."""
+
+
+@dataclass(slots=True)
+class Buffers:
+    """Lends buffers, the one first that was given back last: it may be in the processor's cache. Event loop only."""
+
+    _kept: dict[int, list[memoryview]] = field(default_factory=dict)
+    _kept_bytes: int = 0
+
+    def take(self, size_bytes: int) -> memoryview:
+        kept = self._kept.get(size_bytes)
+        if not kept:
+            return memoryview(bytearray(size_bytes))
+        self._kept_bytes -= size_bytes
+        return kept.pop()
+
+    def give_back(self, buffer: memoryview) -> None:
+        """Only when no thread can still be reading it."""
+        if self._kept_bytes + len(buffer) <= BUFFERS_KEPT_BYTES_MAX:
+            self._kept_bytes += len(buffer)
+            self._kept.setdefault(len(buffer), []).append(buffer)
 
 
 @dataclass(slots=True)
@@ -15,10 +57,66 @@ class ReceiveBuffer:
     """A buffer, and how many bytes make a piece worth having; who receives may change that from piece to piece.
 
     Pieces are at least that long, unless the body ends, or GATHERING_SECONDS_MAX pass; at most as long as the buffer.
+    It is lent when bytes come. Who has done with a piece may give it back until the next one.
+
+    `on_thread` has a thread call its argument with a function that takes the bytes; None: nobody takes them there.
+    Pieces that come another way have not been taken: who reads them counts.
+    """
+
+    size_bytes: int
+    enough_bytes: int
+    on_thread: Callable[[Receive], Awaitable[None]] | None = None
+    lender: Buffers = field(default_factory=Buffers)
+    _lent: memoryview | None = None
+
+    @property
+    def buffer(self) -> memoryview:
+        if self._lent is None:
+            self._lent = self.lender.take(self.size_bytes)
+        return self._lent
+
+    def give_back(self) -> None:
+        """Only when no thread can still be reading it. Idempotent."""
+        lent, self._lent = self._lent, None
+        if lent is not None:
+            self.lender.give_back(lent)
+
+
+@dataclass(slots=True)
+class SocketReceiver:
+    """Receives one piece of a body from a socket that does not block, on a thread.
+
+    `filled_bytes` of the buffer are there before, and counted in the end; `ended` says why nothing more will come.
     """
 
     buffer: memoryview
-    enough_bytes: int
+    filled_bytes: int
+    ended: str = ""
+
+    def receive(self, wire: FileLease[SharedFile], take: Take) -> None:
+        """Receive what has come, up to the whole buffer, and have it taken. Raises what `take` raises."""
+        taken_bytes, is_all = 0, False
+        while not is_all and taken_bytes < len(self.buffer):
+            stop = min(taken_bytes + STEP_BYTES, len(self.buffer))
+            while not is_all and self.filled_bytes < stop:
+                is_all = not self._receive(wire.descriptor, stop)
+            if taken_bytes < self.filled_bytes:
+                take(self.buffer[taken_bytes : self.filled_bytes])
+                taken_bytes = self.filled_bytes
+
+    def _receive(self, descriptor: int, stop: int) -> bool:
+        """Return False if there was nothing."""
+        try:
+            count = os.readv(descriptor, [self.buffer[self.filled_bytes : stop]])
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self.ended = f"{type(error).__name__}: {error}"
+            return False
+        if not count:
+            self.ended = "the origin closed the connection"
+        self.filled_bytes += count
+        return count > 0
 
 
 async def gathered(pieces: AsyncIterator[bytes], into: ReceiveBuffer) -> AsyncIterator[memoryview]:
@@ -32,11 +130,11 @@ async def gathered(pieces: AsyncIterator[bytes], into: ReceiveBuffer) -> AsyncIt
             rest = memoryview(piece)
             while rest:
                 since = since if filled else loop.time()
-                count = min(len(rest), len(into.buffer) - filled)
+                count = min(len(rest), into.size_bytes - filled)
                 into.buffer[filled : filled + count] = rest[:count]
                 filled, rest = filled + count, rest[count:]
                 late = loop.time() - since >= GATHERING_SECONDS_MAX
-                if late or filled >= min(into.enough_bytes, len(into.buffer)):
+                if late or filled >= min(into.enough_bytes, into.size_bytes):
                     yield into.buffer[:filled]
                     filled = 0
     except Exception:

@@ -318,10 +318,11 @@ WRITEBACK_THROUGH = Counter(
     "share), size (larger than the whole buffer), exposure-bytes, exposure-age, disk (the file system has no room, or "
     "has just failed). Because only the origin can judge it: condition, header, key. Because of the bucket: "
     "bucket-unknown (nothing was written to it yet), bucket-etags (they are no MD5s), bucket-unreadable (the gateway "
-    "may not look at its objects), storage-class (it has taken none of this class yet). Because only the origin has "
-    "it: source-of-the-origin (of a copy), upload-of-the-origin, part-of-the-origin (of an upload that is completed).",
+    "may not look at its objects), storage-class, acl (it has taken none of this class, or with this ACL, yet). "
+    "Because only the origin has it: source-of-the-origin (of a copy), upload-of-the-origin, part-of-the-origin (of an "
+    "upload that is completed).",
     reason="full share size exposure-bytes exposure-age disk condition header key bucket-unknown bucket-etags "
-    "bucket-unreadable storage-class source-of-the-origin upload-of-the-origin part-of-the-origin",
+    "bucket-unreadable storage-class acl source-of-the-origin upload-of-the-origin part-of-the-origin",
 )
 WRITEBACK_SLOWED_DOWN = Counter(
     "forebay_writeback_slow_down_total{slot} writes",

@@ -282,8 +282,10 @@ class SlotBounds:
         """Return the seconds for which the acknowledgement of `size_bytes` waits."""
         if self._allowed_bytes is None:
             return 0.0
-        used_bytes = self.used_bytes() - self.usage().local_bytes  # local objects give way at once
-        if used_bytes < BACKPRESSURE_FROM * self._allowed_bytes:
+        used_bytes, from_bytes = self.used_bytes(), BACKPRESSURE_FROM * self._allowed_bytes
+        if used_bytes >= from_bytes:
+            used_bytes -= self.usage().local_bytes  # they give way at once
+        if used_bytes < from_bytes:
             return 0.0
         return delay_seconds(size_bytes, used_bytes, self._allowed_bytes, self.age_seconds())
 

@@ -216,7 +216,7 @@ class WritebackBuffer:
     def _placed(self, write: Write) -> Write:
         """Order a write by the slot that its key is in now: an upload may have begun in one of another name."""
         acknowledged = Moment.of(self._clock) if write.is_acknowledged else None
-        return with_order(replace(write, acknowledged=acknowledged), self._slots.longest(*write.key))
+        return with_order(write, self._slots.longest(*write.key), acknowledged)
 
     def of_checkpoint(self, upload: Write) -> Write:
         """Return an upload that is about to begin, with the checkpoint that it belongs to."""

@@ -9,19 +9,23 @@ Elsewhere the oldest goes first, and small ones do not wait for large ones.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import lru_cache
 
+from gateway.core.clock import Moment
 from gateway.core.model import MARKERS
 from gateway.policy.slots import Slot
 from gateway.writeback.checkpoints.layouts import member_of, rules_of
 from gateway.writeback.journal.records import State, Write
 
 
-def with_order(write: Write, slot: Slot | None) -> Write:
+def with_order(write: Write, slot: Slot | None, acknowledged: Moment | None = None) -> Write:
     """Return a write with its checkpoint, and with the order in which it must reach the origin."""
-    write = replace(write, member=member_of(write.key, rules_of(None if slot is None else slot.checkpoints)))
+    member = member_of(write.key, rules_of(None if slot is None else slot.checkpoints))
+    write = replace(write, member=member, acknowledged=acknowledged)
     if slot is not None and slot.write == "scratch" and not write.deleted and write.is_acknowledged:
         return replace(write, state=State.LOCAL)
     if slot is not None and slot.order == "strict":
@@ -56,5 +60,15 @@ def root_of(key: str) -> str:
 
 def is_marker(key: str, patterns: Sequence[str]) -> bool:
     """Tell whether the end of a key's path matches a pattern (`*` and `?` as in a shell) of as many parts."""
-    parts = key.split("/")
-    return any(fnmatchcase("/".join(parts[-1 - one.count("/") :]), one) for one in patterns)
+    for depth, pattern in _by_depth(tuple(patterns)):
+        if pattern.match("/".join(key.rsplit("/", depth + 1)[-1 - depth :])) is not None:
+            return True
+    return False
+
+
+@lru_cache
+def _by_depth(patterns: tuple[str, ...]) -> Sequence[tuple[int, re.Pattern[str]]]:
+    """Return one pattern for all of the same number of slashes: every write asks."""
+    depths = sorted({one.count("/") for one in patterns})
+    alike = [[translate(one) for one in patterns if one.count("/") == depth] for depth in depths]
+    return [(depth, re.compile("|".join(found))) for depth, found in zip(depths, alike, strict=True)]

@@ -87,6 +87,7 @@ WORKER_SLOTS = 257
 
 _NAME_BYTES = 64
 _ROW_BYTES = _NAME_BYTES + WORKER_SLOTS * 8
+_NAME_CELLS, _ROW_CELLS = _NAME_BYTES // 8, _ROW_BYTES // 8
 
 
 class Reservations:
@@ -95,7 +96,7 @@ class Reservations:
     def __init__(self, path: Path, worker: int, slots: Sequence[str]) -> None:
         self._path = path
         self._worker = worker
-        self._map = map_shared(path, _ROW_BYTES)
+        self._map_file(_ROW_BYTES)
         self._rows: dict[str, int] = {}
         self.apply_settings(slots)
         for row in self._all_rows():
@@ -106,7 +107,7 @@ class Reservations:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # no other process looks for rows meanwhile
-            self._map = map_shared(self._path, max(os.fstat(descriptor).st_size, _ROW_BYTES))
+            self._map_file(max(os.fstat(descriptor).st_size, _ROW_BYTES))
             names = [self._map[at : at + _NAME_BYTES].rstrip(b"\0").decode() for at in map(_start, self._all_rows())]
             free = [row for row in self._all_rows() if names[row] not in slots and not any(self._numbers(row))]
             for slot in slots:
@@ -114,7 +115,7 @@ class Reservations:
                     row = free.pop() if free else len(names)
                     if row == len(names):
                         names.append("")
-                        self._map = map_shared(self._path, len(names) * _ROW_BYTES)
+                        self._map_file(len(names) * _ROW_BYTES)
                     names[row] = slot
                     self._map[_start(row) : _start(row) + _NAME_BYTES] = slot.encode().ljust(_NAME_BYTES, b"\0")
             self._rows = {slot: names.index(slot) for slot in slots}
@@ -128,7 +129,7 @@ class Reservations:
     def add(self, row: int, count: int) -> None:
         """Add bytes (may be negative) to this worker's reservations; not once closed: a successor clears them."""
         if not self._map.closed:
-            self._numbers(row)[self._worker] += count
+            self._cells[row * _ROW_CELLS + _NAME_CELLS + self._worker] += count
 
     def total(self, row: int) -> int:
         return sum(self._numbers(row))
@@ -137,13 +138,19 @@ class Reservations:
         return sum(map(self.total, self._all_rows()))
 
     def close(self) -> None:
+        self._cells.release()
         self._map.close()
+
+    def _map_file(self, size_bytes: int) -> None:
+        self._map = map_shared(self._path, size_bytes)
+        self._cells = memoryview(self._map).cast("q")
 
     def _all_rows(self) -> range:
         return range(len(self._map) // _ROW_BYTES)
 
     def _numbers(self, row: int) -> memoryview[int]:
-        return memoryview(self._map)[_start(row) + _NAME_BYTES : _start(row + 1)].cast("q")
+        first = row * _ROW_CELLS + _NAME_CELLS
+        return self._cells[first : first + WORKER_SLOTS]
 
 
 def _start(row: int) -> int:

@@ -1,4 +1,4 @@
-"""What tests of cold reads share: memory touched before each round, and the workers' CPU time by thread."""
+"""Tests of cold reads touch memory before each round, and tell the workers' CPU time by thread."""
 
 from __future__ import annotations
 

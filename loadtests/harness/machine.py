@@ -118,7 +118,7 @@ def free_bytes() -> int:
 
 
 def touch_memory(size_bytes: int) -> bool:
-    """Touch so much free memory, and let go of it: whether there was enough.
+    """Touch `size_bytes` of free memory and let go of it. Return False if less was free, and a part was touched.
 
     A virtual machine may give free memory back to its host; the host then charges 4 to 11 µs for each page (4 KiB) that
     is used again, to whoever is the first to use it. What is touched now is what is used next.

@@ -163,7 +163,7 @@ class JuiceFS(ServerProcess):
         self._metadata = f"sqlite3://{self.directory}/metadata.db"
 
     def prepare(self) -> None:
-        """Make the volume `load`, which the gateway shows as a bucket of that name.
+        """Format the volume `load`; the gateway shows it as a bucket of that name.
 
         It is made on the disk, where JuiceFS finds what it tries a store with; the gateway is told of the origin.
         """
@@ -209,7 +209,7 @@ class JuiceFS(ServerProcess):
 
 @contextmanager
 def juicefs_if_installed(origin: LoadOrigin) -> Iterator[tuple[JuiceFS | None, list[str]]]:
-    """It, started; or nothing, and what is to be said of that."""
+    """Start JuiceFS; where it is not installed, yield None and the note that says how to install it."""
     with ExitStack() as stack:
         try:
             started = JuiceFS(origin)

@@ -25,7 +25,7 @@ Request = tuple[bytes, int]
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What the client saw. Its own CPU time says nothing where it spins."""
+    """One run, as the client saw it. Its CPU time means nothing if it spins."""
 
     requests: int
     seconds: float

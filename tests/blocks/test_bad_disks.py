@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lmdb
 import pytest
 
+from gateway.blocks import store
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.directory import BlockDirectory, DiskThreads
 from gateway.blocks.disk_health import (
@@ -94,6 +97,28 @@ async def test_whatever_call_fails_every_byte_arrives(
         await cache.settle()
         assert set(await outcomes(cache, (*cold, warm))) == {"hit"}
     async with open_cache(tmp_path / "c", origin) as cache:
+        assert cache.usage().reserved_bytes == 0
+    assert partial_files(tmp_path / "c") == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP], ids=errno.errorcode.get)
+async def test_a_disk_that_sets_no_room_aside_is_full_or_takes_the_bytes_anyway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """8.2 A file system that has no fallocate keeps blocks all the same; on a full one no room stays reserved."""
+    is_full, origin, clock = number != errno.EOPNOTSUPP, make_origin(), TestClock()
+    version = stored(origin, "k", 5 * BLOCK)
+
+    def refuse(*_: object) -> int:
+        ctypes.set_errno(number)
+        return -1
+
+    async with open_cache(tmp_path / "c", origin, clock=clock) as cache:
+        monkeypatch.setattr(store, "_libc", SimpleNamespace(fallocate=refuse))
+        assert await read(cache, version) == content_of(origin, version)
+        await cache.settle()
+        assert disk_state() == ("full" if is_full else "well")
+        assert await outcomes(cache, [version]) == ["miss" if is_full else "hit"]
         assert cache.usage().reserved_bytes == 0
     assert partial_files(tmp_path / "c") == []
 

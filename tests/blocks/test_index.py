@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from gateway.blocks import layout
 from gateway.blocks.directory import FREE_LOOK_SECONDS, GIVEN_BACK_TIMES, Reserve
 from gateway.blocks.eviction import Capacity, Holdings, Share
 from gateway.blocks.index import ROWS_LOOKED_AT_MAX, WrittenBytes
-from gateway.blocks.layout import BlockRecord, BlockSettings
+from gateway.blocks.layout import BlockSettings, Rows
 from gateway.blocks.opening import OpenDirectory, open_directory
 from gateway.blocks.policies import Queue, SlotAccount
 from gateway.blocks.small_block_fetch import SegmentAppender
@@ -390,10 +390,10 @@ def test_a_map_that_is_full_all_the_same_is_recovered_from(tmp_path: Path, monke
     opened = open_directory(BlockSettings(tmp_path / "c", 1024 * MIB, 64 * 1024), 0)
     appender, put_rows = SegmentAppender(opened.blocks), IndexTransaction.put_rows
 
-    def put(transaction: IndexTransaction, blocks: Sequence[BlockRecord]) -> None:
+    def put(transaction: IndexTransaction, rows: Rows) -> None:
         if transaction.totals.blocks > 6 * BLOCKS:
             raise lmdb.MapFullError("mdb_put: MDB_MAP_FULL: Environment mapsize limit reached")
-        put_rows(transaction, blocks)
+        put_rows(transaction, rows)
 
     monkeypatch.setattr(IndexTransaction, "put_rows", put)
     for number in range(15):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gateway.blocks import fetch_locks
 from gateway.blocks.block_file import read_verified
 from gateway.blocks.cache import BlockCache
-from gateway.blocks.large_block_fetch import BUFFERS_KEPT_BYTES_MAX, FOLIO_BYTES_MAX, BlockWriter, Buffers
+from gateway.blocks.large_block_fetch import FOLIO_BYTES_MAX, BlockWriter
 from gateway.blocks.layout import block_at
 from gateway.blocks.page_cache import Residency
 from gateway.core.model import ByteRange, ObjectVersion
@@ -391,7 +391,7 @@ async def test_what_lies_beside_the_header_may_have_come_from_the_device(
     version = stored(origin, "a", pieces * MIB)
     async with open_cache(tmp_path / "c", origin, block_size_bytes=8 * MIB) as cache:
         folios, filled = Folios(), writer_of(cache, version, 8 * MIB).filled
-        writer = BlockWriter(cache._dependencies.directory, filled, _residency=cast(Residency, folios))
+        writer = BlockWriter(cache._dependencies.directory, filled, residency=cast(Residency, folios))
         for number in range(pieces - 1 + publishes):
             writer.write(filled.file, bytes(MIB))
             folios.written(0, filled.data_offset + number * MIB, filled.data_offset + (number + 1) * MIB - 1)
@@ -425,25 +425,3 @@ def test_the_file_holds_what_was_given(tmp_path_factory: pytest.TempPathFactory,
         os.close(descriptor)
 
     play(directory, use)
-
-
-def test_a_buffer_given_back_is_lent_again() -> None:
-    """To the next who wants one of its size, and to one at a time."""
-    buffers = Buffers()
-    large, small = buffers.take(MIB), buffers.take(256 * KIB)
-    assert (len(large), len(small)) == (MIB, 256 * KIB)
-    buffers.give_back(large)
-    assert buffers.take(256 * KIB) is not large
-    assert buffers.take(MIB) is large
-    assert buffers.take(MIB) is not large
-
-
-def test_little_is_kept() -> None:
-    """What many fetches at once needed is not held for ever."""
-    buffers = Buffers()
-    lent = [buffers.take(MIB) for _ in range(2 * BUFFERS_KEPT_BYTES_MAX // MIB)]
-    for buffer in lent:
-        buffers.give_back(buffer)
-    known = {id(buffer) for buffer in lent}
-    again = [buffers.take(MIB) for _ in lent]
-    assert sum(id(buffer) in known for buffer in again) == BUFFERS_KEPT_BYTES_MAX // MIB

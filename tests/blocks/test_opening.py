@@ -123,6 +123,19 @@ def on_disk(directory: Path) -> int:
     return sum(-(-path.stat().st_size // 4096) * 4096 for path in block_files(directory))
 
 
+async def test_an_index_that_its_disk_has_cut_short_is_rebuilt(tmp_path: Path) -> None:
+    """In the same boot: to touch what is missing would kill the process."""
+    origin, directory = make_origin(), tmp_path / "c"
+    version = stored(origin, "k", 600_000)
+    await fill(directory, origin, version)
+    (directory / "CLEAN").unlink()
+    os.truncate(directory / "index" / "data.mdb", 3 * 4096)
+    async with open_cache(directory, origin, worker=1) as cache:
+        await cache.rebuild_index()
+        assert await read(cache, version) == content_of(origin, version)
+    await assert_warm(directory, origin, version)
+
+
 async def test_the_cache_serves_and_fills_while_it_is_surveyed(tmp_path: Path) -> None:
     """From the first moment every read is right; a block fetched again meanwhile is there once; the capacity holds."""
     origin = make_origin()

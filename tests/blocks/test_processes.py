@@ -27,7 +27,7 @@ from tests.support.prepared_process import PreparedProcess
 
 CAPACITY = MIB
 SEED = 20261121
-KILLS = int(os.environ.get("FOREBAY_BLOCK_KILLS", "20"))
+KILLS = int(os.environ.get("FOREBAY_BLOCK_KILLS", "8"))
 SECONDS_MAX = 120 + 10 * KILLS
 KILLS_AMONG_THE_SAME = 4
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ async def test_what_one_process_fetched_another_serves(tmp_path: Path) -> None:
         assert origin.count() == 0
 
 
-@pytest.mark.parametrize("round_number", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 6))])
+@pytest.mark.parametrize("round_number", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_killed_process_leaves_no_wrong_byte_and_no_leak(tmp_path: Path, round_number: int) -> None:
     """SIGKILL at a random step, a neighbour at work: the bytes are right, the accounts exact, nothing is left over."""
     rng = random.Random(SEED + round_number)

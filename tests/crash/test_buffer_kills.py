@@ -20,9 +20,9 @@ from gateway.writeback.opening import recover
 from tests.support.buffer_history import Expected, Hearing, check, start_writers
 from tests.support.kill_points import KillPoints
 
-KILLS = int(os.environ.get("FOREBAY_BUFFER_KILLS", "6"))
+KILLS = int(os.environ.get("FOREBAY_BUFFER_KILLS", "3"))
 SEED = int(os.environ.get("FOREBAY_KILL_SEED", random.SystemRandom().randrange(2**32)))
-POINTS = int(os.environ.get("FOREBAY_BUFFER_KILL_POINTS", "10"))
+POINTS = int(os.environ.get("FOREBAY_BUFFER_KILL_POINTS", "6"))
 CALLS_MAX = 300
 WORKERS = 2
 LINES_MAX = 60

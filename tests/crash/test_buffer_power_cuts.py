@@ -24,7 +24,7 @@ from gateway.writeback.opening import recover
 from tests.support.buffer_history import Expected, Hearing, check, start_writers
 from tests.support.disks import kill_disk, mortal_disk, mounted
 
-CUTS = int(os.environ.get("FOREBAY_POWER_CUTS", "50"))
+CUTS = int(os.environ.get("FOREBAY_POWER_CUTS", "25"))
 SEED = int(os.environ.get("FOREBAY_KILL_SEED", random.SystemRandom().randrange(2**32)))
 LINES_MAX = 40
 MUTANT_CUTS_MAX = 30

@@ -28,8 +28,8 @@ from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.store import StoredObject
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
-KILLS = int(os.environ.get("FOREBAY_CHECKPOINT_KILLS", "5"))
-CUTS = int(os.environ.get("FOREBAY_CHECKPOINT_POWER_CUTS", "5"))
+KILLS = int(os.environ.get("FOREBAY_CHECKPOINT_KILLS", "3"))
+CUTS = int(os.environ.get("FOREBAY_CHECKPOINT_POWER_CUTS", "3"))
 SEED = int(os.environ.get("FOREBAY_KILL_SEED", random.SystemRandom().randrange(2**32)))
 PATIENCE_SECONDS = 90.0
 BUCKET = "bucket"

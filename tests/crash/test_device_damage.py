@@ -34,7 +34,7 @@ from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.memory_group import MemoryGroup, memory_group
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
-DAMAGES = int(os.environ.get("FOREBAY_DAMAGES", "500"))
+DAMAGES = int(os.environ.get("FOREBAY_DAMAGES", "250"))
 SEED = int(os.environ.get("FOREBAY_DAMAGE_SEED", random.SystemRandom().randrange(2**32)))
 SECONDS_MAX = 240 + DAMAGES / 2
 

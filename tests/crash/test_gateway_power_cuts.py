@@ -21,7 +21,7 @@ from tests.crash.points.finding import find_lost_uploads
 from tests.crash.points.scenarios import several_at_once
 from tests.support.disks import RemountedDisk, kill_disk
 
-CUTS = int(os.environ.get("FOREBAY_GATEWAY_POWER_CUTS", "12"))
+CUTS = int(os.environ.get("FOREBAY_GATEWAY_POWER_CUTS", "6"))
 SEED = int(os.environ.get("FOREBAY_KILL_SEED", random.SystemRandom().randrange(2**32)))
 SECONDS_MAX = 120 + 15 * CUTS
 

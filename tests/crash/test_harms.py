@@ -30,7 +30,7 @@ from tests.support.memory_origin.store import StoredObject
 from tests.support.serving import until
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
-HARMS = int(os.environ.get("FOREBAY_HARMS", "300"))
+HARMS = int(os.environ.get("FOREBAY_HARMS", "150"))
 SEED = int(os.environ.get("FOREBAY_HARM_SEED", random.SystemRandom().randrange(2**32)))
 SECONDS_MAX = 180 + HARMS / 4
 

@@ -33,7 +33,7 @@ from tests.support.memory_origin.store import StoredObject
 from tests.support.processes import kill_if_there
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
-KILLS = int(os.environ.get("FOREBAY_KILLS", "20"))
+KILLS = int(os.environ.get("FOREBAY_KILLS", "10"))
 SEED = int(os.environ.get("FOREBAY_KILL_SEED", random.SystemRandom().randrange(2**32)))
 SECONDS_MAX = 180 + KILLS * 10
 

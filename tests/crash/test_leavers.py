@@ -28,7 +28,7 @@ from tests.support.memory_group import MemoryGroup, memory_group
 from tests.support.serving import until
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
-LEAVERS = int(os.environ.get("FOREBAY_LEAVERS", "4000"))
+LEAVERS = int(os.environ.get("FOREBAY_LEAVERS", "2000"))
 SEED = int(os.environ.get("FOREBAY_LEAVER_SEED", random.SystemRandom().randrange(2**32)))
 SECONDS_MAX = 240 + LEAVERS / 20
 

@@ -27,7 +27,7 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.content import GeneratedContent
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
-STOPS = int(os.environ.get("FOREBAY_STOPS", "3"))
+STOPS = int(os.environ.get("FOREBAY_STOPS", "1"))
 SEED = int(os.environ.get("FOREBAY_STOP_SEED", random.SystemRandom().randrange(2**32)))
 STOP_SECONDS = 10.0
 SECONDS_MAX = 240 + STOPS * 20

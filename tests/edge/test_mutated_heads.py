@@ -41,7 +41,7 @@ from tests.support.client_heads import CLIENT_HEADS, REGION, Signing
 from tests.support.head_mutations import first_head, mutated
 from tests.support.manual_clock import ManualClock
 
-MUTATIONS = int(os.environ.get("FOREBAY_HEAD_MUTATIONS", "20000"))
+MUTATIONS = int(os.environ.get("FOREBAY_HEAD_MUTATIONS", "8000"))
 SEED = int(os.environ.get("FOREBAY_HEAD_SEED", random.SystemRandom().randrange(2**32)))
 RECORD = os.environ.get("FOREBAY_HEAD_RECORD", "")
 

@@ -115,7 +115,7 @@ def test_a_trainer_reads_each_record_once_and_starves_at_a_slow_origin(origin: L
     before = origin.settled_counts().gets
     fast = train(origin.address, job, loaders=4, seed=1)
     assert origin.settled_counts().gets - before == SMALL.count
-    origin.shape(requests_per_second=16)
+    origin.shape(requests_per_second=8)  # on a busy machine what computes for 20 ms takes longer
     slow = train(origin.address, job, loaders=4, seed=2)
     assert slow.utilisation < 0.5
     assert slow.utilisation < fast.utilisation <= 1

@@ -281,7 +281,7 @@ def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
         assert catalog.store.lookup(KEY) is not None
 
 
-@pytest.mark.parametrize("harm", ["boot", "origin", "epochs", "short epochs", "index", "no index"])
+@pytest.mark.parametrize("harm", ["boot", "origin", "epochs", "short epochs", "index", "short index", "no index"])
 def test_what_cannot_be_believed_is_dropped(tmp_path: Path, harm: str) -> None:
     """An unsynced catalog after an unclean boot, one of another origin, and one whose files are not whole."""
     directory = tmp_path / "c"
@@ -294,6 +294,8 @@ def test_what_cannot_be_believed_is_dropped(tmp_path: Path, harm: str) -> None:
         os.truncate(directory / "epochs", 4096)
     elif harm == "index":
         (directory / "index" / "data.mdb").write_bytes(b"no index" * 4096)
+    elif harm == "short index":
+        os.truncate(directory / "index" / "data.mdb", 3 * 4096)
     elif harm == "no index":
         (directory / "index" / "data.mdb").unlink()
         (directory / "index").rename(directory / "elsewhere")

@@ -57,14 +57,14 @@ def test_a_range_is_answered_with_its_bytes_only(tmp_path: Path, asked: str, fir
 
 @pytest.mark.parametrize("asked", ["bytes=0-1,3-4", "bytes=5-1", "lines=0-1", "bytes=a-b"])
 def test_a_header_that_is_no_single_range_is_ignored(tmp_path: Path, asked: str) -> None:
-    """Several ranges, other units and nonsense give the whole object with 200, as S3 does: the origin has the word."""
+    """9.2 Several ranges, other units and nonsense give the whole object with 200: the origin has the word."""
     answer = get(tmp_path, headers={"Range": asked})
     assert (answer.status, answer.headers["x-forebay-cache"], answer.body) == (200, "bypass", BODY)
 
 
 @pytest.mark.parametrize(("target", "asked"), [("/bucket/k", f"bytes={len(BODY)}-"), ("/bucket/empty", "bytes=0-")])
 def test_a_range_behind_the_end_cannot_be_satisfied(tmp_path: Path, target: str, asked: str) -> None:
-    """416 with the object's size in Content-Range."""
+    """9.2 416 with the object's size in Content-Range."""
     answer = get(tmp_path, target, {"Range": asked})
     assert (answer.status, b"<Code>InvalidRange</Code>" in answer.body) == (416, True)
     assert answer.headers["content-range"] in (f"bytes */{len(BODY)}", "bytes */0")
@@ -173,7 +173,7 @@ def test_a_head_that_makes_no_sense_leaves_the_answer_to_the_origin(
 
 
 def test_a_request_of_a_web_page_is_answered_by_the_origin(tmp_path: Path) -> None:
-    """CORS rules go by origin and method: what HEAD answers to a page says nothing about GET."""
+    """9.2 CORS rules go by origin and method: what HEAD answers to a page says nothing about GET."""
     assert get(tmp_path, headers={"origin": "https://page.example"}).headers["x-forebay-cache"] == "bypass"
 
 

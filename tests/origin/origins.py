@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,8 @@ from xml.etree.ElementTree import Element, fromstring
 
 from gateway.core.clock import SystemClock
 from gateway.disk.pem import PemFile
-from gateway.origin.client import KeyPair, Origin, OriginRequest, OriginSettings, StreamedBody
+from gateway.origin.client import KeyPair, Origin, OriginRequest, OriginResponse, OriginSettings, StreamedBody
+from gateway.origin.receive_buffer import Receive, ReceiveBuffer
 from gateway.origin.s3 import S3Origin
 from gateway.origin.signing import StaticCredentials
 from tests.support.memory_origin import MemoryOrigin
@@ -25,6 +27,34 @@ def s3_origin(endpoint_url: str, pair: KeyPair = STRICT_PAIR, **settings: object
         settings["ca_bundle"] = PemFile(Path(bundle), Path(bundle).read_bytes() if Path(bundle).exists() else b"")
     given = OriginSettings(endpoint_url=endpoint_url, **settings)  # type: ignore[arg-type]
     return S3Origin(given, StaticCredentials(pair), SystemClock(), instance_id="test-gateway")
+
+
+class Landing(ReceiveBuffer):
+    """A buffer whose pieces are written as a block's fetch writes them: on the thread that receives them, or later."""
+
+    def __init__(self, size: int, enough: int, *, threads: bool) -> None:
+        super().__init__(size, enough, self._receive_on_thread if threads else None)
+        self.written = bytearray()
+        self.from_threads = 0
+
+    async def _receive_on_thread(self, receive: Receive) -> None:
+        await asyncio.to_thread(receive, self._take)
+
+    def _take(self, content: memoryview) -> None:
+        self.written += content
+        self.from_threads += len(content)
+
+    async def pieces(self, response: OriginResponse) -> AsyncIterator[memoryview | bytes]:
+        """Yield the pieces of a body; each has been written then, once."""
+        received_bytes = 0
+        self.written.clear()
+        async for piece in response.stream(self):
+            received_bytes += len(piece)
+            if len(self.written) < received_bytes:
+                self.written += piece
+            assert len(self.written) == received_bytes
+            assert self.written.endswith(piece)
+            yield piece
 
 
 Scenario = Callable[[Origin, str], Awaitable[None]]

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from gateway.core.errors import OriginBodyError
 from gateway.origin.client import OriginRequest, OriginResponse
-from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.origin.s3 import S3Origin
-from tests.origin.origins import s3_origin
+from tests.origin.origins import Landing, s3_origin
 from tests.support.connections import answering
 from tests.support.strict_origin import StrictOrigin
 
@@ -75,14 +74,23 @@ def answer(body: bytes, behind: bytes = b"") -> Exchange:
     return exchange
 
 
-def landing(size: int = MIB, enough: int = 256 * KIB) -> ReceiveBuffer:
-    return ReceiveBuffer(memoryview(bytearray(size)), enough)
+WITH_THREADS = [False]
+"""Whether a thread receives what it can."""
 
 
-async def receive(response: OriginResponse, into: ReceiveBuffer) -> tuple[bytes, list[int]]:
+@pytest.fixture(params=[False, True], ids=["loop", "threads"], autouse=True, scope="module")
+def with_threads(request: pytest.FixtureRequest) -> None:
+    WITH_THREADS[0] = request.param
+
+
+def landing(size: int = MIB, enough: int = 256 * KIB) -> Landing:
+    return Landing(size, enough, threads=WITH_THREADS[0])
+
+
+async def receive(response: OriginResponse, into: Landing) -> tuple[bytes, list[int]]:
     """All there is, and the lengths of the pieces."""
     body, lengths = bytearray(), list[int]()
-    async for piece in response.stream(into):
+    async for piece in into.pieces(response):
         body += piece
         lengths.append(len(piece))
     return bytes(body), lengths
@@ -93,7 +101,7 @@ async def receive_broken(response: OriginResponse, what: str, on_bytes: Callable
     body = bytearray()
 
     async def run() -> None:
-        async for piece in response.stream(landing()):
+        async for piece in landing().pieces(response):
             body.extend(piece)
             if on_bytes is not None:
                 on_bytes(len(body))
@@ -103,7 +111,7 @@ async def receive_broken(response: OriginResponse, what: str, on_bytes: Callable
     return bytes(body)
 
 
-async def fetch(origin: S3Origin, into: ReceiveBuffer | None = None) -> bytes:
+async def fetch(origin: S3Origin, into: Landing | None = None) -> bytes:
     async with await origin.send(GET) as response:
         body, _ = await receive(response, into or landing())
     return body
@@ -130,7 +138,8 @@ async def test_bodies_come_over_one_connection_after_another() -> None:
     """Exactly Content-Length bytes are taken, then the connection is used again, by whichever way of reading."""
     async with playing(answer(BODY)) as (server, origin):
         for _ in range(3):
-            assert await fetch(origin) == BODY
+            assert await fetch(origin, into := landing()) == BODY
+            assert (into.from_threads > len(BODY) // 2) is WITH_THREADS[0]
             async with await origin.send(GET) as response:
                 assert await response.read(len(BODY)) == BODY
         assert server.connections == 1
@@ -240,7 +249,7 @@ async def test_a_pause_of_the_reader_is_no_silence() -> None:
     async with playing(exchange) as (server, _):
         hasty = server.client(read_timeout_seconds=0.2)
         async with await hasty.send(GET) as response:
-            pieces = response.stream(landing())
+            pieces = landing().pieces(response)
             size = len(await anext(pieces)) + len(await anext(pieces))
             await asyncio.sleep(0.5)
             assert sent < 40
@@ -265,7 +274,7 @@ async def test_slow_bytes_do_not_wait_for_a_whole_buffer() -> None:
 
     async with playing(exchange) as (_server, origin):
         async with await origin.send(GET) as response:
-            pieces, body = response.stream(landing(enough=MIB)), bytearray()
+            pieces, body = landing(enough=MIB).pieces(response), bytearray()
             for stop in range(part, 5 * part, part):
                 while len(body) < stop:
                     body += await anext(pieces)
@@ -284,7 +293,7 @@ async def test_a_body_that_is_given_up_closes_its_connection() -> None:
 
     async with playing(exchange) as (server, origin):
         async with await origin.send(GET) as response:
-            await anext(response.stream(landing()))
+            await anext(landing().pieces(response))
         await server.ended.wait()
         waiting = asyncio.create_task(fetch(origin))
         while server.connections < 2:  # noqa: ASYNC110 - connections have no event
@@ -396,9 +405,10 @@ async def test_encrypted_bodies_land(encrypted: tuple[StrictOrigin, Path]) -> No
     """Over TLS as over plain connections, one after another over the same one."""
     server, bundle = encrypted
     server.model.put("bucket", "big", BODY)
-    origin = s3_origin(server.endpoint_url, ca_bundle=str(bundle))
+    origin, before = s3_origin(server.endpoint_url, ca_bundle=str(bundle)), len(server.clients)
     for _ in range(3):
         async with await origin.send(OriginRequest("GET", "bucket", "big")) as response:
-            assert (await receive(response, landing()))[0] == BODY
+            assert (await receive(response, into := landing()))[0] == BODY
+            assert not into.from_threads
     await origin.aclose()
-    assert len(server.clients) == 1
+    assert len(server.clients) == before + 1

@@ -214,7 +214,7 @@ def test_requests_that_the_origin_fails_shut_out_nobody_else(how: str) -> None:
             raise ConnectionResetError
 
     async def scenario() -> None:
-        patience = {} if how == "reset" else {"first_byte_timeout_seconds": 2.0}
+        patience = {} if how == "reset" else {"first_byte_timeout_seconds": 1.0}
         async with told_origin(poisoned, max_attempts=4, **patience) as told:
 
             async def poison(number: int) -> None:

@@ -10,9 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from gateway.core.errors import OriginBodyError, OriginUnreachable
-from gateway.origin.client import HedgeOutcome, OriginRequest
+from gateway.origin.client import HedgeOutcome, OriginRequest, OriginResponse
 from gateway.origin.hedging import SHARE_MAX, Hedging
-from gateway.origin.receive_buffer import ReceiveBuffer
+from gateway.origin.receive_buffer import Receive
+from tests.origin.origins import Landing
 from tests.origin.told_origin import Request, ToldOrigin, forever, head, told_origin
 from tests.support.blocks import until
 
@@ -43,16 +44,20 @@ def _answer(request: Request, body: bytes, etag: str = ETAG) -> tuple[bytes, byt
     return head(*lines, status="206 Partial Content"), part
 
 
-async def _read(told: ToldOrigin, request: OriginRequest, direct: bool) -> bytes:
+WAYS = ("pieces", "buffer", "threads")
+
+
+async def _read(told: ToldOrigin, request: OriginRequest, way: str) -> bytes:
     async with await told.origin.send(request) as answer:
-        buffer = ReceiveBuffer(memoryview(bytearray(256 * 1024)), 64 * 1024) if direct else None
-        return b"".join([bytes(piece) async for piece in answer.stream(buffer)])
+        if way != "pieces":
+            return await _all_of(Landing(256 * 1024, 64 * 1024, threads=way == "threads"), answer)
+        return b"".join([bytes(piece) async for piece in answer.stream()])
 
 
-@pytest.mark.parametrize("direct", [False, True], ids=["pieces", "buffer"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("wanted", [None, "bytes=1000-2999999"], ids=["whole", "range"])
 @pytest.mark.parametrize("stop", [0, 1, 100_000, 700_001, 2_990_000])
-async def test_a_body_that_stops_goes_on_over_another_connection(stop: int, wanted: str | None, direct: bool) -> None:
+async def test_a_body_that_stops_goes_on_over_another_connection(stop: int, wanted: str | None, way: str) -> None:
     """From the byte that was reached, of the same version, for ever stuck or not."""
     body = content(3_000_000)
     expected = body if wanted is None else body[1000:]
@@ -66,11 +71,50 @@ async def test_a_body_that_stops_goes_on_over_another_connection(stop: int, want
     async with told_origin(stuck) as told:
         hurried(told, 0.1)
         headers = {} if wanted is None else {"range": wanted}
-        assert await _read(told, OriginRequest("GET", "b", "k", headers=headers), direct) == expected
+        assert await _read(told, OriginRequest("GET", "b", "k", headers=headers), way) == expected
         assert told.outcomes == [HedgeOutcome.WON]
         first = (1000 if wanted else 0) + stop
         assert told.requests[1].headers["range"] == f"bytes={first}-2999999"
         assert told.requests[1].headers["if-match"] == ETAG
+
+
+async def test_bytes_that_a_thread_is_receiving_are_not_asked_for_again() -> None:
+    """The second answer comes while a thread has bytes that nobody has counted yet: the first one goes on."""
+    body, begun, go_on = content(1_000_000), asyncio.Event(), asyncio.Event()
+    first: list[asyncio.StreamWriter] = []
+
+    async def stuck(request: Request, writer: asyncio.StreamWriter) -> None:
+        begin, part = _answer(request, body)
+        if request.number == 1:
+            writer.write(begin + part[:300_000])
+            first.append(writer)
+            await forever()
+        first[0].write(part[:100_000])
+        await begun.wait()
+        writer.write(begin + part)
+
+    class Slow(Landing):
+        async def _receive_on_thread(self, receive: Receive) -> None:
+            if len(told.requests) == 2:
+                await super()._receive_on_thread(receive)
+                begun.set()
+                await go_on.wait()
+            else:
+                await super()._receive_on_thread(receive)
+
+    async with told_origin(stuck) as told:
+        hurried(told, 0.1)
+        async with await told.origin.send(GET) as answer:
+            reading = asyncio.create_task(_all_of(Slow(256 * 1024, 64 * 1024, threads=True), answer))
+            await until(lambda: told.outcomes != [])
+            assert told.outcomes == [HedgeOutcome.LOST]
+            go_on.set()
+            first[0].write(body[400_000:])
+            assert await reading == body
+
+
+async def _all_of(landing: Landing, answer: OriginResponse) -> bytes:
+    return b"".join([bytes(piece) async for piece in landing.pieces(answer)])
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -152,7 +196,7 @@ async def test_the_first_connection_may_win_after_all() -> None:
 
     async with told_origin(late) as told:
         hurried(told, 0.1)
-        assert await _read(told, GET, direct=False) == body
+        assert await _read(told, GET, way="pieces") == body
         await asyncio.sleep(0)
         assert told.outcomes == [HedgeOutcome.LOST]
 
@@ -187,7 +231,7 @@ async def test_what_does_not_go_on_just_there_is_not_taken(
     async with told_origin(stuck, stall_timeout_seconds=0.5) as told:
         hurried(told, 0.1)
         with pytest.raises(OriginBodyError):
-            await _read(told, GET, direct=True)
+            await _read(told, GET, way="threads")
         assert told.outcomes == [HedgeOutcome.FAILED]
 
 
@@ -211,7 +255,7 @@ async def test_what_cannot_be_asked_for_from_the_middle_is_not(request_: OriginR
     async with told_origin(stuck, stall_timeout_seconds=0.5) as told:
         hurried(told, 0.1)
         with pytest.raises(OriginBodyError):
-            await _read(told, request_, direct=False)
+            await _read(told, request_, way="pieces")
         assert len(told.requests) == 1
 
 
@@ -284,7 +328,7 @@ async def test_stuck_bodies_at_random(seed: int) -> None:
         for _ in range(10):
             hurried(told, 0.1)
             told.origin._hedging._saved = 10.0
-            reads = [_read(told, GET, direct=bool(number % 2)) for number in range(10)]
+            reads = [_read(told, GET, way=WAYS[number % 3]) for number in range(10)]
             for result in await asyncio.gather(*reads, return_exceptions=True):
                 if isinstance(result, BaseException):
                     assert isinstance(result, OriginBodyError | OriginUnreachable)

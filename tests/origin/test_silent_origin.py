@@ -153,7 +153,7 @@ async def test_a_body_that_trickles_is_given_up(size: int, direct: bool) -> None
         told_origin(trickle, **NONE) as told,
         await told.origin.send(OriginRequest("GET", "b", "k")) as answer,
     ):
-        buffer = ReceiveBuffer(memoryview(bytearray(256 * 1024)), 64 * 1024) if direct else None
+        buffer = ReceiveBuffer(256 * 1024, 64 * 1024) if direct else None
         received = 0
         with pytest.raises(OriginBodyError, match="nothing came"):  # noqa: PT012 - what came is counted
             async for piece in answer.stream(buffer):

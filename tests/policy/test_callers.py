@@ -159,7 +159,7 @@ def test_no_more_pass_in_any_span_than_the_rate_and_its_burst(rate: float, proce
     steps=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.floats(0, 0.3)), min_size=5, max_size=40),
 )
 def test_never_more_at_a_time_and_nothing_is_left_behind(most: int, steps: list[tuple[int, int, float]]) -> None:
-    """Three processes and credentials; some leave while they wait."""
+    """10.5 Three processes and credentials; some leave while they wait."""
 
     async def scene(node: Node) -> None:
         running, tasks = 0, list[asyncio.Task[None]]()
@@ -201,7 +201,7 @@ def test_never_more_at_a_time_and_nothing_is_left_behind(most: int, steps: list[
 @pytest.mark.parametrize("limits", [Limits(2), Limits(requests_per_second=20)], ids=["concurrency", "rate"])
 @pytest.mark.parametrize("process", [0, 1])
 def test_one_with_a_thousand_waiting_does_not_keep_another_with_one(limits: Limits, process: int) -> None:
-    """In the same process, and in another one."""
+    """10.5 In the same process, and in another one."""
 
     async def scene(node: Node) -> None:
         async def request(credential: str, process: int) -> float:
@@ -229,6 +229,8 @@ def test_one_with_a_thousand_waiting_does_not_keep_another_with_one(limits: Limi
 
 
 def test_waits_and_queues_are_bounded() -> None:
+    """10.5 By number and by `caller_wait_max`."""
+
     async def scene(node: Node) -> None:
         of = node.of("a")
         assert of.enter_now("read")
@@ -246,6 +248,8 @@ def test_waits_and_queues_are_bounded() -> None:
 
 
 def test_a_process_that_is_to_end_lets_nobody_wait() -> None:
+    """10.5 Neither who comes nor who waits already."""
+
     async def scene(node: Node) -> None:
         of = node.of("a")
         assert of.enter_now("read")

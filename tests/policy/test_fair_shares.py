@@ -19,7 +19,7 @@ from tests.support.link_simulation import LinkSimulation, SlotOfLink, fair_rates
 
 LINK = 100e6
 PIECE = 64 * 1024
-SLOTS_OF_MANY = int(os.environ.get("FOREBAY_SHARE_SLOTS", "250"))
+SLOTS_OF_MANY = int(os.environ.get("FOREBAY_SHARE_SLOTS", "100"))
 """In 64 processes for each thousand."""
 SETTLING_SECONDS = 1.0
 SECONDS = 5.0
@@ -50,7 +50,7 @@ def assert_fair(got: Mapping[str, float], link: float, slots: Sequence[SlotOfLin
     assert sum(got.values()) >= 0.95 * sum(due.values())
 
 
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=4)
 @given(slots_of_link(), st.integers(1, 4), st.integers(1, 3), st.data())
 def test_slots_that_always_want_more_have_their_fair_shares(
     slots: list[SlotOfLink], processes: int, readers: int, data: st.DataObject
@@ -73,7 +73,7 @@ def test_slots_that_always_want_more_have_their_fair_shares(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=5)
 @given(slots_of_link(), st.lists(st.floats(0.01, 0.5), min_size=1, max_size=6), st.integers(0, 2**32))
 def test_slots_that_come_and_go_take_nothing_of_what_the_others_are_due(
     slots: list[SlotOfLink], pauses_seconds: list[float], seed: int
@@ -113,7 +113,7 @@ SLOTS = st.integers(2, 5)
 
 @settings(
     deadline=None,
-    max_examples=int(os.environ.get("FOREBAY_ARRIVALS_EXAMPLES", "3")),
+    max_examples=int(os.environ.get("FOREBAY_ARRIVALS_EXAMPLES", "2")),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # smaller ones are hardly plainer, and take minutes to find
 )
 @given(unequal_slots(), st.integers(0, 2**32))

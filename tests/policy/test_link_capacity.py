@@ -80,7 +80,7 @@ async def test_a_link_that_changes_by_four_times_is_used_and_has_no_long_queue(d
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("processes", "readers"), [(1, 2), (8, 24), (24, 24)])
+@pytest.mark.parametrize(("processes", "readers"), [(1, 2), (24, 24)])
 @in_event_loop
 async def test_any_number_of_processes_and_readers(processes: int, readers: int) -> None:
     """Wherever the transfers are, it is one link."""
@@ -142,10 +142,8 @@ async def passes_beside_a_slower_origin(
     [
         pytest.param(0.075, 8, 300_000, 0, marks=pytest.mark.slow),
         (0.25, 8, 300_000, 0),
-        pytest.param(0.25, 1, 300_000, 0, marks=pytest.mark.slow),
         pytest.param(0.25, 2, 3_000_000, 0, marks=pytest.mark.slow),
         pytest.param(0.25, 8, 300_000, 3, marks=pytest.mark.slow),
-        pytest.param(0.075, 4, 300_000, 5, marks=pytest.mark.slow),
     ],
 )
 @in_event_loop

@@ -53,7 +53,7 @@ def crowd(sim: RequestSimulation, slot: str, key: str, clients: int, **more: flo
         (100.0, 0.25, 3),
         pytest.param(30.0, 0.1, 2, marks=pytest.mark.slow),
         pytest.param(600.0, 1.0, 1, marks=pytest.mark.slow),
-        pytest.param(400.0, 0.25, 8, marks=pytest.mark.slow),
+        pytest.param(150.0, 0.25, 8, marks=pytest.mark.slow),
     ],
 )
 def test_the_rate_is_near_the_limit_and_next_to_nothing_is_refused(

@@ -24,7 +24,7 @@ from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
 from tests.support.memory_origin.content import GeneratedContent
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
-CLIENTS = 64
+CLIENTS = 32
 WORKERS = 4
 OBJECT_SIZE_BYTES = 64 * 10**6
 BLOCK_SIZE_BYTES = 8 * 1024**2
@@ -137,7 +137,7 @@ def hedges(gateway: GatewayProcess) -> float:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_5_3_a_cold_object_crosses_once_for_all_clients(running: tuple[GatewayProcess, StrictOrigin]) -> None:
-    """64 clients over four workers on one cold 64 MB object: each block is asked for once, every answer is right.
+    """32 clients over four workers on one cold 64 MB object: each block is asked for once, every answer is right.
 
     Where the machine keeps the origin from sending for a second, a worker takes its read for stuck and hedges it
     (decision 27). Nothing else is ever asked for again.

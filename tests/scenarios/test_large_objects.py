@@ -17,9 +17,14 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin.content import GeneratedContent
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
-GIB = int(os.environ.get("FOREBAY_LARGE_GIB", "5"))
-OBJECT_SIZE_BYTES = GIB * 1024**3
-"""Beyond what 32 bits count, and ten times the cache."""
+GIB = 1024**3
+LARGE_GIB = int(os.environ.get("FOREBAY_LARGE_GIB", "0"))
+"""Reads and writes all of an object so large; else twice the cache of one, where 32 bits end."""
+
+READ_SIZE_BYTES = (LARGE_GIB or 5) * GIB
+READ_FROM = 0 if LARGE_GIB else 4 * GIB - GIB // 2
+READ_UNTIL = READ_SIZE_BYTES if LARGE_GIB else READ_FROM + GIB
+WRITTEN_SIZE_BYTES = (LARGE_GIB or 1) * GIB
 PART_SIZE_BYTES = 64 * 1024**2
 WORKER_BYTES_MAX = 300 * 1024**2
 
@@ -87,15 +92,16 @@ class GeneratedFile:
 def test_a_large_object_is_read_in_bounded_memory(gateway: tuple[GatewayProcess, StrictOrigin]) -> None:
     """Through a cache of 512 MiB: every byte right, the worker's memory below its bound, the disk too."""
     process, origin = gateway
-    origin.model.put_generated("large", "object", OBJECT_SIZE_BYTES, seed=7)
-    content = GeneratedContent(OBJECT_SIZE_BYTES, seed=7)
-    body = client_of(process).get_object(Bucket="large", Key="object")["Body"]
-    position = 0
+    origin.model.put_generated("large", "object", READ_SIZE_BYTES, seed=7)
+    content = GeneratedContent(READ_SIZE_BYTES, seed=7)
+    wanted = f"bytes={READ_FROM}-{READ_UNTIL - 1}"
+    body = client_of(process).get_object(Bucket="large", Key="object", Range=wanted)["Body"]
+    position = READ_FROM
     while data := body.read(8 * 1024**2):
         assert data == content.read(position, len(data)), f"wrong bytes from {position} on"
         position += len(data)
         assert own_bytes(process) < WORKER_BYTES_MAX
-    assert position == OBJECT_SIZE_BYTES
+    assert position == READ_UNTIL
     on_disk = sum(
         (Path(folder) / name).stat().st_size for folder, _, names in os.walk(process.directory) for name in names
     )
@@ -107,15 +113,15 @@ def test_a_large_object_is_read_in_bounded_memory(gateway: tuple[GatewayProcess,
 def test_a_large_object_is_written_in_bounded_memory(gateway: tuple[GatewayProcess, StrictOrigin]) -> None:
     """Parts of 64 MiB arrive at the origin as they were sent; the worker's memory stays below its bound."""
     process, origin = gateway
-    content = GeneratedContent(OBJECT_SIZE_BYTES, seed=8)
+    content = GeneratedContent(WRITTEN_SIZE_BYTES, seed=8)
     transfer = TransferConfig(multipart_chunksize=PART_SIZE_BYTES, max_concurrency=2)
     content_file = GeneratedFile(content, process)
     client_of(process).upload_fileobj(content_file, "large", "object", Config=transfer)
     stored = origin.model.buckets["large"].objects["object"]
-    assert stored.content.size_bytes == OBJECT_SIZE_BYTES
+    assert stored.content.size_bytes == WRITTEN_SIZE_BYTES
     digests = [
         hashlib.md5(content.read(offset, PART_SIZE_BYTES), usedforsecurity=False).digest()
-        for offset in range(0, OBJECT_SIZE_BYTES, PART_SIZE_BYTES)
+        for offset in range(0, WRITTEN_SIZE_BYTES, PART_SIZE_BYTES)
     ]
     whole = hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()
     assert stored.etag == f'"{whole}-{len(digests)}"'

@@ -22,7 +22,7 @@ from tests.scenarios.races.world import World
 from tests.support.gateway_process import GatewayProcess
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
-STEPS = int(os.environ.get("FOREBAY_STEPS", "3000"))
+STEPS = int(os.environ.get("FOREBAY_STEPS", "1500"))
 SEED = int(os.environ.get("FOREBAY_SEED", random.SystemRandom().randrange(2**32)))
 SECONDS_MAX = 100 + STEPS / 25
 

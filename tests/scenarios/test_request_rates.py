@@ -23,9 +23,9 @@ from tests.support.limited_origin import RequestLimits
 from tests.support.memory_origin.faults import Answer, Call, Fault
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
-LIMIT = 60.0
+LIMIT = 40.0
 SETTLING_SECONDS = 12.0
-SECONDS = 10.0
+SECONDS = 8.0
 WEIGHTS = {"a": 3, "b": 1}
 
 

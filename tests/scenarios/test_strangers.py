@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.gateway_process import GatewayProcess
 
-REQUESTS = 10_000
+REQUESTS = 4_000
 CONNECTIONS = 8
 HEAD_BYTES = 60 * 1024
 GROWTH_KIB_MAX = 16 * 1024
@@ -93,7 +93,7 @@ def resident_kib(pid: int) -> int:
 
 @pytest.mark.slow
 def test_a_flood_of_refused_requests_leaves_memory_where_it_was() -> None:
-    """10,000 of full size, no two alike, by every way to say who is calling."""
+    """4,000 of full size, no two alike, by every way to say who is calling."""
     caller = {"access_key_id": "job-a", "secret_access_key": "s" * 20, "allow": ["s3://"]}
     config: dict[str, Any] = {"origin": {"endpoint_url": "http://127.0.0.1:1"}, "credentials": [caller]}
     with GatewayProcess(config) as gateway:
@@ -146,7 +146,7 @@ def idle_connections(port: int, stack: ExitStack) -> list[socket.socket]:
 @pytest.mark.slow
 @pytest.mark.parametrize("say", [lambda: HALF_SENT, unknown_key, known_key_that_did_not_sign])
 def test_a_flood_that_is_held_open_leaves_memory_where_it_was(say: Callable[[], bytes]) -> None:
-    """10,000 heads that are not whole, or whose refusals nobody reads: beside the connections, they cost nothing."""
+    """4,000 heads that are not whole, or whose refusals nobody reads: beside the connections, they cost nothing."""
     caller = {"access_key_id": "job-a", "secret_access_key": "s" * 20, "allow": ["s3://"]}
     config: dict[str, Any] = {"origin": {"endpoint_url": "http://127.0.0.1:1"}, "credentials": [caller]}
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

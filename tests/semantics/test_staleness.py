@@ -82,7 +82,7 @@ async def change(gateway: GatewayApp, model: Model, now: float, step: str) -> No
             assert answer.status in (200, 204)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(STEPS)
 def test_3_2_no_answer_is_older_than_the_slot_allows(steps: list[str | float]) -> None:
     """2.1, 3.2, 3.4 Own writes at once, others' within metadata_ttl or negative_ttl, whatever the order."""

@@ -1,4 +1,4 @@
-"""`write = "back"`: clauses 2.4, 4.3, 4.5-4.8, 5.6-5.8, 6.2-6.4, 7.8, 8.4, 8.5, 9.1, 9.4, 9.5 of docs/semantics.md."""
+"""Write-back: clauses 2.4, 4.3, 4.5-4.8, 5.6-5.8, 6.2-6.4, 7.8, 7.9, 8.4, 8.5, 9.1, 9.4, 9.5 (docs/semantics.md)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from gateway.core.clock import Moment, SystemClock
+from gateway.policy.slots import Grant, Prefix
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
 from gateway.writeback.journal.buckets import BucketCapabilities, Conditions, Honoured
@@ -638,6 +639,20 @@ async def test_7_8_what_is_about_the_objects_of_a_bucket_waits_for_all(
         answer = await call(client.gateway.app, method, f"/bucket{'/' * bool(target[:1].isalpha())}{target}", headers)
         assert (b"is not at the origin yet" in answer.body) == waits
         assert (len(client.origin.calls) == before) == waits
+
+
+async def test_7_9_a_flush_is_the_gateways_own(tmp_path: Path) -> None:
+    """7.9 Who may not write is refused before anything is acknowledged; later nobody's rights are asked for."""
+    readers = Grant((Prefix("bucket"),), read_only=True)
+    async with a_client(tmp_path) as client:
+        await client.learn()
+        await client.ask("PUT", "back/k", b"x")
+        await client.flush()
+        assert client.origin.data("bucket", "back/k") == b"x"
+        assert {one.signed_by for one in client.origin.calls} == {None}
+    async with gateway_app(tmp_path / "readers", slots=SLOTS, writeback=True, grant=readers) as gateway:
+        assert (await call(gateway.app, "PUT", "/bucket/back/k", body=b"x")).status == 403
+        assert not gateway.origin.calls
 
 
 async def test_8_4_writes_go_on_with_the_origin_away(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from gateway.writeback.journal.records import Priority, Turn
 from gateway.writeback.offline_export import export
 from tests.support.asgi import Answer as Got
 from tests.support.memory_origin.faults import AlterHeaders, Answer, Fault, on
-from tests.support.write_back_gateway import PART_BYTES, Client, a_client, eventually
+from tests.support.write_back_gateway import PART_BYTES, TIMES_AS_QUICK, Client, a_client, eventually
 
 KEYS = ("back/dir//file", "back/file/below")
 
@@ -78,7 +78,7 @@ async def test_5_12_it_has_failed_at_once_and_the_next_like_it_is_asked_first(
         assert (turn.last_error, turn.priority, turn.attempts) == (f"{code}: injected", Priority.REFUSED, 1)
         assert turn.failing_since is not None
         assert turn.due_at is not None
-        assert turn.due_at - turn.failing_since >= REFUSED_AGAIN_SECONDS / 2
+        assert turn.due_at - turn.failing_since >= REFUSED_AGAIN_SECONDS / 2 / TIMES_AS_QUICK
         assert (await client.ask("GET", name)).body == b"kept"
         asked = client.origin.count(Operation.PUT_OBJECT, key=name)
         async with client.flushing():

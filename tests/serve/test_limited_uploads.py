@@ -69,7 +69,7 @@ def status(connection: socket.socket) -> bytes:
 
 @pytest.mark.slow
 def test_a_100_is_not_delayed() -> None:
-    """It comes at once where there is no room; the upload goes on in its turn, or has its 503 in time."""
+    """10.6 It comes at once where there is no room; the upload goes on in its turn, or has its 503 in time."""
     with StrictOrigin() as origin:
         origin.model.create_bucket("bucket")
         with GatewayProcess(config_of(origin)) as gateway, begin_upload(gateway, "first") as first:

@@ -35,7 +35,7 @@ from tests.support.memory_origin.content import GeneratedContent
 from tests.support.slots import Slot
 from tests.support.strict_origin import StrictOrigin
 
-RESIZES = int(os.environ.get("FOREBAY_RESIZES", "30"))
+RESIZES = int(os.environ.get("FOREBAY_RESIZES", "15"))
 SEED = int(os.environ.get("FOREBAY_RESIZE_SEED", random.SystemRandom().randrange(2**32)))
 SECONDS_MAX = 240 + RESIZES * 5
 

@@ -4,8 +4,6 @@ with the key that is meant for it, and nothing of one home is ever taken for ano
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,6 +16,7 @@ from botocore.exceptions import ClientError
 
 from tests.support.changing_slots import Admin, client_of, refused, until
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
+from tests.support.prepared_process import run_prepared
 from tests.support.strict_origin import StrictOrigin
 from tests.support.sts import LentByMoto, moto_sts
 
@@ -244,13 +243,8 @@ def test_8_7_what_was_written_back_is_flushed_to_its_home(
         assert client.get_object(Bucket="far", Key="ckpt/pending")["Body"].read() == b"only here"
         assert gateway.terminate() == 0
         moved = config_of(main, elsewhere, slot, reading)
-        refused_start = subprocess.run(
-            [sys.executable, "-m", "gateway", "serve", "--config", str(_written(tmp_path, moved))],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            env={**os.environ, "AWS_EC2_METADATA_DISABLED": "true"},
-        )
+        command = ("gateway", "serve", "--config", _written(tmp_path, moved))
+        refused_start = run_prepared(*command, timeout=60, env=os.environ | {"AWS_EC2_METADATA_DISABLED": "true"})
         assert refused_start.returncode == 1
         for said in (far.endpoint_url, elsewhere.endpoint_url, "'far'", "1 objects", "nothing was changed"):
             assert said in refused_start.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from botocore.exceptions import ClientError
 from gateway.config.defaults import file_system_kind
 from gateway.serve.banner import banner, what_is_served
 from tests.support.gateway_process import ANSWER_SECONDS_MAX, GatewayProcess
+from tests.support.prepared_process import run_prepared
 from tests.support.settings import load
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
@@ -31,10 +31,7 @@ def started(tmp_path: Path, text: str, **environment: str) -> subprocess.Complet
     file.write_text(text, encoding="utf-8")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "FOREBAY_"))}
     nowhere = {"HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true", "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-m", "gateway", "serve", "--config", str(file)]
-    return subprocess.run(
-        command, env=kept | nowhere | environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    return run_prepared("gateway", "serve", "--config", file, timeout=60, env=kept | nowhere | environment)
 
 
 def served(gateway: GatewayProcess) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ import pytest
 from gateway.serve.fork_server import describe_exit, restart_delay_seconds
 from gateway.serve.shared_directory import in_memory_directory
 from tests.support.cache_directory import begun
+from tests.support.prepared_process import PreparedProcess
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 60.0
@@ -27,7 +27,10 @@ from pathlib import Path
 from gateway.config import CacheSettings, AdminSettings, OriginSettings, ServerSettings, Settings
 from gateway.serve import child_monitor
 from gateway.serve.supervisor import serve
+from tests.support.prepared_gateway import has_fork_server
 exec(sys.argv[2])
+if not has_fork_server():
+    sys.exit()
 settings = Settings(
     server=ServerSettings(port=0, workers=2, shutdown_grace_seconds=0),
     admin=AdminSettings(port=0),
@@ -70,13 +73,8 @@ def supervised(
 ) -> Iterator[subprocess.Popen[str]]:
     begun(directory)
     (directory / "behaviour").write_text(behaviour)
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE, str(directory), before],
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=REPOSITORY,
-    )
+    command = ["-c", SERVE, directory, before]
+    process = PreparedProcess(command, stdout=stdout, stderr=subprocess.PIPE)
     try:
         yield process
     finally:

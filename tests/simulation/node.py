@@ -14,11 +14,13 @@ from gateway.app.write_back import Flushing, FlushServices
 from gateway.blocks.cache import PassthroughCache
 from gateway.core.clock import Moment
 from gateway.core.errors import StoreUnavailable
+from gateway.core.model import ObjectKey
 from gateway.edge import asgi
 from gateway.edge.access import Authenticator, ConfiguredKeyring
 from gateway.metadata.bucket_metadata import BucketMetadataCache
-from gateway.metadata.catalog import Catalog
+from gateway.metadata.catalog import Catalog, SeenVersion
 from gateway.operations.context import AppContext
+from gateway.policy import slots as policy
 from gateway.policy.slots import Prefix, Slots
 from gateway.writeback.admin.checkpoint_queries import CheckpointQueries
 from gateway.writeback.buffer import WritebackBuffer
@@ -52,6 +54,9 @@ class Kept:
 
 
 NOTHING_KEPT = Kept()
+REMEMBERED_SECONDS = 60.0
+"""The `metadata_ttl` of slots that are `ttl`."""
+
 _EVERYWHERE = Prefix.parse("s3://")
 _MANY = 10_000
 
@@ -74,6 +79,26 @@ class _NoBlocks(PassthroughCache):
 
     async def keep_only(self, prefixes: Sequence[str]) -> tuple[dict[str, int], dict[str, str]]:
         return {}, dict.fromkeys(prefixes, "this node keeps no blocks")
+
+
+class StaleCatalog(Catalog):
+    """Remembers nothing for readers, and for writes whatever a key has had within the slot's bound, or longer ago.
+
+    A real one forgets more: all that this node has written since.
+    """
+
+    versions: SimulatedOrigin
+    dice: Random
+
+    def last_seen(self, key: ObjectKey, slot: policy.Slot) -> SeenVersion:
+        now, versions = self.versions.clock.monotonic(), self.versions.versions[key]
+        if slot.consistency == "strict" or self.dice.random() < 0.2:
+            return SeenVersion(None, is_current=False)
+        ended = [at for at, _ in versions[1:]] + [now]
+        fresh = [etag for (_, etag), until in zip(versions, ended, strict=True) if now - until < REMEMBERED_SECONDS]
+        if self.dice.random() < 0.8:
+            return SeenVersion(self.dice.choice(fresh), is_current=True)
+        return SeenVersion(self.dice.choice(versions)[1], is_current=False)
 
 
 class BodyThreads:
@@ -143,7 +168,8 @@ class Node:
         async def begin() -> None:
             buffer = await WritebackBuffer.open(self.directory, number, self._bounded, clock=self.clock)
             origin = self._origin.of(process)
-            catalog = Catalog.switched_off(origin, self.clock)
+            catalog = StaleCatalog(origin, None, self.clock)
+            catalog.versions, catalog.dice = self._origin, self._dice
             answers = BucketMetadataCache(self.directory.with_name("answers"), catalog.listing.moment, ttl_seconds=0)
             blocks = _NoBlocks.without_directory(origin, self.clock)
             services = AppContext(origin, catalog, answers, blocks, self.slots, self.clock, writeback=buffer)

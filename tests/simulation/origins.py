@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import hashlib
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginUnreachable
+from gateway.core.model import ObjectKey
 from gateway.origin.client import OriginRequest, StreamedBody
 from gateway.s3.headers import format_http_date, is_of_parts, md5s_etag, sendable
 from tests.simulation.dialects import Conditions, Dialect
@@ -131,6 +133,8 @@ class SimulatedOrigin:
         """What has become of objects on its disks, and what was sent."""
 
         self._of_clients: set[str] = set()
+        self.versions: dict[ObjectKey, list[tuple[float, str | None]]] = defaultdict(lambda: [(0.0, None)])
+        """The ETags that each key has had, and since when; None: no object."""
 
     def create_bucket(self, name: str) -> None:
         bucket = _WatchedBucket(name, self.clock.now())
@@ -328,6 +332,7 @@ class SimulatedOrigin:
     def _changed(self, bucket: str, key: str, before: StoredObject | None, after: StoredObject | None) -> None:
         process = SENDER.get()
         change = Change(self.clock.monotonic(), key, before, after, process or OTHERS)
+        self.versions[ObjectKey(bucket, key)].append((change.at, after.etag if after is not None else None))
         self.on_change(bucket, change)
 
 

@@ -16,7 +16,7 @@ from tests.simulation.invariants import Judge
 from tests.simulation.world import Setting, play
 
 SEED = int(os.environ.get("FOREBAY_SIMULATION_SEED", "20261123"))
-HISTORIES = int(os.environ.get("FOREBAY_SIMULATION_HISTORIES", "4"))
+HISTORIES = int(os.environ.get("FOREBAY_SIMULATION_HISTORIES", "2"))
 """Of each dialect, of a hundred steps each."""
 
 
@@ -24,7 +24,7 @@ HISTORIES = int(os.environ.get("FOREBAY_SIMULATION_HISTORIES", "4"))
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_rules_hold(dialect: str) -> None:
-    """Whatever the origin is like, and whatever happens: 10,400 steps in all, and a million in a campaign."""
+    """Whatever the origin is like, and whatever happens: 3,200 steps in all, and a million in a campaign."""
     for seed in range(SEED, SEED + HISTORIES):
         world = play(Setting(seed, dialect))
         assert not world.judge.violations, "\n".join([*world.said[-60:], f"seed {seed}: {world.judge.violations[0]}"])
@@ -38,7 +38,7 @@ def test_rules_hold_where_superseded_checkpoints_are_left_out(rule: str) -> None
     often = {"save_run": 6.0, "put": 2.0, "delete": 2.0, "read": 4.0, "trouble": 3.0, "heal": 4.0, "away": 1.0}
     often |= {"pass_time": 8.0, "kill_worker": 1.0, "kill_background": 2.0, "cut_power": 1.0, "others_delete": 1.0}
     left_out = 0
-    for seed in range(SEED, SEED + HISTORIES):
+    for seed in range(SEED, SEED + 2 * HISTORIES):
         world = play(Setting(seed, "aws", often=often, flush=rule))
         assert not world.judge.violations, "\n".join([*world.said[-60:], f"seed {seed}: {world.judge.violations[0]}"])
         left_out += world.judge.left_out
@@ -50,19 +50,17 @@ def test_a_seed_replays() -> None:
     script = (
         "from tests.simulation.world import *; print('=====', *play(Setting(7, 'aws', 40, ['none'])).said, sep='\\n')"
     )
-    told = [
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(["."])},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("0", "1")
-    ]
-    said = [one.partition("=====")[2] for one in told]
-    assert said[0] == said[1]
-    assert said[0].count("\n") > 40
+    other = "0" if os.environ.get("PYTHONHASHSEED") != "0" else "1"
+    told = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONHASHSEED": other, "PYTHONPATH": os.pathsep.join(["."])},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    said = [line for line in play(Setting(7, "aws", 40, ["none"])).said for line in line.splitlines()]
+    assert told.partition("=====\n")[2].splitlines() == said
+    assert len(said) > 40
 
 
 @pytest.mark.slow
@@ -94,10 +92,9 @@ def test_what_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_disk_that_lies_is_told_from_one_that_does_not() -> None:
     """What was acknowledged is lost in power cuts where syncs do nothing; in the same histories else nothing is."""
     often = {"put": 10.0, "upload": 3.0, "trouble": 2.0, "heal": 2.0, "cut_power": 3.0}
-    honest = [Setting(seed, "aws", 40, ["nothing is lost"], 0.0, often=often) for seed in range(5)]
+    honest = [Setting(seed, "aws", 40, ["nothing is lost"], 0.0, often=often) for seed in range(3)]
     assert not [one for setting in honest for one in play(setting).judge.violations]
-    lying = [replace(one, lies=True) for one in honest]
-    assert [one for setting in lying for one in play(setting).judge.violations]
+    assert any(play(replace(setting, lies=True)).judge.violations for setting in honest)
 
 
 def test_a_campaign_goes_on(tmp_path: Path) -> None:

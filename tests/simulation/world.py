@@ -91,7 +91,7 @@ class Setting:
     """What a history is like. `often` weighs actions in the place of the dice: those that it does not name never come.
 
     `skew_seconds`: how far the node's clock is ahead, and stays; None: as the dice say. `lies`: the disk's syncs do.
-    `flush`: which checkpoints the slot sends.
+    `flush`: which checkpoints the slot sends. `consistency` None: as the dice say.
     """
 
     seed: int
@@ -102,6 +102,7 @@ class Setting:
     lies: bool = False
     often: Mapping[str, float] | None = None
     flush: str = "all"
+    consistency: Literal["strict", "ttl"] | None = None
 
 
 class World:
@@ -121,7 +122,8 @@ class World:
         traffic.has_upload = self.origin.has_upload
         self.judge = Judge(self.origin, setting.only)
         etag: Literal["bucket", "local"] = "local" if dialect.local_etags else "bucket"
-        slots = [slot_with(slot, flush=setting.flush, etag=etag) for slot in SLOTS]
+        consistency = setting.consistency or Random(f"{setting.seed}").choice(("strict", "ttl"))
+        slots = [slot_with(slot, flush=setting.flush, etag=etag, consistency=consistency) for slot in SLOTS]
         self.node = Node(
             SimulatedDisk(directory / "writeback", lies=setting.lies), self.origin, slots, self.node_clock, node_dice
         )

@@ -20,7 +20,7 @@ from typing import Any, Self
 import httpx
 
 from gateway.config.defaults import own_directory
-from tests.support.prepared_process import PreparedProcess
+from tests.support.prepared_process import PreparedProcess, run_prepared
 from tests.support.processes import MARK_VARIABLE, is_over, kill_if_there, marked
 
 _READY = re.compile(r"forebay: S3 on (\S+), admin on (\S+)\n")
@@ -197,16 +197,8 @@ class GatewayProcess:
 
     def command(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Let `forebay` of a prepared process ask this gateway; the environment is added to that of now."""
-        process = PreparedProcess(
-            ["gateway", *arguments, "--admin-url", self.admin_url],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=os.environ | environment,
-        )
-        with process:
-            stdout, stderr = process.communicate(timeout=_COMMAND_SECONDS)
-        return subprocess.CompletedProcess(["forebay", *arguments], process.returncode, stdout, stderr)
+        command = ("gateway", *arguments, "--admin-url", self.admin_url)
+        return run_prepared(*command, timeout=_COMMAND_SECONDS, env=os.environ | environment)
 
     def worker_pids(self) -> list[int | None]:
         """Process ids by worker; None for one that is down right now."""

@@ -25,12 +25,19 @@ def main() -> None:
     mark = os.open(os.environ[MARK_VARIABLE], os.O_RDONLY)
     os.dup2(mark, MARK_DESCRIPTOR)
     os.close(mark)
+    if has_fork_server():
+        forebay()
+
+
+def has_fork_server() -> bool:
+    """Make the one that the next supervisor in this process asks for; False in each process that it has made, when that
+    has ended."""
     line, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     made = os.fork()
     if not made:
         line.close()
         _become_fork_server(end)
-        return
+        return False
     end.close()
     begin, waiting = fork_server._begin, [made]
 
@@ -42,7 +49,7 @@ def main() -> None:
         return waiting.pop()
 
     fork_server._begin = begin_prepared
-    forebay()
+    return True
 
 
 def _become_fork_server(line: socket.socket) -> None:

@@ -76,6 +76,20 @@ class PreparedProcess(subprocess.Popen[str]):
         self._close_pipe_fds(*ends)  # type: ignore[attr-defined]
 
 
+def run_prepared(
+    *command: object, timeout: float, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run` does, with both outputs."""
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    with PreparedProcess(command, stdin=nothing, stdout=pipe, stderr=pipe, env=env) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess([*map(str, command)], process.returncode, stdout, stderr)
+
+
 class _Forker:
     """The test's end of the line to the process that forks."""
 

@@ -106,7 +106,7 @@ _MADE_BY_READING = frozenset({"journal-shm", "journal-wal"})
 
 @pytest.mark.parametrize("left", ["nothing", "an empty file", "no log"])
 def test_without_its_journal_a_buffer_is_left_alone(directory: Path, left: str) -> None:
-    """The staged files may be acknowledged writes: a new journal would know none of them, and have them removed."""
+    """8.6 The staged files may be acknowledged writes: a new journal would know none of them, and have them removed."""
     recover(directory, Moment(0.0))
     stage(directory, b"acknowledged, perhaps")
     for path in directory.glob("journal*"):

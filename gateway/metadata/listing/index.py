@@ -301,8 +301,8 @@ class ListingIndex:
         except (lmdb.Error, IndexError, ValueError):
             return None
 
-    def entry(self, bucket: str, key: str, bound: KeyBound) -> ListedEntry | None:
-        """Return the listed entry of a key within the bound; None if unknown or if there is no such key."""
+    def entry(self, bucket: str, key: str, bound: KeyBound) -> AuthoritativeEntry | None:
+        """Return what a listing within the bound says of a key; None: nothing is known."""
         if self._opened is None:
             return None
         dirty, store = self._opened.dirty, self._opened.listing
@@ -315,11 +315,12 @@ class ListingIndex:
                     return None
                 found = view.read(encoded, key_successor(encoded), 1)
             if not found:
-                return None
+                return AuthoritativeEntry(None)
             if template_of(found[0][1]) == OWN_TEMPLATE:
                 found, templates = numbered_here(found, ())
-                return unpack(*found[0], templates)
-            return unpack(*found[0], store.templates((template_of(found[0][1]),)))
+            else:
+                templates = store.templates((template_of(found[0][1]),))
+            return AuthoritativeEntry(unpack(*found[0], templates))
         except (lmdb.Error, IndexError, ValueError):
             return None
 

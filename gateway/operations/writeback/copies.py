@@ -37,7 +37,12 @@ from gateway.operations.writeback.parts import (
     upload_of,
 )
 from gateway.operations.writeback.past_the_buffer import FlushWait, goes_through, whole_document, with_retries
-from gateway.operations.writeback.put_object import ExpectedVersionQuery, expected_version, goes_through_unseen
+from gateway.operations.writeback.put_object import (
+    ExpectedVersionQuery,
+    expected_version,
+    goes_through_unseen,
+    waits_for_version,
+)
 from gateway.operations.writeback.write_back_policy import (
     Reason,
     capabilities_of,
@@ -108,7 +113,8 @@ async def _copied(context: RequestContext, source: Write, leave: Callable[[], Aw
     spec = WriteSpec(context.object_key, _fixed(headers, source, context.object_key), context.slot.name)
     expected = ExpectedVersion.unknown(context.services.clock)
     if context.slot.write != "scratch":
-        async with aclosing(ExpectedVersionQuery(context)) as question:
+        waits = waits_for_version(context, capabilities_of(context))
+        async with aclosing(ExpectedVersionQuery(context, waits=waits)) as question:
             try:
                 expected = await expected_version(context, question)
             except OriginAnswered as refusal:
@@ -126,7 +132,7 @@ async def _copied(context: RequestContext, source: Write, leave: Callable[[], Aw
             multipart=source.multipart,
             checksums=source.checksums,
             acknowledged_at=now,
-            is_etag_local=not is_foretold(context, of_parts=source.multipart),
+            is_etag_local=not is_foretold(capabilities_of(context), of_parts=source.multipart),
         )
         if await context.buffer.acknowledge_sharing(copy):
             fields = element("ETag", copy.etag) + element("LastModified", format_iso_date(now))
@@ -152,9 +158,9 @@ def _fixed(headers: Mapping[str, str], source: Write, target: ObjectKey) -> dict
             "object's metadata, storage class, website redirect location or encryption attributes.",
         )
     kept = fixed_headers(source.spec.headers)
-    kept.pop("x-amz-storage-class", None)
-    storage = {name: value for name, value in own.items() if name == "x-amz-storage-class"}
-    return {**kept, **storage, **always}
+    of_request = ("x-amz-storage-class", "x-amz-acl")  # S3 copies neither
+    kept = {name: value for name, value in kept.items() if name not in of_request}
+    return {**kept, **{name: own[name] for name in of_request if name in own}, **always}
 
 
 def _is_foreseen(name: str, value: str) -> bool:
@@ -201,7 +207,8 @@ class _PartCopy:
         """Return whether the origin lacks the upload, or its ETag of a part would not give the MD5 that is needed."""
         if self.upload.origin_upload_id is None:
             return True
-        return self.context.slot.etag == "local" and not is_foretold(self.context, self.upload.spec.headers)
+        capabilities = capabilities_of(self.context)
+        return self.context.slot.etag == "local" and not is_foretold(capabilities, self.upload.spec.headers)
 
     async def staged(self) -> Response:
         context, upload, slot = self.context, self.upload, self.upload.spec.slot

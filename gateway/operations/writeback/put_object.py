@@ -1,10 +1,10 @@
 """PutObject in a slot with `write = "back"`, and the origin's version of a key when a write begins.
 
     can its answer be foretold? is there room for it? → body verified, staged, synced, while the origin is asked
-    for its version of the key → journal → 200
+    for its version of the key, unless memory knows one → journal → 200
 
-The flush must find that version again, or it is a conflict. A body whose digest the client announced is verified here
-either way.
+The flush must find that version again, or one older than the write; anything else is a conflict. A body whose digest
+the client announced is verified here either way.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from gateway.operations.writeback.write_back_policy import (
     is_supported_header,
     makes_md5_etags,
     refuse_unless_kept_here,
-    storage_classes,
     why_of_bucket,
     why_of_headers,
     why_of_key,
@@ -43,7 +42,7 @@ from gateway.operations.writeback.write_back_policy import (
 from gateway.s3.checksums import PREFIX
 from gateway.s3.headers import filter_request_headers, unquote
 from gateway.writeback.bounds import Bound
-from gateway.writeback.journal.buckets import LAST_OWN_WRITE_KEPT_SECONDS, BucketCapabilities
+from gateway.writeback.journal.buckets import LAST_OWN_WRITE_KEPT_SECONDS, BucketCapabilities, Honoured, judged_values
 from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
 from gateway.writeback.journal.transaction import JournalTransaction
 
@@ -60,19 +59,20 @@ async def buffer_put(context: RequestContext) -> Response:
     headers = context.request.headers
     reason = why_of_key(context.object_key.key) or why_of_headers(headers, is_supported_header)
     refuse_unless_kept_here(context, reason)
+    capabilities = None
     if context.slot.write != "scratch":
         capabilities = capabilities_of(context)
         if reason is not None:
             return await _through(context, reason)
         reason = why_of_bucket(context, capabilities, headers=headers)
         if reason is not None:
-            learns = capabilities is None or reason is Reason.STORAGE_CLASS or _is_old(context, capabilities)
+            is_untried = reason in (Reason.STORAGE_CLASS, Reason.ACL)
+            learns = capabilities is None or is_untried or _is_old(context, capabilities)
             return await (_through_and_learn if learns else _through)(context, reason)
     check_stored(headers)
-    is_etag_local = not is_foretold(context, of_parts=False)
     async with room_for_body(context, context.slot.name) as bound:
         if bound is None:
-            reply = await _absorb(context, is_etag_local=is_etag_local)
+            reply = await _absorb(context, capabilities)
     return reply if bound is None else await _through(context, bound)
 
 
@@ -81,13 +81,13 @@ def _is_old(context: RequestContext, capabilities: BucketCapabilities) -> bool:
     return not 0 <= context.services.clock.now() - capabilities.learned_at < again_seconds
 
 
-async def _absorb(context: RequestContext, *, is_etag_local: bool) -> Response:
+async def _absorb(context: RequestContext, capabilities: BucketCapabilities | None) -> Response:
     if context.slot.write == "scratch":  # the object stays here, and the origin is not asked
         nothing = ExpectedVersion.unknown(context.services.clock)
         part = await stage_body(context, context.slot.name, 1)
         await context.buffer.acknowledge(_write(context, part, nothing, nothing.asked_at))
         return acknowledged(part)
-    async with aclosing(ExpectedVersionQuery(context)) as question:
+    async with aclosing(ExpectedVersionQuery(context, waits=waits_for_version(context, capabilities))) as question:
         part = await stage_body(context, context.slot.name, 1)
         try:
             expected = await expected_version(context, question)
@@ -102,12 +102,15 @@ async def _absorb(context: RequestContext, *, is_etag_local: bool) -> Response:
         except BaseException:
             await context.buffer.give_up(part)
             raise
-    write = _write(context, part, expected, question.nothing.asked_at)
-    await context.buffer.acknowledge(replace(write, is_etag_local=is_etag_local))
+    is_etag_local = not is_foretold(capabilities, of_parts=False)
+    write = _write(context, part, expected, question.nothing.asked_at, is_etag_local=is_etag_local)
+    await context.buffer.acknowledge(write)
     return acknowledged(part)
 
 
-def _write(context: RequestContext, part: Part, expected: ExpectedVersion, began_at: float) -> Write:
+def _write(
+    context: RequestContext, part: Part, expected: ExpectedVersion, began_at: float, *, is_etag_local: bool = False
+) -> Write:
     headers = fixed_headers(filter_request_headers(context.request.headers))
     return Write(
         WriteSpec(context.object_key, headers, context.slot.name),
@@ -118,6 +121,7 @@ def _write(context: RequestContext, part: Part, expected: ExpectedVersion, began
         parts=(part,),
         checksums=part.checksums,
         acknowledged_at=part.stored_at,
+        is_etag_local=is_etag_local,
     )
 
 
@@ -137,7 +141,18 @@ async def _sent(
     payload = staged or await receive_payload(context, with_md5=with_md5, buffered_bytes_max=size_bytes_max)
     if is_manifest:
         await wait.for_files(payload.body if isinstance(payload.body, bytes) else None)
-    return await written_through(context, forward_write(context, payload)), payload
+    reply = await written_through(context, forward_write(context, payload))
+    await note_refusal(context, reply.status)
+    return reply, payload
+
+
+async def note_refusal(context: RequestContext, status: int) -> None:
+    """Forget that the bucket takes the ACL and the class of a write that it has just refused: the next one asks."""
+    headers, capabilities = context.request.headers, capabilities_of(context)
+    if status in (400, 403, 501) and capabilities is not None and judged_values(headers) & capabilities.accepted:
+        with suppress(BufferUnavailable):  # then its flush is refused, and tells
+            bucket = context.object_key.bucket
+            await context.buffer.journal.change(lambda tx: tx.buckets.forget_accepted(bucket, headers))
 
 
 async def _through_and_learn(context: RequestContext, reason: Reason) -> Response:
@@ -161,7 +176,7 @@ async def _through_and_learn(context: RequestContext, reason: Reason) -> Respons
             is_md5 and makes_md5_etags(headers),
             may_look,
             context.services.clock.now(),
-            storage_classes=storage_classes(context.request.headers),
+            accepted=judged_values(context.request.headers),
         )
 
         def learn(tx: JournalTransaction) -> None:
@@ -176,32 +191,56 @@ async def _through_and_learn(context: RequestContext, reason: Reason) -> Respons
 ANSWER_SECONDS_MAX = 1.0
 """Seconds for which an acknowledgement waits for the origin alone; after that its version is unknown."""
 
+UNANSWERED_MAX = 64
+"""The most late questions of a worker (`AppContext.unanswered`). With more, new writes do not ask."""
+
 _TOO_MANY_REQUESTS = 429
 _REFUSALS = frozenset({400, 403})
 """Statuses of a HEAD that the origin itself answers: a customer key, and want of rights."""
 
 
-class ExpectedVersionQuery:
-    """The question for the origin's version of a key, asked while the body comes in, until `aclose`.
+def waits_for_version(context: RequestContext, capabilities: BucketCapabilities | None) -> bool:
+    """Return whether an acknowledgement waits for the origin's version of the key.
 
-    `nothing` holds until it has answered: the version that this gateway has last seen there.
+    It need not in a slot that may be behind the origin if the bucket honours conditions: then the flush itself finds
+    out what it would overwrite, at the moment when it would.
+    """
+    honours = capabilities is not None and capabilities.conditions.put is Honoured.YES
+    return not (honours and context.slot.consistency in ("ttl", "immutable"))
+
+
+class ExpectedVersionQuery:
+    """The question for the origin's version of a key, asked while the body comes in. Close it.
+
+    Until it has answered, `nothing` holds: the version that this gateway has last seen there. Without `waits`, the
+    origin is not asked if that is within the slot's bound, and its answer is used only if it has come. A late one may
+    show a later write of others: it changes only what is known of the gateway's rights.
     """
 
-    def __init__(self, context: RequestContext, key: ObjectKey | None = None) -> None:
+    def __init__(self, context: RequestContext, key: ObjectKey | None = None, *, waits: bool = True) -> None:
         self._context = context
         self._clock = context.services.clock
         self._key = key or context.object_key
-        known = context.services.catalog.last_known(self._key)
-        self.nothing = ExpectedVersion.unknown(self._clock, known.version.etag if known is not None else None)
-        self._asking = asyncio.create_task(self._ask())
+        self._waits = waits
+        self._is_left = False
+        catalog, unanswered = context.services.catalog, context.services.unanswered
+        seen = catalog.last_seen(self._key, context.slot)
+        self.nothing = ExpectedVersion.unknown(self._clock, seen.etag)
+        is_known = not waits and seen.is_current
+        if is_known and seen.etag is None:
+            self.nothing = replace(self.nothing, absent=True)
+        is_asked = waits or not (is_known or len(unanswered) >= UNANSWERED_MAX)
+        self._asking = asyncio.create_task(self._ask()) if is_asked else None
 
     async def answer(self, deadline: float | None = None) -> ExpectedVersion:
         """Return the answer if it comes by a monotonic time, or else within a second from now; otherwise `nothing`.
 
         OriginAnswered if the origin refuses.
         """
+        if self._asking is None:
+            return self.nothing
         seconds = ANSWER_SECONDS_MAX if deadline is None else max(0.0, deadline - self._clock.monotonic())
-        if not self._asking.done():
+        if self._waits and not self._asking.done():
             waiting = asyncio.ensure_future(self._clock.sleep(seconds))
             try:
                 await asyncio.wait({self._asking, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -210,8 +249,17 @@ class ExpectedVersionQuery:
         return self._asking.result() if self._asking.done() else self.nothing
 
     async def aclose(self) -> None:
-        self._asking.cancel()
-        await asyncio.gather(self._asking, return_exceptions=True)
+        """End the question. A late one ends by itself: cancelling it would close a connection."""
+        if self._asking is None:
+            return
+        if self._waits or self._asking.done():
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+            return
+        self._is_left = True
+        unanswered = self._context.services.unanswered
+        unanswered.add(self._asking)
+        self._asking.add_done_callback(unanswered.discard)
 
     async def _ask(self) -> ExpectedVersion:
         context, nothing = self._context, self.nothing
@@ -223,6 +271,9 @@ class ExpectedVersionQuery:
                 return replace(nothing, etags=() if is_of_s3 else nothing.etags, absent=True, known=is_of_s3)
             is_refusal = is_of_s3 or answer.status in _REFUSALS
             if answer.status >= 500 or answer.status == _TOO_MANY_REQUESTS or not is_refusal:
+                return nothing
+            if self._is_left:
+                await learn_unreadable(context, answer)
                 return nothing
             raise
         except (OriginUnreachable, OriginBodyError):
@@ -269,6 +320,10 @@ async def goes_through_unseen(context: RequestContext, refusal: OriginAnswered) 
     to refuse, and its flush be refused for ever.
     """
     goes_through(context, Reason.BUCKET_UNREADABLE)
+    await learn_unreadable(context, refusal)
+
+
+async def learn_unreadable(context: RequestContext, refusal: OriginAnswered) -> None:
     if not is_for_want_of_rights(refusal):
         return
     bucket, now = context.object_key.bucket, context.services.clock.now()

@@ -49,6 +49,7 @@ from gateway.operations.writeback.put_object import (
     current_expected_version,
     goes_through_unseen,
     is_for_want_of_rights,
+    note_refusal,
 )
 from gateway.operations.writeback.write_back_policy import (
     Reason,
@@ -62,7 +63,6 @@ from gateway.operations.writeback.write_back_policy import (
     may_begin_without_origin,
     names_encryption,
     refuse_unless_kept_here,
-    storage_classes,
     tells_encryption,
     why_of_bucket,
     why_of_key,
@@ -81,7 +81,7 @@ from gateway.s3.headers import (
 from gateway.s3.xml import COMPLETE_SIZE_BYTES_MAX, CompletedPart, parse_complete_multipart_upload, text_of
 from gateway.s3.xml_writer import document, element
 from gateway.writeback.flushing.in_doubt import CreateInDoubt, in_doubt
-from gateway.writeback.journal.buckets import BucketCapabilities
+from gateway.writeback.journal.buckets import BucketCapabilities, judged_values
 from gateway.writeback.journal.records import ExpectedVersion, Part, UploadOutcome, Write, WriteSpec, parts_digest
 from gateway.writeback.journal.transaction import JournalTransaction
 
@@ -156,7 +156,7 @@ async def _created(
     context: RequestContext, capabilities: BucketCapabilities | None, question: CreateInDoubt
 ) -> Response:
     why_not = why_of_bucket(context, capabilities, of_parts=True, headers=context.request.headers)
-    may_go_on = why_not is None and may_begin_without_origin(context.request)
+    may_go_on = why_not is None and may_begin_without_origin(context.request, capabilities)
     try:
         answer = await _ask(context)
     except OriginUnreachable:
@@ -164,6 +164,7 @@ async def _created(
             raise
         return await _begun_here(context)
     if answer.origin_upload_id is None:
+        await note_refusal(context, answer.response.status)
         question.is_refused = not may_be_done(answer.response.status)
         return await _begun_here(context) if may_go_on and answer.response.status in _DOWN else answer.response
     upload = _upload(context, answer.expected, answer.origin_upload_id)
@@ -206,8 +207,8 @@ async def _ask(context: RequestContext) -> _Answer:
             except OriginAnswered as refusal:
                 tells_rights = is_for_want_of_rights(refusal)
     asked = context.request.headers
-    md5_etags, classes = makes_md5_etags({**asked, **response.headers}), storage_classes(asked)
-    capabilities = BucketCapabilities(md5_etags, may_look, context.services.clock.now(), storage_classes=classes)
+    md5_etags, now = makes_md5_etags({**asked, **response.headers}), context.services.clock.now()
+    capabilities = BucketCapabilities(md5_etags, may_look, now, accepted=judged_values(asked))
     reply = Response(response.status, headers, body, "forwarded")
     return _Answer(reply, origin_upload_id, capabilities, tells_rights, expected)
 
@@ -306,7 +307,7 @@ async def buffer_complete(context: RequestContext) -> Response:
     await check_owner(context, upload)
     stored = dict(await in_steps(each(lambda part: (part.number, part), await context.buffer.journal.parts(upload.id))))
     made = await in_steps(complete(upload, context.request.headers, stored, listed))
-    is_etag_local = not is_foretold(context, upload.spec.headers)
+    is_etag_local = not is_foretold(capabilities_of(context), upload.spec.headers)
     made = replace(made, completed_of=await in_steps(parts_digest(listed)), is_etag_local=is_etag_local)
     are_here = all(await in_steps(each(lambda part: part.file.is_here, made.parts)))
     reason = _why_of_the_origin(context, made, are_here=are_here)

@@ -14,8 +14,8 @@ from gateway.operations.read_object import judged_by_the_origin
 from gateway.s3.checksums import ALGORITHMS, PREFIX
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import etag_matches, sendable
-from gateway.s3.requests import S3Request
-from gateway.writeback.journal.buckets import BucketCapabilities
+from gateway.s3.requests import Operation, S3Request
+from gateway.writeback.journal.buckets import BucketCapabilities, judged_values
 
 
 class Reason(StrEnum):
@@ -41,6 +41,9 @@ class Reason(StrEnum):
 
     STORAGE_CLASS = "storage-class"
     """The bucket has taken no object of this storage class yet: not every store has every class."""
+
+    ACL = "acl"
+    """The bucket has taken no object with this canned ACL yet: many buckets refuse most of them."""
 
     SOURCE = "source-of-the-origin"
     """The source of the copy is not pending here."""
@@ -90,6 +93,20 @@ STORAGE_CLASSES = frozenset({"STANDARD", "REDUCED_REDUNDANCY", "STANDARD_IA", "O
 
 _STORAGE_CLASS = "x-amz-storage-class"
 
+_ACL = "x-amz-acl"
+_ACLS = frozenset(
+    {
+        "private",
+        "public-read",
+        "public-read-write",
+        "authenticated-read",
+        "aws-exec-read",
+        "bucket-owner-read",
+        "bucket-owner-full-control",
+    }
+)
+"""S3's canned ACLs (S3 User Guide, "Access control list overview"). s3fs can send one with each write."""
+
 _OF_THE_REQUEST = frozenset(
     {
         "x-amz-api-version",
@@ -112,7 +129,7 @@ _ENCRYPTED_WITHOUT_MD5 = ("aws:kms", "aws:kms:dsse")
 _REPLAYED = frozenset({"x-amz-checksum-algorithm", "x-amz-checksum-type"})
 """Headers of Create that are judged here."""
 
-_REPLAYED_PAIRS = frozenset({("x-amz-server-side-encryption", "AES256"), ("x-amz-acl", "bucket-owner-full-control")})
+_REPLAYED_PAIRS = frozenset({("x-amz-server-side-encryption", "AES256"), (_ACL, "bucket-owner-full-control")})
 """Further ones, with the values that each bucket takes: most do not take other ACLs (S3 API, "Object Ownership")."""
 
 
@@ -129,8 +146,16 @@ def why_of_key(key: str) -> Reason | None:
     return None
 
 
+_WITH_RIGHTS = (Operation.PUT_OBJECT, Operation.COPY_OBJECT)
+
+
 def refuse_unless_kept_here(context: RequestContext, reason: Reason | None) -> None:
-    """Raise S3Error NotImplemented for a write in a slot with `write = "scratch"` that only the origin could judge."""
+    """Raise S3Error NotImplemented for a write in a slot with `write = "scratch"` that only the origin could judge.
+
+    It could not give rights, either.
+    """
+    if reason is None and _ACL in context.request.headers and context.request.operation in _WITH_RIGHTS:
+        reason = Reason.HEADER
     if reason is not None and context.slot.write == "scratch":
         raise s3_error(
             "NotImplemented",
@@ -159,35 +184,34 @@ def why_of_bucket(
 ) -> Reason | None:
     """Return why a bucket's writes, of objects or, with `of_parts`, of objects of parts, are not absorbed, or None.
 
-    `headers` are those of a write whose storage class the bucket may not have taken yet. If the bucket's ETag cannot be
+    `headers` are those of a write whose class or ACL the bucket may not have taken yet. If the bucket's ETag cannot be
     foretold, this node's may answer, except with a customer key: that cannot be flushed.
     """
     if capabilities is None:
         return Reason.BUCKET_UNKNOWN
     if capabilities.refuses(context.object_key.key):
         return Reason.KEY
-    has_key = any(name.startswith(f"{_ENCRYPTION}-customer-") for name in context.request.headers)
-    may_be_local = context.slot.etag == "local" and not has_key
-    if not capabilities.foretells(of_parts=of_parts) and not may_be_local:
-        return Reason.BUCKET_ETAGS
+    if not capabilities.foretells(of_parts=of_parts):
+        has_key = any(name.startswith(f"{_ENCRYPTION}-customer-") for name in context.request.headers)
+        if context.slot.etag != "local" or has_key:
+            return Reason.BUCKET_ETAGS
     if not capabilities.may_look:
         return Reason.BUCKET_UNREADABLE
-    return None if storage_classes(headers or {}) <= capabilities.storage_classes else Reason.STORAGE_CLASS
+    taken = capabilities.accepted | _REPLAYED_PAIRS if of_parts else capabilities.accepted
+    untried = {name for name, _ in judged_values(headers or {}) - taken}
+    return None if not untried else Reason.ACL if _ACL in untried else Reason.STORAGE_CLASS
 
 
-def is_foretold(context: RequestContext, created: Mapping[str, str] | None = None, *, of_parts: bool = True) -> bool:
+def is_foretold(
+    capabilities: BucketCapabilities | None, created: Mapping[str, str] | None = None, *, of_parts: bool = True
+) -> bool:
     """Return whether the bucket's ETag of the object is known.
 
     `of_parts`: it is of parts, whose upload began with the headers `created`.
     """
     if names_encryption(created or {}):
         return makes_md5_etags(created or {})
-    capabilities = capabilities_of(context)
     return capabilities is None or capabilities.foretells(of_parts=of_parts)
-
-
-def storage_classes(headers: Mapping[str, str]) -> frozenset[str]:
-    return frozenset({headers.get(_STORAGE_CLASS, "STANDARD")} - {"STANDARD"})
 
 
 def may_be_deleted_here(request: S3Request) -> bool:
@@ -195,14 +219,15 @@ def may_be_deleted_here(request: S3Request) -> bool:
     return why_of_headers(request.headers, is_supported_header) is None and request.parameter("versionId") is None
 
 
-def may_begin_without_origin(request: S3Request) -> bool:
+def may_begin_without_origin(request: S3Request, capabilities: BucketCapabilities | None = None) -> bool:
     """Return whether a CreateMultipartUpload has nothing that the origin must judge before anything is acknowledged.
 
-    Customer keys, which are never written down; KMS, whose ETags are no MD5s; owners, payers, rights, tags, redirects,
-    locks, archive classes.
+    Customer keys, which are never written down; KMS, whose ETags are no MD5s; owners, payers, tags, redirects, locks,
+    archive classes; rights that the bucket has not taken yet.
     """
+    taken = _REPLAYED_PAIRS if capabilities is None else _REPLAYED_PAIRS | capabilities.accepted
     return all(
-        name in _REPLAYED or (name, value) in _REPLAYED_PAIRS or is_supported_header(name, value)
+        name in _REPLAYED or (name, value) in taken or (name != _ACL and is_supported_header(name, value))
         for name, value in request.headers.items()
     )
 
@@ -260,7 +285,7 @@ def check_stored(headers: Mapping[str, str]) -> None:
 
 
 def _is_stored(name: str) -> bool:
-    return name in _STORED or name.startswith(_METADATA) or name == _STORAGE_CLASS
+    return name in _STORED or name.startswith(_METADATA) or name in (_STORAGE_CLASS, _ACL)
 
 
 def _is_about_the_upload(name: str) -> bool:
@@ -269,10 +294,12 @@ def _is_about_the_upload(name: str) -> bool:
 
 def is_supported_header(name: str, value: str) -> bool:
     """Return whether a header of a write needs no judgement by the origin."""
+    if not name.startswith("x-"):
+        return not name.startswith("if-") and name != "origin"
     if name == _STORAGE_CLASS:
         return value in STORAGE_CLASSES
+    if name == _ACL:
+        return value in _ACLS
     if name.startswith(PREFIX):
         return name[len(PREFIX) :] in ALGORITHMS
-    if name.startswith("if-") or name == "origin":
-        return False
-    return not name.startswith("x-") or name in _OF_THE_REQUEST or _is_stored(name) or name.startswith("x-forebay-")
+    return name in _OF_THE_REQUEST or _is_stored(name) or name.startswith("x-forebay-")

@@ -233,10 +233,9 @@ class Pool:
         now, unread, unacknowledged, bodies, starved = self._loop.time(), 0, 0, 0, 0
         waiting: dict[Direction, list[tuple[AnswerKind, float]]] = {"read": [], "write": []}
         for connection in self._busy:
-            unread += (waits_here := connection.unread_bytes())
-            if connection.has_body:
-                bodies += 1
-                starved += not (waits_here or connection.is_held)
+            unread += connection.unread_bytes()
+            bodies += connection.has_body
+            starved += connection.is_starved
             unacknowledged += connection.unacknowledged_bytes()
             if (waits := connection.waiting(now)) is not None:
                 waiting[waits[0].direction].append(waits)

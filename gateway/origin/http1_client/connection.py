@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import socket
 import sys
 import termios
@@ -12,10 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from gateway.disk.file_lease import FileLease, SharedFile
 from gateway.origin.http1_client.response_stream import MalformedResponse, ResponseStream
 from gateway.origin.traffic_meter import AnswerKind, Moved
 
 RECEIVED_AT_ONCE_BYTES = 256 * 1024
+
+_AWAITED_BYTES_MAX = 256 * 1024
+"""Limit of what has to wait in the socket before a thread takes it: less than what a connection has room for."""
 
 
 @dataclass(slots=True)
@@ -35,7 +40,7 @@ class Supervision:
 
 
 class Receiver(Protocol):
-    """What takes an answer's bytes: a `ResponseStream`, or first a `ShortAnswer`."""
+    """The destination of an answer: a `ResponseStream`, or first a `ShortAnswer`."""
 
     received_bytes: int
     longest_gap_seconds: float
@@ -99,6 +104,10 @@ class Connection(asyncio.BufferedProtocol):
         self._heard_at = 0.0
         self._progress_at = 0.0
         self._progress_bytes = 0
+        self._wire: FileLease[SharedFile] | None = None
+        self._wakes_at_bytes = 1
+        self._awaits_bytes = False
+        self._unread_bytes = 0
         self.idle_since = 0.0
         self.usable = False
 
@@ -129,14 +138,14 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.write(request)
 
     def go_on(self, received: memoryview, *, bodiless: bool) -> ResponseStream:
-        """Have a stream receive the answer, which takes first what has come of it."""
+        """Make a stream the receiver of the answer, beginning with the bytes that have come."""
         stream = self._stream = ResponseStream(self, self._loop, bodiless=bodiless, asked_at=self._asked_at)
         if received:
             self._receive(stream, bytearray(received), len(received))
         return stream
 
     def supervise(self, supervision: Supervision) -> None:
-        """Have these limits hold for the request that is on it, from now on."""
+        """Replace the limits of the request under way."""
         self._supervision = supervision
 
     @property
@@ -191,6 +200,9 @@ class Connection(asyncio.BufferedProtocol):
         stream, limits = self._stream, self._supervision
         if stream is None or self._paused:
             return
+        if self._awaits_bytes and (unread_bytes := self.unread_bytes()) != self._unread_bytes:
+            self._unread_bytes = unread_bytes
+            self._note_heard(stream, now)
         if self._is_sending:
             silent_since, allowed, what = self._blocked_since, limits.head_seconds, "the origin took nothing"
         elif not stream.has_head:
@@ -228,8 +240,9 @@ class Connection(asyncio.BufferedProtocol):
         return self._stream is not None and self._stream.has_head
 
     @property
-    def is_held(self) -> bool:
-        return self._paused
+    def is_starved(self) -> bool:
+        """Its reader waits for bytes of a body that have not arrived."""
+        return self.has_body and not self._paused and (self._awaits_bytes or not self.unread_bytes())
 
     def limit_window(self, size_bytes: int) -> None:
         """Let no more than this be on its way here. The kernel forgets it when it makes the window larger by itself."""
@@ -257,6 +270,7 @@ class Connection(asyncio.BufferedProtocol):
     def answered(self, *, keep_alive: bool) -> None:
         """Note that the last byte has come."""
         self._stream = None
+        self._wake_at(1)
         if keep_alive and self.usable and not self._is_sending:
             self.resume()
             self.idle_since = self._heard_at
@@ -265,6 +279,7 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
 
     def hold(self) -> None:
+        self._stop_awaiting()
         if not self._paused:
             self._paused, self._paused_at = True, self._loop.time()
             self._transport.pause_reading()
@@ -272,9 +287,64 @@ class Connection(asyncio.BufferedProtocol):
     def resume(self) -> None:
         """Resume reading after the reader has taken bytes. The pause does not count as the origin's silence."""
         if self._paused and (self._stream is None or self._stream.is_little):
+            self._go_on()
+            self._transport.resume_reading()
+
+    def _go_on(self) -> None:
+        if self._paused:
             self._paused = False
             self._put_off(self._loop.time() - self._paused_at)
-            self._transport.resume_reading()
+
+    def wire(self) -> FileLease[SharedFile] | None:
+        """Return the socket for a thread to receive from; None where bytes on it are no plain ones."""
+        if self._wire is None:
+            transport = self._transport
+            if transport.get_extra_info("sslcontext") is not None or not self.usable:
+                return None
+            self._wire = FileLease(SharedFile(os.dup(transport.get_extra_info("socket").fileno())))
+        return self._wire.share()
+
+    def await_bytes(self, count: int) -> bool:
+        """Return True if `count` bytes wait in the socket.
+
+        If not, tell the stream when about so many do, or the end of all; then the connection is held.
+        """
+        if self._wire is None:
+            return False  # it has just ended, and the stream knows
+        if self._paused and self.unread_bytes() >= count:
+            self._heard_at = self._loop.time()
+            return True
+        self._transport.pause_reading()
+        self._go_on()
+        self._unread_bytes = 0
+        self._wake_at(min(count, _AWAITED_BYTES_MAX))
+        if not self._awaits_bytes:
+            self._awaits_bytes = True
+            self._loop.add_reader(self._wire.descriptor, self._bytes_wait)
+        return False
+
+    def _wake_at(self, count: int) -> None:
+        if count != self._wakes_at_bytes:
+            self._wakes_at_bytes = count
+            with suppress(OSError):  # it has just ended
+                wire = self._transport.get_extra_info("socket")
+                wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+
+    def _stop_awaiting(self) -> None:
+        if self._awaits_bytes and self._wire is not None:
+            self._awaits_bytes = False
+            self._loop.remove_reader(self._wire.descriptor)
+
+    def _bytes_wait(self) -> None:
+        self.hold()
+        stream = self._stream
+        if isinstance(stream, ResponseStream):
+            self._note_heard(stream, self._paused_at)
+            stream.bytes_wait()
+
+    def landed(self, count: int) -> None:
+        """Count what a thread has received."""
+        self._moved.received_bytes += count
 
     def give_up(self, reason: str, *, silent: bool, orderly: bool = False) -> None:
         """End the request that is on it, without an answer or with a body that broke off."""
@@ -308,16 +378,18 @@ class Connection(asyncio.BufferedProtocol):
         if stream is None:
             self.close()  # nothing was asked
             return
-        now = self._loop.time()
-        if stream.has_head and now - self._heard_at > stream.longest_gap_seconds:
-            stream.longest_gap_seconds = now - self._heard_at
-        self._heard_at = now
+        self._note_heard(stream, self._loop.time())
         if stream.destination is not None:
             stream.received_there(nbytes)
         else:
             self._receive(stream, self._buffer, nbytes)
         if self._stream is stream and stream.is_much:
             self.hold()
+
+    def _note_heard(self, stream: Receiver, now: float) -> None:
+        if stream.has_head and now - self._heard_at > stream.longest_gap_seconds:
+            stream.longest_gap_seconds = now - self._heard_at
+        self._heard_at = now
 
     def _receive(self, stream: Receiver, buffer: bytearray, count: int) -> None:
         try:
@@ -327,6 +399,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.usable = False
+        self._stop_awaiting()
+        if self._wire is not None:
+            self._wire.close()
         writable, self._writable = self._writable, None
         if writable is not None and not writable.done():
             writable.set_exception(ConnectionResetError("the connection has ended"))

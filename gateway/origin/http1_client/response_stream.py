@@ -20,7 +20,8 @@ from typing import Any, Protocol, Self
 import httptools
 
 from gateway.core.errors import OriginBodyError
-from gateway.origin.receive_buffer import GATHERING_SECONDS_MAX, ReceiveBuffer, gathered
+from gateway.disk.file_lease import FileLease, SharedFile, with_lease
+from gateway.origin.receive_buffer import GATHERING_SECONDS_MAX, ReceiveBuffer, SocketReceiver, gathered
 from gateway.s3.headers import HOP_BY_HOP
 
 HEAD_BYTES_MAX = 64 * 1024
@@ -171,18 +172,20 @@ class WholeBody:
 class QueuedBody:
     """Any other body. Its end is where its length says, where `parser` finds it, or where the connection ends."""
 
-    __slots__ = ("_left_bytes", "_parser", "_pieces", "_unread_bytes", "complete")
+    __slots__ = ("_has_reader", "_left_bytes", "_parser", "_pieces", "_unread_bytes", "complete")
 
     def __init__(self, length_bytes: int | None, parser: ResponseParser) -> None:
         self._left_bytes = length_bytes
         self._parser = parser
         self._pieces: deque[bytes] = deque()
         self._unread_bytes = 0
+        self._has_reader = False
         self.complete = False
 
     @property
     def is_much(self) -> bool:
-        return self._unread_bytes >= UNREAD_BYTES_MAX
+        """Before the first read any byte is much, as the reader may have a better place for the next ones."""
+        return self._unread_bytes >= (UNREAD_BYTES_MAX if self._has_reader else 1)
 
     @property
     def is_little(self) -> bool:
@@ -208,6 +211,7 @@ class QueuedBody:
 
     def take(self) -> bytes:
         """Return the next bytes; empty when none are here."""
+        self._has_reader = True
         if not self._pieces:
             return b""
         piece = self._pieces.popleft()
@@ -256,8 +260,8 @@ class DirectBody:
 
     def want(self, buffer: ReceiveBuffer) -> None:
         self._buffer, self._filled_bytes = buffer, 0
-        self._enough_bytes = min(buffer.enough_bytes, len(buffer.buffer))
-        while self._begun and (room := len(buffer.buffer) - self._filled_bytes):
+        self._enough_bytes = min(buffer.enough_bytes, buffer.size_bytes)
+        while self._begun and (room := buffer.size_bytes - self._filled_bytes):
             piece = self._begun.popleft()
             if len(piece) > room:
                 self._begun.appendleft(piece[room:])
@@ -265,13 +269,24 @@ class DirectBody:
             buffer.buffer[self._filled_bytes : self._filled_bytes + len(piece)] = piece
             self._filled_bytes += len(piece)
 
+    def receiver(self) -> SocketReceiver:
+        """Return what receives the rest of this piece on a thread."""
+        assert self._buffer is not None  # noqa: S101 - it was wanted
+        room = self._buffer.buffer[: self._filled_bytes + self._left_bytes]
+        return SocketReceiver(room, self._filled_bytes)
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that this piece needs, of those that come."""
+        return min(self._enough_bytes - self._filled_bytes, self._left_bytes)
+
     def hurry(self) -> None:
         """Any byte is enough."""
         self._enough_bytes = 1
 
     def take(self) -> memoryview:
         buffer, self._buffer = self._buffer, None
-        return _NOTHING if buffer is None else buffer.buffer[: self._filled_bytes]
+        return buffer.buffer[: self._filled_bytes] if buffer is not None and self._filled_bytes else _NOTHING
 
 
 WHOLE_BYTES_MAX = 256 * 1024
@@ -299,6 +314,9 @@ class ResponseConnection(Protocol):
     def hold(self) -> None: ...
     def give_up(self, reason: str, *, silent: bool) -> None: ...
     def answered(self, *, keep_alive: bool) -> None: ...
+    def wire(self) -> FileLease[SharedFile] | None: ...
+    def await_bytes(self, count: int) -> bool: ...
+    def landed(self, count: int) -> None: ...
     def close(self) -> None: ...
 
 
@@ -322,6 +340,7 @@ class ResponseStream:
         "has_head",
         "head",
         "head_seconds",
+        "is_landing",
         "longest_gap_seconds",
         "received_bytes",
     )
@@ -336,6 +355,8 @@ class ResponseStream:
     ) -> None:
         self.head: ResponseHead
         self.has_head = False
+        self.is_landing = False
+        """True while a thread receives bytes that are not counted yet."""
         self.received_bytes = 0
         self.head_seconds = 0.0
         self.longest_gap_seconds = 0.0
@@ -406,8 +427,13 @@ class ResponseStream:
         """
         assert isinstance(self._body, DirectBody)  # noqa: S101 - it is direct
         self._body.want(buffer)
-        if not self._body.has_enough and self._connection is not None:
-            await self._receive(self._body, self._connection)
+        if not self._body.has_enough and (connection := self._connection) is not None:
+            wire = connection.wire() if buffer.on_thread is not None else None
+            if wire is None:
+                await self._receive(self._body, connection)
+            else:
+                with wire:
+                    await self._land(self._body, connection, buffer, wire)
         piece = self._body.take()
         if self._connection is not None:
             self._connection.hold()
@@ -424,10 +450,43 @@ class ResponseStream:
         finally:
             late.cancel()
 
-    def _hurry(self, body: DirectBody) -> None:
+    async def _land(
+        self, body: DirectBody, connection: ResponseConnection, buffer: ReceiveBuffer, wire: FileLease[SharedFile]
+    ) -> None:
+        """Receive the piece on a thread, once enough of it waits in the socket."""
+        assert buffer.on_thread is not None  # noqa: S101 - the caller has looked
+        receiver = body.receiver()
+        before_bytes = receiver.filled_bytes
+        while receiver.filled_bytes == before_bytes and not receiver.ended:
+            await self._bytes(body, connection)
+            if self._connection is not connection or body.has_enough:
+                return
+            self.is_landing = True
+            try:
+                await buffer.on_thread(with_lease(wire.share(), receiver.receive))
+            finally:
+                self.is_landing = False
+                connection.landed(receiver.filled_bytes - before_bytes)
+        self.received_there(receiver.filled_bytes - before_bytes)
+        if receiver.ended and self._connection is connection:
+            connection.give_up(receiver.ended, silent=False)
+
+    async def _bytes(self, body: DirectBody, connection: ResponseConnection) -> None:
+        if connection.await_bytes(body.missing_bytes):
+            return
+        self._waiter = self._loop.create_future()
+        late = self._loop.call_later(GATHERING_SECONDS_MAX, self._hurry, body, connection)
+        try:
+            await self._waiter
+        finally:
+            late.cancel()
+
+    def _hurry(self, body: DirectBody, connection: ResponseConnection | None = None) -> None:
         body.hurry()
         if body.has_enough:
             self._tell()
+        elif connection is not None:
+            connection.await_bytes(1)
 
     def close(self) -> None:
         """Want no more of it: a connection with the rest of a body on it is of no use. Idempotent."""
@@ -464,6 +523,12 @@ class ResponseStream:
         if isinstance(self._body, DirectBody):
             return not self._body.has_enough
         return not isinstance(self._body, QueuedBody) or self._body.is_little
+
+    def bytes_wait(self) -> None:
+        """Bytes for which the connection was asked wait in the socket."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def received_there(self, count: int) -> None:
         """Bytes were received at `destination`."""

@@ -413,6 +413,8 @@ def _is_asked_for(tx: JournalTransaction, write: Write) -> bool:
 
 def _failed(tx: JournalTransaction, write: Write, wait: Wait, seen: Turn, turn: Turn) -> None:
     tx.turns.wait(write.id, seen, turn)
+    if wait.refused_with is not None or wait.kind == "refused":  # perhaps because of them: the next such write asks
+        tx.buckets.forget_accepted(write.key.bucket, write.spec.headers)
     if wait.refused_with is not None and not write.deleted:
         tx.buckets.refused_for_good(write.key, wait.refused_with)
 

@@ -48,6 +48,10 @@ UNUSED_SECONDS = 12 * 3600.0
 UNLISTED_GIVEN_UP_SECONDS = 3600.0
 """Seconds for which an upload is sought in a bucket that does not let its uploads be listed."""
 
+GUESSED_BYTES_MAX = 8 * 1024**2
+"""The largest object that is sent on the condition that the origin has what was seen there last, without a look: a
+wrong guess sends the bytes twice."""
+
 RESTARTS_MAX = 3
 """Times that an upload is begun anew soon; a bucket that has no use for it after that has refused it for good."""
 
@@ -458,6 +462,8 @@ class Progress:
     def _may_skip_check(self) -> bool:
         write = self.write
         if write.state is not State.COMMITTED or write.multipart or not write.expected.is_exact:
+            return False
+        if not write.expected.is_told and write.size_bytes > GUESSED_BYTES_MAX:
             return False
         return self._honours() is Honoured.YES and (not write.deleted or bool(write.expected.etags))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Self
@@ -75,6 +75,12 @@ def _directories_of(key: str) -> frozenset[str]:
     return frozenset({"in /", *(f"in /{key[: at + 1]}" for at, character in enumerate(key) if character == "/")})
 
 
+def judged_values(headers: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    """Return the headers of a write that each bucket must have taken once, with their values: its class and its ACL."""
+    values = {(name, headers[name]) for name in ("x-amz-storage-class", "x-amz-acl") if name in headers}
+    return frozenset(values - {("x-amz-storage-class", "STANDARD")})
+
+
 class Honoured(IntEnum):
     """An origin's treatment of a condition on a request that changes something."""
 
@@ -85,6 +91,9 @@ class Honoured(IntEnum):
 
     REFUSED = 3
     """It answers 501, or 412 whether the condition holds or not."""
+
+
+_HONOURED = tuple(Honoured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +112,7 @@ class BucketCapabilities:
 
     `md5_etags`: its ETags are MD5s, and can be foretold. `may_look`: the gateway's own key pair may HEAD its objects,
     and learns when there is none; otherwise no flush could know what it overwrites. `multipart_etags`: ETags of objects
-    of parts can be foretold too, as far as is known. `storage_classes` are those besides STANDARD that it has taken,
+    of parts can be foretold too, as far as is known. `accepted` are the `judged_values` that it has taken,
     `refused_forms` the forms of keys that it has refused for good.
     """
 
@@ -112,7 +121,7 @@ class BucketCapabilities:
     learned_at: float
     conditions: Conditions = Conditions()
     multipart_etags: bool = True
-    storage_classes: frozenset[str] = frozenset()
+    accepted: frozenset[tuple[str, str]] = frozenset()
     refused_forms: frozenset[str] = frozenset()
 
     def foretells(self, *, of_parts: bool) -> bool:
@@ -166,7 +175,7 @@ def _pack_capabilities(bucket: str, capabilities: BucketCapabilities) -> bytes:
         "learned": capabilities.learned_at,
         "multipart_etags": capabilities.multipart_etags,
         "conditions": [known.put, known.complete, known.delete, known.learned_at],
-        "storage_classes": sorted(capabilities.storage_classes),
+        "accepted": sorted(capabilities.accepted),
         "refused_forms": sorted(capabilities.refused_forms),
     }
     return pack(("profiles", bucket), record)
@@ -183,9 +192,9 @@ def _unpack_capabilities(bucket: str, packed: bytes) -> BucketCapabilities | Non
         record["md5_etags"],
         record["may_look"],
         record["learned"],
-        Conditions(Honoured(put), Honoured(complete), Honoured(delete), learned_at),
+        Conditions(_HONOURED[put], _HONOURED[complete], _HONOURED[delete], learned_at),
         record.get("multipart_etags", True),
-        frozenset(record.get("storage_classes", ())),
+        frozenset(map(tuple, record.get("accepted", ()))),
         frozenset(record.get("refused_forms", ())),
     )
 
@@ -211,11 +220,11 @@ class Buckets(Table):
         return [(bucket, capabilities) for bucket, capabilities in read if capabilities is not None]
 
     def learn(self, bucket: str, capabilities: BucketCapabilities) -> None:
-        """Record a bucket's latest answer; conditions stay if it has none, classes taken and forms refused always."""
+        """Record a bucket's latest answer; conditions stay if it has none, values taken and forms refused always."""
         before = self.capabilities(bucket)
         if before is not None:
-            classes = before.storage_classes | capabilities.storage_classes
-            capabilities = replace(capabilities, storage_classes=classes, refused_forms=before.refused_forms)
+            accepted = before.accepted | capabilities.accepted
+            capabilities = replace(capabilities, accepted=accepted, refused_forms=before.refused_forms)
             if not capabilities.conditions.learned_at:
                 capabilities = replace(capabilities, conditions=before.conditions)
         self._set(bucket, capabilities)
@@ -232,6 +241,12 @@ class Buckets(Table):
         if known is not None:
             forms = bounded(known.refused_forms | refused_forms(key.key, code))
             self._set(key.bucket, replace(known, refused_forms=forms))
+
+    def forget_accepted(self, bucket: str, headers: Mapping[str, str]) -> None:
+        """Forget that a bucket takes these headers' `judged_values`: it has refused a write that has them."""
+        known, values = self.capabilities(bucket), judged_values(headers)
+        if known is not None and known.accepted & values:
+            self._set(bucket, replace(known, accepted=known.accepted - values))
 
     def _set(self, bucket: str, capabilities: BucketCapabilities) -> None:
         self._put("profiles", bucket, _pack_capabilities(bucket, capabilities))

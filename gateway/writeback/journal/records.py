@@ -100,12 +100,15 @@ class ExpectedVersion:
 
     def and_also(self, etag: str | None) -> ExpectedVersion:
         """Expect this version too, if there is one."""
-        return self if etag is None else replace(self, etags=(*self.etags, etag))
+        return self if etag is None or self.allows(etag) else replace(self, etags=(*self.etags, etag))
 
     @property
     def is_exact(self) -> bool:
-        """Return whether one version comes first, as a condition on a request can say."""
-        return self.is_told and len(self.etags) + self.absent == 1
+        """Return whether one version comes first, as a condition on a request can say.
+
+        Where nothing is known, that is none: most writes are of new keys.
+        """
+        return len(self.etags) + self.absent == 1 or not (self.etags or self.known)
 
     @property
     def is_told(self) -> bool:
@@ -113,7 +116,7 @@ class ExpectedVersion:
 
     @property
     def is_nothing(self) -> bool:
-        return self.known and self.absent and not self.etags
+        return self.absent and not self.etags
 
     @classmethod
     def unknown(cls, clock: Clock, seen: str | None = None) -> Self:

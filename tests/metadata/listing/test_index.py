@@ -662,7 +662,7 @@ async def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
             after = found.page.last
         assert listed == entries
         last = entries[-1]
-        assert one.index.entry("b", last.key.decode(), FOR_EVER) == last
+        assert one.index.entry("b", last.key.decode(), FOR_EVER) == AuthoritativeEntry(last)
         await one.write("000000")
         found = one.find(ListRequest(b"00000"), **{"000000": entry(b"000000", 1, restored_until(count))})
         assert isinstance(found, FoundPage)
@@ -671,7 +671,7 @@ async def test_any_number_of_forms_is_kept(tmp_path: Path, count: int) -> None:
     async with playing(tmp_path / "c") as one:
         strange = ListedEntry(b"~", "yesterday", "no digest", 7, restored_until(count + 1))
         await one.learn(strange, wanted=ListRequest(b"~"))
-        assert one.index.entry("b", "~", FOR_EVER) == strange
+        assert one.index.entry("b", "~", FOR_EVER) == AuthoritativeEntry(strange)
         changed = ListedEntry(b"~", "today", "no digest", 7, restored_until(count + 2))
         records, templates = numbered([changed])
         batch = Batch("b", b"~", END, records, templates, one.index.asked("b"), 0.0)

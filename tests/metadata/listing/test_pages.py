@@ -27,7 +27,7 @@ def keys_of(keys: Iterable[bytes]) -> SortedKeys:
     return SortedKeys([(key, b"r") for key in sorted(keys)])
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(KEYS, WANTED)
 def test_every_page_is_what_s3_lists(keys: set[bytes], wanted: ListRequest) -> None:
     """Order, limit, common prefixes, truncation, on the first page and on all that follow, with nothing twice."""
@@ -44,7 +44,7 @@ def test_every_page_is_what_s3_lists(keys: set[bytes], wanted: ListRequest) -> N
     assert wanted.limit == 0 or seen == everything
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(KEYS, WANTED, model.KEY.map(str.encode))
 def test_what_is_not_known_is_never_guessed(keys: set[bytes], wanted: ListRequest, known_until: bytes) -> None:
     """A page of which a part lies where nothing is known is none; one that is given is right whatever lies there."""
@@ -54,7 +54,7 @@ def test_what_is_not_known_is_never_guessed(keys: set[bytes], wanted: ListReques
         assert model.said(found) == model.page(keys, wanted)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(KEYS, KEYS, KEYS, WANTED)
 def test_written_keys_are_merged_before_the_page_is_cut(
     known: set[bytes], written: set[bytes], there: set[bytes], wanted: ListRequest
@@ -75,7 +75,7 @@ def test_written_keys_are_merged_before_the_page_is_cut(
     raise AssertionError("asks for ever")
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(KEYS, WANTED.filter(lambda wanted: wanted.limit > 0))
 def test_a_page_tells_everything_about_the_parts_it_is_said_to(keys: set[bytes], wanted: ListRequest) -> None:
     """In what is learned of an answer lies no key that was not in it; and without delimiter, nothing is left out."""

@@ -40,7 +40,7 @@ from tests.support.memory_origin.origin import MemoryOrigin
 from tests.support.slots import Slot, slot_with
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client
 
-EXAMPLES = int(os.environ.get("FOREBAY_ABSORB_EXAMPLES", "15"))
+EXAMPLES = int(os.environ.get("FOREBAY_ABSORB_EXAMPLES", "8"))
 STEPS_MIN, STEPS_MAX = int(os.environ.get("FOREBAY_ABSORB_STEPS_MIN", "15")), 40
 KEYS = ("back/a", "back/b", "back/a/b", "through")
 LARGE = random.Random(7).randbytes(PART_BYTES)

@@ -40,7 +40,7 @@ def behind(facts: to.Restore | None) -> Sequence[int]:
 
 
 def test_a_restore_in_which_one_rank_lags_is_stalled() -> None:
-    """Once nothing has come for a minute; what nobody reads of its kind is not waited for."""
+    """11.8 Once nothing has come for a minute; what nobody reads of its kind is not waited for."""
     read = [(rank, ReadPass(1000, 0.0, 9.0)) for rank in range(3)]
     going = restored(50.0, *read, (3, ReadPass(100, 1.0, 5.0)))
     assert going is not None

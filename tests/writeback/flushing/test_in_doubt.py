@@ -27,6 +27,8 @@ from tests.support.memory_origin.store import StoredPart
 from tests.support.opening import Opening
 from tests.support.writeback import key, spec
 
+pytestmark = pytest.mark.usefixtures("looking_seldom")
+
 CREATE = Operation.CREATE_MULTIPART_UPLOAD
 LIST = Operation.LIST_MULTIPART_UPLOADS
 AT = key("dir/model")

@@ -42,6 +42,8 @@ from tests.support.rest_is_slow import rest_is_slow
 from tests.support.slots import Slot
 from tests.support.writeback import key, staged
 
+pytestmark = pytest.mark.usefixtures("looking_seldom")
+
 AT = key("model")
 
 

@@ -22,15 +22,15 @@ from gateway.writeback.order import with_order
 from tests.support.slots import Slot, slot_with
 from tests.support.writeback import PlainPresence, key, part, pending, upload
 
-pytestmark = pytest.mark.slow  # 100,000 rows are to be made
+pytestmark = pytest.mark.slow  # 20,000 rows are to be made
 
 NOW = 1000.0
 SLOT = Slot("slot", Prefix.parse("s3://bucket/"), write="back", buffer_bytes=1000)
 STRICT = slot_with(SLOT, order="strict")
 
-MANY = 100_000
+MANY = 20_000
 STEPS_MAX = 6_000
-"""A hundred of a look-up, some of a page of a listing: of 100,000 rows it would be a million."""
+"""A hundred of a look-up, some of a page of a listing: of 20,000 rows it would be 200,000."""
 
 _SCANS = re.compile(r"^SCAN (?!.* USING (COVERING )?INDEX writes_aborting|CONSTANT)")
 """Without those of an index that has nothing but what is looked for."""
@@ -91,7 +91,7 @@ def scans(connection: sqlite3.Connection, statements: list[str]) -> list[str]:
 
 
 def a_write(tx: JournalTransaction) -> Write:
-    found = tx.writes.latest(key("d07/050007"))
+    found = tx.writes.latest(key("d07/010007"))
     assert found is not None
     return found
 
@@ -145,9 +145,9 @@ REQUESTS: dict[str, Callable[[JournalTransaction], object]] = {
     "put": lambda tx: tx.writes.acknowledge(pending(key("d07/new"), "new")),
     "put over pending": lambda tx: tx.writes.acknowledge(pending(a_write(tx).key, "new")),
     "delete": lambda tx: tx.writes.write_tombstone(pending(a_write(tx).key, deleted=True)),
-    "read": lambda tx: (a_write(tx), list(tx.parts.of(a_write(tx).id, 0, 16)), tx.writes.earliest(key("d07/050007"))),
+    "read": lambda tx: (a_write(tx), list(tx.parts.of(a_write(tx).id, 0, 16)), tx.writes.earliest(key("d07/010007"))),
     "page": lambda tx: tx.writes.listing("bucket", b"d50/", b"d51/", 20),
-    "page behind": lambda tx: tx.writes.listing("bucket", b"d99/099990", None, 20),
+    "page behind": lambda tx: tx.writes.listing("bucket", b"d99/019990", None, 20),
     "uploads": lambda tx: next(tx.uploads.under("bucket", "d50/", ("d50/u000650", ""))),
     "upload": _began,
     "complete": _completed,
@@ -190,7 +190,7 @@ def test_a_request_takes_no_longer_for_what_else_is_pending(connection: sqlite3.
 
 
 def test_a_marker_takes_steps_for_its_own_directory_alone(connection: sqlite3.Connection) -> None:
-    """A thousand shards of a hundred thousand writes; and each of them that goes, once more at the most."""
+    """Hundreds of shards of thousands of writes; and each of them that goes, once more at the most."""
     tx = JournalTransaction(connection, PlainPresence())
     connection.execute("BEGIN")
     try:
