@@ -25,7 +25,7 @@ help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 demo: $(STAMPS)/demo  ## set up, then run a small training job directly and through Forebay
 	@$(BIN)/forebay demo
-test: $(STAMPS)/test  ## set up, then run the quick tests
+test: $(STAMPS)/test tests/__pycache__  ## set up, then run the quick tests
 	$(PYTEST) -n 4 --dist worksteal -m "not slow and not ($(ELSEWHERE))"
 test-slow: $(STAMPS)/test  ## kills, large objects, long histories
 	$(PYTEST) -n 4 --dist worksteal -m "slow and not ($(ELSEWHERE))"
@@ -69,6 +69,10 @@ clean:  ## remove the virtual environment and everything generated
 	rm -f gateway/md5_lanes/md5_lanes.lib
 	rm -rf $(VENV) $(VENV)-lowest build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .campaign .fuzz
 	find gateway tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# In a new clone each process that runs tests would prepare all of them for itself, which takes most of a minute.
+tests/__pycache__: | $(STAMPS)/test
+	@for some in 'tests/[a-o]*' 'tests/[p-z]*'; do $(PY) pytest -q --collect-only $$some > /dev/null & done; wait
 
 # A stamp says that the dependency group of its name is installed.
 WHAT_demo := '.[demo]'

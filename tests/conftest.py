@@ -6,6 +6,7 @@ import asyncio
 import functools
 import gc
 import inspect
+import itertools
 import os
 import re
 import resource
@@ -75,7 +76,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(_soft, _DESCRIPTORS_MAX), _h
 """Tests open thousands of connections at both ends; an ordinary user begins with 1,024 descriptors."""
 
 gc.set_threshold(30_000, 10, 10)
-"""To look for garbage after each 700 new objects was a tenth of a run; to leave it lie for long takes 2 GB."""
+"""To look for garbage after each 700 new objects was a tenth of a run; to leave it lie for long takes memory."""
 
 _TESTS = Path(__file__).parent
 _OF_NO_DISK = frozenset(
@@ -103,6 +104,9 @@ LEFT_OUT = {
 """By marker: what a reader of the summary is told of the tests that a run leaves out. The first that fits counts."""
 
 _left_out: Counter[str] = Counter()
+
+TESTS_BETWEEN_FREEZES = 200
+_ended = itertools.count(1)
 _MARKER = re.compile(rf"(?:{'|'.join(LEFT_OUT)})\b")
 _TIMEOUT_SECONDS = 120
 
@@ -170,6 +174,14 @@ def pytest_collection_finish() -> None:
     """What has been collected stays to the end: no test that asks for a collection waits for it."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logfinish() -> None:
+    """So does what has stayed behind hundreds of tests, such as their reports."""
+    if next(_ended) % TESTS_BETWEEN_FREEZES == 0:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:

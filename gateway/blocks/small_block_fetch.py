@@ -166,6 +166,13 @@ class Waiting:
     persisted: asyncio.Future[bool]
 
 
+def gathering_seconds(blocks: int, held_bytes: int, seconds: float) -> float:
+    """Return how long to gather after `blocks` came in `seconds`, and the process holds so many bytes."""
+    is_busy = blocks * GATHERING_SECONDS >= BUSY_BLOCKS * seconds
+    has_memory = held_bytes * BUSY_GATHERING_SECONDS <= HELD_BYTES_MAX / 2 * seconds
+    return BUSY_GATHERING_SECONDS if is_busy and has_memory else GATHERING_SECONDS
+
+
 class GroupCommitWriter:
     """The writer of one process's small objects. Event loop only."""
 
@@ -219,9 +226,7 @@ class GroupCommitWriter:
         try:
             while self._waiting:
                 await asyncio.sleep(seconds)  # not of the clock, as no promise hangs on it
-                is_busy = len(self._waiting) * GATHERING_SECONDS >= BUSY_BLOCKS * seconds
-                has_memory = self.held_bytes / seconds <= HELD_BYTES_MAX / 2 / BUSY_GATHERING_SECONDS
-                seconds = BUSY_GATHERING_SECONDS if is_busy and has_memory else GATHERING_SECONDS
+                seconds = gathering_seconds(len(self._waiting), self.held_bytes, seconds)
                 batches = self._take_batches()
                 while batches:
                     await self._write(batches.popleft())

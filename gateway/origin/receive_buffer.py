@@ -1,6 +1,6 @@
-"""Buffers that receive large bodies again and again, in place of an object for each packet.
+"""Buffers for large bodies, used for one body after another, in place of an object for each packet.
 
-A thread may receive a body that is to be written: it takes what has come from the socket a step at a time, and hands on
+A thread may receive a body that it also writes: it takes what has come from the socket a step at a time, and hands on
 each step while its bytes are in the processor's cache. It never waits for the network. The event loop has found bytes
 there, and watches the connection when there are none.
 """
@@ -54,13 +54,13 @@ class Buffers:
 
 @dataclass(slots=True)
 class ReceiveBuffer:
-    """A buffer, and how many bytes make a piece worth having; who receives may change that from piece to piece.
+    """A buffer, and how many bytes make a piece worth having; the reader may change that between two pieces.
 
     Pieces are at least that long, unless the body ends, or GATHERING_SECONDS_MAX pass; at most as long as the buffer.
     It is lent when bytes come. Who has done with a piece may give it back until the next one.
 
-    `on_thread` has a thread call its argument with a function that takes the bytes; None: nobody takes them there.
-    Pieces that come another way have not been taken: who reads them counts.
+    `on_thread` has a thread call its argument with a function that takes the bytes; None: the event loop receives all.
+    Pieces that come another way have not been taken: the reader finds out by counting.
     """
 
     size_bytes: int

@@ -21,17 +21,23 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.large_block_fetch import FOLIO_BYTES_MAX, BlockWriter
 from gateway.blocks.layout import block_at
 from gateway.blocks.page_cache import Residency
+from gateway.core.clock import SystemClock
 from gateway.core.model import ByteRange, ObjectVersion
+from gateway.disk.file_lease import FileLease, SharedFile
 from gateway.origin.client import Purpose
+from gateway.origin.receive_buffer import SocketReceiver, Take
+from tests.origin.origins import s3_origin
 from tests.support.blocks import (
     KIB,
     MIB,
     NotingOrigin,
     block_files,
     content_of,
+    drop_page_cache,
     make_origin,
     open_cache,
     partial_files,
+    read,
     stored,
     until,
 )
@@ -329,6 +335,35 @@ def test_a_file_that_is_longer_than_what_was_written_is_not_believed(workers: Wo
     assert follower.answer() == "right"
     assert leader.answer() == "right"
     assert len(workers.ranges()) == 2
+
+
+async def test_the_thread_that_receives_a_large_block_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but what came with the head; readers and the disk get what the origin has."""
+    received, receive = dict[str, int](), SocketReceiver.receive
+
+    def noting(receiver: SocketReceiver, wire: FileLease[SharedFile], take: Take) -> None:
+        before_bytes = receiver.filled_bytes
+        receive(receiver, wire, take)
+        name = threading.current_thread().name.partition("_")[0]
+        received[name] = received.get(name, 0) + receiver.filled_bytes - before_bytes
+
+    monkeypatch.setattr(SocketReceiver, "receive", noting)
+    block, size = 4 * MIB, 21 * MIB + 12_345
+    with StrictOrigin() as strict:
+        version, origin = stored(strict.model, "k", size), s3_origin(strict.endpoint_url)
+        async with open_cache(tmp_path / "c", origin, clock=SystemClock(), block_size_bytes=block) as cache:
+            content = content_of(strict.model, version)
+            assert await read(cache, version) == content
+            await cache.settle()
+            strict.model.buckets.clear()
+            for path in block_files(tmp_path / "c"):
+                drop_page_cache(path)
+            assert await read(cache, version) == content
+        await origin.aclose()
+    assert received.keys() == {"block-disk"}
+    assert size // 2 < received["block-disk"] <= size
 
 
 def harm(path: Path, offset: int) -> None:

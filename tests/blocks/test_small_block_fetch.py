@@ -14,7 +14,12 @@ from typing import Any
 
 import pytest
 
-from gateway.blocks.small_block_fetch import HELD_BYTES_MAX
+from gateway.blocks.small_block_fetch import (
+    BUSY_GATHERING_SECONDS,
+    GATHERING_SECONDS,
+    HELD_BYTES_MAX,
+    gathering_seconds,
+)
 from gateway.core.model import FileSpan, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix, Slots
@@ -394,3 +399,13 @@ def test_a_fetch_that_fails_lets_the_next_process_try(workers: Workers) -> None:
     assert answers[0] == "right"
     assert "403" in answers[1]
     assert workers.asked() == ["k", "k"]
+
+
+def test_batches_gather_longer_under_load_while_memory_has_room_for_them() -> None:
+    """Thirty blocks of 100 KiB in 10 ms are a load; a few are none, and blocks of a MiB would fill the memory."""
+    usual, busy = GATHERING_SECONDS, BUSY_GATHERING_SECONDS
+    assert gathering_seconds(30, 30 * 100 * KIB, usual) == busy
+    assert gathering_seconds(90, 90 * 100 * KIB, busy) == busy
+    assert gathering_seconds(15, 15 * 100 * KIB, usual) == usual
+    assert gathering_seconds(40, 40 * 100 * KIB, busy) == usual
+    assert gathering_seconds(16, 16 * MIB, usual) == usual

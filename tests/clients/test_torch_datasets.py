@@ -55,7 +55,10 @@ def test_map_dataset_reads_every_object(
     assert reads == []
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.timeout(400)  # four processes import PyTorch
+@pytest.mark.parametrize(
+    ("workers", "origin"), [(0, "moto"), (0, "strict"), (2, "strict")], indirect=["origin"], scope="session"
+)
 def test_iterable_dataset_in_a_data_loader(
     workers: int, http_endpoint: Endpoint, bucket: str, objects: dict[str, bytes], origin: Origin
 ) -> None:

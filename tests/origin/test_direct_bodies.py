@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import random
 import socket
@@ -335,6 +336,18 @@ async def test_a_reader_that_is_cancelled_closes_its_connection() -> None:
                 await fetch(origin, landing(4 * MIB, 4 * MIB))
         for_ever.set()
         await server.ended.wait()
+
+
+async def test_without_a_descriptor_to_spare_the_loop_receives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it receives what no thread may."""
+
+    def refuse(_: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with playing(answer(BODY)) as (_, origin):
+        monkeypatch.setattr("gateway.origin.http1_client.connection.os.dup", refuse)
+        assert await fetch(origin, into := landing()) == BODY
+        assert not into.from_threads
 
 
 FRAMINGS = {

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.errors import OriginBodyError, OriginUnreachable, OutcomeUnknown
 from gateway.origin.client import OriginRequest, StreamedBody
-from gateway.origin.receive_buffer import ReceiveBuffer
+from tests.origin.origins import Landing
 from tests.origin.told_origin import NONE, Request, forever, head, told_origin
 from tests.support.rest_is_slow import rest_is_slow
 
@@ -136,11 +136,16 @@ async def test_a_conditional_write_that_is_not_answered_is_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "direct"),
-    [(100_000, False), (10 * 1024**2, False), (10 * 1024**2, True)],
-    ids=["whole", "queued", "direct"],
+    ("size", "buffer"),
+    [
+        (100_000, None),
+        (10 * 1024**2, None),
+        (10 * 1024**2, Landing(256 * 1024, 64 * 1024, threads=False)),
+        (10 * 1024**2, Landing(256 * 1024, 64 * 1024, threads=True)),
+    ],
+    ids=["whole", "queued", "direct", "threads"],
 )
-async def test_a_body_that_trickles_is_given_up(size: int, direct: bool) -> None:
+async def test_a_body_that_trickles_is_given_up(size: int, buffer: Landing | None) -> None:
     """A byte now and then is no progress, also where it is received piece by piece; what was there is given first."""
 
     async def trickle(request: Request, writer: asyncio.StreamWriter) -> None:
@@ -153,7 +158,6 @@ async def test_a_body_that_trickles_is_given_up(size: int, direct: bool) -> None
         told_origin(trickle, **NONE) as told,
         await told.origin.send(OriginRequest("GET", "b", "k")) as answer,
     ):
-        buffer = ReceiveBuffer(256 * 1024, 64 * 1024) if direct else None
         received = 0
         with pytest.raises(OriginBodyError, match="nothing came"):  # noqa: PT012 - what came is counted
             async for piece in answer.stream(buffer):

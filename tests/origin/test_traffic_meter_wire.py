@@ -10,13 +10,12 @@ import pytest
 
 from gateway.core.clock import SystemClock
 from gateway.origin.client import Direction, OriginRequest, OriginSettings, StreamedBody
-from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.origin.s3 import S3Origin
 from gateway.origin.signing import StaticCredentials
 from gateway.origin.traffic_meter import AnswerKind, MeteredOrigin, OriginMeter
 from gateway.s3.requests import Operation
 from tests.origin.clients import MEBIBYTE, playing
-from tests.origin.origins import STRICT_PAIR
+from tests.origin.origins import STRICT_PAIR, Landing
 from tests.support.memory_origin.faults import Answer, on
 from tests.support.strict_origin import StrictOrigin
 
@@ -52,7 +51,12 @@ class Held:
 
 def held_origin(strict: StrictOrigin) -> MeteredOrigin:
     meter = OriginMeter(Held())
-    settings = OriginSettings(strict.endpoint_url, read_timeout_seconds=READ_TIMEOUT_SECONDS, max_attempts=1)
+    settings = OriginSettings(
+        strict.endpoint_url,
+        connect_timeout_seconds=60.0,
+        read_timeout_seconds=READ_TIMEOUT_SECONDS,
+        max_attempts=1,
+    )
     credentials = StaticCredentials(STRICT_PAIR)
     origin = S3Origin(settings, credentials, SystemClock(), instance_id="gateway-1", on_attempt=meter.attempt)
     return MeteredOrigin(origin, meter)
@@ -60,9 +64,13 @@ def held_origin(strict: StrictOrigin) -> MeteredOrigin:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size_bytes", [100 * 1024, MEBIBYTE + 1], ids=["all arrived", "more to come"])
-@pytest.mark.parametrize("landing", [None, ReceiveBuffer(MEBIBYTE, MEBIBYTE)], ids=["as it comes", "landing"])
+@pytest.mark.parametrize(
+    "landing",
+    [None, *(Landing(MEBIBYTE, MEBIBYTE, threads=threads) for threads in (False, True))],
+    ids=["as it comes", "landing", "threads"],
+)
 async def test_time_spent_waiting_to_read_is_no_silence_of_the_origin(
-    strict: StrictOrigin, size_bytes: int, landing: ReceiveBuffer | None
+    strict: StrictOrigin, size_bytes: int, landing: Landing | None
 ) -> None:
     """10.3 Whether the rest of the body already lies here or is still to be sent."""
     strict.model.put("bucket", "big", bytes(size_bytes))

@@ -75,7 +75,7 @@ def keys_of(slot: str, size_bytes: int, all_bytes: int) -> list[str]:
 QUICK = {
     ("small", in_order, "epoch"),
     ("of one block", at_random_twice, "lru"),
-    ("of several blocks", side_by_side, "epoch"),
+    ("of several blocks", side_by_side, "lru"),
 }
 
 
@@ -89,8 +89,10 @@ QUICK = {
             marks=() if (size, scan, eviction) in QUICK else pytest.mark.slow,
             id=f"{size}, {scan.__name__}, {eviction}",
         )
-        for size, scan, eviction in itertools.product(
-            SIZES, (in_order, side_by_side, at_random_twice), ("epoch", "lru")
+        for (size, scan), eviction in zip(
+            itertools.product(SIZES, (in_order, side_by_side, at_random_twice)),
+            itertools.cycle(("epoch", "lru")),  # either with each size and each scan
+            strict=False,
         )
     ],
 )

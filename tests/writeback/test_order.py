@@ -108,6 +108,12 @@ def test_the_last_part_of_a_path_makes_a_marker(name: str, *, expected: bool) ->
     assert not is_marker(name, ())
 
 
+def test_a_pattern_of_many_stars_is_soon_done_with_the_longest_key() -> None:
+    """With a search that goes back from star to star this would not end."""
+    assert not is_marker("a" * 1024, ["*a" * 100 + "*b", "*b"])
+    assert is_marker("a" * 1023 + "b", ["*a" * 100 + "*b"])
+
+
 def test_a_slot_says_what_its_markers_are() -> None:
     """Letters are what they are, whatever the system thinks of them. A name with slashes tells the directory, too."""
     slot = slot_with(SLOT, markers=("DONE*", "log/*.json"))

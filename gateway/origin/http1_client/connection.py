@@ -296,13 +296,11 @@ class Connection(asyncio.BufferedProtocol):
             self._put_off(self._loop.time() - self._paused_at)
 
     def wire(self) -> FileLease[SharedFile] | None:
-        """Return the socket for a thread to receive from; None where bytes on it are no plain ones."""
-        if self._wire is None:
-            transport = self._transport
-            if transport.get_extra_info("sslcontext") is not None or not self.usable:
-                return None
-            self._wire = FileLease(SharedFile(os.dup(transport.get_extra_info("socket").fileno())))
-        return self._wire.share()
+        """Return the socket for a thread to receive from; None if its bytes are encrypted, or no descriptor is left."""
+        if self._wire is None and self.usable and self._transport.get_extra_info("sslcontext") is None:
+            with suppress(OSError):
+                self._wire = FileLease(SharedFile(os.dup(self._transport.get_extra_info("socket").fileno())))
+        return None if self._wire is None else self._wire.share()
 
     def await_bytes(self, count: int) -> bool:
         """Return True if `count` bytes wait in the socket.
@@ -400,8 +398,9 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.usable = False
         self._stop_awaiting()
-        if self._wire is not None:
-            self._wire.close()
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.close()
         writable, self._writable = self._writable, None
         if writable is not None and not writable.done():
             writable.set_exception(ConnectionResetError("the connection has ended"))

@@ -376,6 +376,7 @@ _IF_SET = {
 """Name in the record → attribute of a Write, of those that JSON has as they are. `_IF_SET` are left out at defaults."""
 
 _BLANK = Write(WriteSpec(ObjectKey("", ""), {}, ""), ExpectedVersion(), 0.0)
+_DEFAULTS = [(name, attribute, getattr(_BLANK, attribute)) for name, attribute in _IF_SET.items()]
 
 
 def pack_write(write: Write) -> bytes:
@@ -390,8 +391,8 @@ def pack_write(write: Write) -> bytes:
         "base": {"etags": base.etags, "absent": base.absent, "known": base.known, "asked": base.asked_at},
     }
     record |= {name: getattr(write, attribute) for name, attribute in _ALWAYS.items()}
-    for name, attribute in _IF_SET.items():
-        if (value := getattr(write, attribute)) != getattr(_BLANK, attribute):
+    for name, attribute, default in _DEFAULTS:
+        if (value := getattr(write, attribute)) != default:
             record[name] = value
     if base.asked is not None:
         record["base"]["moment"] = moment_record(base.asked)

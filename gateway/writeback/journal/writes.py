@@ -93,6 +93,10 @@ class Writes(Table):
         return [unpack_write(write_id, record) for write_id, record in found]
 
     def insert(self, write: Write, turn: Turn) -> Write:
+        return self.update(self._insert_row(write, turn))
+
+    def _insert_row(self, write: Write, turn: Turn) -> Write:
+        """Insert a write whose record must follow within the transaction."""
         key = write.key
         row_id = self._insert(
             "INSERT INTO writes (upload_id, bucket, key, place, slot, state, pending, due_at, attempts, priority, "
@@ -100,7 +104,7 @@ class Writes(Table):
             *(write.upload_id, *at(key), hash_slot_of(key), write.spec.slot, write.state),
             *(turn.due_at, turn.priority, write.size_bytes),
         )
-        return self.update(replace(write, id=row_id))
+        return replace(write, id=row_id)
 
     def update(self, write: Write, turn: Turn | None = None) -> Write:
         """Rewrite a row; with `turn`, also its due time and failures."""
@@ -190,7 +194,8 @@ class Writes(Table):
         replaced, _ = self.before(write)
         expected = replaced[0].expected if replaced else self.expected_now(write)
         state = State.LOCAL if write.state is State.LOCAL else State.COMMITTED
-        stored = self.insert(replace(write, state=state, expected=expected, runs=runs_of(write.parts)), Turn(None))
+        made = replace(write, state=state, expected=expected, runs=runs_of(write.parts))
+        stored = self._insert_row(made, Turn(None))
         for part in stored.parts:
             self.parts.put(stored.id, part, stored.spec.slot)
         return self.enter(stored, replaced)
