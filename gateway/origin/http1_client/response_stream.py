@@ -345,13 +345,20 @@ class ResponseStream:
         "received_bytes",
     )
 
-    def __init__(self, connection: ResponseConnection, loop: asyncio.AbstractEventLoop, *, bodiless: bool) -> None:
+    def __init__(
+        self,
+        connection: ResponseConnection,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        bodiless: bool,
+        asked_at: float | None = None,
+    ) -> None:
         self.head: ResponseHead
         self.has_head = False
         self.received_bytes = 0
         self.head_seconds = 0.0
         self.longest_gap_seconds = 0.0
-        self._asked_at = loop.time()
+        self._asked_at = loop.time() if asked_at is None else asked_at
         self._receiver: SocketReceiver | None = None
         self._connection: ResponseConnection | None = connection
         self._loop = loop
@@ -482,7 +489,8 @@ class ResponseStream:
     def close(self) -> None:
         """Want no more of it: a connection with the rest of a body on it is of no use. Idempotent."""
         self._stop_waiting_for_body()
-        self._begun.cancel()
+        if not self._begun.cancel() and not self._begun.cancelled():
+            self._begun.exception()  # retrieved: it may have been passed on to none
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
