@@ -205,6 +205,12 @@ def test_the_way_of_a_request_does_not_grow(tmp_path: Path) -> None:
             colds = [
                 await world.visits(partial(world.read, f"data/{n}", Range="bytes=1000000-2000000")) for n in (2, 3, 4)
             ]
+            for number in range(12):
+                small = {"Key": f"data/s{number}", "Body": bytes(50_000)}
+                await asyncio.to_thread(partial(world.origin.put_object, Bucket=BUCKET, **small))
+            for number in range(9):  # so many sizes are seen before an unknown object is asked for as a whole
+                await world.read(f"data/s{number}")
+            smalls = [await world.visits(partial(world.read, f"data/s{n}")) for n in (9, 10, 11)]
             lists = [await world.visits(lambda: world.call("list_objects_v2", Prefix="data/")) for _ in range(3)]
             await world.call("put_object", Key="back/first", Body=b"1")
             uploads = [(await world.call("create_multipart_upload", Key=f"back/{n}"))["UploadId"] for n in range(2)]
@@ -228,6 +234,7 @@ def test_the_way_of_a_request_does_not_grow(tmp_path: Path) -> None:
             seen = {
                 "warm GET": in_all(warms),  # what is done every few seconds falls into one,
                 "cold GET": in_all(colds),  # what waits for a slow disk goes further,
+                "small cold GET": in_all(smalls),
                 "LIST": in_all(lists),
                 "slot change": in_all(changes),  # in a worker, whose parts follow
                 "part upload": len(part_upload.files),

@@ -238,6 +238,7 @@ async def s3_application(
             writeback=None if closed else await buffer_if_needed(),
             buffer_closed=closed and is_needed(settings),
             homes=settings.homes,
+            begin_read=node.origin.begin_read,
             reads=stack.enter_context(_counted_reads(shared_directory, worker, node.clock)),
         )
         stack.push_async_callback(answers.close)

@@ -112,7 +112,10 @@ class PassthroughCache:
         headers: Mapping[str, str],
         answer: UnpinnedResponse,
     ) -> memoryview | None:
-        """Return a range of a small object if the first answer has brought all of it; None: call `open_range`."""
+        """Return a range of a small object if the first answer has brought all of it; None: call `open_range`.
+
+        The caller counts its bytes as missed ones.
+        """
         # The block's fill then lacks nothing but the disk.
         dependencies, size_bytes, settings = self._dependencies, version.size_bytes, self._dependencies.settings
         if answer.range.length != size_bytes or size_bytes > min(GIVEN_BYTES_MAX, settings.block_size_of(slot)):
@@ -122,7 +125,6 @@ class PassthroughCache:
         content = dependencies.fetches.start_inline(layout.block_at(version, 0, size_bytes), slot, headers, answer)
         if content is None:
             return None
-        metrics.CACHE_MISS_BYTES.add(byte_range.length, slot)
         return content[byte_range.first : byte_range.stop]
 
     def holds(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> bool:
@@ -147,6 +149,11 @@ class PassthroughCache:
         except StoreUnavailable:
             return "not-kept"
         return plan.why_block_missing(dependencies, size_bytes, before, block, state)
+
+    @property
+    def keeps_all_it_fetches(self) -> bool:
+        """Return True if the disk has taken all small blocks that this process fetched lately."""
+        return not self._dependencies.fetches.refused
 
     def first_fetched(self, first: int, last: int | None, slot: str) -> ByteRange:
         """Return the first range that a read of `first` to `last` (None: the end) of an unknown object fetches."""
@@ -223,9 +230,12 @@ class BlockCache(PassthroughCache):
         return Explanation(here, await asyncio.to_thread(plan.holding, dependencies, key), why_not)
 
     def begin_unpinned_get(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
-        if self.has_blocks_of(key):
+        object_id = layout.object_id(key)
+        try:
+            has_blocks = self._directory.index.has_object(object_id)
+        except StoreUnavailable:
             return None
-        return self._dependencies.unpinned_gets.begin(layout.object_id(key), offset, headers)
+        return None if has_blocks else self._dependencies.unpinned_gets.begin(object_id, offset, headers)
 
     def has_blocks_of(self, key: ObjectKey) -> bool:
         """Return True if blocks of any version of an object are cached, or if the index cannot be read."""

@@ -302,6 +302,8 @@ class BodyCheck:
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> BodyCheck | None:
         """Return the check that an answer's headers allow, if any. A checksum of checksums of parts is none."""
+        if _CHECKSUMS.isdisjoint(headers):
+            return None
         headers = without_doubtful_checksums(headers)
         if _CHECKSUMS.isdisjoint(headers) or headers.get("x-amz-checksum-type", "FULL_OBJECT").upper() != "FULL_OBJECT":
             return None

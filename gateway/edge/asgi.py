@@ -102,7 +102,7 @@ class RequestRecord:
         return self.body is not None and self.body.complete
 
 
-_CACHE: Mapping[tuple[CacheLabel, MissReason | None], bytes] = {
+CACHE_LINES: Mapping[tuple[CacheLabel, MissReason | None], bytes] = {
     (name, reason): f"x-forebay-cache: {name}{'' if reason is None else f'; reason={reason}'}\r\n".encode()
     for name in get_args(CacheLabel)
     for reason in (None, *get_args(MissReason))
@@ -158,7 +158,7 @@ def _encoded(reply: Response, record: RequestRecord, body: Any) -> EncodedRespon
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in own] if own else []
     if not record.body_complete:
         headers.append((b"connection", b"close"))
-    cache = _CACHE[reply.cache, reply.reason] if reply.cache is not None else b""
+    cache = CACHE_LINES[reply.cache, reply.reason] if reply.cache is not None else b""
     lines = answer_lines(reply.encoded.lines, record.request_id, cache)
     length_bytes, whole = reply.length_bytes, reply.body
     if length_bytes is None and isinstance(whole, (bytes, memoryview)) and reply.status not in (204, 304):

@@ -35,7 +35,7 @@ from gateway.core.clock import Clock, SystemClock
 from gateway.core.errors import BlockDamaged, S3Error
 from gateway.core.model import PinnedFileSpan
 from gateway.edge.cycle import CONTINUE, LEARN, RESPONSE, TOLD, RequestCycle, step
-from gateway.edge.prepared import ConnectionHeads, PreparedRequests, Question
+from gateway.edge.prepared import ColdRequest, ConnectionHeads, PreparedRequests, Question
 from gateway.edge.receiving import RECEIVE_INTO, ReceiveThreads, Receiving, readable
 from gateway.edge.request_parsing import (
     HEAD_END,
@@ -46,11 +46,20 @@ from gateway.edge.request_parsing import (
     RequestHead,
     request_scope,
 )
-from gateway.edge.response import WriteWatch, plain_head, refusal_bytes, send_span, too_many_connections
+from gateway.edge.response import (
+    ResponseFraming,
+    WriteWatch,
+    next_request_id,
+    plain_head,
+    refusal_bytes,
+    send_span,
+    too_many_connections,
+)
 from gateway.edge.server_state import InputFlow, S3ServerState, ServerLimits
 from gateway.operations.context import Told
 from gateway.operations.prepared_reads import PreparedAnswer
 from gateway.s3.error_codes import s3_error
+from gateway.telemetry import metrics
 
 IDLE_SECONDS = 1.0
 """A connection that has waited longer for a request is not at work."""
@@ -460,9 +469,9 @@ class S3Protocol(HttpToolsProtocol):
         except Exception:  # the whole way says what is wrong, and answers it
             _logger.exception("a prepared answer failed")
             return False
-        if answer is None:
-            return False
         prepared, tracer = heads.prepared, heads.prepared.app.tracer
+        if answer is None:
+            return tracer is None and self._begin_cold(heads, head, began)
         if tracer is not None and tracer.draws(head):
             answer.close()
             return False
@@ -470,7 +479,10 @@ class S3Protocol(HttpToolsProtocol):
         self._count_read()
         if isinstance(answer, Question):
             cycle = self._prepared_cycle("GET")
-            self._start_task(cycle, self._ask(cycle, prepared, answer, head, began))
+            if prepared.begin_ask(answer, partial(self._end_ask, prepared, answer, head, began)):
+                cycle.on_left = partial(prepared.left, answer, began, self.client)
+            else:
+                self._start_task(cycle, self._ask(cycle, prepared, answer, head, began))
             return True
         rest = self._send_prepared(prepared, answer, began)
         if rest is None:
@@ -480,6 +492,49 @@ class S3Protocol(HttpToolsProtocol):
             cycle.response_started = True  # nothing else is said meanwhile
             self._start_task(cycle, rest(cycle))
         return True
+
+    def _begin_cold(self, heads: ConnectionHeads, head: bytes, began: float) -> bool:
+        """Return True if the origin was asked for an unknown object; `_end_cold` goes on."""
+        try:
+            cold = heads.begin_cold(began, partial(self._end_cold, head))
+        except Exception:  # the whole way says what is wrong, and answers it
+            _logger.exception("a cold request failed")
+            return False
+        if cold is None:
+            return False
+        self._forget_head()
+        self._count_read()
+        self._prepared_cycle("GET").on_left = partial(cold.left, self.client)
+        return True
+
+    def _end_cold(self, head: bytes, cold: ColdRequest) -> None:
+        """Answer a cold request, or have the whole way do it."""
+        cycle = self.cycle
+        if cycle is None or cycle.disconnected:
+            return
+        cycle.on_left = None
+        metrics.REQUESTS_IN_FLIGHT.add(-1)
+        answer = cold.answer() if cycle.keep_alive and self._may_send_now() else None
+        if answer is None:
+            cold.read.hand_over()
+            told = Told(None, cold.began, cold.read.question)
+            self._start_task(cycle, self._take_whole_way(cycle, head, told, cold.read.close))
+            return
+        request_id, body = next_request_id(), answer.body
+        cycle.response_started = True
+        framing = ResponseFraming(len(body), chunked=False, bodiless=False, keep_alive=True)
+        cycle.writer.start(cold.head(answer, request_id, self.shared.default_lines), framing)
+        cycle.writer.write_whole(body)
+        cold.sent(answer, request_id, self.client)
+        cycle.complete()
+
+    async def _take_whole_way(self, cycle: RequestCycle, head: bytes, told: Told, close: Callable[[], None]) -> None:
+        """Run the application, with the answer of the origin so far."""
+        try:
+            cycle.scope = {**request_scope(self._connection_scope, self._heads.parse(head)), TOLD: told}
+            await self.app(cycle.scope, cycle.receive, cycle.send)
+        finally:
+            close()
 
     def _may_send_now(self) -> bool:
         """Return True if bytes wait for the kernel alone; encrypted ones wait in the transport, too."""
@@ -514,6 +569,31 @@ class S3Protocol(HttpToolsProtocol):
 
         return go_on
 
+    def _end_ask(
+        self,
+        prepared: PreparedRequests,
+        question: Question,
+        head: bytes,
+        began: float,
+        answer: PreparedAnswer | None,
+    ) -> None:
+        """Answer by what the origin has said, or have a task wait for more."""
+        cycle = self.cycle
+        if cycle is None or cycle.disconnected:
+            return
+        cycle.on_left = None
+        if answer is None or not cycle.keep_alive or not self._may_send_now():
+            if answer is not None:
+                answer.close()
+            self._start_task(cycle, self._ask(cycle, prepared, question, head, began))
+            return
+        rest = self._send_prepared(prepared, answer, began)
+        cycle.response_started = True
+        if rest is not None:
+            self._start_task(cycle, rest(cycle))
+        else:
+            cycle.complete()
+
     async def _ask(
         self, cycle: RequestCycle, prepared: PreparedRequests, question: Question, head: bytes, began: float
     ) -> None:
@@ -531,9 +611,7 @@ class S3Protocol(HttpToolsProtocol):
                 cycle.complete()
             return
         question.close()
-        told = Told(question.pending.told, began)
-        cycle.scope = {**request_scope(self._connection_scope, self._heads.parse(head)), TOLD: told}
-        await self.app(cycle.scope, cycle.receive, cycle.send)
+        await self._take_whole_way(cycle, head, Told(question.pending.told, began), question.close)
 
     def _feed_body(self, data: bytes) -> None:
         cycle = self.cycle

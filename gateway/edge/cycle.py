@@ -144,6 +144,9 @@ class RequestCycle:
     task: asyncio.Task[None] | None = None
     """None while it is answered in the call that brought it."""
 
+    on_left: Callable[[], None] | None = None
+    """Called when the client leaves before the response is complete, while no task waits."""
+
     _event: asyncio.Event | None = None
     _is_over = False
     """The application has returned: what happens to the response now is no beginning of another request."""
@@ -431,6 +434,8 @@ class RequestCycle:
         self.writer.abandon()
         if self._event is not None:
             self._event.set()
+        if self.on_left is not None:
+            self.on_left()
         if self.task is not None and not self.response_complete:
             cancellation.abandon(self.task)
 

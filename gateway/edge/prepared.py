@@ -15,14 +15,17 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from gateway.core import cancellation
 from gateway.core.errors import ClientDisconnected, S3Error
+from gateway.core.model import MissReason, ObjectKey
 from gateway.edge.access import Caller, Key, authorise
-from gateway.edge.asgi import S3App
-from gateway.edge.response import answer_lines, next_request_id
+from gateway.edge.asgi import CACHE_LINES, S3App
+from gateway.edge.response import answer_lines, next_request_id, plain_head
+from gateway.operations.cold_reads import ColdAnswer, ColdRead, begin_cold_read
 from gateway.operations.origin_rights import right_to_read
 from gateway.operations.prepared_reads import (
     PendingAnswer,
@@ -40,7 +43,7 @@ from gateway.s3.prepared_head import HeadValues, PreparedHead, prepare
 from gateway.s3.requests import Operation, S3Request, parse_query, strip_signature_parameters, understood
 from gateway.shared.recent_requests import MINUTE_SECONDS, FinishedRequest
 from gateway.telemetry import metrics
-from gateway.telemetry.request_counts import BROKEN_OFF, CLIENT_LEFT, HitTally, count_request
+from gateway.telemetry.request_counts import BROKEN_OFF, CLIENT_LEFT, AnswerTally, count_request
 from gateway.telemetry.tracing import TRACE
 
 _HEADS_MAX = 1024
@@ -66,6 +69,8 @@ _SLICE = 1024
 _ASKED_PLACES = 1 << 20
 """A byte each: data sets of a million objects are known to have been asked for before. A power of two."""
 _ASKED_AT_MOST, _ASKED_AGAIN = 255, 128
+
+_KNOWN_IN_A_ROW, _TRIED_ONE_IN = 8, 16
 
 _PATH_BYTES_MAX = 3200
 """Room for a bucket and a key of 1,024 bytes, all of them encoded."""
@@ -121,10 +126,13 @@ class PreparedRequests:
         self._count = 0
         self._slices = bytearray(_ASKED_PLACES)
         """Time of the last request for each object without a place, by its hash; 0: none is known."""
-        self._tallies: dict[tuple[str, Operation, str, int, bool], HitTally] = {}
+        self._tallies: dict[tuple[str, Operation, str, int, bool, MissReason | None], AnswerTally] = {}
         self._tally_of: dict[str, TallyOf] = {}
         """By credential: one for all that are kept."""
         self._laying: asyncio.TimerHandle | None = None
+        self._known_in_a_row = 0
+        """Requests for objects that turned out to be known, since the last for one that was not."""
+
         self.generation = 0
         """Generation of heads: those of earlier generations are not answered."""
 
@@ -173,11 +181,7 @@ class PreparedRequests:
         if known is None and not self._is_worth_it(place):
             return None
         key = self._authenticator.key_of(head, values)
-        if (
-            key is None
-            or (head.authorization is None and self._is_limited(key, head))
-            or not (values.raw_query in _QUERIES or (head.authorization is None and _is_only_signed(values)))
-        ):
+        if key is None or (head.authorization is None and self._is_limited(key, head)) or not _is_bare(head, values):
             return None
         if known is not None and known.read.is_pending():
             return None
@@ -196,6 +200,28 @@ class PreparedRequests:
             self._was_worth_it(place)
         return answer
 
+    def begin_ask(self, question: Question, on_end: Callable[[PreparedAnswer | None], None]) -> bool:
+        """Ask without a wait, and call `on_end`: with None, or if this returns False, call `ask`."""
+        ACCOUNT.set(question.access_key_id)
+        TRACE.set(None)
+
+        def ended(answer: PreparedAnswer | None) -> None:
+            metrics.REQUESTS_IN_FLIGHT.add(-1)
+            if answer is not None:
+                self._was_worth_it(question.place)
+            on_end(answer)
+
+        is_begun = question.pending.begin(ended)
+        metrics.REQUESTS_IN_FLIGHT.add(is_begun)
+        return is_begun
+
+    def left(self, question: Question, began: float, client: Client | None) -> None:
+        """End a question that was begun: the client has left."""
+        metrics.REQUESTS_IN_FLIGHT.add(-1)
+        question.close()
+        pending = question.pending
+        self.not_answered(CLIENT_LEFT, pending.key, pending.slot, question.access_key_id, began, client)
+
     async def ask(self, question: Question, began: float, client: Client | None) -> PreparedAnswer | None:
         """Return the answer to a question; None: the full way answers, by what the origin has said.
 
@@ -210,14 +236,10 @@ class PreparedRequests:
             answer = await pending.ask()
         except (ClientDisconnected, asyncio.CancelledError) as error:
             is_left = isinstance(error, ClientDisconnected) or cancellation.is_current_left()
-            status, operation, key = CLIENT_LEFT if is_left else BROKEN_OFF, Operation.GET_OBJECT, pending.key
-            seconds, credential = time.perf_counter() - began, self._authenticator.credential_of(question.access_key_id)
             if pending.is_known:
                 metrics.CATALOG_LOOKUPS.add(1, pending.slot, "hit")
-            count_request(operation, pending.slot, status, None, seconds)
-            remote = client[0] if client is not None else None
-            what, who = (operation, key.bucket, key.key, pending.slot, status), (credential, next_request_id(), remote)
-            self.app.tell(FinishedRequest(*what, None, None, None, seconds, 0, 0, *who))
+            status = CLIENT_LEFT if is_left else BROKEN_OFF
+            self.not_answered(status, pending.key, pending.slot, question.access_key_id, began, client)
             raise
         except Exception:
             self.app.log.exception("a prepared answer failed")
@@ -231,6 +253,46 @@ class PreparedRequests:
             self._was_worth_it(question.place)
         return answer
 
+    def begin_cold(
+        self, head: PreparedHead, values: HeadValues, began: float, on_end: Callable[[ColdRequest], None]
+    ) -> ColdRequest | None:
+        """Ask the origin for an unknown object, and call `on_end`; None: take the full way.
+
+        While all other objects turn out to be known, this is tried less often.
+        """
+        if head.asker[2] != "GET" or len(values.raw_path) > _PATH_BYTES_MAX:
+            return None
+        if self._known_in_a_row >= _KNOWN_IN_A_ROW and self._count % _TRIED_ONE_IN:
+            return None
+        key = self._authenticator.key_of(head, values)
+        if key is None or self._is_limited(key, head) or not _is_bare(head, values):
+            return None
+        request = self._understood(head, values, key)
+        if request is None:
+            return None
+        if head.conditions_at:
+            request = replace(request, headers={**request.headers, **head.conditions(values)})
+        ACCOUNT.set(key.access_key_id)
+        TRACE.set(None)
+        cold = ColdRequest(self, key.access_key_id, began)
+        read = begin_cold_read(self._services, request, lambda _: on_end(cold))
+        if read is None:
+            self._known_in_a_row += 1
+            return None
+        self._known_in_a_row, cold.read = 0, read
+        metrics.REQUESTS_IN_FLIGHT.add(1)
+        return cold
+
+    def not_answered(
+        self, status: str, key: ObjectKey, slot: str, access_key_id: str, began: float, client: Client | None
+    ) -> None:
+        """Count a GET that ended before it was answered."""
+        seconds, remote = time.perf_counter() - began, client[0] if client is not None else None
+        count_request(Operation.GET_OBJECT, slot, status, None, seconds)
+        who = self._authenticator.credential_of(access_key_id), next_request_id(), remote
+        what = Operation.GET_OBJECT, key.bucket, key.key, slot, status
+        self.app.tell(FinishedRequest(*what, None, None, None, seconds, 0, 0, *who))
+
     def begin(self, answer: PreparedAnswer) -> tuple[str, bytes]:
         """Another request id, and the lines of an answer's head that have it."""
         request_id = next_request_id()
@@ -243,9 +305,7 @@ class PreparedRequests:
     ) -> None:
         """All of an answer is sent to a client, `sent_bytes` of it are its body's."""
         seconds, tally = time.perf_counter() - began, answer.tally
-        tally.add(seconds, sent_bytes)
-        if self._laying is None:
-            self._laying = asyncio.get_running_loop().call_later(LAID_SECONDS, self._lay)
+        self._add(tally, seconds, sent_bytes)
         self._over(answer, tally.status, request_id, seconds, sent_bytes, client)
 
     def _over(
@@ -265,6 +325,32 @@ class PreparedRequests:
             tally, key, remote = answer.tally, answer.key, client[0] if client is not None else None
             what, who = (tally.operation, key.bucket, key.key, tally.slot), (tally.credential, request_id, remote)
             self.app.tell(FinishedRequest(*what, status, "hit", None, None, seconds, sent_bytes, 0, *who))
+
+    def sent_cold(
+        self,
+        read: ColdRead,
+        answer: ColdAnswer,
+        access_key_id: str,
+        request_id: str,
+        began: float,
+        client: Client | None,
+    ) -> None:
+        credential, status, sent_bytes = (
+            self._authenticator.credential_of(access_key_id),
+            answer.head.status,
+            len(answer.body),
+        )
+        tally = self._tally(credential, Operation.GET_OBJECT, read.slot, status, answer.reason)
+        self._add(tally, seconds := time.perf_counter() - began, sent_bytes)
+        if self.app.is_told_of(seconds, tally.status):
+            what = tally.operation, read.key.bucket, read.key.key, tally.slot, tally.status, "miss", answer.reason, None
+            who = credential, request_id, client[0] if client is not None else None
+            self.app.tell(FinishedRequest(*what, seconds, sent_bytes, 0, *who))
+
+    def _add(self, tally: AnswerTally, seconds: float, sent_bytes: int) -> None:
+        tally.add(seconds, sent_bytes)
+        if self._laying is None:
+            self._laying = asyncio.get_running_loop().call_later(LAID_SECONDS, self._lay)
 
     async def go_on(
         self,
@@ -310,12 +396,16 @@ class PreparedRequests:
         for tally in self._tallies.values():
             tally.lay()
 
-    def _tally(self, credential: str, operation: Operation, slot: Slot, status: int) -> HitTally:
-        is_known = slot.consistency != "strict"
-        found = self._tallies.get((credential, operation, slot.name, status, is_known))
+    def _tally(
+        self, credential: str, operation: Operation, slot: Slot, status: int, reason: MissReason | None = None
+    ) -> AnswerTally:
+        is_known = slot.consistency != "strict" and reason is None
+        key = credential, operation, slot.name, status, is_known, reason
+        found = self._tallies.get(key)
         if found is None:
-            found = HitTally(operation, slot.name, str(status), is_known=is_known, credential=credential)
-            self._tallies[credential, operation, slot.name, status, is_known] = found
+            of_slot = operation, slot.name, str(status)
+            found = AnswerTally(*of_slot, is_known=is_known, credential=credential, reason=reason)
+            self._tallies[key] = found
         return found
 
     def _is_worth_it(self, place: object) -> bool:
@@ -371,7 +461,19 @@ class PreparedRequests:
         return last > 0 and (now - last) % 255 * _SLICE < _OBJECTS_MAX
 
     def _prepared(self, head: PreparedHead, values: HeadValues, key: Key) -> _KnownReads | None:
-        services, of_first = self._services, head.request
+        services, request = self._services, self._understood(head, values, key)
+        if request is None:
+            return None
+        credential = self._authenticator.credential_of(key.access_key_id)
+        tally = self._tally_of.setdefault(credential, partial(self._tally, credential))
+        read = prepare_read(services, request, tally)
+        if read is None:
+            return None
+        return _KnownReads(key.access_key_id, key.grant, read, self._right(request, key))
+
+    def _understood(self, head: PreparedHead, values: HeadValues, key: Key) -> S3Request | None:
+        """Return a request that its caller may make; None: the full way refuses it."""
+        of_first = head.request
         try:
             request = understood(
                 of_first.method,
@@ -381,21 +483,56 @@ class PreparedRequests:
                 of_first.headers,
                 self.app.base_domains,
             )
-            authorise(request, key.grant, services.slots)
+            authorise(request, key.grant, self._services.slots)
         except S3Error:
             return None
-        credential = self._authenticator.credential_of(key.access_key_id)
-        tally = self._tally_of.setdefault(credential, partial(self._tally, credential))
-        read = prepare_read(services, request, tally)
-        if read is None:
-            return None
-        return _KnownReads(key.access_key_id, key.grant, read, self._right(request, key))
+        return request
 
     def _right(self, request: S3Request, key: Key) -> Right | None:
         slot = self._services.slots.find(request.bucket or "", request.key or "")
         if slot.authorization != "origin" or key.pair is None:
             return None
         return right_to_read(request, key.access_key_id, self._services.rights)
+
+
+class ColdRequest:
+    """A GET of an unknown object that waits for the origin, without a task. Close it in the end."""
+
+    __slots__ = ("_access_key_id", "_prepared", "began", "read")
+
+    def __init__(self, prepared: PreparedRequests, access_key_id: str, began: float) -> None:
+        self._prepared = prepared
+        self._access_key_id = access_key_id
+        self.began = began
+        self.read: ColdRead
+
+    def answer(self) -> ColdAnswer | None:
+        """Return the answer, when the origin has answered; None: the full way goes on."""
+        try:
+            return self.read.answer()
+        except Exception:
+            self._prepared.app.log.exception("a cold answer failed")
+            return None
+
+    def head(self, answer: ColdAnswer, request_id: str, default_lines: bytes) -> bytes:
+        lines = answer_lines(answer.head.lines, request_id, CACHE_LINES["miss", answer.reason])
+        return plain_head(answer.head.status, lines + default_lines, answer.head.length_bytes)
+
+    def sent(self, answer: ColdAnswer, request_id: str, client: Client | None) -> None:
+        """Count an answer that is sent."""
+        self._prepared.sent_cold(self.read, answer, self._access_key_id, request_id, self.began, client)
+
+    def left(self, client: Client | None) -> None:
+        """End it: the client has left."""
+        metrics.REQUESTS_IN_FLIGHT.add(-1)
+        self.read.close()
+        key, slot = self.read.key, self.read.slot.name
+        self._prepared.not_answered(CLIENT_LEFT, key, slot, self._access_key_id, self.began, client)
+
+
+def _is_bare(head: PreparedHead, values: HeadValues) -> bool:
+    """Return whether a request has no parameters but a presigned one's signature."""
+    return values.raw_query in _QUERIES or (head.authorization is None and _is_only_signed(values))
 
 
 def _is_only_signed(values: HeadValues) -> bool:
@@ -414,13 +551,14 @@ def put_first(heads: list[PreparedHead], head: PreparedHead) -> None:
 class ConnectionHeads:
     """The kinds that one connection has sent, the last one first."""
 
-    __slots__ = ("_generation", "_heads", "_is_known", "_learned", "prepared")
+    __slots__ = ("_generation", "_heads", "_is_known", "_last", "_learned", "prepared")
 
     def __init__(self, prepared: PreparedRequests) -> None:
         self.prepared = prepared
         self._generation = prepared.generation
         self._heads = list(prepared.latest)
         self._learned = 0
+        self._last: tuple[PreparedHead, HeadValues] | None = None
         self._is_known = False
         """True if the last compared head is of a known kind."""
 
@@ -440,8 +578,15 @@ class ConnectionHeads:
                 self._is_known = True
                 if number:
                     put_first(self._heads, head)
+                self._last = head, values
                 return self.prepared.answer(head, values)
+        self._last = None
         return None
+
+    def begin_cold(self, began: float, on_end: Callable[[ColdRequest], None]) -> ColdRequest | None:
+        """As `PreparedRequests.begin_cold`, of the head that `answer` had no answer for."""
+        last, self._last = self._last, None
+        return self.prepared.begin_cold(*last, began, on_end) if last is not None else None
 
     def learn(self, raw: bytes, request: S3Request, caller: Caller, *, keep_alive: bool) -> None:
         """Learn a head that was parsed, and whose signature holds."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import OrderedDict, deque
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -42,7 +43,7 @@ from gateway.metadata.listing.ranges import KeyBound, bound_of
 from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
 from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread
-from gateway.origin.client import KeyPair, Origin, OriginRequest, Purpose
+from gateway.origin.client import BeginRead, BegunRead, KeyPair, Origin, OriginHead, OriginRequest, Purpose
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import is_same_version, unquote
@@ -144,6 +145,36 @@ class CatalogHit(NamedTuple):
     freshness: Freshness
 
 
+class BegunHead:
+    """A HEAD that was sent without a wait. Close it in the end; idempotent."""
+
+    __slots__ = ("_begun", "_over", "_understand")
+
+    def __init__(
+        self, begun: BegunRead, over: Callable[[], None], understand: Callable[[OriginHead], ObjectHead]
+    ) -> None:
+        self._begun = begun
+        self._over: Callable[[], None] | None = over
+        self._understand = understand
+
+    def answer(self) -> ObjectHead | OriginRequest:
+        """Return the answer, when `on_end` is called; or the `onward` of `Catalog.ask`. Raises OriginBodyError."""
+        self._end()
+        begun = self._begun
+        if not begun.is_whole or begun.whole() is None:
+            return begun.onward()
+        return self._understand(begun)
+
+    def close(self) -> None:
+        self._end()
+        self._begun.close()
+
+    def _end(self) -> None:
+        over, self._over = self._over, None
+        if over is not None:
+            over()
+
+
 class SeenVersion(NamedTuple):
     """The version that was seen last; `etag` None: none, or no object. `is_current`: within the slot's bound."""
 
@@ -223,37 +254,57 @@ class Catalog:
         part_number: str | None = None,
         signed_by: KeyPair | None = None,
         purpose: Purpose = Purpose.LIVE,
+        onward: OriginRequest | None = None,
     ) -> ObjectHead:
         """Ask the origin about `key` now; with `part_number` also where that part lies.
 
         `headers` go along with the HEAD (`x-amz-checksum-mode`, `x-amz-request-payer`, …), `signed_by` is the caller's
         own key pair. Concurrent callers with the same question and purpose share a HEAD that begins after each of them
-        has called. Raises OriginAnswered for every error status, without a body as HEAD has none, OriginUnreachable,
-        and OriginBodyError.
+        has called; `onward` is one that was begun for this caller. Raises OriginAnswered for every error status,
+        without a body as HEAD has none, OriginUnreachable, and OriginBodyError.
         """
         question = key, part_number, frozenset(headers.items()), signed_by, purpose
 
         def send() -> Coroutine[Any, Any, ObjectHead]:
             query = (("partNumber", part_number),) if part_number is not None else ()
-            request = OriginRequest(
+            request = onward or OriginRequest(
                 "HEAD", key.bucket, key.key, query, headers, purpose=purpose, slot=slot.name, signed_by=signed_by
             )
             return self._head(key, slot, request, is_part=part_number is not None)
 
         return await self.joined_calls.ask(question, send)
 
+    def begin_ask(
+        self, key: ObjectKey, slot: Slot, headers: Mapping[str, str], begin: BeginRead, on_end: Callable[[], None]
+    ) -> BegunHead | None:
+        """Ask as `ask` does, without a wait, and call `on_end`; None: call `ask`."""
+        request = OriginRequest("HEAD", key.bucket, key.key, (), headers, slot=slot.name)
+        question = key, None, frozenset(headers.items()), None, request.purpose
+        over = self.joined_calls.enter(question, lambda: self._head(key, slot, request, is_part=False))
+        begun = begin(request, lambda _: on_end()) if over is not None else None
+        if over is None or begun is None:
+            if over is not None:
+                over()
+            return None
+        return BegunHead(begun, over, partial(self._told_of, key, slot, request, is_part=False))
+
     async def _head(self, key: ObjectKey, slot: Slot, request: OriginRequest, *, is_part: bool) -> ObjectHead:
-        is_not_learned = is_part or not is_remembered(slot, request.headers)
         async with await self._origin.send(request) as response:
-            if response.status not in (200, 206):
-                if response.status == 404 and is_not_learned:
-                    self.shown(key, None)
-                raise OriginAnswered(response.status, list(response.headers.items()), b"")
-            head = object_head(key, response.headers, is_part=is_part)
-            self._seen(head)
-            if is_not_learned:
-                self.shown(key, head.version.etag)
-            return head
+            return self._told_of(key, slot, request, response, is_part=is_part)
+
+    def _told_of(
+        self, key: ObjectKey, slot: Slot, request: OriginRequest, response: OriginHead, *, is_part: bool
+    ) -> ObjectHead:
+        is_not_learned = is_part or not is_remembered(slot, request.headers)
+        if response.status not in (200, 206):
+            if response.status == 404 and is_not_learned:
+                self.shown(key, None)
+            raise OriginAnswered(response.status, list(response.headers.items()), b"")
+        head = object_head(key, response.headers, is_part=is_part)
+        self._seen(head)
+        if is_not_learned:
+            self.shown(key, head.version.etag)
+        return head
 
     def shown(self, key: ObjectKey, etag: str | None) -> None:
         """Forget all versions but this ETag (None: no object): no reader of an unlearned answer goes back to one."""

@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Hashable
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -93,6 +94,18 @@ class JoinedCalls:
             self._leave(question, call, mine)
             for later in self._under_way.get(question, ()):
                 self._leave(question, later, mine)
+
+    def enter(self, question: Hashable, send: Callable[[], Coroutine[Any, Any, T]]) -> Callable[[], None] | None:
+        """Note a call that its caller begins here and now, as `send` would; return what ends it.
+
+        None: a call is under way, so `ask`.
+        """
+        question = ACCOUNT.get(), question
+        if question in self._joinable or question in self._under_way:
+            return None
+        call = _Call(send, copy_context(), began_at=self.clock.monotonic())
+        calls = self._under_way[question] = [call]
+        return partial(self._over, question, call, calls)
 
     async def close(self) -> None:
         calls = [*self._joinable.values(), *chain.from_iterable(self._under_way.values())]

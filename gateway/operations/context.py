@@ -36,7 +36,7 @@ from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog, ObjectHead
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.operations.warm_up_queue import WarmUpQueue
-from gateway.origin.client import KeyPair, Origin
+from gateway.origin.client import BeginRead, KeyPair, Origin, never_begun
 from gateway.policy.remembered_rights import RememberedRights
 from gateway.policy.slots import Grant, Slot, Slots
 from gateway.s3.error_codes import error_document, s3_error
@@ -298,6 +298,9 @@ class AppContext:
     homes: Homes = field(default_factory=lambda: Homes(""))
     """The homes of buckets: a request must not name buckets of two homes."""
 
+    begin_read: BeginRead = never_begun
+    """Asks the origin what needs no wait."""
+
     reads: CheckpointReads | None = None
     """Counts the bytes sent of checkpoints' files; None: nothing counts them."""
 
@@ -336,6 +339,8 @@ class Told(NamedTuple):
 
     outcome: ObjectHead | Exception | None
     began: float
+    question: Callable[[], Any] | None = None
+    """Returns, once, the question about version and bytes that the origin was asked already (cold_reads.py)."""
 
 
 @dataclass(slots=True)

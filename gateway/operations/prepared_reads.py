@@ -18,7 +18,7 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.spans import HeldObject, UnreadSpan, WarmSpan
 from gateway.core.errors import S3Error
 from gateway.core.model import ObjectKey
-from gateway.metadata.catalog import CHECKSUM_MODE, HeldVersion, ObjectHead
+from gateway.metadata.catalog import CHECKSUM_MODE, BegunHead, HeldVersion, ObjectHead
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.operations.context import AppContext
 from gateway.operations.read_object import (
@@ -28,15 +28,16 @@ from gateway.operations.read_object import (
     has_cacheable_bytes,
     judged_by_the_origin,
 )
+from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Slot
 from gateway.s3.headers import is_one_range
 from gateway.s3.prepared_head import Conditions
 from gateway.s3.requests import Operation, S3Request
-from gateway.telemetry.request_counts import HitTally
+from gateway.telemetry.request_counts import AnswerTally
 from gateway.writeback.checkpoints.reads import counted_file
 from gateway.writeback.order import is_marker
 
-TallyOf = Callable[[Operation, Slot, int], HitTally]
+TallyOf = Callable[[Operation, Slot, int], AnswerTally]
 """Returns the counter of answers of an operation in a slot with a status."""
 
 _OF_ONE_ANSWER = frozenset({"date", "x-amz-id-2", "x-amz-request-id"})
@@ -47,7 +48,7 @@ class PreparedAnswer(NamedTuple):
     """An answer; no `span`: no body. `key` is the object read; `file` the checkpoint file that its bytes count for."""
 
     head: AnswerHead
-    tally: HitTally
+    tally: AnswerTally
     span: WarmSpan | None
     key: ObjectKey
     file: bytes | None = None
@@ -64,17 +65,29 @@ class PendingAnswer:
     It holds no file meanwhile: the origin may take its time, and evicted blocks must free their room.
     """
 
-    __slots__ = ("_answer", "_wait", "is_known", "key", "slot", "told")
+    __slots__ = ("_answer", "_begin", "_wait", "begun", "is_known", "key", "onward", "slot", "told")
 
-    def __init__(self, slot: str, key: ObjectKey, wait: _Wait, *, is_known: bool) -> None:
+    def __init__(self, slot: str, key: ObjectKey, wait: _Wait, begin: _Begin | None = None, *, is_known: bool) -> None:
         """`is_known`: the catalog has named the version."""
         self.slot = slot
         self.key = key
         self.is_known = is_known
         self._wait = wait
+        self._begin = begin
+        self.begun: BegunHead | None = None
+        self.onward: OriginRequest | None = None
+        """The question to the origin that was begun, to go on with."""
+
         self._answer: PreparedAnswer | None = None
         self.told: ObjectHead | Exception | None = None
         """The answer of the origin, if it was asked."""
+
+    def begin(self, on_end: Callable[[PreparedAnswer | None], None]) -> bool:
+        """Ask without a wait, and call `on_end` with the answer. With None, or if this returns False, call `ask`.
+
+        `on_end` may not be called after `close`.
+        """
+        return self._begin is not None and self._begin(self, on_end)
 
     async def ask(self) -> PreparedAnswer | None:
         """Return the answer; None: call `read_object`, which goes on from `told`."""
@@ -83,10 +96,13 @@ class PendingAnswer:
 
     def close(self) -> None:
         """Drop the answer unsent. Idempotent."""
+        if self.begun is not None:
+            self.begun.close()
         if self._answer is not None:
             self._answer.close()
 
 
+_Begin: TypeAlias = Callable[[PendingAnswer, Callable[[PreparedAnswer | None], None]], bool]
 _Wait: TypeAlias = Callable[[PendingAnswer], Awaitable[PreparedAnswer | None]]
 
 
@@ -208,22 +224,52 @@ class StrictRead:
             is_likely = self.latest.read is not None and self.latest.read.may_answer(conditions)
         if not is_likely:
             return None
-        return PendingAnswer(self._slot.name, self._key, partial(self._ask, conditions), is_known=False)
+        begin, ask = partial(self._begin, conditions), partial(self._ask, conditions)
+        return PendingAnswer(self._slot.name, self._key, ask, begin, is_known=False)
+
+    def _begin(
+        self, conditions: Conditions, pending: PendingAnswer, on_end: Callable[[PreparedAnswer | None], None]
+    ) -> bool:
+        services, begun = self._services, None
+
+        def ended() -> None:
+            assert begun is not None  # noqa: S101 - it ends after it has begun
+            answer = None
+            try:
+                told = begun.answer()
+                if isinstance(told, ObjectHead):
+                    pending.told = told
+                    answer = self._told(self._known(told), told, conditions)
+                else:
+                    pending.onward = told
+            except Exception as error:  # noqa: BLE001 - the way that takes over gets it, and reports it
+                pending.told = error
+            on_end(answer if isinstance(answer, PreparedAnswer) else None)
+
+        begun = services.catalog.begin_ask(self._key, self._slot, self._headers, services.begin_read, ended)
+        pending.begun = begun
+        return begun is not None
 
     async def _ask(self, conditions: Conditions, pending: PendingAnswer) -> PreparedAnswer | None:
+        ask = self._services.catalog.ask
         try:
-            head = pending.told = await self._services.catalog.ask(self._key, self._slot, headers=self._headers)
+            if pending.told is None:
+                pending.told = await ask(self._key, self._slot, headers=self._headers, onward=pending.onward)
         except Exception as error:  # noqa: BLE001 - the way that takes over gets it, and reports it
             pending.told = error
+        head = pending.told
+        if isinstance(head, Exception):
             return None
         known = self._known(head)
-        answer = known.read.answer(conditions) if known.read is not None else None
+        answer = self._told(known, head, conditions)
         if isinstance(answer, PendingAnswer):
             answer = await answer.ask()
-        if answer is not None and known.identity:
-            lines = answer.head.lines.replace(known.identity, _identity(head))
-            answer = answer._replace(head=answer.head._replace(lines=lines))
+            return _with_identity(answer, known, head) if answer is not None else None
         return answer
+
+    def _told(self, known: _Told, head: ObjectHead, conditions: Conditions) -> PreparedAnswer | PendingAnswer | None:
+        answer = known.read.answer(conditions) if known.read is not None else None
+        return _with_identity(answer, known, head) if isinstance(answer, PreparedAnswer) else answer
 
     def _known(self, head: ObjectHead) -> _Told:
         """Return the origin's answer, computed anew if it differs from the last one."""
@@ -233,6 +279,14 @@ class StrictRead:
             read = _read(self._services, Operation.GET_OBJECT, self._key, self._slot, held, self._tally)
             self.latest = latest = _Told(fixed, _identity(head), read)
         return latest
+
+
+def _with_identity(answer: PreparedAnswer, known: _Told, head: ObjectHead) -> PreparedAnswer:
+    """Name the origin's own answer in the answer."""
+    if not known.identity:
+        return answer
+    lines = answer.head.lines.replace(known.identity, _identity(head))
+    return answer._replace(head=answer.head._replace(lines=lines))
 
 
 class _ToldEachTime:

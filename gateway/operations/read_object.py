@@ -33,13 +33,14 @@ from gateway.core.clock import Clock
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
 from gateway.core.model import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion, PinnedFileSpan
 from gateway.metadata.catalog import CHECKSUM_MODE, is_remembered
-from gateway.metadata.entries import ObjectHead, object_head_of_get, of_part
-from gateway.operations.context import Answer, CacheLabel, RequestContext, Response
+from gateway.metadata.entries import ObjectHead, ObservedAt, object_head_of_get, of_part
+from gateway.operations.context import Answer, AppContext, CacheLabel, RequestContext, Response
 from gateway.operations.passthrough import forward, forward_joined, no_body, onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
 from gateway.operations.visibility import changed_by, invalidate
-from gateway.origin.client import OriginRequest, OriginResponse, Purpose
+from gateway.origin.client import OriginHead, OriginRequest, Purpose
 from gateway.origin.retry import asks_for_retry
+from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import (
     MD5_OF_NOTHING,
@@ -56,6 +57,7 @@ from gateway.s3.headers import (
 )
 from gateway.s3.origin_habits import NO_HABITS, OriginHabits, RangeIgnored, is_refusal
 from gateway.s3.requests import S3Request
+from gateway.telemetry import metrics
 
 _ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 
@@ -438,48 +440,67 @@ class Seen(NamedTuple):
     answer: UnpinnedResponse
 
 
-def begin_unpinned(context: RequestContext, headers: Mapping[str, str]) -> tuple[UnpinnedGet, ByteRange] | None:
-    """Return the right to ask for a request's first bytes, and their range; None: the version must be asked for first.
+class UnpinnedQuestion(NamedTuple):
+    """A GET that asks for a version and its first bytes at once, and the right to send it.
 
-    While the look lasts, others wait for the same bytes.
+    `headers` are those that the origin must judge, `whole`: the whole object is asked for, as its checksums are wanted;
+    `since` is when.
     """
-    asked = _asked(context.request)
-    if asked is None:
+
+    get: UnpinnedGet
+    wanted: ByteRange
+    request: OriginRequest
+    since: ObservedAt
+    headers: Mapping[str, str]
+    whole: bool
+
+
+def begin_unpinned(
+    services: AppContext,
+    asked: S3Request,
+    key: ObjectKey,
+    slot: Slot,
+    headers: Mapping[str, str],
+    conditions: Mapping[str, str],
+) -> UnpinnedQuestion | None:
+    """Return the question about a request's first bytes; None: the version must be asked for first.
+
+    While its `get` lasts, others wait for the same bytes.
+    """
+    bounds = _asked(asked)
+    if bounds is None:
         return None
-    blocks, key = context.services.blocks, context.object_key
-    wanted = blocks.first_fetched(*asked, context.slot.name)
-    catalog = context.services.catalog
-    if brings_checksums(context, headers) and not catalog.sizes_seen.are_within(key, wanted.length):
+    blocks, catalog = services.blocks, services.catalog
+    wanted, whole = blocks.first_fetched(*bounds, slot.name), brings_checksums(asked, headers)
+    if whole and not catalog.sizes_seen.are_within(key, wanted.length):
         return None  # the whole would be asked for, and all behind the first block discarded
     habits = catalog.habits(key.bucket)
     if habits.weak_etags or habits.no_ranges or habits.withheld_etags:
         return None  # the answer could not be continued
-    look = blocks.begin_unpinned_get(key, wanted.first, vary_headers(headers))
-    return (look, wanted) if look is not None else None
+    get = blocks.begin_unpinned_get(key, wanted.first, vary_headers(headers))
+    if get is None:
+        return None
+    request = _request(key, slot.name, conditions, None if whole else wanted)
+    return UnpinnedQuestion(get, wanted, request, catalog.now(key), headers, whole)
 
 
-async def ask_unpinned(
-    context: RequestContext, headers: Mapping[str, str], look: UnpinnedGet, wanted: ByteRange
-) -> Seen:
+async def ask_unpinned(context: RequestContext, question: UnpinnedQuestion) -> Seen:
     """Ask for the bytes; remember the answer's facts of the object if allowed. Raises Refused, OriginUnreachable."""
     catalog, key = context.services.catalog, context.object_key
-    since = catalog.now(key)
-    whole = brings_checksums(context, headers)
-    request = _request(key, context.slot.name, headers, None if whole else wanted)
-    response = await context.services.origin.send(request)
-    answer = UnpinnedResponse(look, wanted, response)
+    response = await context.services.origin.send(question.request)
+    answer = UnpinnedResponse(question.get, question.wanted, response)
     try:
         if asks_for_retry(response.status):
             document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
             raise Refused(response.status, list(response.headers.items()), document)
-        head = _understood(key, response, answer)
-        if not whole and response.status == 200 and answer.range == wanted:
-            head = None  # the whole object, or the range under a wrong status: HEAD tells which
-        look.known_empty = head is None
+        head, wanted = understood_answer(key, response, answer, question), question.wanted
+        question.get.known_empty = head is None
         if head is not None:
-            if not whole and response.status == 200 and (wanted.first or head.version.size_bytes > wanted.length):
+            is_whole = not question.whole and response.status == 200
+            if is_whole and (wanted.first or head.version.size_bytes > wanted.length):
                 catalog.learn_habits(key.bucket, OriginHabits(no_ranges=True))
-            catalog.learned(head, context.slot, since, headers=headers, with_checksums=whole)
+            since, whole = question.since, question.whole
+            catalog.learned(head, context.slot, since, headers=question.headers, with_checksums=whole)
             await void_listed_absence(context)
         return Seen(head, answer)
     except BaseException:
@@ -487,9 +508,9 @@ async def ask_unpinned(
         raise
 
 
-def brings_checksums(context: RequestContext, headers: Mapping[str, str]) -> bool:
+def brings_checksums(asked: S3Request, headers: Mapping[str, str]) -> bool:
     """Return whether the answer has the checksums of the object: one to a range has none."""
-    return CHECKSUM_MODE in headers and "range" not in context.request.headers
+    return CHECKSUM_MODE in headers and "range" not in asked.headers
 
 
 def _asked(request: S3Request) -> tuple[int, int | None] | None:
@@ -508,7 +529,13 @@ def _request(key: ObjectKey, slot: str, headers: Mapping[str, str], wanted: Byte
     return OriginRequest("GET", key.bucket, key.key, headers=onward, purpose=Purpose.LIVE, slot=slot)
 
 
-def _understood(key: ObjectKey, response: OriginResponse, answer: UnpinnedResponse) -> ObjectHead | None:
+def understood_answer(
+    key: ObjectKey, response: OriginHead, answer: UnpinnedResponse, question: UnpinnedQuestion
+) -> ObjectHead | None:
+    """Return what the answer to a question says of the object, and set its `range`; None: HEAD tells. Raises Refused.
+
+    The whole object, or the range under a wrong status, is such an answer.
+    """
     first = answer.range.first
     if response.status in (400, 405, 416, 501):
         return None  # of an empty object, behind the end, or from an origin that refuses ranges: HEAD tells which
@@ -521,7 +548,7 @@ def _understood(key: ObjectKey, response: OriginResponse, answer: UnpinnedRespon
     if body is None or not body.first <= first < body.stop:
         return None
     answer.range = body
-    return head
+    return None if not question.whole and response.status == 200 and body == question.wanted else head
 
 
 VERSION_RACES_MAX = 4
@@ -731,16 +758,19 @@ class _Get:
     async def _at_once(self) -> Response | None:
         """Return the answer if the origin gives version and bytes at once; None: ask for the version."""
         versions, context = self.versions, self.context
-        begun = begin_unpinned(context, versions.headers)
-        if begun is None:
+        told, question = context.told, None
+        if told is not None and told.question is not None:
+            context.told, question = None, told.question()
+        if question is None:
+            of_request = context.services, context.request, context.object_key, context.slot
+            question = begin_unpinned(*of_request, versions.headers, versions.conditions())
+        if question is None:
             return None
-        get, wanted = begun
-        with get:
+        with question.get as get:
             async with get.turns:
-                head, answer = await ask_unpinned(context, versions.conditions(), get, wanted)
+                head, answer = await ask_unpinned(context, question)
                 try:
-                    with_checksums = brings_checksums(context, versions.headers)
-                    if head is None or not versions.accept(head, with_checksums=with_checksums):
+                    if head is None or not versions.accept(head, with_checksums=question.whole):
                         return None
                     if not versions.is_served(head):
                         return None
@@ -760,7 +790,10 @@ class _Get:
         why = blocks.why_missing(version, slot=slot, before=self.before)
         headers = vary_headers(self.versions.headers)
         body = blocks.inline_response(version, _bytes(judged), slot=slot, headers=headers, answer=answer)
-        return _response(judged, body, "miss", why) if body is not None else None
+        if body is None:
+            return None
+        metrics.CACHE_MISS_BYTES.add(len(body), slot)
+        return _response(judged, body, "miss", why)
 
     async def _served(self, head: ObjectHead, answer: UnpinnedResponse | None = None) -> Response:
         response = self.warm(head)

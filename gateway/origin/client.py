@@ -180,10 +180,12 @@ class OriginRequest:
     sent_once: bool = False
     keys: Sequence[str] = ()
     signed_by: KeyPair | None = None
+    begun: BegunRead | None = None
+    """The request as it was sent already: `send` goes on with it."""
 
 
-class OriginResponse(Protocol):
-    """The origin's answer, whatever its status. Must be closed: use `async with`."""
+class OriginHead(Protocol):
+    """Status and headers of an answer of the origin."""
 
     @property
     def status(self) -> int: ...
@@ -191,6 +193,42 @@ class OriginResponse(Protocol):
     @property
     def headers(self) -> Mapping[str, str]:
         """Lower-case name → value. Hop-by-hop headers are gone; repeated ones are joined by `, `."""
+
+
+class BegunRead(OriginHead, Protocol):
+    """A GET or HEAD that was sent without a wait (`begin_read`).
+
+    When `on_end` is called, `is_whole` tells if a good and short answer is complete; then take the `whole` of it.
+    Otherwise, or if it is not the answer that was expected, `onward` is the same request for `Origin.send`, which goes
+    on with it. Call it in `on_end`: afterwards others may have the connection.
+    """
+
+    passes: Callable[[int], bool]
+    """Lets the bytes of its body pass if they need not wait."""
+
+    @property
+    def is_whole(self) -> bool: ...
+
+    def whole(self) -> memoryview | None:
+        """Count a whole answer, and return its body; None: its bytes must wait, so call `onward`."""
+
+    def onward(self) -> OriginRequest: ...
+
+    def close(self) -> None:
+        """Want no more of it. Idempotent; no effect on an answer that was taken."""
+
+
+OnEnd = Callable[[BegunRead], None]
+BeginRead = Callable[[OriginRequest, OnEnd], BegunRead | None]
+"""Sends a GET or HEAD without parameters if that needs no wait, and calls back; None: call `send`."""
+
+
+def never_begun(request: OriginRequest, on_end: OnEnd) -> BegunRead | None:
+    """`BeginRead` of an origin that always waits."""
+
+
+class OriginResponse(OriginHead, Protocol):
+    """The origin's answer, whatever its status. Must be closed: use `async with`."""
 
     def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
         """Yield the body in pieces as they arrive. A body shorter than its Content-Length raises OriginBodyError.
@@ -231,6 +269,11 @@ class Origin(Protocol):
         """Close every connection."""
 
 
+def begin_read_of(origin: Origin) -> BeginRead:
+    begin: BeginRead = getattr(origin, "begin_read", never_begun)
+    return begin
+
+
 class RoutedOrigin:
     """An `Origin`: `main`, except for buckets that have a home of their own. It closes them all.
 
@@ -240,9 +283,15 @@ class RoutedOrigin:
     def __init__(self, main: Origin, by_bucket: Mapping[str, Origin]) -> None:
         self._main = main
         self._by_bucket = dict(by_bucket)
+        self._begin_main = begin_read_of(main)
+        self._begin_by_bucket = {bucket: begin_read_of(origin) for bucket, origin in by_bucket.items()}
 
     async def send(self, request: OriginRequest) -> OriginResponse:
         return await self._by_bucket.get(request.bucket or "", self._main).send(request)
+
+    def begin_read(self, request: OriginRequest, on_end: OnEnd) -> BegunRead | None:
+        """As `BeginRead`."""
+        return self._begin_by_bucket.get(request.bucket or "", self._begin_main)(request, on_end)
 
     async def aclose(self) -> None:
         for origin in {id(one): one for one in (self._main, *self._by_bucket.values())}.values():

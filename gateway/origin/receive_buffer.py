@@ -86,11 +86,13 @@ class ReceiveBuffer:
 class SocketReceiver:
     """Receives one piece of a body from a socket that does not block, on a thread.
 
-    `filled_bytes` of the buffer are there before, and counted in the end; `ended` says why nothing more will come.
+    `filled_bytes` of the buffer are there before. `received_bytes` may be read meanwhile; `ended` says why nothing more
+    will come.
     """
 
     buffer: memoryview
     filled_bytes: int
+    received_bytes: int = 0
     ended: str = ""
 
     def receive(self, wire: FileLease[SharedFile], take: Take) -> None:
@@ -116,6 +118,7 @@ class SocketReceiver:
         if not count:
             self.ended = "the origin closed the connection"
         self.filled_bytes += count
+        self.received_bytes += count
         return count > 0
 
 

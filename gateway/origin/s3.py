@@ -11,6 +11,7 @@ import random
 import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
@@ -25,19 +26,23 @@ from gateway.origin.client import (
     ACCOUNT,
     OWN_CLOCK_REFUSED,
     OWN_KEY_REFUSED,
+    BegunRead,
     CredentialSource,
     Direction,
     HedgeOutcome,
+    OnEnd,
     Origin,
     OriginRequest,
     OriginResponse,
     OriginSettings,
     StreamedBody,
+    begin_read_of,
 )
 from gateway.origin.hedging import HedgedRead, Hedging, OnSilence
 from gateway.origin.http1_client.client import Claim, Http1Client, OriginSilent
-from gateway.origin.http1_client.connection import Supervision
+from gateway.origin.http1_client.connection import Connection, Supervision
 from gateway.origin.http1_client.response_stream import HttpResponse, ResponseStream, error_code, wanted_region
+from gateway.origin.http1_client.short_answer import ShortAnswer
 from gateway.origin.request_body import NO_BODY, RequestBody, request_body, with_first_piece
 from gateway.origin.retry import (
     CircuitBreaker,
@@ -62,6 +67,9 @@ from gateway.telemetry.logs import RateLimitedLog
 from gateway.telemetry.tracing import TRACE
 
 _BREAKERS_MAX = 1024
+
+BEGUN_MAX = 128
+"""Short answers that may be under way at a time, each with a buffer."""
 
 _QUIET_SHARE = 0.6
 """Share of the time allowed for detecting a silent origin after which it gets a probe."""
@@ -95,6 +103,9 @@ class _Sending:
     series: RetrySeries | None = None
     attempts: int = 0
     sent_at: float = 0.0
+
+    begun: _BegunRead | None = None
+    """The first attempt, where it was sent already."""
 
     held_seconds: float = 0.0
     """Seconds for which the request waited for its turn, before all attempts."""
@@ -144,6 +155,10 @@ class S3Origin:
         self._rates = rates
         self._hedging = Hedging(on_hedge)
         self._limits = _Limits(settings)
+        self._limits_of_short = self._limits.of_read(self._hand_over_if_late, slow=False)
+        self._begun_count = 0
+        """Short answers that are under way."""
+
         connecting = min(settings.connect_timeout_seconds, self._limits.quiet_seconds)
         self._client = Http1Client(replace(settings, connect_timeout_seconds=connecting))
 
@@ -156,13 +171,16 @@ class S3Origin:
         claim = Claim(ACCOUNT.get(), is_lasting=source is not None)
         breaker, started = self._breaker(target.host), self._clock.monotonic()
         sending = _Sending(request, target, breaker, started, repetition(request), claim)
+        if isinstance(request.begun, _BegunRead) and request.begun.goes_on():
+            sending.begun, sending.started = request.begun, request.begun.started
         if source is not None and not breaker.hears_from_others():
             with cancellation.turn():
                 await source.wait()
         while True:
-            if self._rates is not None and not self._rates.passes(request) and not breaker.is_open:
-                await self._hold(sending, self._rates)
-            sending.is_charged = True
+            if sending.begun is None:
+                if self._rates is not None and not self._rates.passes(request) and not breaker.is_open:
+                    await self._hold(sending, self._rates)
+                sending.is_charged = True
             body = NO_BODY if sending.is_read and not request.body else request_body(request)
             try:
                 response = await self._attempt(sending, body)
@@ -193,6 +211,31 @@ class S3Origin:
         sending.held_seconds += held_seconds
         sending.started += held_seconds
 
+    def begin_read(self, request: OriginRequest, on_end: OnEnd) -> BegunRead | None:
+        """As `BeginRead`: nothing has to be waited for, not the key, the rate, a connection, or an origin that is dead.
+
+        An answer that is late by the measure of hedging is handed over, and `send` hedges it.
+        """
+        target = self._addressing.target(request.bucket, request.key, ())
+        breaker = self._breaker(target.host)
+        if self._begun_count >= BEGUN_MAX or breaker.hears_from_others():
+            return None
+        head = self._signer.head_now(request, target, self._client.head)
+        connection = self._client.connection_now(target, Claim(ACCOUNT.get())) if head is not None else None
+        if head is None or connection is None:
+            return None
+        if self._rates is not None and not self._rates.passes(request):
+            connection.answered(keep_alive=True)
+            return None
+        self._begun_count += 1
+        return _BegunRead(self, request, breaker, connection, head, on_end)
+
+    def _hand_over_if_late(self, answer: ShortAnswer | ResponseStream, seconds: float) -> None:
+        """Hand a short answer over when it would be hedged, which happens with the next check."""
+        late_seconds = min(self._hedging.heads.after_seconds, self._limits.quiet_seconds / 2)
+        if isinstance(answer, ShortAnswer) and seconds >= late_seconds:
+            answer.hand_over()
+
     def traffic(self) -> Mapping[Direction, Traffic]:
         """Return this process's traffic over the link, as the ends of its connections see it."""
         return self._client.traffic()
@@ -213,20 +256,22 @@ class S3Origin:
 
     async def _attempt(self, sending: _Sending, body: RequestBody) -> HttpResponse:
         breaker, request = sending.breaker, sending.request
-        try:
-            headers = await self._signer.headers(request, sending.target, body)
-        except CredentialsUnavailable:  # nothing is learned of the origin
-            self._failures.tell(self._clock.monotonic())
-            raise
-        if breaker.hears_from_others():
-            await self._is_back(sending)
+        headers: Headers | None = None
+        if sending.begun is None:
+            try:
+                headers = await self._signer.headers(request, sending.target, body)
+            except CredentialsUnavailable:  # nothing is learned of the origin
+                self._failures.tell(self._clock.monotonic())
+                raise
+            if breaker.hears_from_others():
+                await self._is_back(sending)
         sending.attempts += 1
-        started = sending.sent_at = self._clock.monotonic()
+        started = sending.sent_at = sending.begun.started if sending.begun is not None else self._clock.monotonic()
         try:
             if sending.is_read:
                 response = await HedgedRead(self._hedging, partial(self._read, sending, body, headers), request).begin()
             else:
-                response = await self._write(sending, body, headers)
+                response = await self._write(sending, body, headers or {})
         except OriginBusy:
             raise
         except OriginUnreachable as error:
@@ -250,7 +295,12 @@ class S3Origin:
             await asyncio.wait([probe], timeout=seconds_max)
 
     def _read(
-        self, sending: _Sending, body: RequestBody, headers: Headers, request: OriginRequest, on_silence: OnSilence
+        self,
+        sending: _Sending,
+        body: RequestBody,
+        headers: Headers | None,
+        request: OriginRequest,
+        on_silence: OnSilence,
     ) -> Coroutine[Any, Any, ResponseStream]:
         """Send the request as it was signed, or another one for the rest of what it asks for."""
 
@@ -281,36 +331,40 @@ class S3Origin:
         supervision: Supervision,
         headers: Headers | None,
     ) -> ResponseStream:
-        """Send a request, signed already or not, and report what came of it."""
-        if headers is None:
+        """Send a request, signed already or not, or go on with one that was sent, and report what came of it."""
+        begun, sending.begun = sending.begun, None
+        if begun is None and headers is None:
             headers = await self._signer.headers(request, sending.target, body)
-        if sending.is_charged:
+        if begun is not None or sending.is_charged:
             sending.is_charged = False
         elif self._rates is not None:
             self._rates.charge(request)
-        started = self._clock.monotonic()
+        started = begun.started if begun is not None else self._clock.monotonic()
         trace, span = TRACE.get(), None
         if trace is not None:
             of_request = request.bucket, request.key, request.slot, request.purpose.value
             span = trace.ask_origin(request.method, sending.target.host, *of_request, sending.attempts)
-        if span is not None:
+        if span is not None and headers is not None:
             headers = span.told(headers)
         # A connection that the origin is about to close would leave open what became of the request.
         unused, kind = sending.repetition is Repetition.WRONG_ANSWER, answer_kind(request)
         target, claim = sending.target, sending.claim
         try:
-            stream = await self._client.exchange(
-                request.method, target, headers, body.content, supervision, claim, unused=unused, kind=kind
-            )
+            if begun is not None:
+                stream = await self._client.continued(begun.answer, supervision)
+            else:
+                stream = await self._client.exchange(
+                    request.method, target, headers or {}, body.content, supervision, claim, unused=unused, kind=kind
+                )
         except BaseException as error:
             if span is not None:
                 span.failed(error)
             if isinstance(error, OriginUnreachable):
-                self._report(sending, None, started)
+                self._report(request, sending.attempts, None, started)
             raise
         if span is not None:
             span.answered(stream.head.status)
-        self._report(sending, stream.head.status, started, kind, stream.head_seconds)
+        self._report(request, sending.attempts, stream.head.status, started, kind, stream.head_seconds)
         return stream
 
     def _given_up(self, sending: _Sending, stream: ResponseStream, seconds: float) -> bool:
@@ -427,7 +481,8 @@ class S3Origin:
 
     def _report(
         self,
-        sending: _Sending,
+        request: OriginRequest,
+        attempts: int,
         status: int | None,
         started: float,
         kind: AnswerKind | None = None,
@@ -437,8 +492,8 @@ class S3Origin:
             self._failures.tell(self._clock.monotonic())
         if self._on_attempt is None:
             return
-        request, seconds = sending.request, self._clock.monotonic() - started
-        again = len(request.body) if sending.attempts > 1 and isinstance(request.body, bytes) else 0
+        seconds = self._clock.monotonic() - started
+        again = len(request.body) if attempts > 1 and isinstance(request.body, bytes) else 0
         comparable = kind if status is not None and status < 400 else None
         self._on_attempt(
             Attempt(
@@ -455,6 +510,87 @@ class S3Origin:
                 request.key,
             )
         )
+
+
+class _BegunRead:
+    """As `BegunRead`."""
+
+    __slots__ = (
+        "_breaker",
+        "_context",
+        "_is_used",
+        "_kind",
+        "_on_end",
+        "_origin",
+        "_request",
+        "answer",
+        "passes",
+        "started",
+    )
+
+    def __init__(
+        self,
+        origin: S3Origin,
+        request: OriginRequest,
+        breaker: CircuitBreaker,
+        connection: Connection,
+        head: bytes,
+        on_end: OnEnd,
+    ) -> None:
+        self._origin = origin
+        self._request = request
+        self._breaker = breaker
+        self._on_end: OnEnd | None = on_end
+        self._context = copy_context()
+        self._is_used = False
+        self.passes: Callable[[int], bool] = bool
+        self.started = origin._clock.monotonic()
+        self._kind = kind = answer_kind(request)
+        limits, is_head = origin._limits_of_short, request.method == "HEAD"
+        self.answer = origin._client.begin(connection, head, self._ended, limits, kind, bodiless=is_head)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.answer.stream is None
+
+    @property
+    def status(self) -> int:
+        return self.answer.status
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self.answer.headers
+
+    def whole(self) -> memoryview | None:
+        answer, origin = self.answer, self._origin
+        if answer.length_bytes and not self.passes(answer.length_bytes):
+            return None
+        self._breaker.answered()
+        origin._hedging.answered()
+        origin._hedging.heads.add(answer.head_seconds)
+        origin._budget.release(1)
+        origin._report(self._request, 1, answer.status, self.started, self._kind, answer.head_seconds)
+        return answer.whole()
+
+    def goes_on(self) -> bool:
+        """Return True once: another attempt is another request."""
+        is_new, self._is_used = not self._is_used, True
+        return is_new
+
+    def onward(self) -> OriginRequest:
+        self.answer.hand_over()
+        return replace(self._request, begun=self)
+
+    def close(self) -> None:
+        if self.answer.close():
+            self._origin._begun_count -= 1
+            self._on_end = None
+
+    def _ended(self) -> None:
+        self._origin._begun_count -= 1
+        on_end, self._on_end = self._on_end, None  # which refers to this: no cycle may keep the buffer
+        if on_end is not None:
+            self._context.run(on_end, self)
 
 
 class _Limits:
@@ -528,6 +664,7 @@ class OwnKeyOrigin:
     def __init__(self, origin: Origin, on_refused: Callable[[OriginRequest], None] | None = None) -> None:
         """`on_refused` gets each request whose key the origin does not know, or no longer."""
         self._origin = origin
+        self._begin_read = begin_read_of(origin)
         self._on_refused = on_refused
 
     async def send(self, request: OriginRequest) -> OriginResponse:
@@ -558,6 +695,10 @@ class OwnKeyOrigin:
         headers = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
         headers |= {"content-type": "application/xml", "content-length": str(len(body))}
         return _WholeResponse(403, headers, body)
+
+    def begin_read(self, request: OriginRequest, on_end: OnEnd) -> BegunRead | None:
+        """As `BeginRead`: no refusal is a whole answer."""
+        return self._begin_read(request, on_end)
 
     async def aclose(self) -> None:
         await self._origin.aclose()

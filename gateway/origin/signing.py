@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
+from weakref import WeakKeyDictionary
 
 import structlog
 
@@ -25,9 +26,9 @@ from gateway.core.clock import Clock
 from gateway.core.errors import ConfigError, CredentialsUnavailable, OriginUnreachable
 from gateway.core.model import immutable
 from gateway.origin.client import AddressingStyle, CredentialSource, KeyPair, OriginRequest, OriginSettings
-from gateway.origin.request_body import RequestBody
+from gateway.origin.request_body import NO_BODY, RequestBody
 from gateway.s3.requests import encode_key, encode_path, encode_query
-from gateway.s3.signature_v4 import sign_headers
+from gateway.s3.signature_v4 import PathSignatures, signed_headers
 
 Query = Sequence[tuple[str, str | None]]
 
@@ -302,6 +303,31 @@ log = structlog.get_logger(__name__)
 
 
 CredentialsOf = Callable[[OriginRequest], CredentialSource]
+EncodeHead = Callable[[str, Target, Mapping[str, str]], bytes]
+
+_HEADS_MAX = 256
+_BELIEVED_SECONDS = 1.0
+
+
+class SignedHead(NamedTuple):
+    """The head of a request of one second, around its path and its signature."""
+
+    before_path: bytes
+    between: bytes
+    behind_signature: bytes
+    signatures: PathSignatures
+
+    @classmethod
+    def cut(cls, head: bytes, path: str, signatures: PathSignatures) -> SignedHead:
+        encoded = path.encode()
+        line, version, fields = head.partition(b" HTTP/1.1\r\n")
+        between, _, end = fields.partition(signatures.of(encoded).encode())
+        return cls(line.removesuffix(encoded), version + between, end, signatures)
+
+    def of(self, path: str) -> bytes:
+        encoded = path.encode()
+        signature = self.signatures.of(encoded).encode()
+        return b"".join((self.before_path, encoded, self.between, signature, self.behind_signature))
 
 
 class RequestSigner:
@@ -314,6 +340,12 @@ class RequestSigner:
         self._instance_id = instance_id
         self._regions: dict[str, str] = {}
         self._clock_offset = 0.0
+        self._second = 0
+        self._heads: dict[Hashable, SignedHead] = {}
+        """Heads of this second."""
+
+        self._latest: WeakKeyDictionary[CredentialSource, tuple[KeyPair, float]] = WeakKeyDictionary()
+        """The pairs that were got last, and until when they are used without asking."""
 
     def region_of(self, bucket: str | None) -> str:
         return self._regions.get(bucket or "", self._region)
@@ -321,12 +353,51 @@ class RequestSigner:
     async def headers(self, request: OriginRequest, target: Target, body: RequestBody) -> dict[str, str]:
         """Every header of one attempt, signature and framing included."""
         pair = request.signed_by or await self._pair(request)
+        return self._signed(request, target, body, pair, self._clock.now() + self._clock_offset)[0]
+
+    def head_now(self, request: OriginRequest, target: Target, encode: EncodeHead) -> bytes | None:
+        """Return the signed head of a request without query and body; None: the key must be waited for.
+
+        Heads of one second that differ by their paths alone are signed, and made by `encode`, as the first of them.
+        """
+        pair = self._pair_now(request)
+        if pair is None:
+            return None
+        second = int(self._clock.now() + self._clock_offset)
+        if second != self._second or len(self._heads) >= _HEADS_MAX:
+            self._heads.clear()
+            self._second = second
+        like = (
+            request.method,
+            target.scheme,
+            target.host,
+            self.region_of(request.bucket),
+            pair,
+            *request.headers.items(),
+        )
+        known = self._heads.get(like)
+        if known is None:
+            headers, signatures = self._signed(request, target, NO_BODY, pair, second)
+            known = self._heads[like] = SignedHead.cut(encode(request.method, target, headers), target.path, signatures)
+        return known.of(target.path)
+
+    def _pair_now(self, request: OriginRequest) -> KeyPair | None:
+        """Return the pair to sign with if that needs no wait: one that does not expire, or was just got."""
+        source = self._credentials_of(request)
+        if isinstance(source, StaticCredentials):
+            return source.known()[0]
+        found, until = self._latest.get(source, (None, 0.0))
+        return found if until > self._clock.monotonic() else None
+
+    def _signed(
+        self, request: OriginRequest, target: Target, body: RequestBody, pair: KeyPair, now: float
+    ) -> tuple[dict[str, str], PathSignatures]:
         headers = {"host": target.host}
         headers.update([field for field in request.headers.items() if field[0] not in _SENT_BY_US])
         hops = headers.get(HOP_HEADER)
         headers[HOP_HEADER] = self._instance_id if hops is None else f"{hops}, {self._instance_id}"
         headers.update(body.signed_headers)
-        signature = sign_headers(
+        added, signatures = signed_headers(
             request.method,
             target.path,
             request.query,
@@ -336,18 +407,20 @@ class RequestSigner:
             secret=pair.secret_access_key,
             session_token=pair.session_token,
             region=self.region_of(request.bucket),
-            now=self._clock.now() + self._clock_offset,
+            now=now,
         )
-        headers.update(signature)
+        headers.update(added)
         headers.update(body.framing_headers)
-        return headers
+        return headers, signatures
 
     async def _pair(self, request: OriginRequest) -> KeyPair:
         """Return the pair to sign with now. If settings change during the wait, ask the new source."""
         while True:
             credentials = self._credentials_of(request)
             try:
-                return await credentials.current()
+                pair = await credentials.current()
+                self._latest[credentials] = pair, self._clock.monotonic() + _BELIEVED_SECONDS
+                return pair
             except CredentialsUnavailable:
                 if self._credentials_of(request) is credentials:
                     raise

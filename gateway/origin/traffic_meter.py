@@ -17,12 +17,15 @@ from gateway.core import cancellation
 from gateway.core.model import immutable
 from gateway.origin.client import (
     IS_AWAITED,
+    BegunRead,
     Direction,
+    OnEnd,
     Origin,
     OriginRequest,
     OriginResponse,
     Purpose,
     StreamedBody,
+    begin_read_of,
 )
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.shared.recent_requests import RecentRequests
@@ -204,6 +207,9 @@ class RequestRateLimits(Protocol):
         """Note that the origin refused a request, sent at a monotonic time, for the number of requests."""
 
 
+_METERS_MAX = 1024
+
+
 class OriginMeter:
     """Counts all requests of this process to its origins, and keeps `ceilings` and `requests`, where there are any.
 
@@ -217,11 +223,22 @@ class OriginMeter:
         recent: RecentRequests | None = None,
     ) -> None:
         self._recent = recent
+        self._meters: dict[tuple[Direction, str, Purpose], TrafficMeter] = {}
+        """Meters of bodies whose rank does not change."""
+
         self.ceilings = ceilings
         self.requests = requests
 
     def of_body(self, direction: Direction, request: OriginRequest) -> TrafficMeter:
-        return TrafficMeter(self, direction, request.slot, request.purpose)
+        if IS_AWAITED.get() is not None:
+            return TrafficMeter(self, direction, request.slot, request.purpose)
+        kind = direction, request.slot, request.purpose
+        known = self._meters.get(kind)
+        if known is None:
+            if len(self._meters) >= _METERS_MAX:
+                self._meters.clear()
+            known = self._meters[kind] = TrafficMeter(self, *kind)
+        return known
 
     def attempt(self, attempt: Attempt) -> None:
         """Count a try that is over; a body in memory that was sent again counts again."""
@@ -309,6 +326,7 @@ class MeteredOrigin:
 
     def __init__(self, origin: Origin, meter: OriginMeter) -> None:
         self._origin = origin
+        self._begin_read = begin_read_of(origin)
         self._meter = meter
 
     async def send(self, request: OriginRequest) -> OriginResponse:
@@ -323,6 +341,13 @@ class MeteredOrigin:
             meter.count(len(request.body))
         response = await self._origin.send(request)
         return _MeteredResponse(response, self._meter.of_body("read", request))
+
+    def begin_read(self, request: OriginRequest, on_end: OnEnd) -> BegunRead | None:
+        """As `BeginRead`. The body passes the meter when it is taken."""
+        begun = self._begin_read(request, on_end)
+        if begun is not None:
+            begun.passes = self._meter.of_body("read", request).passes
+        return begun
 
     async def aclose(self) -> None:
         await self._origin.aclose()

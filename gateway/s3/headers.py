@@ -207,11 +207,16 @@ def is_of_parts(etag: str) -> bool:
     return bool(_OF_PARTS.search(unquote(etag)))
 
 
+_CHECKSUM = re.compile("x-amz-checksum-")
+
+
 def without_doubtful_checksums(headers: Mapping[str, str]) -> Mapping[str, str]:
     """Leave out checksums without `x-amz-checksum-type` that may be of parts' checksums: no `-N` behind the value.
 
     SDKs take them for checksums of the bytes. Only an ETag that is an MD5 says that the object has no parts.
     """
+    if not any(map(_CHECKSUM.match, headers)):
+        return headers
     if "x-amz-checksum-type" in headers or is_md5_etag(plain_etag(headers.get("etag", ""))):
         return headers
     kept = "x-amz-checksum-algorithm"  # some stores show it with the object

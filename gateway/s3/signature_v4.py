@@ -465,6 +465,37 @@ def sign_headers(
 ) -> dict[str, str]:
     """Return the headers that sign an outgoing request: authorization and its x-amz-* companions.
 
+    As `signed_headers`, for one path.
+    """
+    return signed_headers(
+        method,
+        path_encoded,
+        query,
+        headers,
+        payload_hash=payload_hash,
+        access_key_id=access_key_id,
+        secret=secret,
+        session_token=session_token,
+        region=region,
+        now=now,
+    )[0]
+
+
+def signed_headers(
+    method: str,
+    path_encoded: str,
+    query: Iterable[tuple[str, str | None]],
+    headers: Mapping[str, str],
+    *,
+    payload_hash: str,
+    access_key_id: str,
+    secret: str,
+    session_token: str | None,
+    region: str,
+    now: float,
+) -> tuple[dict[str, str], PathSignatures]:
+    """Return the headers that sign an outgoing request, `authorization` last, and signatures for other paths.
+
     `path_encoded` is canonical already (`encode_path`, or `"/" + encode_key` in virtual-hosted style). `headers` are
     lower-case, latin-1, and must hold `host` exactly as it will be sent. Signed are host, content-type, content-md5,
     range and what may change the request, every x-amz-* above all.
@@ -478,14 +509,37 @@ def sign_headers(
     fields = "\n".join([f"{name}:{values[name]}" for name in names])
     if _MAY_NEED_TRIMMING.search(fields):
         fields = "\n".join([f"{name}:{canonical_value(values[name])}" for name in names])
-    canonical = f"{method}\n{path_encoded}\n{_outgoing_query(query)}\n{fields}\n\n{joined_names}\n{payload_hash}"
+    behind_path = f"\n{_outgoing_query(query)}\n{fields}\n\n{joined_names}\n{payload_hash}".encode("latin-1")
     scope = f"{timestamp[:8]}/{region}/s3/aws4_request"
-    text = string_to_sign(timestamp, scope, hashlib.sha256(canonical.encode("latin-1")).hexdigest())
-    signature = sign(signing_key(secret, timestamp[:8], region), text)
+    states = hmac_states(signing_key(secret, timestamp[:8], region))
+    signatures = PathSignatures(
+        f"{method}\n".encode(), behind_path, string_to_sign(timestamp, scope, "").encode(), *states
+    )
+    signature = signatures.of(path_encoded.encode("latin-1"))
     added["authorization"] = (
         f"{ALGORITHM} Credential={access_key_id}/{scope}, SignedHeaders={joined_names}, Signature={signature}"
     )
-    return added
+    return added, signatures
+
+
+class PathSignatures(NamedTuple):
+    """Signatures of requests that differ by their paths alone."""
+
+    before_path: bytes
+    behind_path: bytes
+    begin: bytes
+    """The string to sign, up to the hash of the canonical request."""
+
+    inner: hashlib._Hash
+    outer: hashlib._Hash
+
+    def of(self, path_encoded: bytes) -> str:
+        """Return the signature of the request with this path, canonical already."""
+        inner, outer = self.inner.copy(), self.outer.copy()
+        canonical_hash = hashlib.sha256(self.before_path + path_encoded + self.behind_path).hexdigest()
+        inner.update(self.begin + canonical_hash.encode())
+        outer.update(inner.digest())
+        return outer.hexdigest()
 
 
 @lru_cache(maxsize=1024)

@@ -354,7 +354,10 @@ class Gauge(_Number):
 
     def add(self, amount: float, *label_values: str) -> None:
         """Add `amount`, which may be negative. Do nothing for label values that are gone."""
-        if not self._is_gone(label_values):
+        value = self._found.get(label_values)
+        if value is not None:
+            value.inc(amount)
+        elif not self._is_gone(label_values):
             self._of(label_values).inc(amount)
 
     def zeros(self, known: Known) -> Iterable[_LabelValues]:

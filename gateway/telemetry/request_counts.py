@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import KW_ONLY, dataclass, field
 
+from gateway.core.model import MissReason
 from gateway.telemetry import metrics
 from gateway.telemetry.metric_kinds import LATENCY_BUCKETS_SECONDS
 
@@ -49,10 +50,11 @@ def count_refusal(status: int) -> None:
 
 
 @dataclass(eq=False, slots=True)
-class HitTally:
+class AnswerTally:
     """Sums prepared answers of one kind in this process: the shared memory of metrics costs more than all the rest.
 
-    With `is_known` the catalog has answered; without, the origin was asked. `lay` adds the sums to the metrics.
+    With `is_known` the catalog has answered; without, the origin was asked. With a `reason`, the bytes were missing for
+    that. `lay` adds the sums to the metrics.
     """
 
     operation: str
@@ -61,10 +63,15 @@ class HitTally:
     _: KW_ONLY
     is_known: bool
     credential: str = "none"
+    reason: MissReason | None = None
     _count: int = field(default=0, init=False)
     _seconds: float = field(default=0.0, init=False)
     _sent_bytes: int = field(default=0, init=False)
     _buckets: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_SECONDS) + 1), init=False)
+
+    @property
+    def cache(self) -> str:
+        return "hit" if self.reason is None else "miss"
 
     def add(self, seconds: float, sent_bytes: int) -> None:
         self._count += 1
@@ -75,8 +82,11 @@ class HitTally:
     def lay(self) -> None:
         if not self._count:
             return
-        metrics.REQUESTS.add(self._count, self.operation, self.slot, self.status, "hit")
-        metrics.PREPARED_REQUESTS.add(self._count, self.operation, self.slot)
+        metrics.REQUESTS.add(self._count, self.operation, self.slot, self.status, self.cache)
+        if self.reason is not None:
+            metrics.MISSES.add(self._count, self.operation, self.slot, self.reason)
+        else:
+            metrics.PREPARED_REQUESTS.add(self._count, self.operation, self.slot)
         metrics.CALLER_REQUESTS.add(self._count, self.credential)
         metrics.REQUEST_SECONDS.add(self._buckets, self._seconds, self.operation)
         if self.is_known:
@@ -84,6 +94,7 @@ class HitTally:
         if self._sent_bytes:
             metrics.SENT_BYTES.add(self._sent_bytes, self.operation, self.slot)
             metrics.CALLER_SENT_BYTES.add(self._sent_bytes, self.credential)
-            metrics.CACHE_HIT_BYTES.add(self._sent_bytes, self.slot)
+            of_cache = metrics.CACHE_HIT_BYTES if self.reason is None else metrics.CACHE_MISS_BYTES
+            of_cache.add(self._sent_bytes, self.slot)
         self._count, self._seconds, self._sent_bytes = 0, 0.0, 0
         self._buckets = [0] * len(self._buckets)

@@ -24,7 +24,7 @@ from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.operations.context import AppContext
 from gateway.operations.warm_up_queue import WarmUpQueue
-from gateway.origin.client import Origin
+from gateway.origin.client import Origin, begin_read_of
 from gateway.policy.slots import EVERYTHING, Grant, Slots
 from gateway.writeback.buffer import WritebackBuffer
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY
@@ -112,6 +112,7 @@ async def gateway_app(
             snapshots=registry,
             writeback=buffer,
             buffer_closed=buffer_closed,
+            begin_read=begin_read_of(front),
         )
         authenticator = Authenticator(
             keyring or ConfiguredKeyring([Key(ACCESS_KEY_ID, SECRET_ACCESS_KEY, None, grant)]),

@@ -13,7 +13,7 @@ import base64
 import socket
 import ssl
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from gateway.disk.pem import PemFile
 from gateway.origin.client import Direction, OriginSettings
 from gateway.origin.http1_client.connection import RECEIVED_AT_ONCE_BYTES, Connection, Supervision
 from gateway.origin.http1_client.response_stream import ResponseBroken, ResponseStream
+from gateway.origin.http1_client.short_answer import HEAD_BYTES, KeptBuffers, ShortAnswer
 from gateway.origin.request_body import SLICE_BYTES, StreamedContent
 from gateway.origin.signing import DEFAULT_PORTS, Target
 from gateway.origin.traffic_meter import AnswerKind, Moved, Traffic
@@ -440,6 +441,10 @@ class Pool:
 
 ENDPOINTS_MAX = 1024
 
+SHORT_BODY_BYTES_MAX = 128 * 1024
+BUFFERS_KEPT_MAX = 256
+"""34 MiB of buffers for short answers, if as many are waited for and written at a time."""
+
 _CONTINUE_WAIT_SECONDS = 1.0
 _WITH_THE_HEAD_BYTES_MAX = 256 * 1024
 
@@ -453,6 +458,8 @@ class Http1Client:
 
     def __init__(self, settings: OriginSettings) -> None:
         self._endpoints: dict[tuple[str, str], Endpoint] = {}
+        self._answer_buffers = KeptBuffers(HEAD_BYTES + SHORT_BODY_BYTES_MAX, BUFFERS_KEPT_MAX)
+        self._head_buffers = KeptBuffers(HEAD_BYTES, BUFFERS_KEPT_MAX)
         proxy = urlsplit(settings.proxy) if settings.proxy else None
         self._proxy = None if proxy is None else Tunnel(proxy.hostname or "", proxy.port or 80)
         self._proxy_authorization = None if proxy is None else _basic(proxy)
@@ -482,7 +489,7 @@ class Http1Client:
         source of a streamed body raised, and S3Error for header values that cannot be sent. `unused` as `Pool.take`,
         `kind` as `ResponseConnection.ask`.
         """
-        head, endpoint = self._head(method, target, headers), self._endpoint(target)
+        head, endpoint = self.head(method, target, headers), self._endpoint(target)
         cancellation.turn_now()
         connection = None if claim is None or unused else self._pool.take_now(endpoint, claim)
         connection = connection or await self._connection(endpoint, claim, unused=unused)
@@ -493,6 +500,30 @@ class Http1Client:
         stream = connection.ask(head, supervision, bodiless=bodiless, body_follows=True, kind=kind)
         await _send(connection, stream, content, waits="expect" in headers)
         return await _answer_to(stream, may_be_done=content.is_sent)
+
+    def connection_now(self, target: Target, claim: Claim) -> Connection | None:
+        """As `Pool.take_now`: the caller must begin a request on it, or call its `answered`."""
+        return self._pool.take_now(self._endpoint(target), claim)
+
+    def begin(
+        self,
+        connection: Connection,
+        head: bytes,
+        on_end: Callable[[], None],
+        supervision: Supervision,
+        kind: AnswerKind | None,
+        *,
+        bodiless: bool,
+    ) -> ShortAnswer:
+        """Send a request without a body, whose answer is short: `on_end` is as of `ShortAnswer`."""
+        buffer = (self._head_buffers if bodiless else self._answer_buffers).take()
+        answer = ShortAnswer(connection, buffer, on_end, bodiless=bodiless)
+        connection.begin(head, answer, supervision, kind)
+        return answer
+
+    async def continued(self, answer: ShortAnswer, supervision: Supervision) -> ResponseStream:
+        """As `exchange`, of a request that was begun, and whose answer was handed over."""
+        return await _answer_to(answer.handed_over(supervision))
 
     async def _connection(self, endpoint: Endpoint, claim: Claim | None, *, unused: bool) -> Connection:
         try:
@@ -537,7 +568,7 @@ class Http1Client:
         is_https = target.scheme == "https"
         return Endpoint(host, port, tls=is_https, tunnel=self._proxy if is_https else None)
 
-    def _head(self, method: str, target: Target, headers: Mapping[str, str]) -> bytes:
+    def head(self, method: str, target: Target, headers: Mapping[str, str]) -> bytes:
         """Request line and headers as they go onto the wire; to a proxy with the whole address."""
         is_proxied = self._proxy is not None and target.scheme == "http"
         where = f"http://{target.host}{target.path_and_query}" if is_proxied else target.path_and_query

@@ -11,7 +11,7 @@ import termios
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, Protocol, cast
 
 from gateway.disk.file_lease import FileLease, SharedFile
 from gateway.origin.http1_client.response_stream import MalformedResponse, ResponseStream
@@ -35,7 +35,40 @@ class Supervision:
     head_seconds: float
     progress_seconds: float
     progress_bytes: int = 1
-    on_silence: Callable[[ResponseStream, float], None] | None = None
+    on_silence: Callable[[Any, float], None] | None = None
+    """Gets the receiver of the answer, too."""
+
+
+class Receiver(Protocol):
+    """The destination of an answer: a `ResponseStream`, or first a `ShortAnswer`."""
+
+    received_bytes: int
+    longest_gap_seconds: float
+
+    @property
+    def has_head(self) -> bool: ...
+
+    @property
+    def destination(self) -> memoryview | None:
+        """The buffer that must receive the next bytes, if any."""
+
+    @property
+    def is_much(self) -> bool: ...
+
+    @property
+    def is_little(self) -> bool: ...
+
+    def asked(self) -> None:
+        """Note that the request is complete only now."""
+
+    def received_there(self, count: int) -> None:
+        """Bytes were received at `destination`."""
+
+    def received(self, buffer: bytearray, count: int) -> None:
+        """Take the first `count` bytes of a buffer. MalformedResponse."""
+
+    def ended(self, reason: str, *, orderly: bool, silent: bool) -> None:
+        """End: the connection has ended, or is of no use any more; `orderly`: the origin has closed it."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -60,7 +93,7 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._supervision: Supervision
-        self._stream: ResponseStream | None = None
+        self._stream: Receiver | None = None
         self._kind: AnswerKind | None = None
         self._paused = False
         self._paused_at = 0.0
@@ -91,13 +124,34 @@ class Connection(asyncio.BufferedProtocol):
 
         `body_follows`: by `write`, up to `sent`. `kind`: what the time of its answer can be compared with.
         """
+        stream = ResponseStream(self, self._loop, bodiless=bodiless)
+        self._is_sending = body_follows
+        self.begin(request, stream, supervision, kind)
+        return stream
+
+    def begin(self, request: bytes, receiver: Receiver, supervision: Supervision, kind: AnswerKind | None) -> None:
+        """Send a request as `ask` does; `receiver` gets its answer."""
         self._kind = kind
         self._asked_at = self._heard_at = self._loop.time()
-        self._supervision, self._is_sending = supervision, body_follows
-        stream = self._stream = ResponseStream(self, self._loop, bodiless=bodiless)
+        self._supervision, self._stream = supervision, receiver
         self._moved.handed_bytes += len(request)
         self._transport.write(request)
+
+    def go_on(self, received: memoryview, *, bodiless: bool) -> ResponseStream:
+        """Make a stream the receiver of the answer, beginning with the bytes that have come."""
+        stream = self._stream = ResponseStream(self, self._loop, bodiless=bodiless, asked_at=self._asked_at)
+        if received:
+            self._receive(stream, bytearray(received), len(received))
         return stream
+
+    def supervise(self, supervision: Supervision) -> None:
+        """Replace the limits of the request under way."""
+        self._supervision = supervision
+
+    @property
+    def head_seconds(self) -> float:
+        """Seconds from the request to the last bytes that came."""
+        return self._heard_at - self._asked_at
 
     async def write(self, data: bytes | memoryview) -> None:
         """Send a piece of the request's body; return when the kernel has all of it. ConnectionResetError."""
@@ -163,7 +217,7 @@ class Connection(asyncio.BufferedProtocol):
             since = silent_since if self._is_sending else self._heard_at
             limits.on_silence(stream, now - since)
 
-    def _progress_since(self, stream: ResponseStream) -> float:
+    def _progress_since(self, stream: Receiver) -> float:
         """When the body had last come forward by as much as it has to."""
         if self._progress_at < self._asked_at or (
             stream.received_bytes - self._progress_bytes >= self._supervision.progress_bytes
@@ -196,7 +250,9 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, size_bytes)
 
     def unread_bytes(self) -> int:
-        return self._queued(termios.FIONREAD)
+        """Return the bytes that have arrived and are not counted as received."""
+        landing_bytes = self._stream.landing_bytes if self._stream is not None else 0
+        return landing_bytes + self._queued(termios.FIONREAD)
 
     def unacknowledged_bytes(self) -> int:
         """Return the bytes handed over for sending that the other machine has not acknowledged."""
@@ -282,7 +338,7 @@ class Connection(asyncio.BufferedProtocol):
     def _bytes_wait(self) -> None:
         self.hold()
         stream = self._stream
-        if stream is not None:
+        if isinstance(stream, ResponseStream):
             self._note_heard(stream, self._paused_at)
             stream.bytes_wait()
 
@@ -290,9 +346,9 @@ class Connection(asyncio.BufferedProtocol):
         """Count what a thread has received."""
         self._moved.received_bytes += count
 
-    def give_up(self, reason: str, *, silent: bool) -> None:
+    def give_up(self, reason: str, *, silent: bool, orderly: bool = False) -> None:
         """End the request that is on it, without an answer or with a body that broke off."""
-        self._fail(reason, silent=silent)
+        self._fail(reason, silent=silent, orderly=orderly)
 
     # For the transport.
 
@@ -326,18 +382,18 @@ class Connection(asyncio.BufferedProtocol):
         if stream.destination is not None:
             stream.received_there(nbytes)
         else:
-            self._receive(stream, nbytes)
+            self._receive(stream, self._buffer, nbytes)
         if self._stream is stream and stream.is_much:
             self.hold()
 
-    def _note_heard(self, stream: ResponseStream, now: float) -> None:
+    def _note_heard(self, stream: Receiver, now: float) -> None:
         if stream.has_head and now - self._heard_at > stream.longest_gap_seconds:
             stream.longest_gap_seconds = now - self._heard_at
         self._heard_at = now
 
-    def _receive(self, stream: ResponseStream, count: int) -> None:
+    def _receive(self, stream: Receiver, buffer: bytearray, count: int) -> None:
         try:
-            stream.received(self._buffer, count)
+            stream.received(buffer, count)
         except MalformedResponse as error:
             self._fail(str(error))
 

@@ -334,26 +334,32 @@ class ResponseStream:
         "_interim_bytes",
         "_is_silent",
         "_loop",
+        "_receiver",
         "_start",
         "_timer",
         "_waiter",
         "has_head",
         "head",
         "head_seconds",
-        "is_landing",
         "longest_gap_seconds",
         "received_bytes",
     )
 
-    def __init__(self, connection: ResponseConnection, loop: asyncio.AbstractEventLoop, *, bodiless: bool) -> None:
+    def __init__(
+        self,
+        connection: ResponseConnection,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        bodiless: bool,
+        asked_at: float | None = None,
+    ) -> None:
         self.head: ResponseHead
         self.has_head = False
-        self.is_landing = False
-        """True while a thread receives bytes that are not counted yet."""
         self.received_bytes = 0
         self.head_seconds = 0.0
         self.longest_gap_seconds = 0.0
-        self._asked_at = loop.time()
+        self._asked_at = loop.time() if asked_at is None else asked_at
+        self._receiver: SocketReceiver | None = None
         self._connection: ResponseConnection | None = connection
         self._loop = loop
         self._bodiless = bodiless
@@ -449,18 +455,17 @@ class ResponseStream:
         """Receive the piece on a thread, once enough of it waits in the socket."""
         assert buffer.on_thread is not None  # noqa: S101 - the caller has looked
         receiver = body.receiver()
-        before_bytes = receiver.filled_bytes
-        while receiver.filled_bytes == before_bytes and not receiver.ended:
+        while not receiver.received_bytes and not receiver.ended:
             await self._bytes(body, connection)
             if self._connection is not connection or body.has_enough:
                 return
-            self.is_landing = True
+            self._receiver = receiver
             try:
                 await buffer.on_thread(with_lease(wire.share(), receiver.receive))
             finally:
-                self.is_landing = False
-                connection.landed(receiver.filled_bytes - before_bytes)
-        self.received_there(receiver.filled_bytes - before_bytes)
+                self._receiver = None
+                connection.landed(receiver.received_bytes)
+        self.received_there(receiver.received_bytes)
         if receiver.ended and self._connection is connection:
             connection.give_up(receiver.ended, silent=False)
 
@@ -484,7 +489,8 @@ class ResponseStream:
     def close(self) -> None:
         """Want no more of it: a connection with the rest of a body on it is of no use. Idempotent."""
         self._stop_waiting_for_body()
-        self._begun.cancel()
+        if not self._begun.cancel() and not self._begun.cancelled():
+            self._begun.exception()  # retrieved: it may have been passed on to none
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -498,6 +504,16 @@ class ResponseStream:
     def asked(self) -> None:
         """Note that the request is complete only now."""
         self._asked_at = self._loop.time()
+
+    @property
+    def is_landing(self) -> bool:
+        """True while a thread receives bytes that are not counted yet."""
+        return self._receiver is not None
+
+    @property
+    def landing_bytes(self) -> int:
+        """Bytes that a thread has received, and that are not counted yet."""
+        return self._receiver.received_bytes if self._receiver is not None else 0
 
     @property
     def destination(self) -> memoryview | None:
