@@ -279,3 +279,21 @@ def test_a_buffer_is_used_again_when_nothing_has_a_view_of_it() -> None:
     assert buffers.take() is first
     other.release()
     assert len(first) == len(second) == HEAD_BYTES
+
+
+async def test_one_that_waits_counts_in_the_traffic() -> None:
+    """Whoever finds out what the link bears looks at all connections at work."""
+
+    async def first_only(request: Request, writer: asyncio.StreamWriter) -> None:
+        if len(told.requests) > 1:
+            await forever(request, writer)
+        writer.write(head(*LINES) + BODY)
+
+    async with told_origin(first_only) as told:
+        await sent(told, GET)
+        before = told.origin.traffic()["read"]
+        reading = told.origin.begin_read(GET, lambda _: None)
+        assert reading is not None
+        await until(lambda: len(told.requests) == 2)
+        assert told.origin.traffic()["read"].arrived_bytes == before.arrived_bytes
+        reading.close()

@@ -118,11 +118,11 @@ async def test_a_slow_operation_has_its_own_end() -> None:
         writer.write(head("Content-Length: 0"))
 
     async with told_origin(
-        never, first_byte_timeout_seconds=0.5, read_timeout_seconds=0.7, slow_timeout_seconds=3.0
+        never, first_byte_timeout_seconds=1.0, read_timeout_seconds=1.4, slow_timeout_seconds=4.0
     ) as told:
-        assert 0.6 < await _unanswered(told.origin, SLOW[0]) < 2.9
-        assert await _unanswered(told.origin, SLOW[2]) > 2.9
-        assert await _unanswered(told.origin, SLOW[0]) > 0.6  # the breaker is closed
+        assert 1.3 < await _unanswered(told.origin, SLOW[0]) < 3.9
+        assert await _unanswered(told.origin, SLOW[2]) > 3.9
+        assert await _unanswered(told.origin, SLOW[0]) > 1.3  # the breaker is closed
 
 
 async def test_a_conditional_write_that_is_not_answered_is_unknown() -> None:

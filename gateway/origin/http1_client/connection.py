@@ -53,6 +53,10 @@ class Receiver(Protocol):
         """The buffer that must receive the next bytes, if any."""
 
     @property
+    def landing_bytes(self) -> int:
+        """Bytes that a thread has received, and that are not counted yet."""
+
+    @property
     def is_much(self) -> bool: ...
 
     @property

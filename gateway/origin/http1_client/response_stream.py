@@ -512,12 +512,10 @@ class ResponseStream:
 
     @property
     def landing_bytes(self) -> int:
-        """Bytes that a thread has received, and that are not counted yet."""
         return self._receiver.received_bytes if self._receiver is not None else 0
 
     @property
     def destination(self) -> memoryview | None:
-        """The buffer that must receive the next bytes, if any."""
         return self._body.rest if isinstance(self._body, WholeBody | DirectBody) else None
 
     @property

@@ -95,6 +95,7 @@ class ShortAnswer:
         "stream",
     )
 
+    landing_bytes: Final = 0
     is_much: Final = False
     is_little: Final = True
 
