@@ -84,10 +84,8 @@ FOLLOWED_BYTES = 256 * 1024
 """Bytes of one write while readers wait for it: the trip to a disk thread costs as much as the writing."""
 
 AHEAD_BYTES = 1024 * 1024
-"""Bytes of one write without a waiting reader."""
-
-RECEIVED_BYTES_MAX = 2 * 1024 * 1024
-"""Bytes that are received and written in one trip to a thread, if so many have come."""
+"""Bytes of one write without a waiting reader, and the most that one trip to a thread receives: a ceiling lets through
+what has come at once."""
 
 VERIFIED_AT_ONCE_BYTES = 1024 * 1024
 
@@ -145,7 +143,7 @@ class LargeBlockFetcher:
         def on_thread(receive: Receive) -> Awaitable[None]:
             return threads.disk_holding(file, lambda lease: receive(partial(writer.write, lease)))
 
-        landing = ReceiveBuffer(RECEIVED_BYTES_MAX, _worth_writing(fetch), on_thread, self.buffers)
+        landing = ReceiveBuffer(AHEAD_BYTES, _worth_writing(fetch), on_thread, self.buffers)
         async with aclosing(get.pieces(landing)) as pieces:
             async for piece in pieces:
                 received_bytes += len(piece)

@@ -26,7 +26,7 @@ WORKERS = 4
 MIB = 2**20
 CEILING = 16 * MIB
 OBJECT_BYTES = 64 * MIB
-PIECE_BYTES_MAX = 768 * 1024
+PIECE_BYTES_MAX = MIB
 """The most that one connection hands over at once."""
 
 TOLERANCE = 1.1

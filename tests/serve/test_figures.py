@@ -171,6 +171,7 @@ def test_an_object_warmed_by_head_is_no_miss(told: Told) -> None:
 def test_half_of_what_is_read_twice_comes_from_the_cache(told: Told) -> None:
     """Where nothing was warmed."""
     told.read_all()
+    eventually(lambda: told.document("status")["cache"]["usage_bytes"] >= WHOLE_BYTES)
     told.read_all()
     eventually(lambda: told.value("forebay_sent_bytes_total", operation="GetObject") == 2 * WHOLE_BYTES)
     assert shown_ratios(told) == {0.5}
