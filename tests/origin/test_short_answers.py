@@ -297,3 +297,52 @@ async def test_one_that_waits_counts_in_the_traffic() -> None:
         await until(lambda: len(told.requests) == 2)
         assert told.origin.traffic()["read"].arrived_bytes == before.arrived_bytes
         reading.close()
+
+
+async def test_an_answer_that_is_complete_leaves_the_next_request_on_its_connection_alone() -> None:
+    """It is not hedged for what the next one waits for, and does not end that."""
+    come = asyncio.Event()
+
+    async def exchange(request: Request, writer: asyncio.StreamWriter) -> None:
+        if request.number == 2:
+            writer.write(head("Content-Length: 4", status="404 Not Found") + b"none")
+            return
+        if request.number == 3:
+            await come.wait()
+        writer.write(head(*LINES) + BODY)
+
+    async with told_origin(exchange) as told:
+        await sent(told, GET)
+        found, onward = await begun(told, GET)
+        assert found is None
+        told.origin._hedging.heads.after_seconds = 0.1
+        later = asyncio.create_task(sent(told, GET))
+        await until(lambda: len(told.requests) == 3)
+        [connection] = told.origin._client._pool._busy
+        limits = connection._supervision
+        assert (await sent(told, onward))[0] == 404
+        assert connection._supervision is limits
+        come.set()
+        assert (await later)[0] == 200
+
+
+async def test_what_comes_behind_an_answer_answers_no_other() -> None:
+    """Also where the buffer has no room for it."""
+    lines = "Content-Length: 131072", "x-amz-meta-a: "
+    long_head = head(*lines[:1], lines[1] + "a" * (HEAD_BYTES - len(head(*lines))))
+    assert len(long_head) == HEAD_BYTES
+    ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+
+    async def exchange(request: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(head(*LINES) + BODY if request.number == 1 else (long_head + bytes(131_072)) * 2)
+
+    async with told_origin(exchange) as told:
+        await sent(told, GET)
+
+        def ask_next(reading: BegunRead) -> None:
+            assert reading.is_whole
+            soon = asyncio.get_running_loop().call_soon
+            soon(lambda: ended.set_result(told.origin.begin_read(GET, lambda _: None)))
+
+        assert told.origin.begin_read(GET, ask_next) is not None
+        assert await ended is None, "its connection is used again"

@@ -290,6 +290,7 @@ async def test_11_4_rights_are_given_to_nothing_that_stays_here(client: Client) 
     """11.4 Only the origin could give them."""
     for acl in ("private", "bucket-owner-full-control"):
         await client.ask("PUT", "back/k", b"x", {"x-amz-acl": acl}, status=501)
+        await client.ask("POST", "back/k?uploads=", headers={"x-amz-acl": acl}, status=501)
 
 
 @with_a_client(BEHIND)

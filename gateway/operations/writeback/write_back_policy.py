@@ -146,7 +146,7 @@ def why_of_key(key: str) -> Reason | None:
     return None
 
 
-_WITH_RIGHTS = (Operation.PUT_OBJECT, Operation.COPY_OBJECT)
+_WITH_RIGHTS = (Operation.PUT_OBJECT, Operation.COPY_OBJECT, Operation.CREATE_MULTIPART_UPLOAD)
 
 
 def refuse_unless_kept_here(context: RequestContext, reason: Reason | None) -> None:

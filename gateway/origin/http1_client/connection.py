@@ -148,9 +148,10 @@ class Connection(asyncio.BufferedProtocol):
             self._receive(stream, bytearray(received), len(received))
         return stream
 
-    def supervise(self, supervision: Supervision) -> None:
-        """Replace the limits of the request under way."""
-        self._supervision = supervision
+    def supervise(self, stream: ResponseStream, supervision: Supervision) -> None:
+        """Replace the limits of a request, if it is under way: after a complete answer another one may be."""
+        if self._stream is stream:
+            self._supervision = supervision
 
     @property
     def head_seconds(self) -> float:

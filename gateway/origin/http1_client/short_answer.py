@@ -135,7 +135,7 @@ class ShortAnswer:
     def handed_over(self, supervision: Supervision) -> ResponseStream:
         """Return the stream of an answer that was handed over, with other limits from now on."""
         assert self.stream is not None  # noqa: S101 - it was handed over
-        self._connection.supervise(supervision)
+        self._connection.supervise(self.stream, supervision)
         return self.stream
 
     def close(self) -> bool:
@@ -168,8 +168,9 @@ class ShortAnswer:
             self._rest = self._buffer[self._filled :]
             return
         self._over()
-        if self.stream is None:
-            self._connection.answered(keep_alive=self.received_bytes == self._length)
+        if self.stream is None:  # what has come behind it must not answer the next request
+            is_alone = self.received_bytes == self._length and not self._connection.unread_bytes()
+            self._connection.answered(keep_alive=is_alone)
 
     def ended(self, reason: str, *, orderly: bool, silent: bool) -> None:
         if self._on_end is None:
