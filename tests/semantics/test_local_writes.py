@@ -148,8 +148,12 @@ async def test_11_5_a_superseded_checkpoint_is_not_sent_once_a_newer_one_is_dura
             assert client.buffer.look(lambda tx: tx.files.usage("back")).local_objects == 0
             async with client.flushing():
                 await eventually(lambda: client.pending("back/run/step-1/__0_0.distcp") is None)
-                while (await shown(client))["back/run/step-1/"]["state"] != "failed":  # before a look gives it up
+                for _ in range(2000):  # before a look gives it up
+                    if (await shown(client))["back/run/step-1/"]["state"] == "failed":
+                        break
                     await asyncio.sleep(0.01)
+                else:
+                    raise AssertionError("it is not told")
                 await save(client, 2)
                 await retention.look()
                 await eventually(lambda: client.pending("back/run/step-2/.metadata") is None)
