@@ -106,3 +106,14 @@ async def test_3_11_an_answer_that_shows_the_object_ends_it(
         assert (await call(gateway.app, method, "/bucket/gone", headers, b"", sign=False)).status == 200
         assert (await ask(gateway, method)).status == 200
         assert (await ask(gateway, "HEAD")).status == 200
+
+
+async def test_3_4_a_forwarded_listing_that_shows_an_object_ends_its_absence(tmp_path: Path) -> None:
+    """3.4 As a GET of it does: for GET and HEAD, and in later pages."""
+    async with listed(tmp_path) as (gateway, _):
+        gateway.origin.put("bucket", "gone", b"of others")
+        assert not await is_asked(gateway)
+        page = await ask(gateway, "GET", "?list-type=2", b"", **{"x-amz-expected-bucket-owner": "1"})
+        assert b"<Key>gone</Key>" in page.body
+        assert await is_asked(gateway, "GET", status=200)
+        assert b"<Key>gone</Key>" in (await ask(gateway, "GET", "?list-type=2")).body
