@@ -66,6 +66,7 @@ def test_requests_are_in_the_access_log_and_the_bad_ones_over_the_admin_port(tmp
                 answer = s3.get_object(Bucket="bucket", Key="data/one")
                 answer["Body"].read()
                 ids.append(request_id(answer))
+                wait_for_metric(gateway, r"forebay_cache_usage_bytes\{[^}]*data[^}]*\} [1-9]")
             with pytest.raises(ClientError) as refused:
                 s3.put_object(Bucket="bucket", Key="data/two", Body=b"x")
             with origin.refused(), pytest.raises(ClientError) as failed:
