@@ -163,7 +163,7 @@ class _Bench:
         )
 
     def _list(self, way: _Through) -> None:
-        """Have the index be as fresh as after a crawl."""
+        """Make the index as fresh as after a crawl."""
         if way.name == _INDEXED:
             with closing(_Saver(way)) as saver:
                 saver.list(way.prefix)
@@ -198,7 +198,7 @@ class _Saver(Saver):
         self._signer = Signer("{}:{}".format(*way.address), ACCESS_KEY_ID, SECRET_ACCESS_KEY)
 
     def list(self, prefix: str) -> None:
-        """Have the first thousand keys be listed."""
+        """List the first thousand keys."""
         self._ask("GET", f"/{BUCKET}", f"list-type=2&prefix={quote(prefix, safe='')}")
 
 

@@ -96,7 +96,7 @@ def is_cut_short(directory: Path, engine: int = OLD_ENGINE) -> bool:
     try:
         environment = lmdb.open(str(directory), readonly=True, lock=False, lib_version=engine)
     except lmdb.Error:
-        return False  # whoever opens it to use it says what is wrong
+        return False  # the opening that follows says what is wrong
     with environment:
         pages = environment.info()["last_pgno"] + 1
         return bool((directory / "data.mdb").stat().st_size < pages * environment.stat()["psize"])

@@ -28,7 +28,7 @@ from gateway.core.model import immutable
 from gateway.origin.client import AddressingStyle, CredentialSource, KeyPair, OriginRequest, OriginSettings
 from gateway.origin.request_body import NO_BODY, RequestBody
 from gateway.s3.requests import encode_key, encode_path, encode_query
-from gateway.s3.signature_v4 import PathSignatures, signed_headers
+from gateway.s3.signature_v4 import PathSignatures, sign_headers
 
 Query = Sequence[tuple[str, str | None]]
 
@@ -397,7 +397,7 @@ class RequestSigner:
         hops = headers.get(HOP_HEADER)
         headers[HOP_HEADER] = self._instance_id if hops is None else f"{hops}, {self._instance_id}"
         headers.update(body.signed_headers)
-        added, signatures = signed_headers(
+        added, signatures = sign_headers(
             request.method,
             target.path,
             request.query,

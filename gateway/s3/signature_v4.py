@@ -462,37 +462,6 @@ def sign_headers(
     session_token: str | None,
     region: str,
     now: float,
-) -> dict[str, str]:
-    """Return the headers that sign an outgoing request: authorization and its x-amz-* companions.
-
-    As `signed_headers`, for one path.
-    """
-    return signed_headers(
-        method,
-        path_encoded,
-        query,
-        headers,
-        payload_hash=payload_hash,
-        access_key_id=access_key_id,
-        secret=secret,
-        session_token=session_token,
-        region=region,
-        now=now,
-    )[0]
-
-
-def signed_headers(
-    method: str,
-    path_encoded: str,
-    query: Iterable[tuple[str, str | None]],
-    headers: Mapping[str, str],
-    *,
-    payload_hash: str,
-    access_key_id: str,
-    secret: str,
-    session_token: str | None,
-    region: str,
-    now: float,
 ) -> tuple[dict[str, str], PathSignatures]:
     """Return the headers that sign an outgoing request, `authorization` last, and signatures for other paths.
 

@@ -120,8 +120,8 @@ def free_bytes() -> int:
 def touch_memory(size_bytes: int) -> bool:
     """Touch `size_bytes` of free memory and let go of it. Return False if less was free, and a part was touched.
 
-    A virtual machine may give free memory back to its host; the host then charges 4 to 11 µs for each page (4 KiB) that
-    is used again, to whoever is the first to use it. What is touched now is what is used next.
+    A virtual machine may give free memory back to its host; the first use of such a page (4 KiB) then costs 4 to
+    11 µs. The pages that this function touches are the ones that the test uses next.
     """
     given = min(size_bytes, free_bytes() * 3 // 4, _TOUCHED_BYTES_MAX)
     if given >= mmap.PAGESIZE:

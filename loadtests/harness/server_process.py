@@ -60,7 +60,7 @@ class ServerProcess:
         raise NotImplementedError
 
     def prepare(self) -> None:
-        """What is done once, before the first start."""
+        """Prepare what the first start needs, once."""
 
     def environment(self) -> Mapping[str, str]:
         """Variables on top of this process's."""

@@ -59,7 +59,7 @@ class SinkOrigin(ServerProcess):
         self._until(self.objects, objects, "objects", seconds_max)
 
     def until_it_keeps(self, size_bytes: int, seconds_max: float) -> None:
-        """The same of bytes, in whatever objects they lie."""
+        """Do the same for bytes, in whatever objects they lie."""
         self._until(self.kept_bytes, size_bytes, "bytes", seconds_max)
 
     def _until(self, count: Callable[[], int], wanted: int, of: str, seconds_max: float) -> None:

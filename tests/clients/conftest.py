@@ -52,7 +52,7 @@ class Endpoint:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of what meets both origins, drop moto over https: the strict one judges what clients do over https."""
+    """Drop moto over https where tests meet both origins: the strict one judges what clients do over https."""
     items[:] = [item for item in items if not _is_second_opinion(item)]
 
 

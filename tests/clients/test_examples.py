@@ -15,7 +15,7 @@ from tests.clients.conftest import Endpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_SECONDS = 180
-"""Of each of three runs, which import PyTorch: a busy machine takes its time."""
+"""The bound of each of three runs. They import PyTorch, which takes long on a busy machine."""
 
 LIGHT = ["boto3_objects.py", "aws_cli.sh", "arrow_parquet.py", "webdataset_shards.py", "safetensors_s3fs.py"]
 TORCH = ["pytorch_datasets.py", "pytorch_dcp.py"]

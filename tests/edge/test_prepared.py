@@ -138,7 +138,7 @@ def head_of(asked: Asked, secret: str, now: float) -> bytes:
     path = path.removeprefix("/bucket") if asked.style == "host" else path
     fields = {"host": host, **asked.fields}
     query = [tuple(pair.split("=")) for pair in asked.query.split("&")] if asked.query else []
-    added = sign_headers(
+    added, _ = sign_headers(
         asked.method,
         path,
         query,  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ class Client:
         path = path.removeprefix("/bucket") if self.base_domain else path
         fields = {"host": host, "user-agent": "client/1 (x; y)", **(more or {})}
         signed = fields if self.signs_all else {name: value for name, value in fields.items() if name != "user-agent"}
-        added = sign_headers(
+        added, _ = sign_headers(
             method,
             path,
             parse_query(query.encode()),

@@ -102,7 +102,7 @@ def sign(
     token: str | None = None,
 ) -> dict[str, str]:
     key = {"access_key_id": ACCESS_KEY_ID, "secret": SECRET, "region": REGION}
-    return sign_headers(method, path, query, headers, payload_hash=payload_hash, session_token=token, now=at, **key)
+    return sign_headers(method, path, query, headers, payload_hash=payload_hash, session_token=token, now=at, **key)[0]
 
 
 def plain(**headers: str) -> S3Request:

@@ -115,7 +115,7 @@ class ShortAnswer:
         self.received_bytes = 0
         self.stream: ResponseStream | None = None
 
-    # For whoever asked.
+    # For the one who asked.
 
     def whole(self) -> memoryview | None:
         """Return the body of a complete answer, as `OriginResponse.whole`."""
