@@ -12,7 +12,7 @@ import pytest
 
 from gateway.s3.requests import Operation
 from gateway.writeback.journal.buckets import Conditions, Honoured
-from gateway.writeback.journal.records import Write
+from gateway.writeback.journal.records import State, Write
 from gateway.writeback.journal.transaction import JournalTransaction
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.faults import Answer, Hold, Unreachable, on
@@ -111,6 +111,25 @@ async def test_6_2_what_is_remembered_is_not_asked_for(client: Client) -> None:
     await client.flush()
     assert client.origin.data("bucket", "back/k") == b"again"
     assert asked(client)[0] is Operation.PUT_OBJECT
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+async def test_6_2_what_others_delete_after_the_write_is_a_conflict_only_for_who_knew_the_version(
+    tmp_path: Path, is_asked: bool
+) -> None:
+    """6.2 An absence has no age: after a remembered version the flush puts the object there again."""
+    async with a_client(tmp_path, STRICT if is_asked else BEHIND) as client:
+        await client.learn()
+        client.origin.put("bucket", "back/k", b"before")
+        await client.ask("GET", "back/k")
+        await client.gateway.catalog.settle()
+        await client.ask("PUT", "back/k", b"ours")
+        client.origin.buckets["bucket"].remove("back/k")
+        await client.flush_startable()
+        if is_asked:
+            assert pending(client).state is State.CONFLICT
+        else:
+            assert client.origin.data("bucket", "back/k") == b"ours"
 
 
 @with_a_client(BEHIND)
