@@ -413,7 +413,9 @@ class Response(MemoryResponse):
 @pytest.fixture
 def look(tmp_path: Path) -> Iterator[UnpinnedGet]:
     with processes(tmp_path, 1) as opened:
-        yield UnpinnedGet(opened.locks[0], lock_of_place(b"p" * 16, 0, {}), asyncio.Semaphore(1), lambda _: None)
+        yield UnpinnedGet(
+            opened.locks[0], lock_of_place(b"p" * 16, 0, {}), asyncio.Semaphore(1), lambda _: None, b"p" * 16
+        )
 
 
 @pytest.mark.parametrize(
