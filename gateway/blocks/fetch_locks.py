@@ -190,6 +190,7 @@ class FetchLocks:
 
     def take_unlisted(self, key: LockKey) -> bool:
         """Take the lock of a place past the table, if no other process may be fetching; False: call `take`."""
+        self.release_late()
         if not self._has_one_worker:
             return False
         self._held[key] = _NO_CELL
@@ -201,14 +202,12 @@ class FetchLocks:
         return False
 
     async def all_listed(self) -> None:
-        """Wait until no other process has unlisted locks. To be called with a lock, so that it takes no more of them.
-
-        One that hangs is not waited for: its bytes are fetched once more.
-        """
+        """Wait until no other process that turns has unlisted locks. Call it with a lock, so that none takes more."""
         deadline = time.monotonic() + HOLDER_SECONDS_MAX
         while self._has_one_worker and self.others_fetch() and time.monotonic() < deadline:
             counts = enumerate(self._words[_COUNTS:_UNTIL])
-            if not any(count >= _ONE_UNLISTED for worker, count in counts if worker != self.worker):
+            unlisted = [worker for worker, count in counts if count >= _ONE_UNLISTED and worker != self.worker]
+            if not any(map(self.turns, unlisted)):
                 return
             await asyncio.sleep(_UNLISTED_LOOK_SECONDS)
 

@@ -457,7 +457,8 @@ class SingleFlight:
         dependencies, waited, given_up = self._dependencies, False, None
         while not fetch.is_abandoned:
             holder = dependencies.locks.take(lock, given_up)
-            await dependencies.locks.all_listed()
+            if holder == dependencies.locks.worker:
+                await dependencies.locks.all_listed()
             # Looked up again under the lock: its earlier holder has entered the block before giving it back.
             if dependencies.directory.index.lookup(fetch.block.id) is not None:
                 if fetch.all_arrived:
