@@ -21,7 +21,7 @@ from types import TracebackType
 from gateway.blocks import layout
 from gateway.blocks.fetch_locks import FETCHED, FetchLocks, FileWatcher, LockKey, lock_of_place
 from gateway.core.clock import Clock
-from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, S3Error
+from gateway.core.errors import OriginAnswered, OriginBodyError, OriginBusy, OriginError, S3Error
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.origin.receive_buffer import ReceiveBuffer
@@ -191,7 +191,8 @@ _CHECKSUMS = frozenset(PREFIX + algorithm for algorithm in ALGORITHMS)
 class PinnedGet:
     """One range of one version. `start`, then `pieces`, then `aclose`, whatever happened.
 
-    Once the first answer was good, up to `retries` further requests fetch what is missing.
+    Once the first answer was good, up to `retries` further requests fetch what is missing. All of them together wait
+    for their turns as long as one.
     """
 
     origin: Origin
@@ -203,6 +204,7 @@ class PinnedGet:
     clock: Clock
     retries: int
     _received: int = 0
+    _waited_seconds: float = 0.0
     _response: OriginResponse | None = field(default=None)
     _check: BodyCheck | None = field(default=None)
     _unpinned: bool = False
@@ -230,8 +232,20 @@ class PinnedGet:
             "accept-encoding": "identity",
         }
         key = self.version.key
-        request = OriginRequest("GET", key.bucket, key.key, headers=headers, purpose=self.purpose, slot=self.slot)
-        self._response, self._unpinned = await self.origin.send(request), False
+        request = OriginRequest(
+            "GET",
+            key.bucket,
+            key.key,
+            headers=headers,
+            purpose=self.purpose,
+            slot=self.slot,
+            waited_seconds=self._waited_seconds,
+        )
+        asked_at = self.clock.monotonic()
+        try:
+            self._response, self._unpinned = await self.origin.send(request), False
+        finally:
+            self._waited_seconds += self.clock.monotonic() - asked_at
         if self._response.status not in (200, 206):
             body = await self._response.read(ERROR_DOCUMENT_BYTES_MAX)
             raise OriginAnswered(self._response.status, list(self._response.headers.items()), body)
@@ -262,7 +276,7 @@ class PinnedGet:
             except OriginError as error:
                 await self.aclose()
                 is_refused = isinstance(error, OriginAnswered) and error.status not in _RETRYABLE
-                if retries_left == 0 or is_refused or isinstance(error, WrongAnswer):
+                if retries_left == 0 or is_refused or isinstance(error, WrongAnswer | OriginBusy):
                     raise
                 await self.clock.sleep(RETRY_PAUSE_SECONDS * 2 ** (self.retries - retries_left))
                 retries_left -= 1
