@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
+from typing import Literal
 
 from gateway.blocks import layout
 from gateway.blocks.fetch_locks import FETCHED, FetchLocks, FileWatcher, LockKey, lock_of_place
@@ -31,6 +32,23 @@ from gateway.s3.origin_habits import WrongAnswer, WrongBody, check_head
 
 KNOWN_EMPTY_MAX = 16_384
 """Places where there were no bytes, remembered by each process."""
+
+TURN_SECONDS_MAX = 60.0
+"""S3's clients wait about as long for an answer, and ask anew."""
+
+
+class Turns(asyncio.Semaphore):
+    """Turns of one process to ask the origin for bytes: their number, and each wait for one, is bounded."""
+
+    async def acquire(self) -> Literal[True]:
+        """Wait for a turn. Raises OriginBusy when there is none in TURN_SECONDS_MAX."""
+        if not self.locked():
+            return await super().acquire()
+        try:
+            async with asyncio.timeout(TURN_SECONDS_MAX):
+                return await super().acquire()
+        except TimeoutError:
+            raise OriginBusy(f"others have kept this one waiting for its turn for {TURN_SECONDS_MAX:g} s") from None
 
 
 @dataclass(slots=True)
@@ -47,7 +65,7 @@ class UnpinnedGet:
 
     locks: FetchLocks
     lock: LockKey
-    turns: asyncio.Semaphore
+    turns: Turns
     on_end: Callable[[UnpinnedGet], None]
     known_empty: bool = False
     whole: bool = False
@@ -136,7 +154,7 @@ class UnpinnedGets:
 
     locks: FetchLocks
     watcher: FileWatcher
-    turns: asyncio.Semaphore
+    turns: Turns
     _own: dict[LockKey, asyncio.Event] = field(default_factory=dict)
     _known_empty: OrderedDict[LockKey, None] = field(default_factory=OrderedDict)
 
