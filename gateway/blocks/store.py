@@ -18,9 +18,11 @@ import ctypes
 import errno
 import os
 import secrets
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TypeVar
 
@@ -128,6 +130,10 @@ FILE_MODE = 0o600
 
 BUFFERS_MAX = 1024
 """Limit of one pwritev (IOV_MAX)."""
+
+WRITTEN_AT_ONCE_BYTES_MAX = 1024 * 1024
+"""For longer writes the kernel takes pages of 2 MiB. A virtual machine may have given free ones back to its host, and
+then each 4 KiB of them cost a trap to it, several times as long as the copy."""
 
 BALLAST_BYTES = 1024 * 1024
 """Given up on a full disk: without any room the index could not even write down what is evicted."""
@@ -407,7 +413,8 @@ class BlockStore:
 def _write_all(descriptor: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:
     rest = [memoryview(buffer) for buffer in buffers]
     while rest:
-        written = os.pwritev(descriptor, rest[:BUFFERS_MAX], offset)
+        fitting = bisect_right(list(accumulate(map(len, rest[:BUFFERS_MAX]))), WRITTEN_AT_ONCE_BYTES_MAX)
+        written = os.pwritev(descriptor, rest[: max(1, fitting)], offset)
         offset += written
         while rest and written >= len(rest[0]):
             written -= len(rest.pop(0))

@@ -323,6 +323,26 @@ def test_segments_end_at_their_bounds(tmp_path: Path) -> None:
     opened.close()
 
 
+def test_a_batch_is_written_a_little_at_a_time(tmp_path: Path) -> None:
+    """What is long enough for the kernel's largest pages never comes in one write."""
+    opened, sizes = opened_at(tmp_path / "c", 4096 * MIB), list[int]()
+
+    def noting(write: Callable[..., int]) -> Callable[..., int]:
+        def pwritev(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+            sizes.append(sum(map(len, buffers)))
+            return write(descriptor, buffers, offset)
+
+        return pwritev
+
+    blocks = [small(f"k{number}", 100 * KIB) for number in range(30)]
+    with replaced(os, "pwritev", noting):
+        append_all(SegmentAppender(opened.blocks), "default", blocks)
+    assert max(sizes) <= MIB
+    assert len(sizes) == 3
+    assert all(kept_content(opened, one.block) == bytes(one.content) for one in blocks)
+    opened.close()
+
+
 def test_a_segment_evicted_under_the_hands_of_who_appends_is_begun_anew(tmp_path: Path) -> None:
     """Before the bytes are written, or after: the blocks land in another segment, and nothing stays behind."""
     opened = opened_at(tmp_path / "c")
