@@ -211,6 +211,10 @@ def nonce_of(file: str) -> int:
 
 def beginning(block: Block, alignment_bytes: int = ALIGNMENT_BYTES) -> bytes:
     """Return the header from the magic, at MAGIC_BYTES, to the checksums: it identifies the block."""
+    return _start(block, alignment_bytes)[MAGIC_BYTES:]
+
+
+def _start(block: Block, alignment_bytes: int) -> bytes:
     bucket, key, etag = _identity(block)
     fixed = _FIXED.pack(
         _MAGIC,
@@ -224,12 +228,12 @@ def beginning(block: Block, alignment_bytes: int = ALIGNMENT_BYTES) -> bytes:
         len(key),
         len(etag),
     )
-    return b"".join((fixed[MAGIC_BYTES:], bucket, key, etag))
+    return b"".join((fixed, bucket, key, etag))
 
 
 def pack_header(block: Block, chunk_checksums: bytes, alignment_bytes: int = ALIGNMENT_BYTES) -> bytes:
     """Return the header, padded with zeros to where the data begins."""
-    covered = b"".join((_MAGIC, beginning(block, alignment_bytes), chunk_checksums))
+    covered = _start(block, alignment_bytes) + chunk_checksums
     header = covered + _CRC.pack(checksums.crc32c(covered))
     return header.ljust(aligned(len(header), alignment_bytes), b"\0")
 

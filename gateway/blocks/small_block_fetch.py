@@ -59,17 +59,6 @@ class _Segment:
     def new(self) -> bool:
         return self.records == 0
 
-    def fitting(self, blocks: Sequence[SmallBlock]) -> int:
-        """Return the number of blocks that fit; in a new segment one at least."""
-        room_bytes = self.room_bytes - self.size_bytes
-        count = 0
-        for small in blocks[: RECORDS_MAX - self.records]:
-            room_bytes -= small.record_bytes
-            if room_bytes < 0:
-                break
-            count += 1
-        return max(count, self.new)
-
 
 @dataclass(slots=True)
 class SegmentAppender:
@@ -86,13 +75,18 @@ class SegmentAppender:
         blocks = blocks[: sum(1 for _ in takewhile(lambda number: number == alike.pin, numbers))]
         for _ in range(_ROUNDS_MAX):
             segment = self._open.pop(alike, None)
-            count = segment.fitting(blocks) if segment is not None else 0
-            if segment is None or count == 0:
+            placed = self._place(segment, blocks) if segment is not None else None
+            if segment is None or placed is None or not placed.blocks:
                 segment = _Segment(store.new_name(), self._segment_bytes(slot))
-                count = segment.fitting(blocks)
-            if self._append(alike, segment, blocks[:count]):
-                return count
+                placed = self._place(segment, blocks)
+            if self._append(alike, segment, placed):
+                return len(placed.blocks)
         raise StoreUnavailable("other processes keep evicting the block that was just written")
+
+    def _place(self, segment: _Segment, blocks: Sequence[SmallBlock]) -> Placed:
+        return store.place(
+            segment.file, segment.size_bytes, blocks[: RECORDS_MAX - segment.records], segment.room_bytes
+        )
 
     def _segment_bytes(self, slot: str) -> int:
         capacity = self.directory.capacity
@@ -100,12 +94,11 @@ class SegmentAppender:
         available_bytes = capacity.total_bytes if limit_bytes is None else limit_bytes
         return min(SEGMENT_BYTES_MAX, available_bytes // PARTS_OF_CAPACITY)
 
-    def _append(self, alike: _Alike, segment: _Segment, blocks: Sequence[SmallBlock]) -> bool:
+    def _append(self, alike: _Alike, segment: _Segment, placed: Placed) -> bool:
         """Return False when the segment was evicted; then, and when this fails, nothing is appended to it any more."""
-        placed = store.place(segment.file, segment.size_bytes, blocks)
         taken_bytes = layout.in_pages(placed.stop) - layout.in_pages(segment.size_bytes)
         reservation = Reservation(
-            segment.file, alike.slot, taken_bytes, wanted=alike.wanted, pin=alike.pin, blocks=len(blocks)
+            segment.file, alike.slot, taken_bytes, wanted=alike.wanted, pin=alike.pin, blocks=len(placed.blocks)
         )
         self.directory.reserve(reservation)
         try:

@@ -14,8 +14,9 @@ block that is entered. Until then they give policies the last use of returning b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice
+from operator import attrgetter
 from typing import Any, TypeAlias, cast
 
 import lmdb
@@ -134,6 +135,9 @@ class Totals:
         return self.held_bytes + self.unowned_bytes
 
 
+_numbers_of = attrgetter(*(field.name for field in fields(Totals)))
+
+
 class IndexTransaction:
     """One transaction's view. Changes need a write transaction and `close`; `worker` owns the files that it leaves."""
 
@@ -154,7 +158,7 @@ class IndexTransaction:
             if packed != self._saved[slot]:
                 self._put(_ACCOUNTS + layout.pack_slot(slot), packed)
         if self._totals is not None:
-            self.set_numbers(_TOTALS, *astuple(self._totals))
+            self.set_numbers(_TOTALS, *_numbers_of(self._totals))
         if self._next_sequence is not None:
             self.set_numbers(_SEQUENCE, self._next_sequence)
 
