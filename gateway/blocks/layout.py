@@ -331,7 +331,8 @@ class Reservation:
 
     `wanted` is room that a user has asked for expressly: the least recently used files give way,
     whatever the slot's policy prefers. `pin` is the number of the pin that the file is under, or 0. `to_write` is
-    False for a file that is on this disk already. `blocks` is the number of blocks to enter.
+    False for a file that is on this disk already. `blocks` is the number of blocks to enter. `ahead_bytes` more are
+    and stay set aside for what is appended to the file next.
     """
 
     file: str
@@ -341,6 +342,7 @@ class Reservation:
     pin: int = 0
     to_write: bool = True
     blocks: int = 1
+    ahead_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

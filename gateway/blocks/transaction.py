@@ -269,14 +269,15 @@ class IndexTransaction:
         if reservation.wanted and entered.queue == Queue.SMALL:
             entered = replace(entered, queue=Queue.MAIN)
         self.put(entered)
-        self._enter_blocks(blocks)
+        self._enter(reservation, blocks)
 
-    def extend(self, file: FileRecord, blocks: Rows, returning: Sequence[bytes], disk_bytes: int) -> None:
-        """Enter what was appended to a file: `disk_bytes` more; blocks as in `admit`."""
+    def extend(self, file: FileRecord, reservation: Reservation, blocks: Rows, returning: Sequence[bytes]) -> None:
+        """Enter what was appended to a file: `disk_bytes` of the reservation more; blocks as in `admit`."""
+        disk_bytes = reservation.disk_bytes
         policy = POLICIES[self.account(file.slot).eviction]
         grown = replace(file, disk_bytes=file.disk_bytes + disk_bytes, blocks=file.blocks + len(blocks))
         self.change(policy.growing(self, grown, returning, disk_bytes))
-        self._enter_blocks(blocks)
+        self._enter(reservation, blocks)
 
     def evict(self, file: FileRecord) -> None:
         """Take out a file that its policy gives up; the caller unlinks it."""
@@ -353,7 +354,9 @@ class IndexTransaction:
         for block in blocks:
             self._transaction.delete(layout.block_key(block.block_id), db=self._tables.blocks)
 
-    def _enter_blocks(self, blocks: Rows) -> None:
+    def _enter(self, reservation: Reservation, blocks: Rows) -> None:
+        if reservation.ahead_bytes:
+            self._set_aside(reservation, reservation.ahead_bytes)
         self.put_rows(blocks)
         if self.stale_rows() > self.totals.blocks // STALE_PART + SWEPT_MIN:
             self.sweep(min(SWEPT_MAX, SWEPT_MIN + SWEPT_PER_BLOCK * len(blocks)))
@@ -480,11 +483,12 @@ class IndexTransaction:
     # Files on their way in and out.
 
     def reserve(self, reservation: Reservation) -> None:
+        self._set_aside(reservation, reservation.disk_bytes)
+
+    def _set_aside(self, reservation: Reservation, disk_bytes: int) -> None:
         own, slot = WorkerFile(self.worker, reservation.file), self.slot(reservation.slot)
-        self.release_file(own)
-        packed = layout.pack_reservation(reservation.disk_bytes, slot)
-        self._put(_RESERVED + layout.pack_worker_file(own), packed)
-        self._count_reserved(slot, reservation.disk_bytes)
+        self._put(_RESERVED + layout.pack_worker_file(own), layout.pack_reservation(disk_bytes, slot))
+        self._count_reserved(slot, disk_bytes)
 
     def release(self, reservation: Reservation) -> None:
         self.release_file(WorkerFile(self.worker, reservation.file))
