@@ -90,9 +90,11 @@ async def test_what_one_process_fetched_another_serves(tmp_path: Path) -> None:
 
 async def test_a_warm_up_waits_for_a_first_read_of_the_only_worker(tmp_path: Path) -> None:
     """So the origin is asked once for the same bytes, though the table of locks does not have the read's."""
-    origin, of_one = make_origin(), {"has_one_worker": True, "small_object_bytes_max": MIB}
+    origin = make_origin()
     version = stored(origin, "k", 64 * KIB)
-    async with open_cache(tmp_path / "c", origin, worker=1, **of_one) as background:
+    async with open_cache(
+        tmp_path / "c", origin, worker=1, small_object_bytes_max=MIB, has_one_worker=True
+    ) as background:
         heartbeats = background._dependencies.opened.heartbeats
         heartbeats.beat(0)
         worker = FetchLocks(tmp_path / "c/shared", 0, heartbeats, has_one_worker=True)
