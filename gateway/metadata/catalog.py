@@ -12,6 +12,7 @@ import asyncio
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -20,7 +21,7 @@ import lmdb
 import structlog
 
 from gateway.core.clock import Clock
-from gateway.core.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
+from gateway.core.errors import OriginAnswered, OriginUnreachable, S3Error, StoreUnavailable
 from gateway.core.model import Homes, ObjectKey, ObjectVersion
 from gateway.metadata.entries import (
     CatalogEntry,
@@ -49,6 +50,7 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import is_same_version, unquote
 from gateway.s3.list_result import ListedEntry
 from gateway.s3.origin_habits import OriginHabits, shared_etags
+from gateway.s3.requests import parse_copy_source
 from gateway.telemetry import metrics
 
 
@@ -116,6 +118,9 @@ def unpack_habits(entry: CatalogEntry, boot: int, now_seconds: float) -> OriginH
 
 
 _OF_ANY_AGE = KeyBound(math.inf, math.inf)
+
+_OF_OBJECTS = frozenset({200, 206, 304, 412, 416})
+"""Statuses by which the origin answers a read of an object, or of something about it, if there is one."""
 
 __all__ = ["Catalog", "ObjectHead", "is_down", "is_plainly_asked", "is_remembered"]
 
@@ -312,9 +317,31 @@ class Catalog:
         if entry is not None and etag != (entry.head.version.etag if entry.head is not None else None):
             self.forget(key)
 
-    def listed(self, bucket: str, entries: Sequence[ListedEntry]) -> None:
-        """Void what all workers remember otherwise than just listed, in order. Call before any client learns of it."""
+    def answered(self, request: OriginRequest, status: int) -> None:
+        """End all absences of the objects that an answer of the origin shows: the request's own, a copy's source.
+
+        Call it before the client learns of the answer. What is learned does so by itself.
+        """
+        copied = request.headers.get("x-amz-copy-source")
+        if copied is not None and status == 200:
+            with suppress(S3Error):  # a form of its own, as of an access point
+                for text in {copied, copied.replace("+", "%2B")}:  # origins read a plus sign in two ways
+                    self._show(parse_copy_source(text).key)
+        if request.bucket and request.key and request.method in ("GET", "HEAD") and status in _OF_OBJECTS:
+            self._show(ObjectKey(request.bucket, request.key))
+
+    def _show(self, key: ObjectKey) -> None:
+        self._epochs.show(key, self._clock.monotonic(), self._boot)
+
+    def listed(self, bucket: str, entries: Sequence[ListedEntry], slots: Iterable[Slot]) -> None:
+        """Void what all workers remember otherwise than just listed, in order. Call before any client learns of it.
+
+        `slots` are all those of the entries.
+        """
         self._listed(bucket, [(entry.key, (entry.etag, entry.size_bytes)) for entry in entries])
+        if any(slot.negative_ttl_seconds for slot in slots):
+            for entry in entries:
+                self._show(ObjectKey(bucket, entry.key.decode()))
 
     def listed_records(self, bucket: str, listed: Sequence[Listed]) -> None:
         self._listed(bucket, [(key, etag_and_size(record)) for key, record in listed])
@@ -379,6 +406,7 @@ class Catalog:
             self.learn_habits(version.key.bucket, OriginHabits(withheld_etags=frozenset({unquote(version.etag)})))
 
     def _seen(self, head: ObjectHead) -> None:
+        self._show(head.version.key)
         self.sizes_seen.note(head.version)
         if head.version.etag.startswith("W/"):
             self.learn_habits(head.version.key.bucket, OriginHabits(weak_etags=True))
@@ -584,7 +612,9 @@ class Catalog:
         self._epochs.end_write(self._epochs.left_behind)
 
     def _lookup(self, key: ObjectKey) -> CatalogEntry | None:
-        return self._store.lookup(key) if self._store is not None else None
+        entry = self._store.lookup(key) if self._store is not None else None
+        is_void = entry is not None and entry.head is None and self._epochs.is_shown_since(entry.observed_at, key)
+        return None if is_void else entry
 
     def _is_confirmed(self, key: ObjectKey, entry: CatalogEntry, slot: Slot) -> bool:
         """Return True if a listing within the slot's bound agrees with the entry, which is older."""
