@@ -189,7 +189,7 @@ async def test_3_4_what_shows_no_object_ends_nothing(tmp_path: Path, method: str
     async with listed(tmp_path) as (gateway, clock):
         assert not await is_asked(gateway)
         await clock.advance(1.0)
-        assert (await ask(gateway, method, **FAR)).status == 404
+        assert (await ask(gateway, method, "/gone", b"", **FAR)).status == 404
         assert (await ask(gateway, "GET", "/gone?tagging")).status == 404
         assert (await ask(gateway, "PUT", "/copy", b"", **{"x-amz-copy-source": "bucket/gone"})).status == 404
         assert not await is_asked(gateway, method)

@@ -299,6 +299,40 @@ async def test_4_7_an_acl_that_the_bucket_refuses_is_refused_as_it_comes(client:
     assert (await client.ask("GET", "back/k")).body == b"y"
 
 
+@pytest.mark.parametrize("name", ["back/k", "back/k//k"])
+async def test_4_7_what_the_flush_learns_of_an_acl_says_nothing_of_writes_without_it(tmp_path: Path, name: str) -> None:
+    """4.7 5.12 A refused ACL holds up no write without it, of the same key or of one like it."""
+    async with a_client(tmp_path, BEHIND) as client:
+        await client.learn()
+        headers, code = {"x-amz-acl": "public-read"}, "AccessControlListNotSupported"
+        await client.ask("PUT", "back/taken", b"x", headers)
+        await client.ask("PUT", name, b"with ACL", headers)
+        client.origin.inject(lambda call: "x-amz-acl" in call.headers, Answer(400, code), times=None)
+        async with client.flushing():
+            await eventually(lambda: client.buffer.look(lambda tx: _is_forgotten(tx)))
+        for one in (name, f"{name}-like"):
+            answer = await client.ask("PUT", one, b"without ACL")
+            assert answer.headers["x-forebay-cache"] == "absorbed"
+        await client.flush()
+        assert client.origin.data("bucket", name) == b"without ACL"
+
+
+@with_a_client(BEHIND)
+async def test_5_12_a_key_that_is_refused_whatever_its_class_is_asked_about(client: Client) -> None:
+    """5.12 Also if the bucket takes that class of other keys."""
+    await client.learn()
+    headers = {"x-amz-storage-class": "STANDARD_IA"}
+    await client.ask("PUT", "back/a", b"x", headers)
+    await client.ask("PUT", "back/k//1", b"x", headers)
+    client.origin.inject(lambda call: "//" in (call.key or ""), Answer(400, "InvalidArgument"), times=None)
+    async with client.flushing():
+        await eventually(lambda: client.buffer.look(lambda tx: _is_forgotten(tx)))
+    await client.ask("PUT", "back/b", b"x", headers)
+    assert (await client.ask("PUT", "back/c", b"x", headers)).headers["x-forebay-cache"] == "absorbed"
+    refused = await client.ask("PUT", "back/k//2", b"x", headers, status=400)
+    assert refused.headers["x-forebay-not-absorbed"] == "key"
+
+
 def _is_forgotten(tx: JournalTransaction) -> bool:
     known = tx.buckets.capabilities("bucket")
     return known is not None and not known.accepted
