@@ -181,6 +181,32 @@ async def test_6_2_nothing_that_others_write_afterwards_is_overwritten(
         assert (await client.ask("GET", "back/k")).body == b"ours"
 
 
+@pytest.mark.parametrize("theirs", ["none", "before", "after"])
+async def test_6_4_a_deletion_waits_where_nobody_knows_what_the_bucket_has(tmp_path: Path, theirs: str) -> None:
+    """6.4 It is gone here at once, and answered when the bucket has nothing of it; what others have written stays."""
+    async with a_client(tmp_path, BEHIND) as client:
+        await client.learn()
+        if theirs == "before":
+            put_by_others(client, b"theirs", LONG_AGO)
+        await hold_heads(client)
+        await client.ask("PUT", "back/k", b"ours")
+        if theirs == "after":
+            client.origin.put("bucket", "back/k", b"theirs")
+        client.origin.faults.clear()
+        client.origin.inject(lambda _: True, Unreachable(), times=None)
+        status = 409 if theirs == "after" else 204
+        deleting = asyncio.create_task(client.ask("DELETE", "back/k", status=status))
+        await eventually(lambda: pending(client).deleted)
+        await client.ask("GET", "back/k", status=404)
+        assert not deleting.done()
+        client.origin.faults.clear()
+        async with client.flushing(conflicts=True):
+            await deleting
+        left = client.origin.buckets["bucket"].objects.get("back/k")
+        assert (left is not None) is (theirs == "after")
+        assert Operation.PUT_OBJECT not in asked(client)
+
+
 @with_a_client(BEHIND)
 async def test_6_2_a_late_answer_is_not_believed(client: Client) -> None:
     """6.2 It may be about what others wrote after the acknowledgement."""
