@@ -306,7 +306,7 @@ class Catalog:
                 self.shown(key, None)
             raise OriginAnswered(response.status, list(response.headers.items()), b"")
         head = object_head(key, response.headers, is_part=is_part)
-        self._seen(head)
+        self._seen(head, slot)
         if is_not_learned:
             self.shown(key, head.version.etag)
         return head
@@ -405,8 +405,9 @@ class Catalog:
         if self._refused and self._refused.pop(version.key, None) == version.etag:
             self.learn_habits(version.key.bucket, OriginHabits(withheld_etags=frozenset({unquote(version.etag)})))
 
-    def _seen(self, head: ObjectHead) -> None:
-        self._show(head.version.key)
+    def _seen(self, head: ObjectHead, slot: Slot) -> None:
+        if is_remembered(slot, {}):  # elsewhere, no absence is believed
+            self._show(head.version.key)
         self.sizes_seen.note(head.version)
         if head.version.etag.startswith("W/"):
             self.learn_habits(head.version.key.bucket, OriginHabits(weak_etags=True))
@@ -501,7 +502,7 @@ class Catalog:
         self, head: ObjectHead, slot: Slot, asked: ObservedAt, *, headers: Mapping[str, str], with_checksums: bool
     ) -> None:
         """Keep the result of a GET that was sent at `asked`, so that the catalog may answer the same question."""
-        self._seen(head)
+        self._seen(head, slot)
         if not is_remembered(slot, headers):
             self.shown(head.version.key, head.version.etag)
             return

@@ -210,7 +210,7 @@ def waits_for_version(context: RequestContext, capabilities: BucketCapabilities 
 
 
 class ExpectedVersionQuery:
-    """A question for the origin's version of a key, asked while the body comes in. Close it.
+    """One question to the origin about its version of a key, while the body comes in. Close it.
 
     Until it has answered, `nothing` holds: the version that this gateway has last seen there. Without `waits`, the
     origin is not asked if that is within the slot's bound, and its answer is used only if it has come. A late one may
