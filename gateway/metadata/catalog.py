@@ -122,6 +122,9 @@ _OF_ANY_AGE = KeyBound(math.inf, math.inf)
 _OF_OBJECTS = frozenset({200, 206, 304, 412, 416})
 """Statuses by which the origin answers a read of an object, or of something about it, if there is one."""
 
+_SHOWN_AT_ONCE_SECONDS = 0.001
+"""Seconds after which a process that notes the time of something was stopped meanwhile."""
+
 __all__ = ["Catalog", "ObjectHead", "is_down", "is_plainly_asked", "is_remembered"]
 
 _log = structlog.get_logger("forebay.catalog")
@@ -317,10 +320,11 @@ class Catalog:
         if entry is not None and etag != (entry.head.version.etag if entry.head is not None else None):
             self.forget(key)
 
-    def answered(self, request: OriginRequest, status: int) -> None:
+    def answered(self, request: OriginRequest, status: int, slot: Slot) -> None:
         """End all absences of the objects that an answer of the origin shows: the request's own, a copy's source.
 
-        Call it before the client learns of the answer. What is learned does so by itself.
+        Call it before the client learns of the answer. `slot` is that of the request's own. Answers to `ask`, and those
+        that are `learned` or `listed`, do so by themselves.
         """
         copied = request.headers.get("x-amz-copy-source")
         if copied is not None and status == 200:
@@ -328,10 +332,17 @@ class Catalog:
                 for text in {copied, copied.replace("+", "%2B")}:  # origins read a plus sign in two ways
                     self._show(parse_copy_source(text).key)
         if request.bucket and request.key and request.method in ("GET", "HEAD") and status in _OF_OBJECTS:
-            self._show(ObjectKey(request.bucket, request.key))
+            self._show_in(slot, ObjectKey(request.bucket, request.key))
+
+    def _show_in(self, slot: Slot, key: ObjectKey) -> None:
+        if is_remembered(slot, {}):  # elsewhere, no absence is believed
+            self._show(key)
 
     def _show(self, key: ObjectKey) -> None:
-        self._epochs.show(key, self._clock.monotonic(), self._boot)
+        seconds = self._clock.monotonic()
+        self._epochs.show(key, seconds, self._boot)
+        if self._clock.monotonic() - seconds > _SHOWN_AT_ONCE_SECONDS:
+            self._epochs.show(key, self._clock.monotonic(), self._boot)  # another process may have noted a later time
 
     def listed(self, bucket: str, entries: Sequence[ListedEntry], slots: Iterable[Slot]) -> None:
         """Void what all workers remember otherwise than just listed, in order. Call before any client learns of it.
@@ -341,7 +352,8 @@ class Catalog:
         self._listed(bucket, [(entry.key, (entry.etag, entry.size_bytes)) for entry in entries])
         if any(slot.negative_ttl_seconds for slot in slots):
             for entry in entries:
-                self._show(ObjectKey(bucket, entry.key.decode()))
+                if entry.size_bytes >= 0:  # else it was deleted
+                    self._show(ObjectKey(bucket, entry.key.decode()))
 
     def listed_records(self, bucket: str, listed: Sequence[Listed]) -> None:
         self._listed(bucket, [(key, etag_and_size(record)) for key, record in listed])
@@ -406,8 +418,7 @@ class Catalog:
             self.learn_habits(version.key.bucket, OriginHabits(withheld_etags=frozenset({unquote(version.etag)})))
 
     def _seen(self, head: ObjectHead, slot: Slot) -> None:
-        if is_remembered(slot, {}):  # elsewhere, no absence is believed
-            self._show(head.version.key)
+        self._show_in(slot, head.version.key)
         self.sizes_seen.note(head.version)
         if head.version.etag.startswith("W/"):
             self.learn_habits(head.version.key.bucket, OriginHabits(weak_etags=True))

@@ -35,7 +35,7 @@ from gateway.core.model import BodyStream, ByteRange, MissReason, ObjectKey, Obj
 from gateway.metadata.catalog import CHECKSUM_MODE, is_remembered
 from gateway.metadata.entries import ObjectHead, ObservedAt, object_head_of_get, of_part
 from gateway.operations.context import Answer, AppContext, CacheLabel, RequestContext, Response
-from gateway.operations.passthrough import exchange, forward, forward_joined, no_body, onward_request, streamed_reply
+from gateway.operations.passthrough import forward, forward_joined, handed_on, no_body, onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
 from gateway.operations.visibility import changed_by, invalidate
 from gateway.origin.client import OriginHead, OriginRequest, Purpose
@@ -243,7 +243,8 @@ class CurrentVersions:
         if slot.negative_ttl_seconds == 0 or not is_remembered(slot, self.headers):
             return await self.forward()
         asked = catalog.now(key)
-        response = await exchange(context, onward_request(context, await receive_payload(context)))
+        request = onward_request(context, await receive_payload(context))
+        response = handed_on(context, request, await context.services.origin.send(request))
         if response.status != 404 or "x-amz-delete-marker" in response.headers:
             return streamed_reply(response, head_only=False, cache="bypass")
         async with response:

@@ -185,13 +185,16 @@ async def test_3_4_a_copied_part_ends_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 async def test_3_4_what_shows_no_object_ends_nothing(tmp_path: Path, method: str) -> None:
-    """3.4 An answer that denies the object, and a copy that the origin refuses."""
+    """3.4 An answer that denies the object, a copy that the origin refuses, a LIST that shows its deletion."""
     async with listed(tmp_path) as (gateway, clock):
         assert not await is_asked(gateway)
         await clock.advance(1.0)
         assert (await ask(gateway, method, "/gone", b"", **FAR)).status == 404
         assert (await ask(gateway, "GET", "/gone?tagging")).status == 404
         assert (await ask(gateway, "PUT", "/copy", b"", **{"x-amz-copy-source": "bucket/gone"})).status == 404
+        deleted = DOCUMENTS["versions"].replace(b"Version>", b"DeleteMarker>")
+        gateway.origin.inject(lambda call: ("versions", None) in call.query, Answered(200, body=deleted))
+        assert b"<Key>gone</Key>" in (await ask(gateway, "GET", "?versions")).body
         assert not await is_asked(gateway, method)
 
 
