@@ -161,6 +161,8 @@ class PreparedRead(VersionAnswers):
         return head is not None and (not head.body_bytes or self._blocks.has(head.first, head.body_bytes))
 
     def _judged(self, conditions: Conditions) -> AnswerHead | None:
+        if self._services.catalog.habits(self._key.bucket).concern(self._blocks.version):
+            return None  # perhaps only the origin can answer, though some blocks are here
         if not conditions:
             return self.whole()
         if self._is_head and "range" in conditions:
@@ -169,8 +171,8 @@ class PreparedRead(VersionAnswers):
             head = self.judge(conditions, self._services.clock)
         except S3Error:
             return None
-        if head.status != 206 and "range" in conditions and not is_one_range(conditions["range"]):
-            return None  # only the origin can judge it
+        if head.status != 206 and "range" in conditions:
+            return None  # perhaps only the origin can judge it
         if head.status != 304 and "if-none-match" in conditions and self._slot.is_buffered:
             return None  # it may be this node's ETag of the version
         return head
@@ -361,8 +363,6 @@ def _read(
     """Return prepared reads of a version; None for one that `read_object` must examine."""
     head = held.head
     if not isinstance(services.blocks, BlockCache) or not head.version.size_bytes or not has_cacheable_bytes(head):
-        return None
-    if not services.catalog.habits(key.bucket).is_distinct(head.version):
         return None
     blocks = services.blocks.held_object(head.version, slot.name)
     return PreparedRead(services, key, operation, slot, held, blocks, tally)
