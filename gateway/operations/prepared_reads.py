@@ -31,6 +31,7 @@ from gateway.operations.read_object import (
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Slot
 from gateway.s3.headers import is_one_range
+from gateway.s3.origin_habits import NO_HABITS
 from gateway.s3.prepared_head import Conditions
 from gateway.s3.requests import Operation, S3Request
 from gateway.telemetry.request_counts import AnswerTally
@@ -161,7 +162,8 @@ class PreparedRead(VersionAnswers):
         return head is not None and (not head.body_bytes or self._blocks.has(head.first, head.body_bytes))
 
     def _judged(self, conditions: Conditions) -> AnswerHead | None:
-        if self._services.catalog.habits(self._key.bucket).concern(self._blocks.version):
+        habits = self._services.catalog.habits(self._key.bucket)
+        if habits != NO_HABITS and habits.concern(self._blocks.version):
             return None  # perhaps only the origin can answer, though some blocks are here
         if not conditions:
             return self.whole()

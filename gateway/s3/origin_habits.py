@@ -43,7 +43,7 @@ class OriginHabits(NamedTuple):
 
     def concern(self, version: ObjectVersion) -> bool:
         """Return whether a version with a strong ETag must be read in an unusual way, or not be kept."""
-        return self != NO_HABITS and (self.no_ranges or not (self.gives_ranges(version) and self.is_distinct(version)))
+        return self.no_ranges or not (self.gives_ranges(version) and self.is_distinct(version))
 
     def reasons(self, version: ObjectVersion | None = None) -> set[str]:
         """Why objects are not kept, in words; of one version, where it is given."""

@@ -285,7 +285,7 @@ class SpokenOrigin:
                 self._hedge_after(600.0)
 
     async def _said(self, request: Request) -> Said:
-        path, _, query = request.target.partition("?")
+        path, _, query = request.target.removeprefix(f"http://{request.headers['host']}").partition("?")
         host_bucket, dot, _ = request.headers["host"].partition(".origin.")
         bucket, key = split_path(path.encode(), host_bucket if dot else None)
         asked = OriginRequest(request.method, bucket, key, parse_query(query.encode()), request.headers, request.body)

@@ -65,7 +65,7 @@ class Reach:
 
     url: str = "http://127.0.0.1:{port}"
     tls: ssl.SSLContext | None = None
-    credentials: CredentialSource = field(default_factory=lambda: StaticCredentials(STRICT_PAIR))
+    credentials: Callable[[], CredentialSource] = lambda: StaticCredentials(STRICT_PAIR)
     rates: RequestRateLimits | None = None
     patience_seconds: float = 60.0
 
@@ -93,9 +93,11 @@ async def told_origin(
     }
     told: ToldOrigin
     async with answering(serve, ssl=reach.tls) as port:
+        if isinstance(proxy := given.get("proxy"), str):
+            given["proxy"] = proxy.format(port=port)
         origin = S3Origin(
             OriginSettings(endpoint_url=reach.url.format(port=port), **given),  # type: ignore[arg-type]
-            reach.credentials,
+            reach.credentials(),
             SystemClock(),
             instance_id="gateway-1",
             on_attempt=lambda attempt: told.attempts.append(attempt),
