@@ -15,6 +15,7 @@ from gateway.config.entries import (
 from gateway.config.settings import (
     AdminSettings,
     CacheSettings,
+    ClusterSettings,
     LoggingSettings,
     OriginSettings,
     ServerSettings,
@@ -31,6 +32,7 @@ __all__ = [
     "CacheSettings",
     "CallerClassSettings",
     "CallerLimitSettings",
+    "ClusterSettings",
     "CredentialSettings",
     "LoggingSettings",
     "OriginCredentialSettings",

@@ -350,6 +350,12 @@ class SlotSettings(Section):
         toml="max_cached_object_size",
         gt=0,
     )
+    copies: Literal["idle", "none", "all"] = setting(
+        "idle",
+        "In a cluster: which blocks this node keeps that another node looks after. `idle`: those for which there is "
+        "room that nobody else uses; they leave before all others. `none`: none. `all`: all, like its own.",
+        allowed="idle, none or all",
+    )
     read_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
         None, "Ceiling on reads from the origin, over all workers.", allowed='at least 64KiB/s, such as "4GiB/s"'
     )

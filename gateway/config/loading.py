@@ -305,6 +305,9 @@ def _with_files(settings: Settings, running: Settings | None) -> Settings:
     origin, admin = with_secret("origin", origin), with_secret("admin", admin, "token")
     trusted = _content(origin.ca_bundle, known)
     buckets = [one.model_copy(update={"ca_bundle": _content(one.ca_bundle, known)}) for one in settings.buckets]
+    cluster = settings.cluster
+    if cluster is not None:
+        cluster = cluster.model_copy(update={"secret_file": _content(cluster.secret_file)})
     problems += _missing_secrets(credentials, problems)
     if problems:
         raise SettingsError(problems)
@@ -313,6 +316,7 @@ def _with_files(settings: Settings, running: Settings | None) -> Settings:
             "server": server.model_copy(update=pem),
             "origin": origin.model_copy(update={"ca_bundle": trusted}),
             "admin": admin,
+            "cluster": cluster,
             "credentials": credentials,
             "buckets": buckets,
             "origin_credentials": origin_credentials,

@@ -160,6 +160,10 @@ def _changed(before: Settings, after: Settings) -> Iterator[tuple[str | tuple[st
             was, now = ({_name_of(one): one for one in entries} for entries in (old, new))
             yield from ((table, f"{table} {name!r}") for name in {**was, **now} if was.get(name) != now.get(name))
             continue
+        if old is None or new is None:  # a table that may be missing as a whole
+            if old != new:
+                yield (table, ""), table
+            continue
         for name, field in type(old).model_fields.items():
             is_any_port = name == "port" and getattr(new, name) == 0
             if getattr(old, name) != getattr(new, name) and not is_any_port:
@@ -212,6 +216,9 @@ _LIVE = frozenset(
         ("admin", "token"),
         ("admin", "token_file"),
         ("cache", "capacity_bytes"),
+        ("cluster", "secret_file"),
+        ("cluster", "weight"),
+        ("cluster", "fallback_requests"),
     }
 )
 """Settings that can change while the gateway runs, besides those lists."""

@@ -326,6 +326,67 @@ class TracingSettings(Section):
     )
 
 
+class ClusterSettings(Section):
+    """Several nodes that read from each other (docs/cluster.md)."""
+
+    name: str = setting(
+        help="Name of the cluster; it is the same on all nodes.",
+        allowed="letters, digits, `-`, `_`, `.`; at most 64",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+    )
+    secret_file: PemFileSetting = setting(
+        help="File with the cluster's secret: one or two lines, at least 32 characters each. The first signs; Forebay "
+        "accepts both, so that you can change it node by node.",
+        allowed="a readable file with one or two lines of at least 32 characters",
+    )
+    node: str = setting(
+        "", "This node's name, in `forebay cluster status`. Omitted: the name of the host.", allowed="a name"
+    )
+    listen: str = setting(
+        "0.0.0.0:9002", "Address and port for the other nodes: the peer port.", allowed="host:port, or [host]:port"
+    )
+    advertise: str = setting(
+        "",
+        "Address under which the other nodes reach the peer port. Omitted: the address of the default route, and the "
+        "port of `listen`.",
+        allowed="address:port, or [address]:port; a loopback address only if all members have one",
+    )
+    members: list[str] = setting(
+        help="The peer ports of all nodes, this one included; or `dns://name:port`: all addresses of a name, which "
+        "Forebay resolves again every few seconds.",
+        allowed='a list such as ["10.0.3.17:9002", "10.0.3.18:9002"] or ["dns://forebay-peers:9002"]',
+        min_length=1,
+    )
+    zone: str = setting(
+        "",
+        "Nodes of other zones are not asked: the bucket is asked once for each zone. Omitted: there are no zones.",
+        allowed="a name, at most 64 characters",
+        max_length=64,
+    )
+    weight: int | None = setting(
+        None,
+        "This node's share of the blocks, in proportion to the weights of the others. Omitted: cache.capacity in GiB.",
+        allowed="1 to 1000000",
+    )
+    fallback_requests: int = setting(
+        16,
+        "How many blocks at once this node reads from the bucket although another node looks after them: when that "
+        "node and the one after it cannot be asked. More wait their turn.",
+        allowed="1 to 1000",
+    )
+    tls: bool = setting(
+        False,
+        "The peer port speaks TLS, with `server.certificate_file` and `server.key_file`. Peers are verified by "
+        "`origin.ca_bundle`, or the system's authorities.",
+        allowed="true or false; true needs server.certificate_file",
+    )
+
+    @property
+    def secrets(self) -> tuple[bytes, ...]:
+        """The secrets; the first signs."""
+        return tuple(line.strip() for line in (self.secret_file.content or b"").splitlines() if line.strip())
+
+
 class Settings(Section):
     """Everything that can be set. `loading.load_settings` fills in what was omitted and cross-checks."""
 
@@ -335,6 +396,7 @@ class Settings(Section):
     cache: CacheSettings = Field(default_factory=CacheSettings)
     logging: LoggingSettings = Field(default_factory=LoggingSettings)
     tracing: TracingSettings = Field(default_factory=TracingSettings)
+    cluster: ClusterSettings | None = None
     credentials: list[CredentialSettings] = Field(default_factory=list)
     caller_classes: list[CallerClassSettings] = Field(default_factory=list, max_length=64)
     origin_credentials: list[OriginCredentialSettings] = Field(default_factory=list)

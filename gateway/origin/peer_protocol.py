@@ -1,0 +1,81 @@
+"""What one node of a cluster says to another: S3 GET and HEAD, and the headers beside S3's.
+
+A peer is an origin that already has the block: a node sends it the GET with `If-Match` that it would send the bucket,
+signed with SigV4 by the cluster's secret. The answer carries a proof that the peer knows the secret, and the
+checksums of all bytes of its body.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from gateway.core.model import ObjectKey
+
+VERSION: Final = "1"
+"""The protocol's version. A node of another one is not asked."""
+
+# Of requests; the signature covers all of them.
+PEER = "x-forebay-peer"
+"""The protocol's version."""
+HOME = "x-forebay-home"
+"""Digest of the bucket's home (`home_digest`): a peer that has the bucket elsewhere answers 421."""
+SIZE = "x-forebay-size"
+"""Size of the version that `If-Match` names, in bytes: nothing has to be asked of the bucket to read its blocks."""
+MAX_AGE = "x-forebay-max-age"
+"""The greatest age in seconds that the asker can use of what is remembered of an object."""
+ONLY = "x-forebay-only"
+"""`cached`: answer from the disk, or 404; nobody is asked."""
+LAST = "x-forebay-last"
+"""`1`: send the bytes, and name nobody else."""
+FROM = "x-forebay-from"
+"""The asker's own address, which others may be told."""
+NONCE = "x-forebay-nonce"
+"""128 random bits, hexadecimal: a request with one that was seen before is a replay."""
+PURPOSE = "x-forebay-purpose"
+"""The `Purpose` of the read."""
+
+# Of answers; the proof covers all of them.
+AGE = "x-forebay-age"
+"""Seconds since the bucket was asked about the object."""
+DATE = "x-forebay-date"
+"""The `Date` of the bucket's answer."""
+CRC32C = "x-forebay-crc32c"
+"""Base64 of the CRC32C of each 64 KiB of the body, from its first byte on, 4 bytes big-endian each."""
+ASK = "x-forebay-ask"
+"""With status 303: addresses of up to three nodes that have just got these bytes."""
+PROOF = "x-forebay-proof"
+
+_PROVED = ("etag", "content-range", "content-length", AGE, DATE, CRC32C, ASK, "x-forebay-cache")
+
+COPY = "x-forebay-copy"
+"""Among the headers of a request to the origin: another node looks after these bytes, so ask it.
+
+It never leaves the process. Fetches with it share nothing with those without: a peer's request is read without it, so
+it never waits for a fetch that asks a peer, and two nodes never wait for each other.
+"""
+
+
+class Roles(Protocol):
+    """Says which blocks other nodes look after."""
+
+    def headers(self, key: ObjectKey, number: int, headers: Mapping[str, str], slot: str) -> Mapping[str, str]:
+        """Return the headers for a request for bytes of block `number`: with COPY if another node looks after it."""
+
+
+def home_digest(endpoint_url: str) -> str:
+    return hashlib.blake2b(endpoint_url.encode(), digest_size=8).hexdigest()
+
+
+def new_nonce() -> str:
+    return secrets.token_hex(16)
+
+
+def proof(secret: bytes, nonce: str, status: int, headers: Mapping[str, str]) -> str:
+    """Return the value of PROOF for an answer to the request with this nonce; `headers` have lower-case names."""
+    told = "\n".join([nonce, str(status), *(headers.get(name, "") for name in _PROVED)])
+    return base64.b64encode(hmac.digest(secret, told.encode("latin-1"), "sha256")).decode()
