@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,14 @@ from gateway.origin.client import KeyPair
 from gateway.origin.signing import StaticCredentials
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.policy.callers import CallerClass, Callers, CallersPlan, Limits
-from tests.edge.both_ways import Asked, Twins, twins
+from tests.edge.both_ways import Asked, Twin, Twins, twins
 from tests.origin.test_proxies import tunnelling
 from tests.origin.told_origin import Reach
 from tests.support.manual_clock import ManualClock
+
+
+def put(key: str, content: bytes, twin: Twin) -> None:
+    twin.origin.memory.put("bucket", key, content)
 
 
 async def read(both: Twins, prefix: str, **fields: str) -> None:
@@ -29,7 +34,7 @@ async def read(both: Twins, prefix: str, **fields: str) -> None:
     fields = {name.replace("_", "-"): value for name, value in fields.items()}
     for number in range(4):
         key, content = f"d/{prefix}{number}", f"{number}".encode() * 500
-        await both.change(lambda twin, key=key, content=content: twin.origin.memory.put("bucket", key, content))
+        await both.change(partial(put, key, content))
         for asked in (Asked("GET", key, fields), Asked("GET", "x/a", fields), Asked("GET", "x/a", fields)):
             assert await both.ask(asked) == b"200"
 
@@ -135,7 +140,7 @@ async def test_an_origin_with_a_certificate_of_its_own_authority(tmp_path: Path,
     bundle = PemFile(tmp_path / "ca.pem", authority.cert_pem.bytes())
     reach, heads = Reach(url="https://127.0.0.1:{port}", tls=context), list[bytes]()
     async with tunnelling(heads, b"HTTP/1.1 200 Connection established\r\n\r\n") as proxy:
-        options = {"proxy": proxy} if tunnel else {}
+        options: dict[str, Any] = {"proxy": proxy} if tunnel else {}
         async with twins(tmp_path, 1, sizes=(1000,), reach=reach, ca_bundle=bundle, **options) as both:
             await read(both, "a")
             assert took_short_way(both)
