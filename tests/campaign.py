@@ -88,7 +88,7 @@ PARTS = (
     Part(
         "prepared",
         "requests, faults of the origin and changes: prepared, cold and strict reads equal those of all steps",
-        {"FOREBAY_PREPARED_STEPS": "1000000", "FOREBAY_PREPARED_SEED": "{seed}"},
+        {"FOREBAY_PREPARED_STEPS": "500000", "FOREBAY_PREPARED_SEED": "{seed}"},
         ["-s", "--timeout=36000", "tests/edge/test_both_ways.py", "-k", "both_ways"],
     ),
     Part(

@@ -19,7 +19,7 @@ from gateway.blocks.spans import HeldObject, UnreadSpan, WarmSpan
 from gateway.core.errors import S3Error
 from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import CHECKSUM_MODE, BegunHead, HeldVersion, ObjectHead
-from gateway.metadata.snapshots.registry import SnapshotRegistry
+from gateway.metadata.snapshots.registry import OpenSnapshot, SnapshotRegistry
 from gateway.operations.context import AppContext
 from gateway.operations.read_object import (
     PLAIN_FIELDS,
@@ -304,17 +304,31 @@ _TOLD_EACH_TIME = _ToldEachTime()
 
 
 class _OfSnapshot:
-    """A version in a frozen slot, as long as this snapshot freezes it."""
+    """A version in a frozen slot, as long as this snapshot freezes it, and keeps this head of it."""
 
-    __slots__ = ("_slot", "_snapshot", "_snapshots")
+    __slots__ = ("_head", "_slot", "_snapshot", "_snapshots", "_with_checksums")
 
-    def __init__(self, snapshots: SnapshotRegistry, slot: Slot, snapshot: object) -> None:
+    def __init__(
+        self,
+        snapshots: SnapshotRegistry,
+        slot: Slot,
+        snapshot: OpenSnapshot,
+        head: ObjectHead,
+        *,
+        with_checksums: bool,
+    ) -> None:
         self._snapshots = snapshots
         self._slot = slot
         self._snapshot = snapshot
+        self._head = head
+        self._with_checksums = with_checksums
 
     def holds(self) -> bool:
-        return self._snapshots.of(self._slot) is self._snapshot
+        head = self._head
+        if self._snapshots.of(self._slot) is not self._snapshot:
+            return False
+        kept = self._snapshot.head(head.version.key.key, with_checksums=self._with_checksums)
+        return kept is None or kept is head
 
 
 def _fixed(head: ObjectHead) -> str:
@@ -377,4 +391,6 @@ def _held(services: AppContext, key: ObjectKey, slot: Slot, *, with_checksums: b
     snapshots = services.snapshots
     snapshot = snapshots.of(slot)
     head = snapshot.head(key.key, with_checksums=with_checksums) if snapshot is not None else None
-    return HeldVersion(head, _OfSnapshot(snapshots, slot, snapshot)) if head is not None else None
+    if snapshot is None or head is None:
+        return None
+    return HeldVersion(head, _OfSnapshot(snapshots, slot, snapshot, head, with_checksums=with_checksums))

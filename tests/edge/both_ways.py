@@ -329,9 +329,9 @@ class Twins(Talker):
     seen: Counter[str]
     """What there was of each; also answers by the short way, by their kinds."""
 
-    async def ask(self, asked: Asked, fault: Fault | None = None, *, late_seconds: float = 0.0) -> bytes:
+    async def ask(self, asked: Asked, fault: Fault | None = None) -> bytes:
         """Ask both, as `compare`."""
-        raw = head_of(asked, self.keyring.secrets[asked.who], self.clock.now() + late_seconds)
+        raw = head_of(asked, self.keyring.secrets[asked.who], self.clock.now())
         return await self.compare(raw, asked.key, fault)
 
     async def compare(self, raw: bytes, key: str, fault: Fault | None = None) -> bytes:

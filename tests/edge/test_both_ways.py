@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -199,9 +200,9 @@ def test_both_ways_say_the_same(tmp_path: Path, encrypted: bool) -> None:
     """Whatever is asked, and whatever happens in between; and the short way is used."""
     seen, steps = Counter[str](), STEPS // 3 if encrypted else STEPS
     for number, first in enumerate(range(0, steps, HISTORY_STEPS)):
-        directory = tmp_path / str(number)
-        directory.mkdir()
-        seen += asyncio.run(history(directory, min(HISTORY_STEPS, steps - first), SEED + number, encrypted=encrypted))
+        with TemporaryDirectory(dir=tmp_path) as directory:
+            count = min(HISTORY_STEPS, steps - first)
+            seen += asyncio.run(history(Path(directory), count, SEED + number, encrypted=encrypted))
     print(f"seed {SEED}: {dict(sorted(seen.items()))}, differences: 0")
     if not encrypted:
         assert min(seen[name] for name in ("200", "206", "prepared")) > steps / 50

@@ -16,7 +16,7 @@ from gateway.operations.cold_reads import ColdRead
 from gateway.telemetry import metrics
 from tests.edge.both_ways import SLOTS, Asked, ChangingKeyring, Pair, both_ports, head_of
 from tests.origin.test_short_answers import BODY, LINES
-from tests.origin.told_origin import Exchange, Request, ToldOrigin, forever, head, told_origin
+from tests.origin.told_origin import Exchange, Request, ToldOrigin, head, told_origin
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, gateway_app
 from tests.support.serving import until
 from tests.support.set_clock import SetClock
@@ -138,24 +138,6 @@ async def test_a_server_that_drains_answers_and_closes(tmp_path: Path) -> None:
         await both.fast.finished
 
 
-async def test_a_stuck_read_goes_on_over_another_connection(tmp_path: Path, answered: list[bool]) -> None:
-    stuck: list[int] = []
-
-    async def exchange(request: Request, writer: asyncio.StreamWriter) -> None:
-        if not stuck:
-            stuck.append(request.number)
-            await forever()
-        await saying_plain(request, writer)
-
-    async with gateway(tmp_path, exchange) as (both, told):
-        told.origin._hedging.heads.after_seconds = 0.1
-        answer = await both.ask(Asked("GET", "d/a", {}), "fast")
-        assert answer is not None
-        assert answer[1] == BODY
-        assert answered == [False]
-        assert [one.value for one in told.outcomes] == ["won"]
-
-
 async def test_bytes_that_the_client_does_not_take_at_once_follow(tmp_path: Path, answered: list[bool]) -> None:
     """Though the buffer that they came in has another's bytes by then."""
     contents = [bytes([number]) * BLOCK_SIZE_BYTES for number in range(40)]
@@ -259,24 +241,3 @@ async def test_a_client_that_leaves_ends_its_question(tmp_path: Path, begun: lis
         assert answer[1] == BODY
         assert len(begun) >= before
         assert metrics.REQUESTS_IN_FLIGHT.value() == 0
-
-
-async def test_a_stuck_question_is_hedged(tmp_path: Path, begun: list[bool]) -> None:
-    stuck: list[int] = [0]
-
-    async def exchange(request: Request, writer: asyncio.StreamWriter) -> None:
-        if not stuck:
-            stuck.append(request.number)
-            await forever()
-        await saying_plain(request, writer)
-
-    async with gateway(tmp_path, exchange) as (both, told):
-        for _ in range(4):
-            await both.settled(both.ask(Asked("GET", "x/a", {}), "fast"))
-        stuck.clear()
-        told.origin._hedging.heads.after_seconds = 0.1
-        answer = await both.ask(Asked("GET", "x/a", {}), "fast")
-        assert answer is not None
-        assert answer[1] == BODY
-        assert not begun[-1]
-        assert [one.value for one in told.outcomes] == ["won"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gateway.core.model import ObjectKey
 from gateway.s3.requests import Operation
-from gateway.telemetry.metrics import CATALOG_LOOKUPS, PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
+from gateway.telemetry.metrics import PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
 from tests.edge.both_ways import Asked, Pair, head_of, pair
 from tests.edge.test_prepared import damage
 from tests.support.gateway_app import BLOCK_SIZE_BYTES
@@ -36,21 +36,6 @@ async def warm(directory: Path, size_bytes: int = 1000) -> AsyncIterator[Pair]:
 
 def raw(both: Pair, asked: Asked) -> bytes:
     return head_of(asked, both.keyring.secrets[asked.who], both.clock.now())
-
-
-async def test_answers_are_counted_as_by_the_whole_way(tmp_path: Path) -> None:
-    """Bytes that are here are a hit, though the origin was asked; the catalog was not."""
-
-    def now() -> list[float]:
-        catalog = CATALOG_LOOKUPS.value("default", "hit")
-        return [counted("200", "hit"), counted("200", "miss"), PREPARED_REQUESTS.value("GetObject", "default"), catalog]
-
-    before = now()
-    async with warm(tmp_path) as both:
-        answer = await both.ask(Asked("GET", KEY, {}), "fast")
-        assert answer is not None
-        assert b"\r\nx-forebay-cache: hit\r\n" in answer[0]
-    assert [one - then for one, then in zip(now(), before, strict=True)] == [4, 1, 3, 0]
 
 
 # While the origin is asked
