@@ -88,7 +88,7 @@ class PeerReads:
         self.handouts = Handouts()
 
     def question(self, request: S3Request) -> PeerQuestion:
-        """Return the question of a request. S3Error if this port does not answer such requests; 421: it means another bucket."""
+        """Return the question of a request. S3Error if no node asks so; 421 if the asker means another bucket."""
         if request.operation not in _READS or request.bucket is None or request.key is None or request.query:
             code = "NotImplemented" if request.method in ("GET", "HEAD") else "MethodNotAllowed"
             raise s3_error(code, "This port answers GET and HEAD of objects.")

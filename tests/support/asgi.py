@@ -46,13 +46,14 @@ def signed_headers(
     access_key_id: str = ACCESS_KEY_ID,
     secret_access_key: str = SECRET_ACCESS_KEY,
     session_token: str | None = None,
+    host: str = HOST,
 ) -> dict[str, str]:
     """The headers as botocore signs them; it is the reference that the gateway is held against."""
-    request = AWSRequest(method, f"http://{HOST}{target}", dict(headers), body)
+    request = AWSRequest(method, f"http://{host}{target}", dict(headers), body)
     signer = _Signer(Credentials(access_key_id, secret_access_key, session_token), "s3", "us-east-1")
     signer.given_hash = headers.get("x-amz-content-sha256")
     signer.add_auth(request)
-    return {**dict(request.headers.items()), "Host": HOST}
+    return {**dict(request.headers.items()), "Host": host}
 
 
 async def call(

@@ -17,7 +17,7 @@ from gateway.edge.peer_access import PeerAccess
 from gateway.edge.peer_port import PeerApp
 from gateway.origin import peer_protocol as peer
 from gateway.shared.seen_nonces import SeenNonces
-from tests.support.asgi import Answer, call, signed_headers
+from tests.support.asgi import HOST, Answer, call, signed_headers
 from tests.support.gateway_app import GatewayApp, gateway_app
 
 NAME = "train"
@@ -59,11 +59,16 @@ def of_node(headers: Mapping[str, str] | None = None, home: str = "memory") -> d
 
 
 def signed(
-    method: str, target: str, headers: Mapping[str, str], *, secret: bytes = SECRET, name: str = NAME
+    method: str,
+    target: str,
+    headers: Mapping[str, str],
+    *,
+    secret: bytes = SECRET,
+    name: str = NAME,
+    host: str = HOST,
 ) -> dict[str, str]:
-    return signed_headers(
-        method, target, headers, b"", access_key_id=f"forebay-{name}", secret_access_key=secret.decode()
-    )
+    key = {"access_key_id": f"forebay-{name}", "secret_access_key": secret.decode()}
+    return signed_headers(method, target, headers, b"", host=host, **key)
 
 
 async def asked(
