@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -17,9 +19,10 @@ from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.origin import peer_protocol as peer
 from gateway.policy.slots import EVERYTHING, Prefix
 from gateway.s3.requests import Operation
+from gateway.s3.signature_v4 import sign_headers
 from gateway.shared.seen_nonces import SETS, WAYS, SeenNonces
 from gateway.telemetry import metrics
-from tests.support.asgi import SECRET_ACCESS_KEY, Answer, call, signed_headers
+from tests.support.asgi import HOST, SECRET_ACCESS_KEY, Answer, call, signed_headers
 from tests.support.counting import by_label
 from tests.support.gateway_app import within
 from tests.support.memory_origin.faults import Hold, on
@@ -175,6 +178,29 @@ def test_clocks_may_differ_by_a_minute(tmp_path: Path, ahead_seconds: float, sta
             assert (await send(peers, signed("GET", "/-/hello", of_node()), target="/-/hello")).status == status
 
     asyncio.run(scenario())
+
+
+@with_peers
+async def test_what_a_gateway_signs_for_another_node_is_accepted(peers: PeerGateway) -> None:
+    """All headers are signed, those that a proxy before the origin might change, too."""
+    etag = peers.gateway.origin.put("bucket", "key", b"content")
+    said = {"host": HOST, "x-forebay-hop": "0123", **of_node(of_version(etag, 7, 0, 6))}
+    added, _ = sign_headers(
+        "GET",
+        "/bucket/key",
+        (),
+        said,
+        payload_hash=hashlib.sha256().hexdigest(),
+        access_key_id="forebay-train",
+        secret=SECRET.decode(),
+        session_token=None,
+        region="us-east-1",
+        now=time.time(),
+    )
+    sent = {**said, **added}
+    del sent["host"]  # it is sent anyway
+    assert_refused(await send(peers, {**sent, "x-forebay-hop": "4567"}))
+    assert (await send(peers, sent)).body == b"content"
 
 
 @with_peers
