@@ -10,6 +10,7 @@ what is remembered, are those of the object's slot here.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -39,6 +40,7 @@ from gateway.s3.requests import Operation, S3Request
 _READS = frozenset({Operation.GET_OBJECT, Operation.HEAD_OBJECT})
 _PURPOSES = frozenset(Purpose)
 _MISDIRECTED = 421
+_SIZE = re.compile("[1-9][0-9]{0,14}")
 
 
 @dataclass(slots=True, eq=False)
@@ -235,7 +237,7 @@ class PeerReads:
 
 def _named_version(question: PeerQuestion) -> ObjectVersion:
     etag, size = question.request.headers.get("if-match", ""), question.request.headers[peer.SIZE]
-    if not size.isdecimal() or not int(size) or strong_etag(etag) != etag or "," in etag:
+    if _SIZE.fullmatch(size) is None or strong_etag(etag) != etag or "," in etag:
         raise s3_error("InvalidRequest", "The version is named by one ETag and its size.")
     return ObjectVersion(question.key, etag, int(size))
 
