@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from gateway.blocks.complete_ranges import CompleteRange, CompleteRanges
 from gateway.blocks.origin_gets import UnpinnedResponse
 from gateway.core.errors import OriginAnswered
-from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
+from gateway.core.model import ByteRange, ObjectKey, ObjectVersion, PinnedFileSpan
 from gateway.metadata.entries import Freshness, ObjectHead
 from gateway.operations.context import NO_BODY, Answer, AppContext, RequestContext, Response
 from gateway.operations.handouts import BlockName, Handouts
@@ -287,7 +287,8 @@ def _sent(
     question.block = block
     checksums = peer.encode_checksums(complete.checksums)
     own = [*fields, (peer.CRC32C, checksums), _cache(was_cached=complete.was_cached)]
-    return Response(206, own, complete.body, length_bytes=length_bytes)
+    on_failure = complete.body.failed if isinstance(complete.body, PinnedFileSpan) else None
+    return Response(206, own, complete.body, on_failure=on_failure, length_bytes=length_bytes)
 
 
 def _cache(*, was_cached: bool) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gateway.core.clock import SystemClock
+from gateway.core.errors import BlockDamaged
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.origin import peer_protocol as peer
@@ -66,6 +67,20 @@ async def send(
 def assert_refused(answer: Answer) -> None:
     assert answer.status == 403
     assert peer.PROOF not in answer.headers  # a stranger learns nothing by which it could pass for this node
+
+
+def http_scope(method: str, target: str, headers: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "method": method,
+        "raw_path": target.encode(),
+        "query_string": b"",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+    }
+
+
+async def nothing_received() -> dict[str, Any]:
+    return {"type": "http.request", "body": b"", "more_body": False}
 
 
 # Who may ask
@@ -499,24 +514,13 @@ class Sending:
     async def _ask(self, number: int) -> None:
         said = of_node({**self._headers, peer.FROM: f"10.0.0.{number}:9002"})
         headers = signed("GET", "/bucket/key", said)
-        scope = {
-            "type": "http",
-            "method": "GET",
-            "raw_path": b"/bucket/key",
-            "query_string": b"",
-            "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
-            "extensions": {},
-        }
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": b"", "more_body": False}
 
         async def take(message: Mapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 self.begun.release()
                 await self.goes_on.wait()
 
-        await self._peers.app(scope, receive, take)
+        await self._peers.app(http_scope("GET", "/bucket/key", headers), nothing_received, take)
 
     async def all_begun(self) -> None:
         for _ in self.tasks:
@@ -567,6 +571,23 @@ async def test_bytes_and_requests_are_counted(peers: PeerGateway) -> None:
     await peers.ask(headers={peer.PEER: "0"})
     assert by_label(metrics.CLUSTER_PEER_BYTES, "direction") == {"sent": BLOCK}
     assert by_label(metrics.CLUSTER_PEER_REQUESTS, "outcome") == {"served": 1, "misdirected": 1}
+
+
+@with_peers
+async def test_a_file_that_cannot_be_sent_is_trusted_no_more(peers: PeerGateway) -> None:
+    etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
+    await peers.read(KEY, etag, BLOCK, 0, BLOCK - 1)
+    version, whole = ObjectVersion(KEY, etag, BLOCK), ByteRange(0, BLOCK - 1)
+    assert peers.app.reads._ranges.now(version, whole, slot="default") is not None
+
+    async def fail(message: Mapping[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            raise BlockDamaged("the file is shorter than it was")
+
+    headers = signed("GET", "/bucket/key", of_node(of_version(etag, BLOCK, 0, BLOCK - 1)))
+    await peers.app(http_scope("GET", "/bucket/key", headers), nothing_received, fail)
+    assert by_label(metrics.CLUSTER_PEER_REQUESTS, "outcome")["broken-off"] == 1
+    assert peers.app.reads._ranges.now(version, whole, slot="default") is None
 
 
 def test_a_client_with_a_key_like_the_clusters_is_none(tmp_path: Path) -> None:
