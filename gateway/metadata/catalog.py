@@ -544,6 +544,12 @@ class Catalog:
         entry = self._store.last(key) if self._store is not None else None
         return entry.head if entry is not None else None
 
+    def unknown_at(self, key: ObjectKey) -> ObservedAt | None:
+        """Return the present time of a key, as `now` does, if nothing was ever learned of the object; None: it was."""
+        record_key = catalog_key(key)
+        is_known = self._store is not None and self._store.has(record_key)
+        return None if is_known else self._now(key.bucket, record_key)
+
     def explain(self, key: ObjectKey, slot: Slot) -> CatalogHit | None:
         """Return the catalog's knowledge of an object and how far its slot believes it; None if unknown."""
         entry = self._lookup(key)
@@ -569,9 +575,11 @@ class Catalog:
 
     def now(self, key: ObjectKey) -> ObservedAt:
         """To be taken before the origin is asked about `key`, for `remember_absence` and `learned`."""
+        return self._now(key.bucket, catalog_key(key))
+
+    def _now(self, bucket: str, record_key: bytes) -> ObservedAt:
         epochs = self._epochs
-        epoch, cells = epochs.of_bucket(key.bucket), epochs.of_key(catalog_key(key))
-        return ObservedAt(epoch, self._clock.monotonic(), self._boot, cells)
+        return ObservedAt(epochs.of_bucket(bucket), self._clock.monotonic(), self._boot, epochs.of_key(record_key))
 
     def remember_absence(self, key: ObjectKey, slot: Slot, asked: ObservedAt, *, named: bool) -> None:
         """Remember that the origin has answered 404 to a question sent at `asked`; `named`: with NoSuchKey."""

@@ -130,10 +130,11 @@ def begin_cold_read(services: AppContext, request: S3Request, on_end: Callable[[
             return None  # its reads are counted, or its answer has more
     elif services.buffer_closed and slot.is_buffered:
         return None
-    if services.catalog.last_learned(key) is not None or services.catalog.is_listed_absent(key, slot):
+    since = services.catalog.unknown_at(key)
+    if since is None or services.catalog.is_listed_absent(key, slot):
         return None
     headers = judged_by_the_origin(request)
-    question = begin_unpinned(services, request, key, slot, headers, headers)
+    question = begin_unpinned(services, request, key, slot, headers, headers, since)
     if question is None:
         return None
     read = ColdRead(services, request, key, slot, question)

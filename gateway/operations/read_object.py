@@ -394,6 +394,8 @@ def is_cacheable(context: RequestContext, head: ObjectHead) -> bool:
 
 def vary_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that separate fetches: readers whose bytes may be refused to one another share none."""
+    if not headers:
+        return {}
     return {name: value for name, value in headers.items() if name != CHECKSUM_MODE}
 
 
@@ -449,10 +451,11 @@ def begin_unpinned(
     slot: Slot,
     headers: Mapping[str, str],
     conditions: Mapping[str, str],
+    since: ObservedAt | None = None,
 ) -> UnpinnedQuestion | None:
     """Return the question about a request's first bytes; None: the version must be asked for first.
 
-    While its `get` lasts, others wait for the same bytes.
+    `since`: from when the answer counts; None: from now on. While its `get` lasts, others wait for the same bytes.
     """
     bounds = _asked(asked)
     if bounds is None:
@@ -468,7 +471,7 @@ def begin_unpinned(
     if get is None:
         return None
     request = _request(key, slot.name, conditions, None if whole else wanted)
-    return UnpinnedQuestion(get, wanted, request, catalog.now(key), headers, whole)
+    return UnpinnedQuestion(get, wanted, request, since or catalog.now(key), headers, whole)
 
 
 async def ask_unpinned(context: RequestContext, question: UnpinnedQuestion) -> Seen:
