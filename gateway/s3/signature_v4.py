@@ -205,9 +205,6 @@ _REGION_CHARACTERS_MAX = 64
 
 _SIGNED_WHEN_PRESENT = frozenset({"host", "content-type", "content-md5", "range"})
 
-_TO_PEER = "x-forebay-peer"
-"""With it, a request is for another node of the cluster, which accepts no unsigned header."""
-
 
 @dataclass(slots=True)
 class Authorization:
@@ -470,7 +467,7 @@ def sign_headers(
 
     `path_encoded` is canonical already (`encode_path`, or `"/" + encode_key` in virtual-hosted style). `headers` are
     lower-case, latin-1, and must hold `host` exactly as it will be sent. Signed are host, content-type, content-md5,
-    range and what may change the request, every x-amz-* above all; all of them for another node of the cluster.
+    range and what may change the request, every x-amz-* above all.
     """
     timestamp = format_timestamp(now)
     added = {"x-amz-date": timestamp, "x-amz-content-sha256": payload_hash}
@@ -514,12 +511,17 @@ class PathSignatures(NamedTuple):
         return outer.hexdigest()
 
 
+_HOP = "x-forebay-hop"
+_SIGNED_BETWEEN_NODES = frozenset({"cache-control", "if-match", "if-none-match"})
+
+
 @lru_cache(maxsize=1024)
 def _signed_names(names: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
     """Return the names of the signed headers in order, and the same joined. Cached: clients send few sets of names."""
-    signed = sorted(names)
-    if _TO_PEER not in names:
-        signed = [name for name in signed if name in _SIGNED_WHEN_PRESENT or changes_the_request(name)]
+    signed = sorted(name for name in names if name in _SIGNED_WHEN_PRESENT or changes_the_request(name))
+    between_nodes = [name for name in names if name.startswith("x-forebay-") and name != _HOP]
+    if between_nodes:
+        signed = sorted({*signed, *between_nodes, *(name for name in names if name in _SIGNED_BETWEEN_NODES)})
     return tuple(signed), ";".join(signed)
 
 

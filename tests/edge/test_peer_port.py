@@ -197,7 +197,7 @@ def test_clocks_may_differ_by_a_minute(tmp_path: Path, ahead_seconds: float, sta
 
 @with_peers
 async def test_what_a_gateway_signs_for_another_node_is_accepted(peers: PeerGateway) -> None:
-    """All headers are signed, those that a proxy before the origin might change, too."""
+    """The signature covers what nodes say to each other, and the conditions."""
     etag = peers.gateway.origin.put("bucket", "key", b"content")
     said = {"host": HOST, "x-forebay-hop": "0123", **of_node(of_version(etag, 7, 0, 6))}
     added, _ = sign_headers(
@@ -214,7 +214,8 @@ async def test_what_a_gateway_signs_for_another_node_is_accepted(peers: PeerGate
     )
     sent = {**said, **added}
     del sent["host"]  # it is sent anyway
-    assert_refused(await send(peers, {**sent, "x-forebay-hop": "4567"}))
+    for changed in ({peer.HOME: "4567"}, {"if-match": '"b"'}, {"cache-control": "no-cache"}):
+        assert_refused(await send(peers, {**sent, **changed}))
     assert (await send(peers, sent)).body == b"content"
 
 
