@@ -113,11 +113,11 @@ class WarmSpan(PinnedFileSpan):
 class HeldObject:
     """Spans of one version's blocks, for repeated reads: constant values are computed once."""
 
-    __slots__ = ("_dependencies", "_ids", "_size_bytes", "_slot", "_version")
+    __slots__ = ("_dependencies", "_ids", "_size_bytes", "_slot", "version")
 
     def __init__(self, dependencies: CacheDependencies, version: ObjectVersion, slot: str) -> None:
         self._dependencies = dependencies
-        self._version = version
+        self.version = version
         self._slot = slot
         self._size_bytes = dependencies.settings.block_size_of(slot)
         self._ids: dict[int, bytes] = {}
@@ -145,7 +145,7 @@ class HeldObject:
         if block_id is None:
             if len(self._ids) >= HELD_IDS_MAX:
                 self._ids.clear()
-            block_id = self._ids[number] = layout.block_id(self._version, number, size_bytes)
+            block_id = self._ids[number] = layout.block_id(self.version, number, size_bytes)
         return None if block_id in dependencies.ahead_marks else _held_rows(dependencies, block_id)
 
 

@@ -21,6 +21,7 @@ from gateway.operations.read_object import (
     UnpinnedQuestion,
     VersionAnswers,
     begin_unpinned,
+    get_must_bypass,
     has_cacheable_bytes,
     judged_by_the_origin,
     understood_answer,
@@ -118,7 +119,7 @@ def begin_cold_read(services: AppContext, request: S3Request, on_end: Callable[[
     bucket, name = request.bucket, request.key
     if request.operation is not Operation.GET_OBJECT or bucket is None or name is None:
         return None
-    if not READ_CONDITIONS.isdisjoint(request.headers):
+    if not READ_CONDITIONS.isdisjoint(request.headers) or get_must_bypass(request):
         return None
     key, slot = ObjectKey(bucket, name), services.slots.find(bucket, name)
     if slot.consistency == "snapshot" or slot.authorization == "origin" or slot.write == "scratch":

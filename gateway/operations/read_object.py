@@ -268,7 +268,7 @@ class CurrentVersions:
         if not head.remembered:
             context.services.catalog.named(version)
         habits = context.services.catalog.habits(version.key.bucket)
-        if habits == NO_HABITS or (habits.gives_ranges(version) and not habits.no_ranges) or not version.size_bytes:
+        if habits == NO_HABITS or not habits.concern(version) or not version.size_bytes:
             return True
         blocks, whole = context.services.blocks, ByteRange(0, version.size_bytes - 1)
         is_one = version.size_bytes <= blocks.first_fetched(0, None, context.slot.name).length
