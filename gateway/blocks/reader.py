@@ -248,7 +248,7 @@ class RangeReader:
         if source is None:
             return
         count, self._given = self._given, 0
-        if count and self._plan.purpose is Purpose.LIVE:  # warmed bytes have no reader
+        if count and self._plan.purpose is Purpose.LIVE and not self._plan.is_for_peer:  # warmed bytes have no reader
             counter = metrics.CACHE_HIT_BYTES if source.cached else metrics.CACHE_MISS_BYTES
             counter.add(count, self._plan.slot)
         await source.close()

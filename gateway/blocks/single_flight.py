@@ -368,7 +368,6 @@ class SingleFlight:
             return True
         if self._ahead >= self._ahead_max or self._turns.locked():
             return False
-        self._ahead += 1
         self._start(fetch)
         return True
 
@@ -387,6 +386,7 @@ class SingleFlight:
         self._fetches[fetch.key] = fetch
         if self._is_done_inline(fetch):
             return
+        self._ahead += fetch.purpose is Purpose.READAHEAD
         task = asyncio.create_task(self._run(fetch), name="block fetch")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

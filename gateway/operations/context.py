@@ -304,6 +304,9 @@ class AppContext:
     reads: CheckpointReads | None = None
     """Counts the bytes sent of checkpoints' files; None: nothing counts them."""
 
+    hello: Callable[[], bytes] = bytes
+    """Returns this node's word on itself, for the other nodes of its cluster."""
+
     buffer_closed: bool = False
     """This node's disk may have acknowledged writes, but cannot be used."""
 

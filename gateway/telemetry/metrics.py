@@ -414,6 +414,19 @@ ORIGIN_REQUEST_SECONDS = Histogram(
     "From sending a request to the origin to the head of its answer, and to the end of a body of at most 256 KiB.",
     purpose=_PURPOSES,
 )
+CLUSTER_PEER_BYTES = Counter(
+    "forebay_cluster_peer_bytes_total{slot,direction} bytes",
+    "Bytes of objects moved between nodes of the cluster. direction: sent (this node gave them) or received.",
+    direction="sent received",
+)
+CLUSTER_PEER_REQUESTS = Counter(
+    "forebay_cluster_peer_requests_total{outcome} requests",
+    "Requests of other nodes that are over. outcome: served, verified (a block that another node doubted), named "
+    "(other nodes that have just got the block), absent (not cached, where nothing else was wanted, or no such "
+    "object), changed (the bucket has another version, or fewer bytes), refused (not signed by the cluster's secret, "
+    "sent again, or no request of a node), misdirected (another protocol or bucket), busy, failed or broken-off.",
+    outcome="served verified named absent changed refused misdirected busy failed broken-off",
+)
 ORIGIN_HEDGES = Counter(
     "forebay_origin_hedges_total{outcome} requests",
     "Reads of the origin that were stuck, and were asked for on another connection as well. outcome: won (that one "
