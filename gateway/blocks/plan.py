@@ -26,6 +26,7 @@ from gateway.blocks.single_flight import SingleFlight
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
+from gateway.origin.peer_protocol import Roles
 
 Outcome: TypeAlias = Literal["hit", "partial", "miss"]
 
@@ -137,7 +138,8 @@ class Step(NamedTuple):
 class ReadPlan:
     """The plan of a range of one version, for one reader; fetches know the reader by it.
 
-    `headers` go along with its requests to the origin. `answer` is the origin's earlier answer, if the version was
+    `headers` go along with its requests to the origin; with those of its role (`headers_of`), if `roles` are given.
+    `answer` is the origin's earlier answer, if the version was
     unknown before. `fetched` are the blocks that were fetched ahead for this reader: they are no hits of its.
     """
 
@@ -150,6 +152,7 @@ class ReadPlan:
     headers: Mapping[str, str]
     purpose: Purpose = Purpose.LIVE
     answer: UnpinnedResponse | None = None
+    roles: Roles | None = None
     fetched: set[bytes] = field(default_factory=set)
     missing: tuple[Block, BlockState] | None = None
     """The first block that was missing, and how it stood before it was asked for: after that it is here."""
@@ -179,6 +182,12 @@ class ReadPlan:
 
     def block(self, number: int) -> Block:
         return layout.block_at(self.version, number, self.block_size_bytes, self._ids)
+
+    def headers_of(self, block: Block) -> Mapping[str, str]:
+        """Return the headers for requests for bytes of a block: with COPY if another node looks after it."""
+        if self.roles is None or not self.is_kept:
+            return self.headers
+        return self.roles.headers(self.version.key, block.offset // self.block_size_bytes, self.headers, self.slot)
 
     def part_in(self, block: Block) -> ByteRange:
         return ByteRange(max(self.range.first, block.offset), min(self.range.last, block.range.last))
@@ -223,7 +232,7 @@ class ReadPlan:
 
     def _has_arrived(self, block: Block) -> bool:
         """Return True if a fetch has every byte of a block, or if sub-blocks hold the range's part of it."""
-        if self._fetches.all_arrived(block, self.headers):
+        if self._fetches.all_arrived(block, self.headers_of(block)):
             return True
         asked = self.part_in(block)
         if not self._uses_sub_blocks or asked == block.range:
@@ -234,7 +243,7 @@ class ReadPlan:
 
     def _sub_block_of(self, block: Block, position: int) -> Block | None:
         """Return the sub-block to read instead of a missing block; None: read the block."""
-        if self._fetches.has(block, self.headers):
+        if self._fetches.has(block, self.headers_of(block)):
             return None
         sub_block = self._sub_block(position // SUB_BLOCK_BYTES)
         if self._is_coming(sub_block):
@@ -247,7 +256,7 @@ class ReadPlan:
             other = self._sub_block(number)
             if other.offset > sub_block.offset and self._index.lookup(other.id) is None:
                 self.fetched.add(other.id)
-                self._fetches.start_ahead(other, self.slot, self.headers, self)
+                self._fetches.start_ahead(other, self.slot, self.headers_of(other), self)
         return sub_block
 
     def _is_worth_filling(self, block: Block) -> bool:
@@ -270,7 +279,7 @@ class ReadPlan:
 
     def _is_coming(self, block: Block, *, anywhere: bool = False) -> bool:
         is_fetched = self._fetches.is_anywhere if anywhere else self._fetches.has
-        return self._index.lookup(block.id) is not None or is_fetched(block, self.headers)
+        return self._index.lookup(block.id) is not None or is_fetched(block, self.headers_of(block))
 
     def _sub_block(self, number: int) -> Block:
         return layout.block_at(self.version, number, SUB_BLOCK_BYTES, self._ids)
@@ -301,11 +310,12 @@ class ReadPlan:
 
     def _fetch_ahead(self, number: int) -> bool:
         dependencies, block = self.dependencies, self.block(number)
+        headers = self.headers_of(block)
         if self._index.lookup(block.id) is not None:
             return True
-        if dependencies.unpinned_gets.pending(block.version.key, block.offset, self.headers):
+        if dependencies.unpinned_gets.pending(block.version.key, block.offset, headers):
             return True
-        if not self._fetches.start_ahead(block, self.slot, self.headers, self):
+        if not self._fetches.start_ahead(block, self.slot, headers, self):
             return False
         if number < self.numbers.stop:
             self.fetched.add(block.id)

@@ -7,6 +7,7 @@ comes straight from the origin, pinned to the same version. Only the origin's fa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol
 
@@ -152,6 +153,9 @@ class RangeReader:
             return self._look_up() == "hit"
         except StoreUnavailable:
             return False
+
+    def headers_of(self, block: Block) -> Mapping[str, str]:
+        return self._plan.headers_of(block)
 
     def why_missing(self, before: ObjectVersion | None) -> MissReason | None:
         """Return why the first missing bytes were missing at `start`; `before` is the version known before this one."""
@@ -356,12 +360,12 @@ class RangeReader:
         dependencies, plan = self._dependencies, self._plan
         if not plan.is_kept:
             raise NotKept("size", "the object is larger than those that the slot keeps")
-        fetches, key = dependencies.fetches, plan.version.key
-        fill = fetches.join(block, plan.headers, plan.purpose)
+        fetches, key, headers = dependencies.fetches, plan.version.key, plan.headers_of(block)
+        fill = fetches.join(block, headers, plan.purpose)
         if fill is None:
-            if plan.answer is None and await dependencies.unpinned_gets.settled(key, block.offset, plan.headers):
+            if plan.answer is None and await dependencies.unpinned_gets.settled(key, block.offset, headers):
                 return None
-            fill = fetches.start(block, plan.slot, plan.headers, plan, plan.purpose, plan.answer)
+            fill = fetches.start(block, plan.slot, headers, plan, plan.purpose, plan.answer)
         if fill.started_by is not plan:
             metrics.CACHE_COALESCED.add(1, plan.slot)
         try:

@@ -37,6 +37,7 @@ from gateway.metadata.catalog import Catalog, ObjectHead
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.operations.warm_up_queue import WarmUpQueue
 from gateway.origin.client import BeginRead, KeyPair, Origin, never_begun
+from gateway.origin.peer_protocol import Roles
 from gateway.policy.remembered_rights import RememberedRights
 from gateway.policy.slots import Grant, Slot, Slots
 from gateway.s3.error_codes import error_document, s3_error
@@ -304,6 +305,9 @@ class AppContext:
     reads: CheckpointReads | None = None
     """Counts the bytes sent of checkpoints' files; None: nothing counts them."""
 
+    roles: Roles | None = None
+    """Says which objects other nodes look after; None: none."""
+
     buffer_closed: bool = False
     """This node's disk may have acknowledged writes, but cannot be used."""
 
@@ -357,7 +361,7 @@ class RequestContext:
 
     `pair` is the caller's own key pair; None: the gateway's, or none. `signed_by` is that pair if the request is about
     a slot with `authorization = "origin"`: it is then forwarded in the caller's own name. `may_read`: the origin lets
-    the caller read the object (origin_rights.py).
+    the caller read the object (origin_rights.py). `of_peer`: another node asks: none is asked for it.
     """
 
     services: AppContext
@@ -375,6 +379,7 @@ class RequestContext:
     pair: KeyPair | None = None
     signed_by: KeyPair | None = None
     may_read: bool = False
+    of_peer: bool = False
 
     @property
     def buffer(self) -> WritebackBuffer:

@@ -11,10 +11,10 @@ import base64
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from gateway.core.model import ObjectKey
+from gateway.core.model import ObjectKey, immutable
 
 VERSION: Final = "1"
 """The protocol's version. A node of another one is not asked."""
@@ -38,6 +38,8 @@ NONCE = "x-forebay-nonce"
 """128 random bits, hexadecimal: a request with one that was seen before is a replay."""
 PURPOSE = "x-forebay-purpose"
 """The `Purpose` of the read."""
+DOUBT = "x-forebay-doubt"
+"""`1`, with a HEAD of a range: these bytes came damaged, so verify them on the disk, and drop what is damaged."""
 
 # Of answers; the proof covers all of them.
 AGE = "x-forebay-age"
@@ -60,11 +62,39 @@ it never waits for a fetch that asks a peer, and two nodes never wait for each o
 """
 
 
+FROM_BUCKET = "bucket"
+"""As the value of COPY: what a peer sent is of no use, so ask the bucket, by ration."""
+
+
 class Roles(Protocol):
     """Says which blocks other nodes look after."""
 
     def headers(self, key: ObjectKey, number: int, headers: Mapping[str, str], slot: str) -> Mapping[str, str]:
         """Return the headers for a request for bytes of block `number`: with COPY if another node looks after it."""
+
+
+@immutable
+class FromPeer:
+    """What the sender of an answer knows of it beside status and headers, if another node gave it.
+
+    `checksums` are those of the body's chunks, packed; nobody has compared them with the body. `doubt` tells the peer
+    that they differ.
+    """
+
+    age_seconds: float = 0.0
+    checksums: bytes = b""
+    doubt: Callable[[], None] = lambda: None
+
+
+def from_peer(response: object) -> FromPeer | None:
+    """Return what is known of a peer's answer; None: the bucket gave it."""
+    return getattr(response, "from_peer", None)
+
+
+def age_of(response: object) -> float:
+    """Return how many seconds before this answer the bucket was asked."""
+    told = from_peer(response)
+    return told.age_seconds if told is not None else 0.0
 
 
 def home_digest(endpoint_url: str) -> str:
