@@ -440,7 +440,8 @@ class BlockCache(PassthroughCache):
         await asyncio.gather(self._keeping_up, return_exceptions=True)
         await dependencies.isolation.close()
         await dependencies.fetches.close()
-        await dependencies.writer.drain()
+        for writer in dependencies.writers:
+            await writer.drain()
         dependencies.open_files.close()
         dependencies.watcher.close()
         await self.flush_accesses()

@@ -43,7 +43,9 @@ class CacheDependencies(FetchDependencies):
     accesses: AccessLog
     fetches: SingleFlight
     unpinned_gets: UnpinnedGets
-    writer: GroupCommitWriter
+    writers: tuple[GroupCommitWriter, GroupCommitWriter]
+    """Of own small blocks, and of those that other nodes look after."""
+
     residency: Residency = field(default_factory=Residency)
     ahead_marks: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     """Blocks that this process fetched ahead and no reader has come to yet: reading one shows that its reader goes on.
@@ -73,10 +75,11 @@ class CacheDependencies(FetchDependencies):
         threads.stalled = lambda: blocks.index.stalled
         shared = settings, blocks, locks, origin, threads, watcher, open_files, isolation, clock
         of_fetches = FetchDependencies(*shared)
-        writer = GroupCommitWriter(of_fetches)
-        fetches = SingleFlight(of_fetches, SmallBlockFetcher(of_fetches, writer), LargeBlockFetcher(of_fetches))
-        unpinned_gets = UnpinnedGets(locks, watcher, asyncio.Semaphore(settings.fills_max))
-        return cls(*shared, opened, blocks.index.accesses, fetches, unpinned_gets, writer, roles=roles)
+        writers = GroupCommitWriter(of_fetches), GroupCommitWriter(of_fetches)
+        fetches = SingleFlight(of_fetches, SmallBlockFetcher(of_fetches, *writers), LargeBlockFetcher(of_fetches))
+        turns = asyncio.Semaphore(settings.fills_max), asyncio.Semaphore(settings.fills_max)
+        unpinned_gets = UnpinnedGets(locks, watcher, *turns)
+        return cls(*shared, opened, blocks.index.accesses, fetches, unpinned_gets, writers, roles=roles)
 
     @classmethod
     def without_directory(cls, origin: Origin, clock: Clock) -> CacheDependencies:

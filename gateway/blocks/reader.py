@@ -361,6 +361,8 @@ class RangeReader:
         if not plan.is_kept:
             raise NotKept("size", "the object is larger than those that the slot keeps")
         fetches, key, headers = dependencies.fetches, plan.version.key, plan.headers_of(block)
+        if dependencies.passes_on(plan.slot, headers):
+            raise NotKept("copy", "another node looks after the block, and the slot keeps no copies")
         fill = fetches.join(block, headers, plan.purpose)
         if fill is None:
             if plan.answer is None and await dependencies.unpinned_gets.settled(key, block.offset, headers):

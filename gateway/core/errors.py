@@ -200,7 +200,7 @@ class StoreUnavailable(BlockError):
     """The cache directory cannot take or give bytes now."""
 
 
-NotKeptReason: TypeAlias = Literal["size", "write-budget", "room"]
+NotKeptReason: TypeAlias = Literal["size", "write-budget", "room", "copy"]
 
 
 class PinRefused(ForebayError):

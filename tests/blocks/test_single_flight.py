@@ -303,7 +303,8 @@ def two_workers(directory: Path) -> Iterator[tuple[UnpinnedGets, UnpinnedGets]]:
     watcher = FileWatcher()
     with processes(directory) as opened:
         one, other = opened.locks
-        yield UnpinnedGets(one, watcher, asyncio.Semaphore(8)), UnpinnedGets(other, watcher, asyncio.Semaphore(8))
+        turns = asyncio.Semaphore(8), asyncio.Semaphore(8)
+        yield UnpinnedGets(one, watcher, *turns), UnpinnedGets(other, watcher, *turns)
     watcher.close()
 
 
@@ -395,7 +396,7 @@ async def test_nobody_waits_for_the_dead(tmp_path: Path) -> None:
     watcher = FileWatcher()
     with processes(tmp_path) as opened:
         dead, living = opened.locks
-        looks = UnpinnedGets(living, watcher, asyncio.Semaphore(8))
+        looks = UnpinnedGets(living, watcher, asyncio.Semaphore(8), asyncio.Semaphore(8))
         assert dead.take(lock_of_place(object_id(KEY), 0, {})) == 0
         waiting = asyncio.create_task(looks.settled(KEY, 0, {}))
         await asyncio.sleep(0)

@@ -264,14 +264,14 @@ async def test_what_waits_for_the_disk_is_bounded(tmp_path: Path, monkeypatch: p
         await until(lambda: standing.is_set() and origin.count() >= asked)
         for _ in range(1000):  # whatever could go on without the disk goes on
             await asyncio.sleep(0)
-        assert HELD_BYTES_MAX - MIB <= cache._dependencies.writer.held_bytes <= HELD_BYTES_MAX
+        assert HELD_BYTES_MAX - MIB <= cache._dependencies.writers[0].held_bytes <= HELD_BYTES_MAX
         assert origin.count() == asked
         assert not all(reader.done() for reader in reading)
         go.set()
         for reader, version in zip(reading, versions, strict=True):
             assert await reader == content_of(origin, version)
         await cache.settle()
-        assert (cache.usage().blocks, cache._dependencies.writer.held_bytes) == (len(versions), 0)
+        assert (cache.usage().blocks, cache._dependencies.writers[0].held_bytes) == (len(versions), 0)
 
 
 async def test_a_segment_that_is_evicted_is_let_go_of(tmp_path: Path) -> None:
