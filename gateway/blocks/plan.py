@@ -26,9 +26,10 @@ from gateway.blocks.single_flight import SingleFlight
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
-from gateway.origin.peer_protocol import Roles
+from gateway.origin.peer_protocol import COPY, Roles
 
-Outcome: TypeAlias = Literal["hit", "partial", "miss"]
+Outcome: TypeAlias = Literal["hit", "partial", "miss", "peer"]
+"""How a read was answered; `peer`: other nodes gave what is not here, and the origin nothing."""
 
 BLOCKS_LOOKED_UP_MAX = 1024
 """Limit of a range's looked-up blocks: a 5 TiB object must not hold up the event loop."""
@@ -188,6 +189,25 @@ class ReadPlan:
         if self.roles is None or not self.is_kept:
             return self.headers
         return self.roles.headers(self.version.key, block.offset // self.block_size_bytes, self.headers, self.slot)
+
+    def is_of_others(self) -> bool:
+        """Return True if other nodes look after all of the range's blocks that are not here."""
+        blocks = [self.block(number) for number in self.numbers[:BLOCKS_LOOKED_UP_MAX]]
+        return all(COPY in self.headers_of(block) or self._index.lookup(block.id) is not None for block in blocks)
+
+    def past_the_cache(self, position: int, last: int) -> tuple[ByteRange, ByteRange, Mapping[str, str]]:
+        """Return what to read past the cache of the bytes up to `last`, and the range and headers to ask for it with.
+
+        Where other nodes look after blocks, these are whole chunks of one block: they come with their checksums.
+        """
+        if self.roles is None or not self.is_kept:
+            rest = ByteRange(position, last)
+            return rest, rest, self.headers
+        block = self.block(position // self.block_size_bytes)
+        rest = ByteRange(position, min(last, block.range.last))
+        stop = -(-rest.stop // layout.CHUNK_BYTES) * layout.CHUNK_BYTES
+        asked = ByteRange(position // layout.CHUNK_BYTES * layout.CHUNK_BYTES, min(stop, block.range.stop) - 1)
+        return rest, asked, self.headers_of(block)
 
     def part_in(self, block: Block) -> ByteRange:
         return ByteRange(max(self.range.first, block.offset), min(self.range.last, block.range.last))

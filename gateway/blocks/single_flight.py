@@ -97,7 +97,7 @@ class InflightFetch:
     need no verification while they wait to be written to the device (large_block_fetch.py): check that first, for they
     may be fewer any time.
 
-    `is_copy`: another node looks after it, and `is_from_peer`: that node, or another, sends its bytes.
+    `is_copy`: another node looks after it. `is_from_peer`: another node sends its bytes, as far as that is known.
 
     A complete block still has to be published: then `persisted` is done, and `kept` is True if the disk took
     it. A small one may then `move` to its file, so that slow readers do not keep it in memory.
@@ -121,7 +121,7 @@ class InflightFetch:
         self.response = response
         self.account = ACCOUNT.get()
         self.is_copy = COPY in headers
-        self.is_from_peer = False
+        self.is_from_peer = self.is_copy
         self.available = 0
         self.content: memoryview | None = None
         self.persisted: asyncio.Future[bool] | None = None

@@ -94,8 +94,9 @@ class NoBody:
 
 NO_BODY = NoBody()
 
-CacheLabel: TypeAlias = Literal["hit", "partial", "miss", "bypass", "forwarded", "absorbed"]
-"""The source of an answer; `absorbed`: the write-back buffer, or the answer acknowledges a write in it."""
+CacheLabel: TypeAlias = Literal["hit", "partial", "miss", "peer", "bypass", "forwarded", "absorbed"]
+"""The source of an answer; `peer`: other nodes of the cluster, and not the origin; `absorbed`: the write-back buffer,
+or the answer acknowledges a write in it."""
 
 
 class Closable(Protocol):

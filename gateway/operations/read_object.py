@@ -806,9 +806,12 @@ class _Get:
             return None
         blocks, slot = self.context.services.blocks, self.context.slot.name
         why = blocks.why_missing(version, slot=slot, before=self.before)
+        is_from_peer = answer.told is not None
         body = blocks.inline_response(version, _bytes(judged), slot=slot, headers=fields, answer=answer)
         if body is None:
             return None
+        if is_from_peer:
+            return _response(judged, body, "peer")
         metrics.CACHE_MISS_BYTES.add(len(body), slot)
         return _response(judged, body, "miss", why)
 

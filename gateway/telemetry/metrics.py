@@ -76,7 +76,7 @@ PROCESS_DESCRIPTORS = LatestGauge(
 REQUESTS = Counter(
     "forebay_requests_total{operation,slot,status,cache} requests",
     "Requests to the S3 port that are over. slot: the key's, or none when refused before. status: the HTTP status, "
-    "client-left or broken-off. cache: hit, partial, miss, bypass, forwarded, absorbed or none.",
+    "client-left or broken-off. cache: hit, partial, miss, peer, bypass, forwarded, absorbed or none.",
     {"operation": "GetObject", "status": "200 206", "cache": "hit miss"},
     {"operation": "HeadObject ListObjectsV2", "status": "200", "cache": "hit miss forwarded"},
     {"operation": "PutObject UploadPart CompleteMultipartUpload", "status": "200", "cache": "absorbed forwarded"},
@@ -115,7 +115,8 @@ CACHE_HIT_BYTES = Counter(
     "forebay_cache_hit_bytes_total{slot} bytes", "Bytes given to readers from blocks that were complete on disk."
 )
 CACHE_MISS_BYTES = Counter(
-    "forebay_cache_miss_bytes_total{slot} bytes", "Bytes given to readers that had to come from the origin first."
+    "forebay_cache_miss_bytes_total{slot} bytes",
+    "Bytes given to readers that had to come from the origin first; not those from other nodes.",
 )
 CACHE_COALESCED = Counter(
     "forebay_cache_coalesced_total{slot} reads", "Reads that joined a fill which another reader had started."
