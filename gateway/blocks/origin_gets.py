@@ -18,14 +18,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Protocol
+from typing import Literal, Protocol
 
 from gateway.blocks import layout
 from gateway.blocks.block_file import ChunkChecksums
 from gateway.blocks.fetch_locks import FETCHED, FetchLocks, FileWatcher, LockKey, lock_of_place
 from gateway.blocks.layout import CHUNK_BYTES
 from gateway.core.clock import Clock
-from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, S3Error
+from gateway.core.errors import OriginAnswered, OriginBodyError, OriginBusy, OriginError, S3Error
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.origin.peer_protocol import COPY, FROM_BUCKET, FromPeer, from_peer
@@ -36,6 +36,23 @@ from gateway.s3.origin_habits import WrongAnswer, WrongBody, check_head
 
 KNOWN_EMPTY_MAX = 16_384
 """Places where there were no bytes, remembered by each process."""
+
+TURN_SECONDS_MAX = 60.0
+"""S3's clients wait about as long for an answer, and ask anew."""
+
+
+class Turns(asyncio.Semaphore):
+    """Turns of one process to ask the origin for bytes: their number, and each wait for one, is bounded."""
+
+    async def acquire(self) -> Literal[True]:
+        """Wait for a turn. Raises OriginBusy when there is none in TURN_SECONDS_MAX."""
+        if not self.locked():
+            return await super().acquire()
+        try:
+            async with asyncio.timeout(TURN_SECONDS_MAX):
+                return await super().acquire()
+        except TimeoutError:
+            raise OriginBusy(f"others have kept this one waiting for its turn for {TURN_SECONDS_MAX:g} s") from None
 
 
 @dataclass(slots=True)
@@ -52,7 +69,7 @@ class UnpinnedGet:
 
     locks: FetchLocks
     lock: LockKey
-    turns: asyncio.Semaphore
+    turns: Turns
     on_end: Callable[[UnpinnedGet], None]
     known_empty: bool = False
     whole: bool = False
@@ -145,8 +162,8 @@ class UnpinnedGets:
 
     locks: FetchLocks
     watcher: FileWatcher
-    turns: asyncio.Semaphore
-    turns_of_copies: asyncio.Semaphore
+    turns: Turns
+    turns_of_copies: Turns
     """Of those that ask other nodes: what other nodes ask for never waits for them."""
 
     _own: dict[LockKey, asyncio.Event] = field(default_factory=dict)
@@ -204,7 +221,8 @@ _CHECKSUMS = frozenset(PREFIX + algorithm for algorithm in ALGORITHMS)
 class PinnedGet:
     """One range of one version. `start`, then `pieces`, then `aclose`, whatever happened.
 
-    Once the first answer was good, up to `retries` further requests fetch what is missing.
+    Once the first answer was good, up to `retries` further requests fetch what is missing. All of them together wait
+    for their turns as long as one.
     """
 
     origin: Origin
@@ -216,6 +234,7 @@ class PinnedGet:
     clock: Clock
     retries: int
     _received: int = 0
+    _waited_seconds: float = 0.0
     _response: OriginResponse | None = field(default=None)
     _check: BodyCheck | None = field(default=None)
     _unpinned: bool = False
@@ -253,11 +272,21 @@ class PinnedGet:
             "accept-encoding": "identity",
         }
         key = self.version.key
-        size_bytes, purpose = self.version.size_bytes, self.purpose
         request = OriginRequest(
-            "GET", key.bucket, key.key, headers=headers, purpose=purpose, slot=self.slot, size_bytes=size_bytes
+            "GET",
+            key.bucket,
+            key.key,
+            headers=headers,
+            purpose=self.purpose,
+            slot=self.slot,
+            waited_seconds=self._waited_seconds,
+            size_bytes=self.version.size_bytes,
         )
-        self._response, self._unpinned = await self.origin.send(request), False
+        asked_at = self.clock.monotonic()
+        try:
+            self._response, self._unpinned = await self.origin.send(request), False
+        finally:
+            self._waited_seconds += self.clock.monotonic() - asked_at
         self._told = from_peer(self._response)
         if self._response.status not in (200, 206):
             body = await self._response.read(ERROR_DOCUMENT_BYTES_MAX)
@@ -305,7 +334,7 @@ class PinnedGet:
                     self._leave_peer(error, taker)
                     continue
                 is_refused = isinstance(error, OriginAnswered) and error.status not in _RETRYABLE
-                if retries_left == 0 or is_refused or isinstance(error, WrongAnswer):
+                if retries_left == 0 or is_refused or isinstance(error, WrongAnswer | OriginBusy):
                     raise
                 await self.clock.sleep(RETRY_PAUSE_SECONDS * 2 ** (self.retries - retries_left))
                 retries_left -= 1

@@ -22,7 +22,7 @@ from gateway.blocks.directory import BlockDirectory, DiskThreads, kept_from_writ
 from gateway.blocks.disk_health import CircuitBreaker
 from gateway.blocks.fetch_locks import FetchLocks, FileWatcher, LockKey, lock_of_block, lock_of_place
 from gateway.blocks.layout import Block, BlockSettings, Extent, data_offset, object_id
-from gateway.blocks.origin_gets import PinnedGet, UnpinnedResponse
+from gateway.blocks.origin_gets import PinnedGet, Turns, UnpinnedResponse
 from gateway.core import cancellation
 from gateway.core.clock import Clock
 from gateway.core.errors import ClientDisconnected, ForebayError, NotKept, OriginBusy, StoreUnavailable
@@ -298,10 +298,10 @@ REFUSED_MAX = 4096
 
 
 @dataclass(slots=True)
-class _Turns:
-    """The turns of fetches of one kind, of which `ahead_max` may be ahead of their readers."""
+class _Kind:
+    """Fetches of one kind, of which `ahead_max` may be ahead of their readers."""
 
-    turns: asyncio.Semaphore
+    turns: Turns
     ahead_max: int
     ahead: int = 0
 
@@ -317,7 +317,7 @@ class SingleFlight:
         self._small, self._large = small, large
         self._persisting: set[asyncio.Future[bool]] = set()
         fills_max = dependencies.settings.fills_max
-        self._own, self._copies = (_Turns(asyncio.Semaphore(fills_max), fills_max * 2 // 3) for _ in range(2))
+        self._own, self._copies = (_Kind(Turns(fills_max), fills_max * 2 // 3) for _ in range(2))
         self._fetches: dict[FetchKey, InflightFetch] = {}
         self.refused: OrderedDict[bytes, None] = OrderedDict()
         """Ids of recently fetched blocks that the disk did not take."""
@@ -385,10 +385,10 @@ class SingleFlight:
         fetch = InflightFetch(block, slot, headers, Purpose.READAHEAD, reader)
         if fetch.key in self._fetches:
             return True
-        turns = self._turns_of(fetch)
-        if turns.ahead >= turns.ahead_max or turns.turns.locked() or self._dependencies.passes_on(slot, headers):
+        kind = self._kind_of(fetch)
+        if kind.ahead >= kind.ahead_max or kind.turns.locked() or self._dependencies.passes_on(slot, headers):
             return False
-        turns.ahead += 1
+        kind.ahead += 1
         self._start(fetch)
         return True
 
@@ -437,19 +437,19 @@ class SingleFlight:
                 self._end(fetch, failure)
 
     async def _take_turn(self, fetch: InflightFetch) -> None:
-        turns = self._turns_of(fetch)
+        kind = self._kind_of(fetch)
         try:
             with cancellation.turn():
-                await turns.turns.acquire()
+                await kind.turns.acquire()
             try:
                 if not fetch.is_abandoned:
                     await self._fetch(fetch)
             finally:
-                turns.turns.release()
+                kind.turns.release()
         finally:
-            turns.ahead -= fetch.purpose is Purpose.READAHEAD
+            kind.ahead -= fetch.purpose is Purpose.READAHEAD
 
-    def _turns_of(self, fetch: InflightFetch) -> _Turns:
+    def _kind_of(self, fetch: InflightFetch) -> _Kind:
         return self._copies if fetch.is_copy else self._own
 
     async def _fetch(self, fetch: InflightFetch) -> None:

@@ -291,9 +291,14 @@ class GroupCommitWriter:
 
     def _settle(self, batch: Sequence[Waiting], *, kept: bool) -> None:
         for waiting in batch:
-            self.give_back(waiting.small.block.length)
+            self.give_back(_held_bytes(waiting.small.content))
             if not waiting.persisted.done():
                 waiting.persisted.set_result(kept)
+
+
+def _held_bytes(content: memoryview) -> int:
+    """Return the size of the buffer that a view keeps in memory: that of a short answer is larger than its body."""
+    return memoryview(content.obj).nbytes
 
 
 GATHERED_BYTES = 256 * 1024
@@ -337,7 +342,7 @@ class SmallBlockFetcher:
         fetch.is_from_peer = told is not None
         response.get.whole = True
         fetch.give(content, block.length)
-        self.writer(fetch).hold(block.length)
+        self.writer(fetch).hold(_held_bytes(content))
         self._put(fetch, content, self.dependencies.clock.monotonic())
         return True
 

@@ -21,7 +21,7 @@ from gateway.cluster.members import Member, View
 from gateway.cluster.peers import PeerAnswer, Peers, WrappedResponse
 from gateway.core import cancellation
 from gateway.core.clock import Clock
-from gateway.core.errors import OriginBodyError
+from gateway.core.errors import OriginBodyError, OriginBusy
 from gateway.core.model import ByteRange, Homes, ObjectKey, ObjectVersion
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import BegunRead, OnEnd, Origin, OriginRequest, OriginResponse, begin_read_of
@@ -38,6 +38,9 @@ BUSY_SECONDS_MAX: Final = 8.0
 
 BUSY_SECONDS: Final = 0.1
 """The least seconds between two requests to a busy peer."""
+
+RATION_SECONDS_MAX: Final = 60.0
+"""Seconds for which a request waits for its part of the ration."""
 
 DOUBTS_MAX: Final = 16
 """Peers that are told of damage at the same time."""
@@ -280,8 +283,12 @@ class ClusterOrigin:
 
     async def _by_ration(self, request: OriginRequest, reason: Reason) -> OriginResponse:
         metrics.CLUSTER_FALLBACK_REQUESTS.add(1, reason)
-        with cancellation.turn():
-            await self._ration.acquire()
+        try:
+            with cancellation.turn():
+                async with asyncio.timeout(RATION_SECONDS_MAX):
+                    await self._ration.acquire()
+        except TimeoutError:
+            raise OriginBusy("the bucket is asked for too many blocks of other nodes") from None
         try:
             return _Rationed(await self.bucket.send(request), self._ration)
         except BaseException:
