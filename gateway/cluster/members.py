@@ -119,6 +119,16 @@ def view_document(members: Sequence[Member], gone: Sequence[Gone]) -> bytes:
     return orjson.dumps({"members": members, "gone": gone})
 
 
+def read_view(file: Path) -> tuple[list[Member], list[Gone]]:
+    """Return what the view file says. Raise OSError, or ValueError if it is damaged."""
+    try:
+        document = orjson.loads(file.read_bytes())
+        members = [Member(**one) for one in document["members"]]
+        return members, [Gone(Member(**one["member"]), one["at"]) for one in document["gone"]]
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"the view file of another version: {error}") from error
+
+
 class Members:
     """The view of this process. It follows the view file, which the background process writes. Event loop only."""
 
@@ -154,12 +164,10 @@ class Members:
             status = os.stat(self._file)
             if (seen := (status.st_ino, status.st_mtime_ns)) == self._seen:
                 return
-            document = orjson.loads(self._file.read_bytes())
-            members = [Member(**one) for one in document["members"]]
-            gone = [Gone(Member(**one["member"]), one["at"]) for one in document["gone"]]
+            members, gone = read_view(self._file)
         except FileNotFoundError:  # the background process has not begun to tell
             return
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError) as error:
             _log.warning(
                 "the view of the cluster cannot be read: this process keeps to the one before", error=str(error)
             )
