@@ -1,4 +1,4 @@
-"""What a node tells of itself on its peer port (`GET /-/hello`)."""
+"""The document by which a node introduces itself to another, on its peer port (`GET /-/hello`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Hello(BaseModel):
     name: Name
     address: Name
     version: Name
-    """Of Forebay."""
+    """Forebay's version."""
 
     protocol: Name = VERSION
     zone: Name = ""

@@ -99,14 +99,14 @@ class Membership:
 
 @immutable
 class Heard:
-    """What became of the hellos to one member."""
+    """The last answer of one member, and why there is no later one."""
 
     hello: Hello | None = None
     at: float = 0.0
     """When the last one came, in seconds since 1970."""
 
     clock_seconds: float = 0.0
-    """By how much its clock was ahead of this node's."""
+    """Seconds by which its clock is ahead of the clock of this node."""
 
     problem: str | None = None
     """Why the last question got no answer."""
