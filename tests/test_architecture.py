@@ -36,7 +36,7 @@ ALLOWED: Mapping[str, set[str]] = {
     "jobs": BASE | STORES | {"api", "origin", "policy"},
     "edge": BASE | {"operations", "policy", "origin"},
     "cluster": BASE | {"origin", "policy"},
-    "app": BASE | STORES | {"cluster", "config", "edge", "jobs", "operations", "policy", "origin"},
+    "app": BASE | STORES | {"", "cluster", "config", "edge", "jobs", "operations", "policy", "origin"},
     "admin": BASE | {"", "api", "config", "jobs", "policy", "origin", "writeback"},
     "serve": BASE | {"", "api", "cluster", "config", "app", "admin", "edge", "jobs", "policy", "writeback"},
     "demo": LEAVES | {""},
