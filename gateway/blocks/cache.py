@@ -16,6 +16,7 @@ import lmdb
 import structlog
 
 from gateway.blocks import layout, plan
+from gateway.blocks.complete_ranges import CompleteRanges
 from gateway.blocks.dependencies import CacheDependencies
 from gateway.blocks.directory import DiskThreads
 from gateway.blocks.disk_health import CircuitBreaker
@@ -130,6 +131,10 @@ class PassthroughCache:
         if content is None:
             return None
         return content[byte_range.first : byte_range.stop]
+
+    def complete_ranges(self) -> CompleteRanges:
+        """Return the reads that other nodes are answered from."""
+        return CompleteRanges(self._dependencies)
 
     def holds(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> bool:
         dependencies = self._dependencies

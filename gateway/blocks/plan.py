@@ -54,6 +54,9 @@ MUCH = 8
 MANY = 4
 """A quarter of a block in sub-blocks is no random touch any more."""
 
+PEER_PARTS_BYTES_MAX = 1024 * 1024
+"""Longer ranges that another node reads are fetched as parts of whole blocks."""
+
 _RUN_SUB_BLOCKS = 2
 _MARKS_MAX = 4096
 
@@ -142,6 +145,7 @@ class ReadPlan:
     `headers` go along with its requests to the origin; with those of its role (`headers_of`), if `roles` are given.
     `answer` is the origin's earlier answer, if the version was
     unknown before. `fetched` are the blocks that were fetched ahead for this reader: they are no hits of its.
+    `is_for_peer`: another node reads, which itself decides what is fetched ahead, and counts its readers' bytes.
     """
 
     numbers: range = field(init=False)
@@ -154,6 +158,7 @@ class ReadPlan:
     purpose: Purpose = Purpose.LIVE
     answer: UnpinnedResponse | None = None
     roles: Roles | None = None
+    is_for_peer: bool = False
     fetched: set[bytes] = field(default_factory=set)
     missing: tuple[Block, BlockState] | None = None
     """The first block that was missing, and how it stood before it was asked for: after that it is here."""
@@ -178,7 +183,9 @@ class ReadPlan:
         self.is_kept = settings.keeps(self.slot, self.version.size_bytes)
         self.numbers = layout.block_numbers(self.range, self.block_size_bytes)
         self._ids = BlockIds(self.version)
-        self._uses_sub_blocks = self.purpose is Purpose.LIVE and are_used(self.block_size_bytes) and self.is_kept
+        # Another node asks for few bytes if it reads a sub-block, whatever for, and for many if it reads the block.
+        is_in_parts = self.range.length <= PEER_PARTS_BYTES_MAX if self.is_for_peer else self.purpose is Purpose.LIVE
+        self._uses_sub_blocks = is_in_parts and are_used(self.block_size_bytes) and self.is_kept
         self._index, self._fetches = self.dependencies.directory.index, self.dependencies.fetches
 
     def block(self, number: int) -> Block:
@@ -309,7 +316,7 @@ class ReadPlan:
     def keep_ahead(self, position: int, *, beyond: bool) -> None:
         """Keep the next blocks on their way while one is read; in a run, from now on those `beyond` the range, too."""
         # Blocks beyond it are marked: a reader that comes to one goes on.
-        if not self.is_kept or not self.dependencies.isolation.writable:
+        if self.is_for_peer or not self.is_kept or not self.dependencies.isolation.writable:
             return
         if self._window_max is None:
             directory, settings = self.dependencies.directory, self.dependencies.settings

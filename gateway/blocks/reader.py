@@ -269,7 +269,9 @@ class RangeReader:
         if source is None:
             return
         count, self._given = self._given, 0
-        if count and self._plan.purpose is Purpose.LIVE and not source.from_peer:  # warmed bytes have no reader
+        # Warmed bytes have no reader, and readers of other nodes are counted there.
+        is_read_here = self._plan.purpose is Purpose.LIVE and not self._plan.is_for_peer
+        if count and is_read_here and not source.from_peer:
             counter = metrics.CACHE_HIT_BYTES if source.cached else metrics.CACHE_MISS_BYTES
             counter.add(count, self._plan.slot)
         await source.close()

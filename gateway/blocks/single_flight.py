@@ -388,7 +388,6 @@ class SingleFlight:
         kind = self._kind_of(fetch)
         if kind.ahead >= kind.ahead_max or kind.turns.locked() or self._dependencies.passes_on(slot, headers):
             return False
-        kind.ahead += 1
         self._start(fetch)
         return True
 
@@ -406,6 +405,7 @@ class SingleFlight:
         self._fetches[fetch.key] = fetch
         if self._is_done_inline(fetch):
             return
+        self._kind_of(fetch).ahead += fetch.purpose is Purpose.READAHEAD
         task = asyncio.create_task(self._run(fetch), name="block fetch")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

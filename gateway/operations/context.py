@@ -309,6 +309,9 @@ class AppContext:
     roles: Roles | None = None
     """Says which objects other nodes look after; None: none."""
 
+    hello: Callable[[], bytes] = bytes
+    """Returns this node's word on itself, for the other nodes of its cluster."""
+
     buffer_closed: bool = False
     """This node's disk may have acknowledged writes, but cannot be used."""
 

@@ -14,6 +14,8 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
+from awscrt.checksums import crc32c
+
 from gateway.core.model import ObjectKey, immutable
 
 VERSION: Final = "1"
@@ -53,6 +55,8 @@ ASK = "x-forebay-ask"
 PROOF = "x-forebay-proof"
 
 _PROVED = ("etag", "content-range", "content-length", AGE, DATE, CRC32C, ASK, "x-forebay-cache")
+
+_CHUNK_BYTES = 64 * 1024
 
 COPY = "x-forebay-copy"
 """Among the headers of a request to the origin: another node looks after these bytes, so ask it.
@@ -99,6 +103,17 @@ def age_of(response: object) -> float:
 
 def home_digest(endpoint_url: str) -> str:
     return hashlib.blake2b(endpoint_url.encode(), digest_size=8).hexdigest()
+
+
+def chunk_checksums(content: bytes | memoryview) -> bytes:
+    """Return the checksums of a body, packed as CRC32C has them."""
+    view = memoryview(content)
+    parts = (view[at : at + _CHUNK_BYTES] for at in range(0, len(view), _CHUNK_BYTES))
+    return b"".join(crc32c(part).to_bytes(4, "big") for part in parts)
+
+
+def encode_checksums(packed: bytes) -> str:
+    return base64.b64encode(packed).decode()
 
 
 def new_nonce() -> str:

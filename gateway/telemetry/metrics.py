@@ -433,6 +433,14 @@ CLUSTER_FALLBACK_REQUESTS = Counter(
 CLUSTER_DAMAGED = Counter(
     "forebay_cluster_damaged_total answers", "Answers of other nodes whose bytes were not those that they promised."
 )
+CLUSTER_PEER_REQUESTS = Counter(
+    "forebay_cluster_peer_requests_total{outcome} requests",
+    "Requests of other nodes that are over. outcome: served, verified (a block that another node doubted), named "
+    "(other nodes that have just got the block), absent (not cached, where nothing else was wanted, or no such "
+    "object), changed (the bucket has another version, or fewer bytes), refused (not signed by the cluster's secret, "
+    "sent again, or no request of a node), misdirected (another protocol or bucket), busy, failed or broken-off.",
+    outcome="served verified named absent changed refused misdirected busy failed broken-off",
+)
 ORIGIN_HEDGES = Counter(
     "forebay_origin_hedges_total{outcome} requests",
     "Reads of the origin that were stuck, and were asked for on another connection as well. outcome: won (that one "
