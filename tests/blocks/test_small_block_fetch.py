@@ -77,6 +77,7 @@ async def test_small_objects_share_a_file(tmp_path: Path) -> None:
         )
         assert cache.usage().blocks == len(versions)
         assert len(block_files(tmp_path / "c")) == 1
+        await until(lambda: cache.usage().reserved_bytes == 0)
 
 
 async def test_a_warm_small_object_goes_out_of_its_segment_without_a_copy(tmp_path: Path) -> None:

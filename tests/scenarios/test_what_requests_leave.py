@@ -72,5 +72,5 @@ def kept() -> Counter[str]:
     """The objects of this process by type, of the gateway's own and what asyncio makes for it."""
     gc.collect()
     kinds = [type(one) for one in gc.get_objects()]
-    ours = [kind for kind in kinds if kind is asyncio.Task or kind.__module__.startswith("gateway.")]
+    ours = [kind for kind in kinds if kind is asyncio.Task or str(kind.__module__).startswith("gateway.")]
     return Counter(f"{kind.__module__}.{kind.__qualname__}" for kind in ours)
