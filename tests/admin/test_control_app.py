@@ -418,7 +418,7 @@ def test_probes_need_no_token(tmp_path: Path, path: str) -> None:
     assert ask(tmp_path, path, token=TOKEN).status_code == 200
 
 
-ELSEWHERE = (
+ELSEWHERE = ("/cluster", 
     "/checkpoints",
     "/explain",
     "/callers",
