@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from gateway.blocks.index import AccessLog
 from gateway.blocks.large_block_fetch import LargeBlockFetcher
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.opening import OpenDirectory
-from gateway.blocks.origin_gets import UnpinnedGets
+from gateway.blocks.origin_gets import Turns, UnpinnedGets
 from gateway.blocks.page_cache import Residency
 from gateway.blocks.single_flight import FetchDependencies, SingleFlight
 from gateway.blocks.small_block_fetch import GroupCommitWriter, SmallBlockFetcher
@@ -70,7 +69,7 @@ class CacheDependencies(FetchDependencies):
         of_fetches = FetchDependencies(*shared)
         writer = GroupCommitWriter(of_fetches)
         fetches = SingleFlight(of_fetches, SmallBlockFetcher(of_fetches, writer), LargeBlockFetcher(of_fetches))
-        unpinned_gets = UnpinnedGets(locks, watcher, asyncio.Semaphore(settings.fills_max))
+        unpinned_gets = UnpinnedGets(locks, watcher, Turns(settings.fills_max))
         return cls(*shared, opened, blocks.index.accesses, fetches, unpinned_gets, writer)
 
     @classmethod

@@ -237,6 +237,8 @@ class BlockIndex:
         self._tables = Tables.open(self._environment)
         self._environment.reader_check()
         self._monotonic = monotonic
+        self.is_over_limit = False
+        """True if it took more than its limit when room was last made: each new block then evicts others."""
         self._holdings: Holdings | None = None
         self._holdings_until = 0.0
         self._thread_bytes = WrittenBytes()
@@ -407,13 +409,14 @@ class BlockIndex:
         with self.writing() as transaction:
             if block_id is not None and transaction.has_block(block_id):
                 return None
-            written_bytes = self._written_bytes(transaction, day) + self._uncounted_bytes
+            written_bytes = max(0, self._written_bytes(transaction, day) + self._uncounted_bytes)
             if reservation.to_write:
                 written_bytes += reservation.disk_bytes
                 bytes_max = capacity.daily_writes_bytes
                 if bytes_max is not None and written_bytes > bytes_max:
                     raise NotKept("write-budget", f"cache.daily_writes, {bytes_max} bytes, is used up for today")
             transaction.touch(self.accesses.take(TOUCHES_PER_TRANSACTION))
+            transaction.release(reservation)
             step = self._make_room(transaction, reservation, capacity)
             if step.done:
                 transaction.reserve(reservation)
@@ -469,7 +472,7 @@ class BlockIndex:
             transaction.release(reservation)
             file = transaction.file(reservation.file)
             if file is not None:
-                transaction.extend(file, *transaction.without_known(rows), reservation.disk_bytes)
+                transaction.extend(file, reservation, *transaction.without_known(rows))
             return file is not None
 
     def settle(self, worker: int, file: str, disk_bytes: int | None) -> None:
@@ -486,6 +489,12 @@ class BlockIndex:
             transaction.release(reservation)
             if left_bytes:
                 transaction.set_pending_unlink(WorkerFile(self.worker, reservation.file), left_bytes)
+
+    def give_back_ahead(self, file: str, disk_bytes: int) -> None:
+        """Give back room in which nothing was written."""
+        with self.writing() as transaction:
+            transaction.release_file(WorkerFile(self.worker, file))
+        self._uncounted_bytes -= disk_bytes
 
     def drop(self, block_id: bytes, file: str) -> Step:
         """Take a block out, if it still lies in `file`: done says whether. The file goes when nothing else is in it."""
@@ -621,6 +630,7 @@ class BlockIndex:
         if not step.done and not step.evicted:  # only what is exact refuses
             holdings = self._read_holdings(transaction, capacity)
             step = make_room(transaction, holdings, reservation, self._size_bytes_max)
+        self.is_over_limit = transaction.size_bytes() > self._size_bytes_max
         return step
 
     def _read_holdings(self, transaction: IndexTransaction, capacity: Capacity) -> Holdings:

@@ -211,6 +211,10 @@ def nonce_of(file: str) -> int:
 
 def beginning(block: Block, alignment_bytes: int = ALIGNMENT_BYTES) -> bytes:
     """Return the header from the magic, at MAGIC_BYTES, to the checksums: it identifies the block."""
+    return _start(block, alignment_bytes)[MAGIC_BYTES:]
+
+
+def _start(block: Block, alignment_bytes: int) -> bytes:
     bucket, key, etag = _identity(block)
     fixed = _FIXED.pack(
         _MAGIC,
@@ -224,12 +228,12 @@ def beginning(block: Block, alignment_bytes: int = ALIGNMENT_BYTES) -> bytes:
         len(key),
         len(etag),
     )
-    return b"".join((fixed[MAGIC_BYTES:], bucket, key, etag))
+    return b"".join((fixed, bucket, key, etag))
 
 
 def pack_header(block: Block, chunk_checksums: bytes, alignment_bytes: int = ALIGNMENT_BYTES) -> bytes:
     """Return the header, padded with zeros to where the data begins."""
-    covered = b"".join((_MAGIC, beginning(block, alignment_bytes), chunk_checksums))
+    covered = _start(block, alignment_bytes) + chunk_checksums
     header = covered + _CRC.pack(checksums.crc32c(covered))
     return header.ljust(aligned(len(header), alignment_bytes), b"\0")
 
@@ -327,7 +331,8 @@ class Reservation:
 
     `wanted` is room that a user has asked for expressly: the least recently used files give way,
     whatever the slot's policy prefers. `pin` is the number of the pin that the file is under, or 0. `to_write` is
-    False for a file that is on this disk already. `blocks` is the number of blocks to enter.
+    False for a file that is on this disk already. `blocks` is the number of blocks to enter. `ahead_bytes` more are
+    and stay set aside for what is appended to the file next.
     """
 
     file: str
@@ -337,6 +342,7 @@ class Reservation:
     pin: int = 0
     to_write: bool = True
     blocks: int = 1
+    ahead_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

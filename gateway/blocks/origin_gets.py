@@ -17,11 +17,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
+from typing import Literal
 
 from gateway.blocks import layout
 from gateway.blocks.fetch_locks import FETCHED, FetchLocks, FileWatcher, LockKey, lock_of_place
 from gateway.core.clock import Clock
-from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, S3Error
+from gateway.core.errors import OriginAnswered, OriginBodyError, OriginBusy, OriginError, S3Error
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.origin.receive_buffer import ReceiveBuffer
@@ -31,6 +32,23 @@ from gateway.s3.origin_habits import WrongAnswer, WrongBody, check_head
 
 KNOWN_EMPTY_MAX = 16_384
 """Places where there were no bytes, remembered by each process."""
+
+TURN_SECONDS_MAX = 60.0
+"""S3's clients wait about as long for an answer, and ask anew."""
+
+
+class Turns(asyncio.Semaphore):
+    """Turns of one process to ask the origin for bytes: their number, and each wait for one, is bounded."""
+
+    async def acquire(self) -> Literal[True]:
+        """Wait for a turn. Raises OriginBusy when there is none in TURN_SECONDS_MAX."""
+        if not self.locked():
+            return await super().acquire()
+        try:
+            async with asyncio.timeout(TURN_SECONDS_MAX):
+                return await super().acquire()
+        except TimeoutError:
+            raise OriginBusy(f"others have kept this one waiting for its turn for {TURN_SECONDS_MAX:g} s") from None
 
 
 @dataclass(slots=True)
@@ -47,7 +65,7 @@ class UnpinnedGet:
 
     locks: FetchLocks
     lock: LockKey
-    turns: asyncio.Semaphore
+    turns: Turns
     on_end: Callable[[UnpinnedGet], None]
     known_empty: bool = False
     whole: bool = False
@@ -136,7 +154,7 @@ class UnpinnedGets:
 
     locks: FetchLocks
     watcher: FileWatcher
-    turns: asyncio.Semaphore
+    turns: Turns
     _own: dict[LockKey, asyncio.Event] = field(default_factory=dict)
     _known_empty: OrderedDict[LockKey, None] = field(default_factory=OrderedDict)
 
@@ -191,7 +209,8 @@ _CHECKSUMS = frozenset(PREFIX + algorithm for algorithm in ALGORITHMS)
 class PinnedGet:
     """One range of one version. `start`, then `pieces`, then `aclose`, whatever happened.
 
-    Once the first answer was good, up to `retries` further requests fetch what is missing.
+    Once the first answer was good, up to `retries` further requests fetch what is missing. All of them together wait
+    for their turns as long as one.
     """
 
     origin: Origin
@@ -203,6 +222,7 @@ class PinnedGet:
     clock: Clock
     retries: int
     _received: int = 0
+    _waited_seconds: float = 0.0
     _response: OriginResponse | None = field(default=None)
     _check: BodyCheck | None = field(default=None)
     _unpinned: bool = False
@@ -230,8 +250,20 @@ class PinnedGet:
             "accept-encoding": "identity",
         }
         key = self.version.key
-        request = OriginRequest("GET", key.bucket, key.key, headers=headers, purpose=self.purpose, slot=self.slot)
-        self._response, self._unpinned = await self.origin.send(request), False
+        request = OriginRequest(
+            "GET",
+            key.bucket,
+            key.key,
+            headers=headers,
+            purpose=self.purpose,
+            slot=self.slot,
+            waited_seconds=self._waited_seconds,
+        )
+        asked_at = self.clock.monotonic()
+        try:
+            self._response, self._unpinned = await self.origin.send(request), False
+        finally:
+            self._waited_seconds += self.clock.monotonic() - asked_at
         if self._response.status not in (200, 206):
             body = await self._response.read(ERROR_DOCUMENT_BYTES_MAX)
             raise OriginAnswered(self._response.status, list(self._response.headers.items()), body)
@@ -262,7 +294,7 @@ class PinnedGet:
             except OriginError as error:
                 await self.aclose()
                 is_refused = isinstance(error, OriginAnswered) and error.status not in _RETRYABLE
-                if retries_left == 0 or is_refused or isinstance(error, WrongAnswer):
+                if retries_left == 0 or is_refused or isinstance(error, WrongAnswer | OriginBusy):
                     raise
                 await self.clock.sleep(RETRY_PAUSE_SECONDS * 2 ** (self.retries - retries_left))
                 retries_left -= 1

@@ -22,7 +22,7 @@ from gateway.blocks.directory import BlockDirectory, DiskThreads, kept_from_writ
 from gateway.blocks.disk_health import CircuitBreaker
 from gateway.blocks.fetch_locks import FetchLocks, FileWatcher, LockKey, lock_of_block, lock_of_place
 from gateway.blocks.layout import Block, BlockSettings, Extent, data_offset, object_id
-from gateway.blocks.origin_gets import PinnedGet, UnpinnedResponse
+from gateway.blocks.origin_gets import PinnedGet, Turns, UnpinnedResponse
 from gateway.core import cancellation
 from gateway.core.clock import Clock
 from gateway.core.errors import ClientDisconnected, ForebayError, NotKept, OriginBusy, StoreUnavailable
@@ -291,7 +291,7 @@ class SingleFlight:
         self._dependencies = dependencies
         self._small, self._large = small, large
         self._persisting: set[asyncio.Future[bool]] = set()
-        self._turns = asyncio.Semaphore(dependencies.settings.fills_max)
+        self._turns = Turns(dependencies.settings.fills_max)
         self._ahead_max = dependencies.settings.fills_max * 2 // 3
         self._ahead = 0
         self._fetches: dict[FetchKey, InflightFetch] = {}

@@ -15,7 +15,7 @@ import mmap
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -54,21 +54,12 @@ class _Segment:
     room_bytes: int
     size_bytes: int = 0
     records: int = 0
+    ahead_bytes: int = 0
+    """Room that is set aside for the blocks to come."""
 
     @property
     def new(self) -> bool:
         return self.records == 0
-
-    def fitting(self, blocks: Sequence[SmallBlock]) -> int:
-        """Return the number of blocks that fit; in a new segment one at least."""
-        room_bytes = self.room_bytes - self.size_bytes
-        count = 0
-        for small in blocks[: RECORDS_MAX - self.records]:
-            room_bytes -= small.record_bytes
-            if room_bytes < 0:
-                break
-            count += 1
-        return max(count, self.new)
 
 
 @dataclass(slots=True)
@@ -86,13 +77,19 @@ class SegmentAppender:
         blocks = blocks[: sum(1 for _ in takewhile(lambda number: number == alike.pin, numbers))]
         for _ in range(_ROUNDS_MAX):
             segment = self._open.pop(alike, None)
-            count = segment.fitting(blocks) if segment is not None else 0
-            if segment is None or count == 0:
+            placed = self._place(segment, blocks) if segment is not None else None
+            if segment is None or placed is None or not placed.blocks:
+                self._give_back(segment)
                 segment = _Segment(store.new_name(), self._segment_bytes(slot))
-                count = segment.fitting(blocks)
-            if self._append(alike, segment, blocks[:count]):
-                return count
+                placed = self._place(segment, blocks)
+            if self._append(alike, segment, placed):
+                return len(placed.blocks)
         raise StoreUnavailable("other processes keep evicting the block that was just written")
+
+    def _place(self, segment: _Segment, blocks: Sequence[SmallBlock]) -> Placed:
+        return store.place(
+            segment.file, segment.size_bytes, blocks[: RECORDS_MAX - segment.records], segment.room_bytes
+        )
 
     def _segment_bytes(self, slot: str) -> int:
         capacity = self.directory.capacity
@@ -100,19 +97,49 @@ class SegmentAppender:
         available_bytes = capacity.total_bytes if limit_bytes is None else limit_bytes
         return min(SEGMENT_BYTES_MAX, available_bytes // PARTS_OF_CAPACITY)
 
-    def _append(self, alike: _Alike, segment: _Segment, blocks: Sequence[SmallBlock]) -> bool:
+    @property
+    def is_ahead(self) -> bool:
+        """Return True if room is set aside for blocks that may not come."""
+        return any(segment.ahead_bytes for segment in self._open.values())
+
+    def give_back(self) -> None:
+        """Give back the room that no block has come for."""
+        for segment in self._open.values():
+            self._give_back(segment)
+
+    def _give_back(self, segment: _Segment | None) -> None:
+        if segment is not None and segment.ahead_bytes:
+            self.directory.index.give_back_ahead(segment.file, segment.ahead_bytes)
+            segment.ahead_bytes = 0
+
+    def _append(self, alike: _Alike, segment: _Segment, placed: Placed) -> bool:
         """Return False when the segment was evicted; then, and when this fails, nothing is appended to it any more."""
-        placed = store.place(segment.file, segment.size_bytes, blocks)
+        count = len(placed.blocks)
         taken_bytes = layout.in_pages(placed.stop) - layout.in_pages(segment.size_bytes)
-        reservation = Reservation(
-            segment.file, alike.slot, taken_bytes, wanted=alike.wanted, pin=alike.pin, blocks=len(blocks)
-        )
-        self.directory.reserve(reservation)
+        reservation = Reservation(segment.file, alike.slot, taken_bytes, alike.wanted, alike.pin, blocks=count)
         try:
-            return self._write(alike, segment, placed, reservation)
+            if taken_bytes > segment.ahead_bytes:
+                segment.ahead_bytes = self._reserve(segment, reservation)
+            segment.ahead_bytes -= taken_bytes
+            return self._write(alike, segment, placed, replace(reservation, ahead_bytes=segment.ahead_bytes))
+        except NotKept:
+            self._give_back(segment)
+            raise
         except BaseException:
             self._give_up(segment, reservation)
             raise
+
+    def _reserve(self, segment: _Segment, reservation: Reservation) -> int:
+        """Set room aside, if blocks come fast also for the next ones; return how much."""
+        taken_bytes, room_bytes = reservation.disk_bytes, segment.room_bytes - layout.in_pages(segment.size_bytes)
+        is_busy = reservation.blocks >= BUSY_BLOCKS and not self.directory.index.is_over_limit
+        if is_busy and room_bytes > taken_bytes:
+            with suppress(NotKept):  # then there may be room for less
+                several_bytes = min(BATCHES_AHEAD * taken_bytes, layout.in_pages(room_bytes))
+                self.directory.reserve(replace(reservation, disk_bytes=several_bytes))
+                return several_bytes
+        self.directory.reserve(reservation)
+        return taken_bytes
 
     def _give_up(self, segment: _Segment, reservation: Reservation) -> None:
         """After a failed write: what has come of it is counted."""
@@ -141,6 +168,10 @@ GATHERING_SECONDS = 0.01
 
 BUSY_BLOCKS, BUSY_GATHERING_SECONDS = 16, 0.03
 """From this many blocks in GATHERING_SECONDS on, batches become larger: all processes share the index's lock."""
+
+BATCHES_AHEAD = 8
+"""Room for so many batches is set aside at once then, as far as their segment goes. That saves transactions. What is
+left is given back when no more blocks come."""
 
 BATCH_BYTES = 8 * 1024 * 1024
 BATCH_BLOCKS = 256
@@ -230,6 +261,9 @@ class GroupCommitWriter:
                 batches = self._take_batches()
                 while batches:
                     await self._write(batches.popleft())
+                if not self._waiting and self._appender.is_ahead:
+                    with suppress(StoreUnavailable):  # it is given back after the next batch
+                        await self._dependencies.threads.index_later(self._appender.give_back)
         except BaseException:
             for batch in (*batches, *self._take_batches()):
                 self._not_kept(batch)
@@ -280,9 +314,14 @@ class GroupCommitWriter:
 
     def _settle(self, batch: Sequence[Waiting], *, kept: bool) -> None:
         for waiting in batch:
-            self.give_back(waiting.small.block.length)
+            self.give_back(_held_bytes(waiting.small.content))
             if not waiting.persisted.done():
                 waiting.persisted.set_result(kept)
+
+
+def _held_bytes(content: memoryview) -> int:
+    """Return the size of the buffer that a view keeps in memory: that of a short answer is larger than its body."""
+    return memoryview(content.obj).nbytes
 
 
 GATHERED_BYTES = 256 * 1024
@@ -317,7 +356,7 @@ class SmallBlockFetcher:
             return False
         response.get.whole = True
         fetch.give(content, block.length)
-        self.writer.hold(block.length)
+        self.writer.hold(_held_bytes(content))
         self._put(fetch, content, self.dependencies.clock.monotonic())
         return True
 

@@ -18,9 +18,11 @@ import ctypes
 import errno
 import os
 import secrets
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TypeVar
 
@@ -52,10 +54,6 @@ class SmallBlock:
     block: Block
     content: memoryview
 
-    @property
-    def record_bytes(self) -> int:
-        return layout.data_offset(self.block, ALIGNMENT_BYTES) + layout.aligned(self.block.length, ALIGNMENT_BYTES)
-
 
 @immutable
 class Placed:
@@ -75,17 +73,23 @@ def is_segment(file: str) -> bool:
     return file.endswith(_SUFFIX)
 
 
-def place(file: str, start: int, blocks: Sequence[SmallBlock]) -> Placed:
+def place(file: str, start: int, blocks: Sequence[SmallBlock], room_bytes: int = SEGMENT_BYTES_MAX) -> Placed:
+    """Lay out the first of the blocks, as many as end within `room_bytes` of the file; in a new file one at least."""
     buffers: list[bytes | memoryview] = []
     records = []
+    padding = b""
     for small in blocks:
         packed = _checksums(small.content)
         header = layout.pack_header(small.block, packed, ALIGNMENT_BYTES)
-        buffers += (header, small.content, _PADDING[: -len(small.content) % ALIGNMENT_BYTES])
         extent = Extent(file, start + len(header), small.block.length, packed)
+        stop = extent.offset + layout.aligned(extent.length, ALIGNMENT_BYTES)
+        if stop > room_bytes and start:
+            break
+        buffers += (padding + header, small.content)
+        padding = _PADDING[: stop - extent.offset - extent.length]
         records.append(BlockRecord(small.block.id, extent))
-        start += len(header) + layout.aligned(small.block.length, ALIGNMENT_BYTES)
-    return Placed(buffers, records, start)
+        start = stop
+    return Placed([*buffers, padding], records, start)
 
 
 def walk(file: str, descriptor: int, size_bytes: int) -> Iterator[tuple[Block, Extent]]:
@@ -128,6 +132,10 @@ FILE_MODE = 0o600
 
 BUFFERS_MAX = 1024
 """Limit of one pwritev (IOV_MAX)."""
+
+WRITTEN_AT_ONCE_BYTES_MAX = 1024 * 1024
+"""For longer writes the kernel takes pages of 2 MiB. A virtual machine may have given free ones back to its host, and
+then each 4 KiB of them cost a trap to it, several times as long as the copy."""
 
 BALLAST_BYTES = 1024 * 1024
 """Given up on a full disk: without any room the index could not even write down what is evicted."""
@@ -405,14 +413,16 @@ class BlockStore:
 
 
 def _write_all(descriptor: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:
-    rest = [memoryview(buffer) for buffer in buffers]
+    rest = list(buffers)
     while rest:
-        written = os.pwritev(descriptor, rest[:BUFFERS_MAX], offset)
+        stops = list(accumulate(map(len, rest[:BUFFERS_MAX])))
+        fitting = bisect_right(stops, WRITTEN_AT_ONCE_BYTES_MAX)
+        written = os.pwritev(descriptor, rest[: max(1, fitting)], offset)
         offset += written
-        while rest and written >= len(rest[0]):
-            written -= len(rest.pop(0))
-        if rest:
-            rest[0] = rest[0][written:]
+        whole = bisect_right(stops, written)
+        if whole < len(stops):
+            rest[whole] = memoryview(rest[whole])[written - stops[whole] :]
+        rest = rest[whole:]
 
 
 def _described(file: str, header: bytes, size_bytes: int) -> tuple[Block, Extent]:

@@ -14,8 +14,9 @@ block that is entered. Until then they give policies the last use of returning b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice
+from operator import attrgetter
 from typing import Any, TypeAlias, cast
 
 import lmdb
@@ -134,6 +135,9 @@ class Totals:
         return self.held_bytes + self.unowned_bytes
 
 
+_numbers_of = attrgetter(*(field.name for field in fields(Totals)))
+
+
 class IndexTransaction:
     """One transaction's view. Changes need a write transaction and `close`; `worker` owns the files that it leaves."""
 
@@ -154,7 +158,7 @@ class IndexTransaction:
             if packed != self._saved[slot]:
                 self._put(_ACCOUNTS + layout.pack_slot(slot), packed)
         if self._totals is not None:
-            self.set_numbers(_TOTALS, *astuple(self._totals))
+            self.set_numbers(_TOTALS, *_numbers_of(self._totals))
         if self._next_sequence is not None:
             self.set_numbers(_SEQUENCE, self._next_sequence)
 
@@ -265,14 +269,15 @@ class IndexTransaction:
         if reservation.wanted and entered.queue == Queue.SMALL:
             entered = replace(entered, queue=Queue.MAIN)
         self.put(entered)
-        self._enter_blocks(blocks)
+        self._enter(reservation, blocks)
 
-    def extend(self, file: FileRecord, blocks: Rows, returning: Sequence[bytes], disk_bytes: int) -> None:
-        """Enter what was appended to a file: `disk_bytes` more; blocks as in `admit`."""
+    def extend(self, file: FileRecord, reservation: Reservation, blocks: Rows, returning: Sequence[bytes]) -> None:
+        """Enter what was appended to a file: `disk_bytes` of the reservation more; blocks as in `admit`."""
+        disk_bytes = reservation.disk_bytes
         policy = POLICIES[self.account(file.slot).eviction]
         grown = replace(file, disk_bytes=file.disk_bytes + disk_bytes, blocks=file.blocks + len(blocks))
         self.change(policy.growing(self, grown, returning, disk_bytes))
-        self._enter_blocks(blocks)
+        self._enter(reservation, blocks)
 
     def evict(self, file: FileRecord) -> None:
         """Take out a file that its policy gives up; the caller unlinks it."""
@@ -349,7 +354,9 @@ class IndexTransaction:
         for block in blocks:
             self._transaction.delete(layout.block_key(block.block_id), db=self._tables.blocks)
 
-    def _enter_blocks(self, blocks: Rows) -> None:
+    def _enter(self, reservation: Reservation, blocks: Rows) -> None:
+        if reservation.ahead_bytes:
+            self._set_aside(reservation, reservation.ahead_bytes)
         self.put_rows(blocks)
         if self.stale_rows() > self.totals.blocks // STALE_PART + SWEPT_MIN:
             self.sweep(min(SWEPT_MAX, SWEPT_MIN + SWEPT_PER_BLOCK * len(blocks)))
@@ -476,11 +483,12 @@ class IndexTransaction:
     # Files on their way in and out.
 
     def reserve(self, reservation: Reservation) -> None:
+        self._set_aside(reservation, reservation.disk_bytes)
+
+    def _set_aside(self, reservation: Reservation, disk_bytes: int) -> None:
         own, slot = WorkerFile(self.worker, reservation.file), self.slot(reservation.slot)
-        self.release_file(own)
-        packed = layout.pack_reservation(reservation.disk_bytes, slot)
-        self._put(_RESERVED + layout.pack_worker_file(own), packed)
-        self._count_reserved(slot, reservation.disk_bytes)
+        self._put(_RESERVED + layout.pack_worker_file(own), layout.pack_reservation(disk_bytes, slot))
+        self._count_reserved(slot, disk_bytes)
 
     def release(self, reservation: Reservation) -> None:
         self.release_file(WorkerFile(self.worker, reservation.file))

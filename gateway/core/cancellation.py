@@ -51,7 +51,9 @@ def register_shared(is_abandoned: Callable[[], bool], on_end: Callable[[], None]
 
     `on_end` is called first, so that no other caller joins it.
     """
-    _works[_current()] = _Work(is_abandoned, on_end, anywhere)
+    task = _current()
+    _works[task] = _Work(is_abandoned, on_end, anywhere)
+    task.add_done_callback(_works.pop)  # both may refer to the task, which would be kept for ever
 
 
 def abandon(task: Task) -> None:

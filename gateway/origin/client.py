@@ -166,7 +166,8 @@ class OriginRequest:
     A request with a `StreamedBody` is sent once, and so is one with `sent_once`: what it is based on may have changed
     since. Every other may be sent again by the retry policy, where `retry.repetition` allows that. `purpose` and `slot`
     (its name) say on whose account it goes. `keys` are those that its body names. `signed_by` is the key pair of a
-    caller in whose own name it goes; None: it goes in the gateway's.
+    caller in whose own name it goes; None: it goes in the gateway's. Earlier requests for the same bytes have taken
+    `waited_seconds`, by which this one waits less for its turn.
     """
 
     method: str
@@ -180,6 +181,7 @@ class OriginRequest:
     sent_once: bool = False
     keys: Sequence[str] = ()
     signed_by: KeyPair | None = None
+    waited_seconds: float = 0.0
     begun: BegunRead | None = None
     """The request as it was sent already: `send` goes on with it."""
 

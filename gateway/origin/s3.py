@@ -171,6 +171,7 @@ class S3Origin:
         claim = Claim(ACCOUNT.get(), is_lasting=source is not None)
         breaker, started = self._breaker(target.host), self._clock.monotonic()
         sending = _Sending(request, target, breaker, started, repetition(request), claim)
+        sending.held_seconds = request.waited_seconds
         if isinstance(request.begun, _BegunRead) and request.begun.goes_on():
             sending.begun, sending.started = request.begun, request.begun.started
         if source is not None and not breaker.hears_from_others():

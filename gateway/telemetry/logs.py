@@ -127,6 +127,9 @@ def _adopt_standard_logging(level: str) -> None:
 
 _TOLD_AGAIN_SECONDS = 60.0
 
+_KINDS_MAX = 1024
+"""With more kinds, all are forgotten, and told again: some are named by clients, as buckets are."""
+
 
 class RateLimitedLog:
     """Logs each kind of event once a minute, with the number of events left out since."""
@@ -138,7 +141,7 @@ class RateLimitedLog:
         self._left_out: Counter[str] = Counter()
 
     def warning(self, message: str, kind: str, **fields: Any) -> None:
-        """Log an event. `kind` comes from a short list, never from a client."""
+        """Log an event, the first of its `kind` in a minute."""
         self._tell("warning", message, kind, fields)
 
     def error(self, message: str, kind: str, **fields: Any) -> None:
@@ -150,6 +153,9 @@ class RateLimitedLog:
         if kind in self._told and now - self._told[kind] < _TOLD_AGAIN_SECONDS:
             self._left_out[kind] += 1
             return
+        if len(self._told) >= _KINDS_MAX:
+            self._told.clear()
+            self._left_out.clear()
         self._told[kind] = now
         left_out = self._left_out.pop(kind, 0)
         getattr(self._log, level)(message, **fields, **({"not_told_since": left_out} if left_out else {}))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from gateway.blocks.origin_gets import PinnedGet
-from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
+from gateway.core.errors import OriginAnswered, OriginBodyError, OriginBusy, OriginError, OriginUnreachable
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.s3.requests import Operation
@@ -144,6 +144,41 @@ async def test_resuming_survives_a_busy_and_an_absent_origin() -> None:
     origin.inject(lambda call: call.number == 3, Unreachable())
     assert await fetch(origin, version, whole(version)) == content_of(origin, version)
     assert origin.count() == 4
+
+
+@dataclass
+class Queue:
+    """Before the origin: each request takes its time there, and has to be sent before all of it is over."""
+
+    origin: MemoryOrigin
+    clock: TestClock
+    takes_seconds: float
+    seconds_max: float
+    waited_before: list[float] = field(default_factory=list)
+
+    async def send(self, request: OriginRequest) -> OriginResponse:
+        self.waited_before.append(request.waited_seconds)
+        self.clock.time += self.takes_seconds
+        if request.waited_seconds + self.takes_seconds > self.seconds_max:
+            raise OriginBusy("too many wait")
+        return await self.origin.send(request)
+
+    async def aclose(self) -> None:
+        await self.origin.aclose()
+
+
+async def test_all_requests_for_a_block_wait_for_one_time() -> None:
+    """Bodies that break off again and again behind a queue: their reader waits for its turn no longer than others."""
+    origin, clock = make_origin(), TestClock()
+    version = stored(origin, "a", BLOCK)
+    origin.inject(GET, CutBody(1000), times=None)
+    queue = Queue(origin, clock, takes_seconds=8.0, seconds_max=20.0)
+    get = PinnedGet(queue, version, whole(version), {}, Purpose.LIVE, "default", clock, 3)
+    await get.start()
+    with pytest.raises(OriginBusy):
+        await drain(get)
+    assert queue.waited_before == [0.0, 8.0, 16.0]
+    await get.aclose()
 
 
 async def test_the_first_answer_is_not_asked_for_twice() -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.blocks import origin_gets
 from gateway.blocks.fetch_locks import FileWatcher, lock_of_place
 from gateway.blocks.layout import object_id
-from gateway.blocks.origin_gets import UnpinnedGet, UnpinnedGets, UnpinnedResponse
+from gateway.blocks.origin_gets import Turns, UnpinnedGet, UnpinnedGets, UnpinnedResponse
 from gateway.core.errors import OriginAnswered, OriginBusy, OriginUnreachable
 from gateway.core.model import ByteRange, FileSpan, ObjectKey
 from gateway.origin.client import ACCOUNT, IS_AWAITED, OriginRequest, OriginResponse, Purpose
@@ -78,6 +79,24 @@ async def test_a_fetch_that_one_account_may_not_make_is_made_for_another(
         assert await idle == content_of(origin, version)
         with pytest.raises(OriginBusy):
             await busy
+
+
+async def test_who_waits_too_long_for_a_turn_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the others take: a wait has an end, and leaves nothing behind."""
+    monkeypatch.setattr(origin_gets, "TURN_SECONDS_MAX", 0.05)
+    origin, go, reached = make_origin(), asyncio.Event(), asyncio.Event()
+    first, second = stored(origin, "a", BLOCK), stored(origin, "b", BLOCK)
+    origin.inject(lambda call: call.key == "a", Hold(go, reached))
+    async with open_cache(tmp_path / "c", origin, fills_max=1) as cache:
+        held = asyncio.create_task(read(cache, first))
+        await reached.wait()
+        with pytest.raises(OriginBusy):
+            await read(cache, second)
+        go.set()
+        assert await held == content_of(origin, first)
+        assert await read(cache, second) == content_of(origin, second)
+        await cache.settle()
+        assert (origin.count(), cache._dependencies.fetches._turns._value) == (2, 1)
 
 
 async def test_readers_with_other_headers_do_not_share(tmp_path: Path) -> None:
@@ -303,7 +322,7 @@ def two_workers(directory: Path) -> Iterator[tuple[UnpinnedGets, UnpinnedGets]]:
     watcher = FileWatcher()
     with processes(directory) as opened:
         one, other = opened.locks
-        yield UnpinnedGets(one, watcher, asyncio.Semaphore(8)), UnpinnedGets(other, watcher, asyncio.Semaphore(8))
+        yield UnpinnedGets(one, watcher, Turns(8)), UnpinnedGets(other, watcher, Turns(8))
     watcher.close()
 
 
@@ -395,7 +414,7 @@ async def test_nobody_waits_for_the_dead(tmp_path: Path) -> None:
     watcher = FileWatcher()
     with processes(tmp_path) as opened:
         dead, living = opened.locks
-        looks = UnpinnedGets(living, watcher, asyncio.Semaphore(8))
+        looks = UnpinnedGets(living, watcher, Turns(8))
         assert dead.take(lock_of_place(object_id(KEY), 0, {})) == 0
         waiting = asyncio.create_task(looks.settled(KEY, 0, {}))
         await asyncio.sleep(0)
@@ -413,7 +432,7 @@ class Response(MemoryResponse):
 @pytest.fixture
 def look(tmp_path: Path) -> Iterator[UnpinnedGet]:
     with processes(tmp_path, 1) as opened:
-        yield UnpinnedGet(opened.locks[0], lock_of_place(b"p" * 16, 0, {}), asyncio.Semaphore(1), lambda _: None)
+        yield UnpinnedGet(opened.locks[0], lock_of_place(b"p" * 16, 0, {}), Turns(1), lambda _: None)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gateway.blocks.origin_gets import UnpinnedResponse
 from gateway.blocks.small_block_fetch import (
     BUSY_GATHERING_SECONDS,
     GATHERING_SECONDS,
@@ -45,6 +46,7 @@ from tests.support.blocks import (
 from tests.support.counting import counted
 from tests.support.fill_worker import FillWorker
 from tests.support.memory_origin.faults import Answer, Call
+from tests.support.memory_origin.response import MemoryResponse
 from tests.support.slots import Slot
 from tests.support.strict_origin import StrictOrigin
 
@@ -75,6 +77,7 @@ async def test_small_objects_share_a_file(tmp_path: Path) -> None:
         )
         assert cache.usage().blocks == len(versions)
         assert len(block_files(tmp_path / "c")) == 1
+        await until(lambda: cache.usage().reserved_bytes == 0)
 
 
 async def test_a_warm_small_object_goes_out_of_its_segment_without_a_copy(tmp_path: Path) -> None:
@@ -272,6 +275,37 @@ async def test_what_waits_for_the_disk_is_bounded(tmp_path: Path, monkeypatch: p
             assert await reader == content_of(origin, version)
         await cache.settle()
         assert (cache.usage().blocks, cache._dependencies.writer.held_bytes) == (len(versions), 0)
+
+
+class ShortAnswer(MemoryResponse):
+    """A body of 40 KiB at the beginning of a much larger buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(200)
+        self.buffer = bytearray(128 * KIB)
+
+    def whole(self) -> memoryview | None:
+        return memoryview(self.buffer)[: 40 * KIB]
+
+
+async def test_what_waits_for_the_disk_counts_with_the_buffers_that_it_keeps(tmp_path: Path) -> None:
+    """Bodies that are small beside their buffers: as many as there is memory for the buffers, and no more."""
+    origin = make_origin()
+    async with open_cache(tmp_path / "c", origin, small_object_bytes_max=PACKED) as cache:
+        taken = 0
+        for number in range(2 * HELD_BYTES_MAX // (128 * KIB)):
+            version = stored(origin, f"k{number}", 40 * KIB, seed=number)
+            get = cache.begin_unpinned_get(version.key, 0, {})
+            assert get is not None
+            with get:
+                answer = UnpinnedResponse(get, whole(version), ShortAnswer())
+                body = cache.inline_response(version, whole(version), slot="default", headers={}, answer=answer)
+            taken += body is not None
+        writer = cache._dependencies.writer
+        assert taken * 128 * KIB == writer.held_bytes
+        assert HELD_BYTES_MAX - 128 * KIB <= writer.held_bytes <= HELD_BYTES_MAX + 128 * KIB
+        await cache.settle()
+        assert (cache.usage().blocks, writer.held_bytes) == (taken, 0)
 
 
 async def test_a_segment_that_is_evicted_is_let_go_of(tmp_path: Path) -> None:

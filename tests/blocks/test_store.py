@@ -18,9 +18,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.blocks import layout, store
+from gateway.blocks import layout, small_block_fetch, store
 from gateway.blocks.block_file import ChunkChecksums, read_verified
-from gateway.blocks.layout import Block, BlockSettings
+from gateway.blocks.layout import Block, BlockSettings, Reservation
 from gateway.blocks.opening import OpenDirectory, open_directory, rebuild
 from gateway.blocks.small_block_fetch import SegmentAppender
 from gateway.blocks.store import RECORDS_MAX, BlockStore, IngestedFile, SmallBlock, describe
@@ -46,6 +46,8 @@ from tests.support.slots import Slot
 
 SLOTS = Slots([Slot("a", Prefix("b", "a/"), capacity_bytes=500 * KIB)])
 CAPACITY = 2 * MIB
+SEGMENTS = 32
+"""As many segments fill a directory here: they have room for more than one batch."""
 
 
 class Killed(BaseException):
@@ -69,9 +71,15 @@ def kill(opened: OpenDirectory) -> None:
     opened.worker_locks.give_back_own()
 
 
-def append_all(appender: SegmentAppender, slot: str, blocks: list[SmallBlock]) -> None:
+def append_all(appender: SegmentAppender, slot: str, blocks: list[SmallBlock], *, others_come: bool = False) -> None:
     while blocks:
         blocks = blocks[appender.append(slot, blocks) :]
+    if not others_come:
+        appender.give_back()
+
+
+def ahead_bytes(*appenders: SegmentAppender) -> int:
+    return sum(segment.ahead_bytes for one in appenders for segment in one._open.values())
 
 
 def kept_content(opened: OpenDirectory, block: Block) -> bytes | None:
@@ -88,19 +96,19 @@ def kept_content(opened: OpenDirectory, block: Block) -> bytes | None:
         file.close()
 
 
-def assert_exact(opened: OpenDirectory, directory: Path) -> None:
+def assert_exact(opened: OpenDirectory, directory: Path, ahead_bytes: int = 0) -> None:
     """Files and accounts are the same thing, each file with the blocks that the index says lie in it."""
     index = opened.blocks.index
     files = {file.file: file for file in index.files()}
     sizes = {path.name: layout.in_pages(path.stat().st_size) for path in block_files(directory)}
     assert {name: file.disk_bytes for name, file in files.items()} == sizes
     usage = index.usage()
-    assert (usage.used_bytes, usage.reserved_bytes) == (sum(sizes.values()), 0)
+    assert (usage.used_bytes, usage.reserved_bytes) == (sum(sizes.values()), ahead_bytes)
     lying = {name: {one.block_id for one in index.blocks() if one.extent.file == name} for name in files}
     assert {name: len(blocks) for name, blocks in lying.items()} == {name: file.blocks for name, file in files.items()}
     assert {block.block_id for block in index.blocks()} == set().union(*lying.values())
     assert usage.blocks == sum(file.blocks for file in files.values())
-    assert usage.used_bytes + usage.unsurveyed_bytes <= opened.blocks.capacity.total_bytes
+    assert usage.used_bytes + ahead_bytes + usage.unsurveyed_bytes <= opened.blocks.capacity.total_bytes
 
 
 def complete(opened: OpenDirectory) -> None:
@@ -176,6 +184,8 @@ class Packing(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.patches = pytest.MonkeyPatch()
+        self.patches.setattr(small_block_fetch, "PARTS_OF_CAPACITY", SEGMENTS)
         self.directory = Path(tempfile.mkdtemp()) / "c"
         self.known: dict[bytes, SmallBlock] = {}
         self._open()
@@ -197,6 +207,17 @@ class Packing(RuleBasedStateMachine):
         blocks = self._blocks(sizes, slot)
         append_all(self.appenders[worker], slot, blocks)
         assert kept_content(self.opened, blocks[-1].block) == bytes(blocks[-1].content)
+
+    @rule(worker=st.integers(0, 1), count=st.integers(16, 40), size=st.integers(1, 900))
+    def append_many(self, worker: int, count: int, size: int) -> None:
+        """So many that room is set aside for others, too."""
+        blocks = self._blocks([size] * count, "default")
+        append_all(self.appenders[worker], "default", blocks, others_come=True)
+        assert kept_content(self.opened, blocks[-1].block) == bytes(blocks[-1].content)
+
+    @rule(worker=st.integers(0, 1))
+    def give_back(self, worker: int) -> None:
+        self.appenders[worker].give_back()
 
     @rule(data=st.data(), worker=st.integers(0, 1))
     def append_again(self, data: st.DataObject, worker: int) -> None:
@@ -270,7 +291,7 @@ class Packing(RuleBasedStateMachine):
 
     @invariant()
     def accounts_are_exact(self) -> None:
-        assert_exact(self.opened, self.directory)
+        assert_exact(self.opened, self.directory, ahead_bytes(*self.appenders))
 
     @invariant()
     def every_block_that_is_there_is_right(self) -> None:
@@ -280,6 +301,7 @@ class Packing(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.opened.close()
+        self.patches.undo()
         shutil.rmtree(self.directory.parent)
 
 
@@ -320,6 +342,65 @@ def test_segments_end_at_their_bounds(tmp_path: Path) -> None:
     large = [file for file in opened.blocks.index.files() if file.blocks < 30]
     assert sorted(file.blocks for file in large) == [5, 10, 10]
     assert all(file.disk_bytes <= MIB for file in large)
+    opened.close()
+
+
+def test_a_batch_is_written_a_little_at_a_time(tmp_path: Path) -> None:
+    """What is long enough for the kernel's largest pages never comes in one write."""
+    opened, sizes = opened_at(tmp_path / "c", 4096 * MIB), list[int]()
+
+    def noting(write: Callable[..., int]) -> Callable[..., int]:
+        def pwritev(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+            sizes.append(sum(map(len, buffers)))
+            return write(descriptor, buffers, offset)
+
+        return pwritev
+
+    blocks = [small(f"k{number}", 100 * KIB) for number in range(30)]
+    with replaced(os, "pwritev", noting):
+        append_all(SegmentAppender(opened.blocks), "default", blocks)
+    assert max(sizes) <= MIB
+    assert len(sizes) == 3
+    assert all(kept_content(opened, one.block) == bytes(one.content) for one in blocks)
+    opened.close()
+
+
+def test_room_for_several_batches_is_set_aside_at_once_and_what_is_left_given_back(tmp_path: Path) -> None:
+    """It counts as written only as far as it is."""
+    opened, reserved = opened_at(tmp_path / "c", 4096 * MIB), list[int]()
+    appender, index = SegmentAppender(opened.blocks), opened.blocks.index
+
+    def noting(reserve: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any, **keywords: Any) -> Any:
+            reserved.append(arguments[1].disk_bytes)
+            return reserve(*arguments, **keywords)
+
+        return noted
+
+    with replaced(type(index), "reserve", noting):
+        for batch in range(4):
+            blocks = [small(f"k{batch}/{number}", 20_000) for number in range(20)]
+            append_all(appender, "default", blocks, others_come=True)
+            assert_exact(opened, tmp_path / "c", ahead_bytes(appender))
+        assert len(reserved) == 1
+        assert ahead_bytes(appender) > 0
+        append_all(appender, "default", [small("last", 1)])
+        append_all(appender, "default", [small("one more", 10_000)])
+    assert_exact(opened, tmp_path / "c")
+    assert index.usage().used_bytes <= opened.blocks.written_today_bytes() < reserved[0]
+    opened.close()
+
+
+def test_what_has_room_for_one_batch_alone_is_kept(tmp_path: Path) -> None:
+    """Nobody is refused because more cannot be set aside."""
+    opened = opened_at(tmp_path / "c", 64 * MIB)
+    held = Reservation("x", "default", 64 * MIB - 64 * KIB)
+    opened.blocks.reserve(held)
+    blocks = [small(f"k{number}", 1000) for number in range(20)]
+    append_all(SegmentAppender(opened.blocks), "default", blocks)
+    assert all(kept_content(opened, one.block) == bytes(one.content) for one in blocks)
+    opened.blocks.index.release(held)
+    assert_exact(opened, tmp_path / "c")
     opened.close()
 
 

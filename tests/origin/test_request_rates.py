@@ -123,13 +123,15 @@ def test_what_waits_is_sent_afterwards_and_who_waits_in_vain_sends_nothing() -> 
 
 
 def test_all_tries_of_a_request_wait_for_one_time() -> None:
-    """Each is told for how long those before it have waited."""
+    """Each is told for how long those before it have waited, and its caller before it."""
 
     async def scenario(origin: S3Origin, gate: Gate) -> None:
         gate.is_closed = True
         strict.model.faults.append(Fault(on(key="a"), Answer(503, "SlowDown"), times=2))
         assert await status(origin, OriginRequest("GET", "bucket", "a")) == 200
         assert gate.waited_before == pytest.approx([0.0, 1.0, 2.0])
+        assert await status(origin, OriginRequest("GET", "bucket", "a", waited_seconds=7.0)) == 200
+        assert gate.waited_before[3:] == [7.0]
 
     with StrictOrigin() as strict:
         strict.model.put("bucket", "a", b"data")

@@ -24,6 +24,7 @@ def append_all(appender: SegmentAppender, blocks: Sequence[SmallBlock], slot: st
     """In batches, as they are written."""
     while blocks:
         blocks = blocks[appender.append(slot, blocks[:200]) :]
+    appender.give_back()
 
 
 def calls_of(function: Callable[[], Any]) -> int:

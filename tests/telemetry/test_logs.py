@@ -12,7 +12,7 @@ import pytest
 import structlog
 from pydantic import SecretStr
 
-from gateway.telemetry.logs import configure_logs
+from gateway.telemetry.logs import RateLimitedLog, configure_logs
 
 SECRET = "s3cr3t-never-to-be-seen"
 
@@ -86,3 +86,14 @@ def test_what_is_no_secret_stays(logged: Callable[[], list[dict[str, Any]]]) -> 
     structlog.get_logger().info("ready", s3_url="http://127.0.0.1:9000", key="a:b@c")
     (written,) = logged()
     assert (written["s3_url"], written["key"]) == ("http://127.0.0.1:9000", "a:b@c")
+
+
+def test_kinds_that_clients_name_are_not_remembered_for_ever(logged: Callable[[], list[dict[str, Any]]]) -> None:
+    """An origin that refuses requests in one bucket after the other: as many names are kept as may be, and no more."""
+    limited = RateLimitedLog(structlog.get_logger(), lambda: 5.0)
+    for number in range(5000):
+        for _ in range(2):
+            limited.warning("refused", f"bucket-{number}", number=number)
+    assert len(limited._told) <= 1024
+    assert len(limited._left_out) <= 1024
+    assert [event["number"] for event in logged()] == list(range(5000))

@@ -317,12 +317,21 @@ class Pool:
         self._checking = None
         now = self._loop.time()
         late_seconds = now - self._check_due
-        for connection in list(self._busy):
-            if late_seconds > CHECK_SECONDS:
-                connection.excuse(now, late_seconds)
+        try:
+            for connection in list(self._busy):
+                if late_seconds > CHECK_SECONDS:
+                    connection.excuse(now, late_seconds)
+                self._check_one(connection, now)
+        finally:
+            if self._busy and not self._closing:
+                self._check_later()
+
+    def _check_one(self, connection: Connection, now: float) -> None:
+        try:
             connection.check(now)
-        if self._busy and not self._closing:
-            self._check_later()
+        except BaseException:  # the others are looked at next time, without this one
+            connection.close()
+            raise
 
     def _check_later(self) -> None:
         self._checking = self._loop.call_later(CHECK_SECONDS, self._check)

@@ -12,7 +12,9 @@ from aiohappyeyeballs import AddrInfoType
 
 from gateway.origin.http1_client import client as client_module
 from gateway.origin.http1_client.client import IDLE_SECONDS_MAX, KEPT_SECONDS, Claim, Endpoint, Pool, Resolver
-from tests.origin.http1_client.raw_origin import Client, client, saying
+from gateway.origin.http1_client.connection import Supervision
+from gateway.origin.http1_client.response_stream import ResponseBroken
+from tests.origin.http1_client.raw_origin import REQUEST, Client, client, saying
 from tests.support.blocks import until
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -122,3 +124,27 @@ async def test_names_are_looked_up_once_for_many_and_again_after_a_while(monkeyp
         with pytest.raises(OSError, match="no such host"):
             await one.addresses("unknown", 80)
     assert asked == ["a", "a", "unknown", "unknown"]
+
+
+async def test_a_watch_that_fails_ends_its_own_request_and_no_other_watch() -> None:
+    """Whatever a look at one connection raises: each request ends in its time, and the error is reported."""
+
+    async def say_nothing(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    def fail(*_: object) -> None:
+        raise AttributeError("no such answer")
+
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context.get("exception")))
+    async with client(say_nothing, silence_seconds_max=0.5) as one:
+        connections = [await one.pool.take(one.endpoint, Claim()) for _ in range(3)]
+        failing = Supervision(60.0, 60.0, on_silence=fail)
+        asked = [
+            connection.ask(REQUEST, supervision, bodiless=False)
+            for connection, supervision in zip(connections, (failing, one.supervision, failing), strict=True)
+        ]
+        ends = await asyncio.gather(*(answer.begun() for answer in asked), return_exceptions=True)
+        assert [type(end) for end in ends] == [ResponseBroken] * 3
+        assert [type(error) for error in reported] == [AttributeError] * 2
+        assert one.pool._shares.granted == 0
