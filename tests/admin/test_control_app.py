@@ -418,7 +418,8 @@ def test_probes_need_no_token(tmp_path: Path, path: str) -> None:
     assert ask(tmp_path, path, token=TOKEN).status_code == 200
 
 
-ELSEWHERE = ("/cluster", 
+ELSEWHERE = (
+    "/cluster",
     "/checkpoints",
     "/explain",
     "/callers",
