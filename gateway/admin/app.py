@@ -44,7 +44,6 @@ from gateway.admin.overview import CountsHistory, OverviewApi
 from gateway.admin.slots import SlotsApi, known_credentials, known_limits
 from gateway.admin.status import StatusApi
 from gateway.admin.writeback import WritebackApi
-from gateway.cluster.polling import Polling
 from gateway.config.live import LiveSettings
 from gateway.core.clock import SystemClock
 from gateway.origin.signing import origin_name
@@ -164,7 +163,6 @@ def control_app(
     changes: SlotChanges | None = None,
     audit: AuditLog | None = None,
     history: CountsHistory | None = None,
-    polling: Polling | None = None,
 ) -> Starlette:
     """Return the application. With `admin.token` set, all but /healthz, /readyz and the page's files asks for it."""
     lent, history = lent or Backends(), history or CountsHistory(metrics_directory)
@@ -179,7 +177,7 @@ def control_app(
         slots,
         SnapshotsApi(lent),
         WritebackApi(lent),
-        ClusterApi(live, polling, SystemClock()),
+        ClusterApi(live, lent, SystemClock()),
     )
     guard, by_path = Guard(live, audit), dict[str, dict[str, Endpoint]]()
     for api in of_kinds:

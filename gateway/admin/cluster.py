@@ -7,33 +7,33 @@ from collections import Counter
 from starlette.requests import Request
 
 from gateway import __version__
-from gateway.admin.operations import GUARDED, RefusedRequest, operation
+from gateway.admin.backends import Backends, opened
+from gateway.admin.operations import CLOSED, GUARDED, RefusedRequest, operation
 from gateway.api import documents as to
 from gateway.cluster.members import Member
-from gateway.cluster.polling import Heard, Polling
+from gateway.cluster.polling import Heard
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock
 from gateway.origin.peer_protocol import VERSION
 
 
 class ClusterApi:
-    """Tells what `polling` has found out; None: this node is alone."""
-
-    def __init__(self, live: LiveSettings, polling: Polling | None, clock: Clock) -> None:
+    def __init__(self, live: LiveSettings, lent: Backends, clock: Clock) -> None:
         self._live = live
-        self._polling = polling
+        self._lent = lent
         self._clock = clock
 
     @operation(
         "GET /api/v1/cluster",
         "The members of the cluster, as this node knows them.",
         to.ClusterDocument,
-        {**GUARDED, 404: "This node is in no cluster."},
+        {**GUARDED, 404: "This node is in no cluster.", **CLOSED},
     )
     async def cluster(self, _request: Request) -> to.ClusterDocument:
-        settings, polling = self._live.now.cluster, self._polling
-        if settings is None or polling is None:
+        settings = self._live.now.cluster
+        if settings is None:
             raise RefusedRequest(404, "this node is in no cluster: its settings have no [cluster]")
+        polling = opened(self._lent.cluster)
         members = polling.members
         weights = Counter[str]()
         for one in members:

@@ -66,6 +66,7 @@ class GatewayStatus(Document):
     started_at: Time = Field(0.0)
     s3_url: str
     admin_url: str = Field("")
+    peer_address: str | None = Field(None, description="where other nodes ask this one; null without [cluster]")
     directory: str = Field("")
     draining: bool
     ready: bool

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from gateway import __version__
+from gateway.cluster.cluster_origin import ClusterOrigin, ClusterRoles
 from gateway.cluster.hello import Hello
-from gateway.cluster.members import VIEW, Member, Members
+from gateway.cluster.members import VIEW, Member, Members, View
+from gateway.cluster.peers import Peers
 from gateway.cluster.polling import Ask, Membership, Polling, addresses_of
 from gateway.config import ClusterSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock
+from gateway.origin.client import KeyPair, Origin, OriginSettings
 from gateway.origin.peer_protocol import home_digest
+from gateway.origin.retry import OriginHealth
+from gateway.origin.s3 import S3Origin
+from gateway.origin.signing import StaticCredentials
+from gateway.policy.slots import Slots
 
 MEMBERSHIP = "cluster.json"
 """The file in the cache directory that says since when this node has been a member."""
+
+CONNECT_SECONDS_MAX = 1.0
+CONNECTION_WAIT_SECONDS_MAX = 5.0
+CONNECTIONS_MAX = 64
+"""Connections of a process to one peer."""
+
+QUIET_SECONDS_MAX = 1.0
+"""Seconds after which a peer that has not answered is asked whether it lives, and in which it must say so."""
 
 _log = structlog.get_logger("forebay.cluster")
 
@@ -44,6 +62,86 @@ async def members_of(
     first = [own if one == own.address else Member(one, one, own.zone, own.weight) for one in listed]
     file = shared_directory / VIEW if shared_directory is not None else None
     return Members(file, first, own.address, own.zone, clock, is_silent)
+
+
+@dataclass(frozen=True, slots=True)
+class Clustered:
+    """What makes a process one of a node in a cluster. `origin` is the bucket's, with the other nodes before it."""
+
+    members: Members
+    peers: Peers
+    origin: ClusterOrigin
+    roles: ClusterRoles
+
+
+@asynccontextmanager
+async def clustered(
+    live: LiveSettings,
+    bucket: Origin,
+    slots: Slots,
+    block_size_of: Callable[[str], int],
+    clock: Clock,
+    *,
+    instance_id: str,
+    shared_directory: Path | None,
+    silence: OriginHealth,
+) -> AsyncIterator[Clustered | None]:
+    """Yield this process's part in the cluster; None: this node is alone."""
+    settings, cluster = live.now, live.now.cluster
+    if cluster is None:
+        yield None
+        return
+    credentials = StaticCredentials(_pair_of(cluster))
+
+    def connect(address: str) -> S3Origin:
+        home = _peer_settings(settings, cluster, address)
+        return S3Origin(home, credentials, clock, instance_id=instance_id, silence=silence, hedges=False)
+
+    peers = Peers(connect, cluster.secrets, clock)
+    members = await members_of(settings, shared_directory, clock, peers.is_away)
+    assert members is not None  # noqa: S101 - there is a cluster
+
+    def view() -> View:
+        return members.view
+
+    ration = max(1, cluster.fallback_requests // settings.server.workers)
+    origin = ClusterOrigin(bucket, peers, view, slots, block_size_of, settings.homes, clock, ration)
+
+    async def apply_settings() -> None:
+        if live.now.cluster is not None:
+            credentials.apply_settings(_pair_of(live.now.cluster))
+            peers.apply_settings(live.now.cluster.secrets)
+
+    following = asyncio.create_task(members.follow(), name="view of the cluster")
+    try:
+        with live.following(apply_settings):
+            yield Clustered(members, peers, origin, ClusterRoles(view))
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await origin.aclose()
+        await peers.aclose()
+
+
+def _pair_of(cluster: ClusterSettings) -> KeyPair:
+    return KeyPair(f"forebay-{cluster.name}", cluster.secrets[0].decode())
+
+
+def _peer_settings(settings: Settings, cluster: ClusterSettings, address: str) -> OriginSettings:
+    """Return how to reach a peer, which answers when it has all that it is asked for, or says that it lives."""
+    patience_seconds = settings.origin.read_timeout_seconds
+    return OriginSettings(
+        endpoint_url=f"{'https' if cluster.tls else 'http'}://{address}",
+        addressing_style="path",
+        ca_bundle=settings.origin.ca_bundle if cluster.tls else None,
+        connect_timeout_seconds=CONNECT_SECONDS_MAX,
+        first_byte_timeout_seconds=patience_seconds,
+        read_timeout_seconds=patience_seconds,
+        connection_wait_seconds=CONNECTION_WAIT_SECONDS_MAX,
+        max_connections=CONNECTIONS_MAX,
+        max_attempts=1,
+        quiet_seconds_max=QUIET_SECONDS_MAX,
+    )
 
 
 def hello_of(

@@ -36,7 +36,8 @@ def show_status(status: to.Status) -> None:
         print_text("starting")
         return
     state = "draining" if gateway.draining else "ready" if gateway.ready else "not ready"
-    print_text(f"forebay {gateway.version}: {state}, S3 on {gateway.s3_url}")
+    peers = f", peers on {gateway.peer_address}" if gateway.peer_address else ""
+    print_text(f"forebay {gateway.version}: {state}, S3 on {gateway.s3_url}{peers}")
     style = "red" if origin.problem else ""
     print_text(f"origin {origin.endpoint_url}: {origin_text(origin)}", style)
     for one in origin.differing:

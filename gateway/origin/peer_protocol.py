@@ -11,10 +11,12 @@ import base64
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from gateway.core.model import ObjectKey
+from awscrt.checksums import crc32c
+
+from gateway.core.model import ObjectKey, immutable
 
 VERSION: Final = "1"
 """The protocol's version. A node of another one is not asked."""
@@ -38,6 +40,8 @@ NONCE = "x-forebay-nonce"
 """128 random bits, hexadecimal: a request with one that was seen before is a replay."""
 PURPOSE = "x-forebay-purpose"
 """The `Purpose` of the read."""
+DOUBT = "x-forebay-doubt"
+"""`1`, with a HEAD of a range: these bytes came damaged, so verify them on the disk, and drop what is damaged."""
 
 # Of answers; the proof covers all of them.
 AGE = "x-forebay-age"
@@ -52,12 +56,18 @@ PROOF = "x-forebay-proof"
 
 _PROVED = ("etag", "content-range", "content-length", AGE, DATE, CRC32C, ASK, "x-forebay-cache")
 
+_CHUNK_BYTES = 64 * 1024
+
 COPY = "x-forebay-copy"
 """Among the headers of a request to the origin: another node looks after these bytes, so ask it.
 
 It never leaves the process. Fetches with it share nothing with those without: a peer's request is read without it, so
 it never waits for a fetch that asks a peer, and two nodes never wait for each other.
 """
+
+
+FROM_BUCKET = "bucket"
+"""As the value of COPY: what a peer sent is of no use, so ask the bucket, by ration."""
 
 
 class Roles(Protocol):
@@ -67,8 +77,43 @@ class Roles(Protocol):
         """Return the headers for a request for bytes of block `number`: with COPY if another node looks after it."""
 
 
+@immutable
+class FromPeer:
+    """What the sender of an answer knows of it beside status and headers, if another node gave it.
+
+    `checksums` are those of the body's chunks, packed; nobody has compared them with the body. `doubt` tells the peer
+    that they differ.
+    """
+
+    age_seconds: float = 0.0
+    checksums: bytes = b""
+    doubt: Callable[[], None] = lambda: None
+
+
+def from_peer(response: object) -> FromPeer | None:
+    """Return what is known of a peer's answer; None: the bucket gave it."""
+    return getattr(response, "from_peer", None)
+
+
+def age_of(response: object) -> float:
+    """Return how many seconds before this answer the bucket was asked."""
+    told = from_peer(response)
+    return told.age_seconds if told is not None else 0.0
+
+
 def home_digest(endpoint_url: str) -> str:
     return hashlib.blake2b(endpoint_url.encode(), digest_size=8).hexdigest()
+
+
+def chunk_checksums(content: bytes | memoryview) -> bytes:
+    """Return the checksums of a body, packed as CRC32C has them."""
+    view = memoryview(content)
+    parts = (view[at : at + _CHUNK_BYTES] for at in range(0, len(view), _CHUNK_BYTES))
+    return b"".join(crc32c(part).to_bytes(4, "big") for part in parts)
+
+
+def encode_checksums(packed: bytes) -> str:
+    return base64.b64encode(packed).decode()
 
 
 def new_nonce() -> str:

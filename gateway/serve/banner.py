@@ -10,7 +10,7 @@ import structlog
 from gateway.admin.formatting import size_text
 from gateway.config import Settings
 from gateway.config.entries import SlotSettings
-from gateway.config.settings import signers
+from gateway.config.settings import ClusterSettings, signers
 from gateway.config.units import format_size
 from gateway.md5_lanes.streams import LANES
 from gateway.serve.own_credentials import OwnKey
@@ -52,11 +52,16 @@ def what_is_served(settings: Settings, key: OwnKey | None) -> dict[str, str | li
         "callers": _callers(settings),
         "cache": f"{cache.directory}: up to {size_text(cache.capacity_bytes)}, {lasting}",
         "workers": str(settings.server.workers),
+        **({"cluster": _cluster(settings.cluster)} if settings.cluster is not None else {}),
         "slots": [*slots, "all else: read-write, strict, write through"],
     }
     if any(slot.is_buffered for slot in settings.slots):
         facts["md5"] = f"{LANES} at a time by a core" if LANES > 1 else _ONE_MD5
     return facts
+
+
+def _cluster(cluster: ClusterSettings) -> str:
+    return f"{cluster.name}: other nodes ask at {cluster.advertise or cluster.listen}"
 
 
 def _differing(settings: Settings) -> list[str]:

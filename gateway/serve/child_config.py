@@ -44,6 +44,7 @@ class ChildConfig:
 
     `memory` is the memory that all processes share, `numbers` say where names are in it. `generation`: how often the
     settings were changed since the start. `closed`: why no process may touch the cache directory; None: all use it.
+    `peer_listeners`: how many of a worker's listeners, the last ones, are for the other nodes of the cluster.
     """
 
     settings: Settings
@@ -53,6 +54,7 @@ class ChildConfig:
     numbers: Numbers
     closed: str | None = None
     generation: int = 0
+    peer_listeners: int = 0
 
     @property
     def heartbeats(self) -> Path:
@@ -68,6 +70,7 @@ class ChildConfig:
             "memory": str(self.memory),
             "numbers": self.numbers,
             "generation": self.generation,
+            "peer_listeners": self.peer_listeners,
         }
         return orjson.dumps(document) + b"\n"
 
@@ -86,6 +89,7 @@ class ChildConfig:
             memory=Path(document["memory"]),
             numbers=Numbers(slots, credentials, classes),
             generation=document["generation"],
+            peer_listeners=document["peer_listeners"],
         )
 
 

@@ -14,10 +14,12 @@ _Address = tuple[socket.AddressFamily, str]
 
 
 _ADVICE = {
-    errno.EADDRINUSE: "; another process has it: stop that, or set another {key}.port",
-    errno.EACCES: "; ports below 1024 are root's: set {key}.port to another",
-    errno.EADDRNOTAVAIL: "; {key}.host must be an address of this machine",
+    errno.EADDRINUSE: "; another process has it: stop that, or set another {key}.{port}",
+    errno.EACCES: "; ports below 1024 are root's: set {key}.{port} to another",
+    errno.EADDRNOTAVAIL: "; {key}.{host} must be an address of this machine",
 }
+_SETTINGS = {"cluster": ("listen", "listen")}
+"""Names of a table's settings for host and port, where they are not these words."""
 
 
 def open_listeners(key: str, host: str, port: int) -> list[socket.socket]:
@@ -32,16 +34,20 @@ def open_listeners(key: str, host: str, port: int) -> list[socket.socket]:
         except OSError as error:
             last_try = port or attempt == _PORT_ATTEMPTS - 1
             if last_try or error.errno != errno.EADDRINUSE:
-                advice = _ADVICE.get(error.errno or 0, "").format(key=key)
+                advice = _ADVICE.get(error.errno or 0, "").format(key=key, host=_names(key)[0], port=_names(key)[1])
                 raise StartupError(f"{key}: cannot listen on {host}:{port}: {error.strerror}{advice}") from error
     raise AssertionError("unreachable")
+
+
+def _names(key: str) -> tuple[str, str]:
+    return _SETTINGS.get(key, ("host", "port"))
 
 
 def _resolve(key: str, host: str) -> list[_Address]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise StartupError(f"{key}.host = {host!r}: {error.strerror or error}") from error
+        raise StartupError(f"{key}.{_names(key)[0]} = {host!r}: {error.strerror or error}") from error
     return list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))
 
 
@@ -89,6 +95,12 @@ def close_all(listeners: list[socket.socket]) -> None:
 
 def port_of(listeners: list[socket.socket]) -> int:
     return int(listeners[0].getsockname()[1])
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return the parts of `host:port` or `[host]:port`."""
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def url(scheme: str, host: str, port: int) -> str:

@@ -40,6 +40,7 @@ from gateway.serve.fork_server import Children, ForkServer
 from gateway.serve.reloading import FileThreads, Reloader, SlotChange
 from gateway.serve.shared_directory import SharedFiles, SharedMemory, room_needed_bytes
 from gateway.serve.system import answered, notify_ready, notify_reloading, notify_stopping, raise_descriptor_limit
+from gateway.shared import seen_nonces
 from gateway.shared.arena import names_max, path_of
 from gateway.telemetry import metric_kinds
 from gateway.telemetry.access_log import AuditLog
@@ -63,6 +64,9 @@ class ServerResources:
     config: ChildConfig
     s3_listeners: list[socket]
     admin_listeners: list[socket]
+    peer_listeners: list[socket]
+    """Empty without a cluster."""
+
     lock: int | None
     state: GatewayState
     shared: SharedMemory
@@ -98,6 +102,10 @@ def _prepare(settings: Settings, undo: ExitStack) -> ServerResources:
     undo.callback(listeners.close_all, s3)
     admin = listeners.open_listeners("admin", settings.admin.host, settings.admin.port)
     undo.callback(listeners.close_all, admin)
+    peers: list[socket] = []
+    if settings.cluster is not None:
+        peers = listeners.open_listeners("cluster", *listeners.host_and_port(settings.cluster.listen))
+        undo.callback(listeners.close_all, peers)
     settings = _with_ports(settings, listeners.port_of(s3), listeners.port_of(admin))
     shared = _share(settings)
     undo.callback(shared.remove)
@@ -106,8 +114,10 @@ def _prepare(settings: Settings, undo: ExitStack) -> ServerResources:
     memory = make_memory(settings, numbers, SystemClock().monotonic())
     undo.callback(os.close, memory)
     path = Path(path_of(memory))
-    config = ChildConfig(settings, secrets.token_hex(8), shared.files.path, path, numbers, closed)
-    return ServerResources(config, s3, admin, lock, _first_state(config), shared)
+    config = ChildConfig(
+        settings, secrets.token_hex(8), shared.files.path, path, numbers, closed, peer_listeners=len(peers)
+    )
+    return ServerResources(config, s3, admin, peers, lock, _first_state(config), shared)
 
 
 def _as_text(problem: str | None) -> str | None:
@@ -117,6 +127,7 @@ def _as_text(problem: str | None) -> str | None:
 def _share(settings: Settings) -> SharedMemory:
     """StartupError where nothing can be shared."""
     room_bytes = room_needed_bytes(settings.server.workers, names_max(len(settings.slots)))
+    room_bytes += seen_nonces.FILE_BYTES if settings.cluster is not None else 0
     try:
         shared = SharedMemory(settings.cache.directory, room_bytes, _count_into)
         metric_kinds.share(shared.files.path, "supervisor")
@@ -148,7 +159,7 @@ def _with_ports(settings: Settings, s3_port: int, admin_port: int) -> Settings:
 
 
 def _first_state(config: ChildConfig) -> GatewayState:
-    server, admin = config.settings.server, config.settings.admin
+    server, admin, cluster = config.settings.server, config.settings.admin, config.settings.cluster
     return GatewayState(
         version=__version__,
         instance_id=config.instance_id,
@@ -156,6 +167,7 @@ def _first_state(config: ChildConfig) -> GatewayState:
         started_at=time.time(),
         s3_url=listeners.url("https" if server.certificate_file else "http", server.host, server.port),
         admin_url=listeners.url("http", admin.host, admin.port),
+        peer_address=cluster.advertise or cluster.listen if cluster is not None else None,
         directory=str(config.settings.cache.directory),
         draining=False,
         ready=False,
@@ -205,9 +217,8 @@ class _Supervisor:
         self._stop_told_at = 0.0
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
-        s3, admin = (
-            tuple(one.fileno() for one in group) for group in (resources.s3_listeners, resources.admin_listeners)
-        )
+        groups = resources.s3_listeners, resources.admin_listeners, resources.peer_listeners
+        s3, admin, peers = (tuple(one.fileno() for one in group) for group in groups)
         self._children = Children(ends_orphans=True)
         settings = resources.config.settings
         given = [settings.origin.access_key_id, *(one.access_key_id for one in settings.origin_credentials)]
@@ -216,7 +227,7 @@ class _Supervisor:
         self._forks = ForkServer(child_module, self._children, seldom_needed)
         shared = (resources.lock,) if resources.lock is not None else ()
         workers = range(settings.server.workers)
-        self._workers = [self._monitor(ChildSpec(f"worker{number}", s3, shared)) for number in workers]
+        self._workers = [self._monitor(ChildSpec(f"worker{number}", (*s3, *peers), shared)) for number in workers]
         self._background = self._monitor(ChildSpec(BACKGROUND, admin, shared))
 
     def _monitor(self, spec: ChildSpec) -> ChildMonitor:
@@ -401,7 +412,8 @@ class _Supervisor:
         state = self._state()
         line = f"forebay: S3 on {state.s3_url}, admin on {state.admin_url}"
         if self._as_json:
-            line = orjson.dumps({"s3_url": state.s3_url, "admin_url": state.admin_url}).decode()
+            peers = {"peer_address": state.peer_address} if state.peer_address is not None else {}
+            line = orjson.dumps({"s3_url": state.s3_url, "admin_url": state.admin_url, **peers}).decode()
         write_bounded(sys.stdout.fileno(), f"{line}\n")
         notify_ready(self._served())
         self._tell()
@@ -410,8 +422,9 @@ class _Supervisor:
     def _served(self) -> str:
         """One line for `systemctl status`."""
         state = self._state()
+        peers = f", peers on {state.peer_address}" if state.peer_address is not None else ""
         refused = "; changed settings were refused, see the log" if self._settings_problem is not None else ""
-        return f"S3 on {state.s3_url}, admin on {state.admin_url}{refused}"
+        return f"S3 on {state.s3_url}, admin on {state.admin_url}{peers}{refused}"
 
     async def _until_stopped(self, keeping: list[asyncio.Task[None]]) -> None:
         stopping = asyncio.create_task(self._stop.wait())
@@ -442,6 +455,7 @@ class _Supervisor:
         notify_stopping()
         self._publish()
         listeners.close_all(self._resources.s3_listeners)
+        listeners.close_all(self._resources.peer_listeners)
         for monitor in self._workers:
             monitor.stop()
         forced = await self._all_ended(workers, grace_seconds + _BEYOND_GRACE_SECONDS)

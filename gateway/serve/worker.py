@@ -1,18 +1,25 @@
-"""An S3 worker: the application behind the S3 port, served until told to stop."""
+"""An S3 worker: the applications behind the S3 port, and the peer port of a cluster, served until told to stop."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 
 from gateway.app.bandwidth import names_in_metrics
 from gateway.app.node import s3_application
 from gateway.config import ServerSettings
+from gateway.edge.asgi import S3App
+from gateway.edge.peer_access import PeerAccess
+from gateway.edge.peer_port import PeerApp
 from gateway.edge.prepared import PreparedRequests
 from gateway.edge.s3_server import ConnectionCounts, S3Server, TlsFiles
 from gateway.edge.server_state import ServerLimits
 from gateway.policy.callers import Callers
 from gateway.serve.child_config import ChildContext
 from gateway.shared.heartbeats import Heartbeats
+from gateway.shared.seen_nonces import SeenNonces
+from gateway.telemetry import metrics
 from gateway.telemetry.request_counts import count_refusal
 
 
@@ -29,15 +36,10 @@ async def serve_s3(context: ChildContext) -> None:
     ) as app:
         app.audit, app.access, app.tracer = context.audit, context.access, context.tracer
         prepared = PreparedRequests(app)
-        counts = ConnectionCounts(
-            config.metrics_directory / "connections",
-            context.number,
-            settings.server.workers,
-            Heartbeats(config.heartbeats),
-        )
+        counts = _counts(context, "connections")
         server = S3Server(
             app,
-            sockets=context.listeners,
+            sockets=context.listeners[: len(context.listeners) - config.peer_listeners],
             limits=server_limits(settings.server),
             tls=_tls(settings.server),
             prepared=prepared,
@@ -55,12 +57,63 @@ async def serve_s3(context: ChildContext) -> None:
         try:
             grace_seconds = settings.server.shutdown_grace_seconds
             with live.following(apply_settings):
-                await server.serve(context.stop, grace_seconds=grace_seconds, on_ready=context.ready)
+                async with _peer_port(context, app):
+                    await server.serve(context.stop, grace_seconds=grace_seconds, on_ready=context.ready)
         finally:
             counts.close()
             prepared.close()
             tending.cancel()
             await asyncio.gather(tending, return_exceptions=True)
+
+
+def _counts(context: ChildContext, name: str) -> ConnectionCounts:
+    config = context.config
+    heartbeats = Heartbeats(config.heartbeats)
+    return ConnectionCounts(config.metrics_directory / name, context.number, config.settings.server.workers, heartbeats)
+
+
+@asynccontextmanager
+async def _peer_port(context: ChildContext, app: S3App) -> AsyncIterator[None]:
+    """Answer the other nodes of the cluster, if there is one; at the end wait until what is in flight is answered."""
+    config, live, stop = context.config, context.live, context.stop
+    settings, cluster = live.now, live.now.cluster
+    if cluster is None or not config.peer_listeners:
+        yield
+        return
+    counts = _counts(context, "peer-connections")
+    with closing(counts), closing(SeenNonces(config.metrics_directory / "peer-nonces")) as nonces:
+        access = PeerAccess(nonces, app.services.clock, cluster.name, cluster.secrets)
+        server = S3Server(
+            PeerApp(app.services, access),
+            sockets=context.listeners[len(context.listeners) - config.peer_listeners :],
+            limits=server_limits(settings.server),
+            tls=_tls(settings.server) if cluster.tls else None,
+            on_refused=lambda _status: metrics.CLUSTER_PEER_REQUESTS.add(1, "refused"),
+            counts=counts,
+        )
+
+        async def apply_settings() -> None:
+            if live.now.cluster is not None:
+                access.apply_settings(live.now.cluster.name, live.now.cluster.secrets)
+            server.apply_settings(_tls(live.now.server))
+
+        ready = asyncio.Event()
+        grace_seconds = settings.server.shutdown_grace_seconds
+        serving = asyncio.create_task(server.serve(stop, grace_seconds=grace_seconds, on_ready=ready.set), name="peers")
+        serving.add_done_callback(lambda _: ready.set())
+        serving.add_done_callback(lambda _: stop.set())  # a worker without its peer port must not go on
+        try:
+            await ready.wait()
+            if serving.done():
+                serving.result()
+            with live.following(apply_settings):
+                yield
+        except BaseException:
+            serving.cancel()
+            raise
+        finally:
+            await asyncio.wait((serving,))
+        serving.result()
 
 
 async def _tend(callers: Callers, stop: asyncio.Event) -> None:

@@ -8,7 +8,7 @@ import httpx
 
 from gateway import __version__
 from gateway.admin.app import control_app, describe
-from gateway.admin.backends import StateHolder
+from gateway.admin.backends import Backends, StateHolder
 from gateway.cluster.members import Member
 from gateway.cluster.polling import Polling
 from gateway.config import ClusterSettings, Settings
@@ -19,7 +19,7 @@ from tests.support.polled_node import FIRST, SECOND, THIRD, PolledNode
 PATH = "/api/v1/cluster"
 
 
-async def answered(directory: Path, polling: Polling | None) -> httpx.Response:
+async def answered(directory: Path, polling: Polling | None, *, is_alone: bool = False) -> httpx.Response:
     cluster = ClusterSettings(
         name="train",
         secret_file=PemFile(directory / "secret"),
@@ -28,8 +28,8 @@ async def answered(directory: Path, polling: Polling | None) -> httpx.Response:
         advertise=FIRST,
         zone="a",
     )
-    live = LiveSettings(Settings(cluster=cluster) if polling is not None else Settings())
-    app = control_app(live, StateHolder(), directory, polling=polling)
+    live = LiveSettings(Settings(cluster=None if is_alone else cluster))
+    app = control_app(live, StateHolder(), directory, Backends(cluster=polling))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:9001") as client:
         return await client.get(PATH)
 
@@ -63,6 +63,7 @@ async def test_all_that_is_known_of_the_members_is_told(tmp_path: Path) -> None:
 
 
 async def test_a_node_without_a_cluster_says_so(tmp_path: Path) -> None:
-    answer = await answered(tmp_path, None)
+    assert (await answered(tmp_path, None)).status_code == 503, "the cache directory is not open"
+    answer = await answered(tmp_path, None, is_alone=True)
     assert answer.status_code == 404
     assert answer.json() == {"error": "this node is in no cluster: its settings have no [cluster]"}

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 CONTENT = bytes(range(256)) * 512
-_ETAG = '"0123456789abcdef0123456789abcdef"'
+ETAG = '"0123456789abcdef0123456789abcdef"'
 _PATIENCE_SECONDS = 60.0
 
 
@@ -70,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _head(self, status: int, length: int, more: dict[str, str] | None = None) -> None:
         self.send_response(status)
-        fixed = {"ETag": _ETAG, "Last-Modified": "Sat, 01 Jan 2022 00:00:00 GMT", "Content-Length": str(length)}
+        fixed = {"ETag": ETAG, "Last-Modified": "Sat, 01 Jan 2022 00:00:00 GMT", "Content-Length": str(length)}
         for name, value in (fixed | (more or {})).items():
             self.send_header(name, value)
         self.end_headers()

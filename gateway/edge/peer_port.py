@@ -1,0 +1,167 @@
+"""The peer port as a raw ASGI application: it answers the other nodes of the cluster alone.
+
+    scope → s3.requests → peer_access → operations.peer_reads → the proof → send
+
+A question is S3's GET or HEAD of an object, or `GET /-/hello`. An answer is complete before it begins, has the
+checksums of its body, and proves that this node knows the cluster's secret (origin/peer_protocol.py).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from gateway.core import cancellation
+from gateway.core.errors import ClientDisconnected
+from gateway.core.model import PinnedFileSpan
+from gateway.edge.asgi import RequestRecord, send_reply, whole_response
+from gateway.edge.cycle import RESPONSE, in_task
+from gateway.edge.peer_access import Asker, PeerAccess
+from gateway.edge.receiving import AsgiRequestBody, Receive
+from gateway.edge.sending import PlainSend, Scope, Send
+from gateway.operations.context import NO_BODY, AppContext, Response, reply_to
+from gateway.operations.peer_reads import PeerQuestion, PeerReads
+from gateway.origin import peer_protocol as peer
+from gateway.origin.client import ACCOUNT
+from gateway.s3.error_codes import s3_error
+from gateway.s3.requests import parse_request
+from gateway.telemetry import metrics
+
+HELLO = b"/-/hello"
+
+_OUTCOMES = {200: "served", 206: "served", 304: "served", 204: "verified", 303: "named", 404: "absent", 412: "changed"}
+_OUTCOMES |= {400: "refused", 403: "refused", 416: "changed", 421: "misdirected", 503: "busy"}
+
+_ADDRESS = re.compile(r"[A-Za-z0-9.:\[\]_-]{1,255}")
+
+_log = structlog.get_logger("forebay.cluster")
+
+
+@dataclass(eq=False)
+class PeerApp:
+    """The application of one worker."""
+
+    services: AppContext
+    access: PeerAccess
+    reads: PeerReads = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reads = PeerReads(self.services)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"the peer port speaks HTTP only, not {scope['type']}")
+        if RESPONSE not in (scope.get("extensions") or {}):
+            send = PlainSend(send, scope["method"])
+        exchange = _Exchange(RequestRecord(scope["raw_path"]))
+        record = exchange.record
+        try:
+            reply = await self._answered(exchange, scope, receive)
+            record.answer(reply)
+            await self._send(exchange, reply, scope, send)
+        except ClientDisconnected:
+            exchange.is_broken = True
+        finally:
+            question = exchange.question
+            if question is not None and question.block is not None:
+                metrics.CLUSTER_PEER_BYTES.add(record.sent_bytes, question.slot.name, "sent")
+            outcome = "broken-off" if exchange.is_broken else _OUTCOMES.get(int(record.status), "failed")
+            metrics.CLUSTER_PEER_REQUESTS.add(1, outcome)
+
+    async def _answered(self, exchange: _Exchange, scope: Scope, receive: Receive) -> Response:
+        record = exchange.record
+        try:
+            answer = self._perform(exchange, scope, receive)
+            reply = answer if isinstance(answer, Response) else await self._awaited(answer)
+        except ClientDisconnected:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever happened, the asker gets an answer and the log a line
+            reply = reply_to(error, record.request_id, record.path)
+        if exchange.asker is not None:
+            reply.headers = _proved(reply, exchange.asker, exchange.question, scope["method"])
+        return reply
+
+    def _perform(self, exchange: _Exchange, scope: Scope, receive: Receive) -> Response | Coroutine[Any, Any, Response]:
+        record = exchange.record
+        request = parse_request(scope["method"], record.raw_path, scope["query_string"], scope["headers"], ())
+        has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+        record.body = AsgiRequestBody(receive, request.headers, None) if has_body else NO_BODY
+        exchange.asker = self.access.admit(request)
+        if has_body:
+            raise s3_error("NotImplemented", "No request to this port has a body.")
+        if request.raw_path == HELLO and request.method == "GET" and not request.query:
+            return Response(200, [("content-type", "application/json")], self.services.hello())
+        question = exchange.question = self.reads.question(request)
+        ACCOUNT.set(request.headers.get(peer.FROM, ""))
+        return self.reads.answer(question)
+
+    async def _awaited(self, answer: Coroutine[Any, Any, Response]) -> Response:
+        try:
+            await in_task()
+            cancellation.register_request(anywhere=True)
+            return await answer
+        finally:
+            answer.close()
+
+    async def _send(self, exchange: _Exchange, reply: Response, scope: Scope, send: Send) -> None:
+        record, question = exchange.record, exchange.question
+        block = question.block if question is not None else None
+        if block is not None:
+            self.reads.handouts.begin(block)
+        try:
+            whole = whole_response(reply, scope, record)
+            if whole is not None:
+                await send({"type": RESPONSE, "response": whole})
+                record.sent_bytes = whole.sent_bytes
+            else:
+                await in_task()
+                await send_reply(reply, scope, send, record)
+        except ClientDisconnected:
+            raise
+        except Exception as error:  # noqa: BLE001 - the head is out: a body that ends early tells the asker
+            exchange.is_broken = True
+            reply.failed(error)
+            _log.warning("answer to another node broken off", request_id=record.request_id, exc_info=error)
+        finally:
+            if block is not None and question is not None:
+                is_taken = record.sent_bytes == reply.length_bytes and _ADDRESS.fullmatch(question.asker) is not None
+                self.reads.handouts.end(block, question.asker if is_taken else "")
+            if not reply.close_now():
+                await reply.aclose()
+
+
+@dataclass(slots=True, eq=False)
+class _Exchange:
+    record: RequestRecord
+    asker: Asker | None = None
+    """The node that has proved to know the secret; None: the answer proves nothing either."""
+
+    question: PeerQuestion | None = None
+    is_broken: bool = False
+
+
+def _proved(reply: Response, asker: Asker, question: PeerQuestion | None, method: str) -> Sequence[tuple[str, str]]:
+    """Return the headers of an answer with its length, its checksums, the age of its facts, and proof."""
+    headers, body = dict(reply.headers), reply.body
+    headers.update(reply.encoded.pairs)
+    headers.pop("content-length", None)
+    if isinstance(body, (bytes, memoryview)) and peer.CRC32C not in headers and body and method != "HEAD":
+        headers[peer.CRC32C] = peer.encode_checksums(peer.chunk_checksums(body))
+    if question is not None and question.age_seconds is not None:
+        headers[peer.AGE] = f"{math.ceil(question.age_seconds * 1000) / 1000:.3f}"
+        if question.date is not None:
+            headers[peer.DATE] = question.date
+    length_bytes = reply.length_bytes
+    if length_bytes is None and not isinstance(body, PinnedFileSpan) and reply.status not in (204, 304):
+        length_bytes = len(body) if isinstance(body, (bytes, memoryview)) else None
+    if length_bytes is not None:
+        headers["content-length"] = str(length_bytes)
+    reply.length_bytes = length_bytes
+    headers[peer.PROOF] = peer.proof(asker.secret, asker.nonce, reply.status, headers)
+    headers.pop("content-length", None)
+    return list(headers.items())
