@@ -37,7 +37,7 @@ ALLOWED: Mapping[str, set[str]] = {
     "edge": BASE | {"operations", "policy", "origin"},
     "cluster": BASE | {"origin", "policy"},
     "app": BASE | STORES | {"", "cluster", "config", "edge", "jobs", "operations", "policy", "origin"},
-    "admin": BASE | {"", "api", "config", "jobs", "policy", "origin", "writeback"},
+    "admin": BASE | {"", "api", "cluster", "config", "jobs", "policy", "origin", "writeback"},
     "serve": BASE | {"", "api", "cluster", "config", "app", "admin", "edge", "jobs", "policy", "writeback"},
     "demo": LEAVES | {""},
     "cli": BASE | {"", "api", "config", "serve", "admin", "demo", "doctor", "policy", "writeback"},

@@ -3,94 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from gateway.cluster import polling
-from gateway.cluster.hello import Hello
 from gateway.cluster.members import SETTLED_SECONDS, Gone, Member, read_view, view_document
-from gateway.cluster.polling import KEEP_SECONDS, RESOLVE_SECONDS, TURN_SECONDS, Membership, Polling, addresses_of
+from gateway.cluster.polling import KEEP_SECONDS, RESOLVE_SECONDS, TURN_SECONDS, Membership, addresses_of
 from tests.support.manual_clock import ManualClock
-
-FIRST, SECOND, THIRD = (f"10.0.0.{number}:9002" for number in (1, 2, 3))
-
-
-class Peers:
-    """Nodes that answer, by address. What is not there refuses."""
-
-    def __init__(self, clock: ManualClock, *addresses: str) -> None:
-        self._clock = clock
-        self.hellos = {
-            one: Hello(name=one, address=one, version="1", caches=True, age_seconds=5000, at=0.0) for one in addresses
-        }
-        self.asked: list[str] = []
-        self.ahead_seconds = 0.0
-
-    def change(self, address: str, **fields: object) -> None:
-        self.hellos[address] = self.hellos[address].model_copy(update=fields)
-
-    async def ask(self, address: str) -> bytes:
-        self.asked.append(address)
-        if address not in self.hellos:
-            raise ConnectionRefusedError("refused")
-        return self.hellos[address].model_copy(update={"at": self._clock.now() + self.ahead_seconds}).content()
-
-
-class Node:
-    """A node at FIRST with its polling."""
-
-    def __init__(self, directory: Path, entries: Sequence[str], *peers: str) -> None:
-        self.clock = ManualClock()
-        self.peers = Peers(self.clock, *peers)
-        self.file = directory / "cluster-view"
-        self.own = Member(FIRST, FIRST, "a", 7)
-        self.listed: list[str] | None = None
-        self.entries = list(entries)
-        self.membership = Membership(directory / "cluster.json", "train", self.clock)
-        self.polling = self.poll()
-
-    def poll(self) -> Polling:
-        return Polling(
-            self.entries, lambda: self.own, self.membership, self.file, self.clock, self.peers.ask, resolve=self.resolve
-        )
-
-    async def resolve(self, entries: Sequence[str]) -> list[str]:
-        if self.listed is None:
-            return list(entries)
-        if not self.listed:
-            raise socket.gaierror("no such name")
-        return self.listed
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.polling.run())
-        try:
-            await self.turn(0)
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    async def turn(self, seconds: float = TURN_SECONDS) -> None:
-        """Let time pass; what is then written is on the disk when this returns."""
-        await self.clock.advance(seconds)
-        for _ in range(100):
-            await asyncio.sleep(0.002)
-            if len(self.clock._sleepers) == 2:  # both loops wait for the next turn
-                return
-        raise AssertionError("the polling has not come to rest")
-
-    def seen(self) -> dict[str, Member]:
-        return {one.address: one for one in read_view(self.file)[0]}
+from tests.support.polled_node import FIRST, SECOND, THIRD, Peers, PolledNode
 
 
 async def test_what_members_say_of_themselves_reaches_the_view_file(tmp_path: Path) -> None:
     """Zone, weight, closed directory and age; this node's own come from its settings and its disk."""
-    node = Node(tmp_path, [FIRST, SECOND, THIRD], SECOND, THIRD)
+    node = PolledNode(tmp_path, [FIRST, SECOND, THIRD], SECOND, THIRD)
     node.peers.change(SECOND, zone="b", weight=3)
     node.peers.change(THIRD, caches=False)
     async with node.running():
@@ -109,7 +35,7 @@ async def test_what_members_say_of_themselves_reaches_the_view_file(tmp_path: Pa
 
 async def test_a_member_never_heard_of_counts_as_being_like_this_node(tmp_path: Path) -> None:
     """So nodes that start at once agree before they have spoken; and a silent one stays a member as it was."""
-    node = Node(tmp_path, [FIRST, SECOND])
+    node = PolledNode(tmp_path, [FIRST, SECOND])
     async with node.running():
         assert node.seen()[SECOND] == Member(SECOND, SECOND, "a", 7, True, None)
         assert node.polling.heard[SECOND].problem == "refused"
@@ -126,7 +52,7 @@ async def test_a_member_never_heard_of_counts_as_being_like_this_node(tmp_path: 
 
 
 async def test_a_member_of_another_protocol_owns_nothing(tmp_path: Path) -> None:
-    node = Node(tmp_path, [FIRST, SECOND], SECOND)
+    node = PolledNode(tmp_path, [FIRST, SECOND], SECOND)
     node.peers.change(SECOND, protocol="99")
     async with node.running():
         assert not node.seen()[SECOND].caches
@@ -136,7 +62,7 @@ async def test_an_answer_that_is_no_hello_or_does_not_come_is_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(polling, "HELLO_SECONDS_MAX", 0.01)
-    node = Node(tmp_path, [FIRST, SECOND, THIRD])
+    node = PolledNode(tmp_path, [FIRST, SECOND, THIRD])
 
     async def ask(address: str) -> bytes:
         if address == SECOND:
@@ -153,7 +79,7 @@ async def test_an_answer_that_is_no_hello_or_does_not_come_is_no_answer(
 
 async def test_names_are_resolved_again_and_again(tmp_path: Path) -> None:
     """A name that cannot be resolved, or that stands for nobody, changes nothing."""
-    node = Node(tmp_path, ["dns://peers:9002"], SECOND, THIRD)
+    node = PolledNode(tmp_path, ["dns://peers:9002"], SECOND, THIRD)
     node.listed = [FIRST, SECOND]
     async with node.running():
         assert list(node.seen()) == [FIRST, SECOND]
@@ -174,7 +100,7 @@ async def test_names_are_resolved_again_and_again(tmp_path: Path) -> None:
 
 
 async def test_who_has_gone_is_forgotten_after_ten_minutes(tmp_path: Path) -> None:
-    node = Node(tmp_path, [FIRST, SECOND], SECOND)
+    node = PolledNode(tmp_path, [FIRST, SECOND], SECOND)
     async with node.running():
         node.listed = [FIRST]
         await node.turn(RESOLVE_SECONDS)
@@ -187,7 +113,7 @@ async def test_who_has_gone_is_forgotten_after_ten_minutes(tmp_path: Path) -> No
 
 async def test_a_process_that_takes_over_keeps_what_the_one_before_it_had_found_out(tmp_path: Path) -> None:
     """Or the blocks would change their owners whenever the background process is restarted."""
-    node = Node(tmp_path, [FIRST, SECOND])
+    node = PolledNode(tmp_path, [FIRST, SECOND])
     known, gone = Member(SECOND, SECOND, "b", 3, True, -50.0), Gone(Member(THIRD, THIRD, "", 1, True, -9.0), 0.0)
     node.file.write_bytes(view_document([node.own, known], [gone]))
     async with node.running():
@@ -198,7 +124,7 @@ async def test_a_process_that_takes_over_keeps_what_the_one_before_it_had_found_
 async def test_a_large_cluster_is_asked_at_a_bounded_rate(tmp_path: Path) -> None:
     """A thousand members are asked once in 50 seconds."""
     others = [f"10.1.{number // 250}.{number % 250}:9002" for number in range(999)]
-    node = Node(tmp_path, [FIRST, *others], *others)
+    node = PolledNode(tmp_path, [FIRST, *others], *others)
     async with node.running():
         for _ in range(200):
             if len(node.peers.asked) == 999:
@@ -212,7 +138,7 @@ async def test_a_large_cluster_is_asked_at_a_bounded_rate(tmp_path: Path) -> Non
 
 
 async def test_the_difference_of_clocks_is_known(tmp_path: Path) -> None:
-    node = Node(tmp_path, [FIRST, SECOND], SECOND)
+    node = PolledNode(tmp_path, [FIRST, SECOND], SECOND)
     node.peers.ahead_seconds = 12.5
     async with node.running():
         assert node.polling.heard[SECOND].clock_seconds == pytest.approx(12.5)
