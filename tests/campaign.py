@@ -87,9 +87,9 @@ PARTS = (
     ),
     Part(
         "prepared",
-        "requests, mutated requests and changes between them: the prepared answer equals that of all steps",
-        {"FOREBAY_PREPARED_STEPS": "1000000", "FOREBAY_PREPARED_SEED": "{seed}"},
-        ["-s", "--timeout=36000", "tests/edge/test_prepared.py", "-k", "both_ways"],
+        "requests, faults of the origin and changes: prepared, cold and strict reads equal those of all steps",
+        {"FOREBAY_PREPARED_STEPS": "500000", "FOREBAY_PREPARED_SEED": "{seed}"},
+        ["-s", "--timeout=36000", "tests/edge/test_both_ways.py", "-k", "both_ways"],
     ),
     Part(
         "mutated-heads",

@@ -459,6 +459,7 @@ def _block_settings(settings: Settings, slots: Slots, shared_directory: Path | N
         daily_writes_bytes=cache.daily_writes_bytes,
         shared_directory=shared_directory,
         homes=settings.homes,
+        has_one_worker=settings.server.workers == 1,
     )
 
 

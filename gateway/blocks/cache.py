@@ -127,7 +127,9 @@ class PassthroughCache:
             return None
         if not (settings.keeps(slot, size_bytes) and dependencies.isolation.readable):
             return None
-        content = dependencies.fetches.start_inline(layout.block_at(version, 0, size_bytes), slot, headers, answer)
+        ids = layout.BlockIds(version, answer.get.object_id)
+        block = layout.block_at(version, 0, size_bytes, ids)
+        content = dependencies.fetches.start_inline(block, slot, headers, answer)
         if content is None:
             return None
         return content[byte_range.first : byte_range.stop]

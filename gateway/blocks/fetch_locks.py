@@ -5,7 +5,8 @@ and then looks into the index; if the block is large, it reads the file that the
 
     cell   u64: 0, or 1 bit "awaited", 10 bits worker + 1, 27 bits tag of the place, 26 bits tag of the version
            u64: the nonce in the name of the file that the holder writes; 0: none yet
-    count  u64 for each worker, behind the cells: how many locks it has
+    count  u64 for each worker, behind the cells: how many locks it has, and in the upper 32 bits how many of them are
+           unlisted
     until  u64 for each cell, behind the counts: until when a reader in another process counts as waiting for this one
            (ns of the monotonic clock). A waiting process renews it; it expires after AWAITED_SECONDS
 
@@ -13,6 +14,10 @@ The object, the place in it and the vary key choose a set of four cells; a fifth
 lock. Processes wait while the holder lives and turns: a dead one has lost the kernel's lock on its wake file, a hung
 one does not beat. A process that gives a holder up takes the lock over; a holder that wakes up later changes nothing.
 So locks only save requests: the index prevents that a block is published twice.
+
+Where one process alone serves requests, others fetch seldom. While none of them has a lock, it takes the locks of
+places unlisted: they have no cell, and only the count includes them. A process that has taken a lock waits until no
+other has unlisted ones, so it never fetches the same bytes: what the other takes from then on is in the table.
 
 A set is changed under a record lock on its bytes, and a mutex against threads. After LOCK_SECONDS_MAX, as its holder
 may be stopped, the block is fetched without. All this runs on the event loop. Processes wait without polling:
@@ -67,6 +72,10 @@ LOCK_SECONDS_MAX = 0.1
 _STUCK_SECONDS = 1.0
 """Seconds for which a set that timed out is tried once without a wait, to keep the event loop free."""
 
+_NO_CELL = -1
+_ONE_UNLISTED = 1 << 32
+_UNLISTED_LOOK_SECONDS = 0.005
+
 AWAITED_SECONDS = 1.0
 """Seconds for which a reader counts as waiting for another process's fetch: the fetch's bytes then go before those
 without a waiting reader (origin/traffic_meter.py)."""
@@ -120,13 +129,20 @@ class FetchLocks:
     Opening, `forget` and closing block.
     """
 
-    def __init__(self, directory: Path, worker: int, heartbeats: Heartbeats) -> None:
+    def __init__(self, directory: Path, worker: int, heartbeats: Heartbeats, *, has_one_worker: bool = False) -> None:
+        """`has_one_worker`: all processes but one fetch seldom; the same in all of them."""
         self.worker = worker
+        self._has_one_worker = has_one_worker
+        self._unlisted = 0
+        own = (_COUNTS + worker) * _WORD_BYTES
+        others = slice(_COUNTS * _WORD_BYTES, own), slice(own + _WORD_BYTES, _UNTIL * _WORD_BYTES)
+        self._counts_of_others = [(where, bytes(where.stop - where.start)) for where in others]
+        """Their places, and their bytes while no other process has a lock."""
         self._directory = directory
         self._heartbeats = heartbeats
         self._mutex = threading.Lock()
         self._held: dict[LockKey, int] = {}
-        """With the cell of each."""
+        """With the cell of each; _NO_CELL: it is unlisted."""
 
         self._unreleased: set[LockKey] = set()
         self._stuck: dict[int, float] = {}
@@ -172,16 +188,41 @@ class FetchLocks:
         finally:
             self._unlock(key.set)
 
+    def take_unlisted(self, key: LockKey) -> bool:
+        """Take the lock of a place past the table, if no other process may be fetching; False: call `take`."""
+        self.release_late()
+        if not self._has_one_worker:
+            return False
+        self._held[key] = _NO_CELL
+        self._unlisted += 1
+        self._count()  # and then the look: the other process counts, and then looks, too
+        if not self.others_fetch():
+            return True
+        self.release(key)
+        return False
+
+    async def all_listed(self) -> None:
+        """Wait until no other process that turns has unlisted locks. Call it with a lock, so that none takes more."""
+        deadline = time.monotonic() + HOLDER_SECONDS_MAX
+        while self._has_one_worker and self.others_fetch() and time.monotonic() < deadline:
+            counts = enumerate(self._words[_COUNTS:_UNTIL])
+            unlisted = [worker for worker, count in counts if count >= _ONE_UNLISTED and worker != self.worker]
+            if not any(map(self.turns, unlisted)):
+                return
+            await asyncio.sleep(_UNLISTED_LOOK_SECONDS)
+
     def has(self, key: LockKey) -> bool:
         """Return True if this process has taken a lock and not given it back; it may have lost it meanwhile."""
         return key in self._held
 
     def release(self, key: LockKey) -> None:
         """Give a lock back, and wake waiting processes. One that this process has lost stays as it is."""
-        if key not in self._held:
+        cell = self._held.pop(key, None)
+        if cell is None:
             return
-        del self._held[key]
-        if not self._change(key, 0):
+        if cell == _NO_CELL:
+            self._unlisted -= 1
+        elif not self._change(key, 0):
             self._unreleased.add(key)
         self._count()
 
@@ -189,7 +230,10 @@ class FetchLocks:
         """Give a lock back, wake waiting processes, and take another one of the same place instead."""
         if key not in self._held:
             return
-        if self._change(key, other.held_by(self.worker)):
+        if self._held[key] == _NO_CELL:
+            self.take(other)
+            self.release(key)
+        elif self._change(key, other.held_by(self.worker)):
             self._held[other] = self._held.pop(key)
         else:
             self.release(key)
@@ -216,6 +260,7 @@ class FetchLocks:
                 self._unlock(number)
         if worker == self.worker:
             self._held.clear()
+            self._unlisted = 0
             self._unreleased.clear()
         self._notify(worker)
 
@@ -242,7 +287,7 @@ class FetchLocks:
     def is_awaited(self, key: LockKey) -> bool:
         """Return True if a reader in another process waits for this one's work under its lock."""
         cell = self._held.get(key)
-        if cell is None:
+        if cell is None or cell == _NO_CELL:
             return False
         until = self._words[_UNTIL + cell // _WORDS]
         if not until or until <= self._heartbeats.now_ns():
@@ -288,7 +333,8 @@ class FetchLocks:
         return True
 
     def others_fetch(self) -> bool:
-        return any(count for worker, count in enumerate(self._words[_COUNTS:_UNTIL]) if worker != self.worker)
+        (before, none_before), (behind, none_behind) = self._counts_of_others
+        return self._map[before] != none_before or self._map[behind] != none_behind
 
     def wake_file(self, worker: int) -> int:
         """Return the descriptor of a worker's wake file, to watch; open until `close`. Raises StoreUnavailable."""
@@ -367,7 +413,7 @@ class FetchLocks:
         return zip(range(first, first + WAYS * _WORDS, _WORDS), words, strict=True)
 
     def _count(self) -> None:
-        self._words[_COUNTS + self.worker] = len(self._held)
+        self._words[_COUNTS + self.worker] = self._unlisted * _ONE_UNLISTED + len(self._held)
 
     def _notify(self, worker: int) -> None:
         with suppress(OSError, StoreUnavailable):  # waiting processes look for themselves a little later

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -119,7 +119,7 @@ class LargeBlockFetcher:
     dependencies: FetchDependencies
     buffers: Buffers = field(default_factory=Buffers)
 
-    def fetch_inline(self, fetch: InflightFetch) -> bool:
+    def fetch_inline(self, fetch: InflightFetch, on_end: Callable[[InflightFetch, bool], None]) -> bool:
         return False  # no response has brought all of it
 
     def move(self, fetch: InflightFetch) -> None:
@@ -183,7 +183,7 @@ class LargeBlockFetcher:
             return False
         finally:
             writer.filled.file.close()
-        metrics.count_fill(fetch.slot, clock.monotonic() - started, fetch.block.length)
+        metrics.count_fills(fetch.slot, [clock.monotonic() - started], fetch.block.length)
         return True
 
     def _publish_and_keep(self, file: BlockLease, writer: BlockWriter) -> None:

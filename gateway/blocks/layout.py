@@ -118,8 +118,9 @@ class BlockIds:
 
     __slots__ = ("_object_id", "_state")
 
-    def __init__(self, version: ObjectVersion) -> None:
-        self._begin(object_id(version.key), _encode(version.etag), version.size_bytes)
+    def __init__(self, version: ObjectVersion, of_object: bytes | None = None) -> None:
+        """`of_object` is the object's `object_id`, where it is known already."""
+        self._begin(of_object or object_id(version.key), _encode(version.etag), version.size_bytes)
 
     @classmethod
     def of(cls, bucket: bytes, name: bytes, etag: bytes, object_bytes: int) -> BlockIds:
@@ -472,7 +473,7 @@ class BlockSettings:
     Fills write at most `daily_writes_bytes` a day (UTC), all processes together, with the index's
     own writes; None: no limit. The index takes `index_bytes_max` at most; None: as much as its map holds.
     Files that all processes have in memory lie in `shared_directory`; None: in `directory`. `homes` are the places of
-    buckets: all parts of a process share one.
+    buckets: all parts of a process share one. `has_one_worker`: one process alone serves requests.
     """
 
     directory: Path
@@ -489,6 +490,7 @@ class BlockSettings:
     index_bytes_max: int | None = None
     shared_directory: Path | None = None
     homes: Homes = field(default_factory=lambda: Homes(""))
+    has_one_worker: bool = False
     _block_sizes: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _kept_object_bytes_max: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _copies: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -230,7 +230,7 @@ def _open(settings: BlockSettings, worker: int, now: Callable[[], float]) -> Ope
             index.apply_settings(capacity)
             blocks.pins.recover()
             heartbeats.beat(worker)
-            locks = FetchLocks(shared, worker, heartbeats)
+            locks = FetchLocks(shared, worker, heartbeats, has_one_worker=settings.has_one_worker)
             undo.callback(locks.close)
             for slot in (worker, *slots.dead_slots()):  # what dead processes had begun
                 clear_up(blocks, slot)

@@ -71,9 +71,11 @@ class UnpinnedGet:
     lock: LockKey
     turns: Turns
     on_end: Callable[[UnpinnedGet], None]
+    object_id: bytes
     known_empty: bool = False
     whole: bool = False
     _holders: int = 1
+    _over: asyncio.Event | None = None
 
     def __enter__(self) -> UnpinnedGet:
         return self
@@ -110,6 +112,14 @@ class UnpinnedGet:
         if self._holders > 1 and not self.lock.version and not self.whole:
             self.becomes(self.lock.of_version(FETCHED))
         self.let_go()
+        if self._over is not None:
+            self._over.set()
+
+    async def over(self) -> None:
+        """Wait until the version is found out, or is not."""
+        if self._over is None:
+            self._over = asyncio.Event()
+        await self._over.wait()
 
 
 @dataclass(slots=True)
@@ -166,18 +176,18 @@ class UnpinnedGets:
     turns_of_copies: Turns
     """Of those that ask other nodes: what other nodes ask for never waits for them."""
 
-    _own: dict[LockKey, asyncio.Event] = field(default_factory=dict)
+    _own: dict[LockKey, UnpinnedGet] = field(default_factory=dict)
     _known_empty: OrderedDict[LockKey, None] = field(default_factory=OrderedDict)
 
     def begin(self, object_id: bytes, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
         """Return the right to find out the version at `offset`, to be entered; None: another caller has it."""
         lock = lock_of_place(object_id, offset, headers)
         taken = lock in self._known_empty or lock in self._own or self.locks.has(lock)
-        if taken or self.locks.take(lock) != self.locks.worker:
+        if taken or not (self.locks.take_unlisted(lock) or self.locks.take(lock) == self.locks.worker):
             return None
-        self._own[lock] = asyncio.Event()
         turns = self.turns_of_copies if COPY in headers else self.turns
-        return UnpinnedGet(self.locks, lock, turns, partial(self._end, lock))
+        get = self._own[lock] = UnpinnedGet(self.locks, lock, turns, partial(self._end, lock), object_id)
+        return get
 
     @property
     def any_pending(self) -> bool:
@@ -192,7 +202,7 @@ class UnpinnedGets:
         lock = lock_of_place(layout.object_id(key), offset, headers)
         own = self._own.get(lock)
         if own is not None:
-            await own.wait()
+            await own.over()
             return True
         holder = self._holder_elsewhere(lock)
         return holder is not None and await self.locks.released(lock, holder, self.watcher)
@@ -202,9 +212,8 @@ class UnpinnedGets:
         return holder if holder != self.locks.worker else None
 
     def _end(self, lock: LockKey, get: UnpinnedGet) -> None:
-        over = self._own.pop(lock)
+        del self._own[lock]
         get.is_over()
-        over.set()
         if get.known_empty:  # it has no blocks by which it would be known
             self._known_empty[lock] = None
             if len(self._known_empty) > KNOWN_EMPTY_MAX:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
 from gateway.blocks import layout
@@ -73,6 +74,7 @@ def are_used(block_size_bytes: int) -> bool:
     return block_size_bytes >= MUCH * SUB_BLOCK_BYTES and block_size_bytes % SUB_BLOCK_BYTES == 0
 
 
+@lru_cache(maxsize=256)
 def first_fetched(first: int, last: int | None, block_size_bytes: int) -> ByteRange:
     """Return the first range that a read of `first` to `last` (None: the end) of an unknown object fetches."""
     skipped, request = first % block_size_bytes, block_size_bytes if last is None else last - first + 1

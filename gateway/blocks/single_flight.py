@@ -280,8 +280,11 @@ class InflightFetch:
 class BlockFetcher(Protocol):
     """Fetches blocks of one kind, small or large, in the task of each `InflightFetch`."""
 
-    def fetch_inline(self, fetch: InflightFetch) -> bool:
-        """Fetch it here and now, if its unpinned GET has brought all of it; return False if that is impossible."""
+    def fetch_inline(self, fetch: InflightFetch, on_end: Callable[[InflightFetch, bool], None]) -> bool:
+        """Fetch it here and now, if its unpinned GET has brought all of it; return False if that is impossible.
+
+        Later tell `on_end` if it is on disk.
+        """
 
     async def fetch(self, fetch: InflightFetch, lock: LockKey) -> None:
         """Fetch all bytes, and begin to write or publish them (`persisted`). Raises BlockPublished and NotKept, too."""
@@ -316,6 +319,8 @@ class SingleFlight:
         self._dependencies = dependencies
         self._small, self._large = small, large
         self._persisting: set[asyncio.Future[bool]] = set()
+        self._inline: set[InflightFetch] = set()
+        """Fetches that lack nothing but the disk, and have no task."""
         fills_max = dependencies.settings.fills_max
         self._own, self._copies = (_Kind(Turns(fills_max), fills_max * 2 // 3) for _ in range(2))
         self._fetches: dict[FetchKey, InflightFetch] = {}
@@ -392,8 +397,9 @@ class SingleFlight:
         return True
 
     async def settle(self) -> None:
-        while self._tasks or self._persisting:
-            await asyncio.gather(*self._tasks, *self._persisting, return_exceptions=True)
+        while self._tasks or self._persisting or self._inline:
+            inline = [fetch.over() for fetch in self._inline]
+            await asyncio.gather(*self._tasks, *self._persisting, *inline, return_exceptions=True)
 
     async def close(self) -> None:
         """Cancel every fetch and wait for its task. Bytes that have arrived still go to disk."""
@@ -412,9 +418,9 @@ class SingleFlight:
         fetch.on_abandoned = partial(cancellation.abandon, task)
 
     def _is_done_inline(self, fetch: InflightFetch) -> bool:
-        if not (self._dependencies.is_writable and self._fetcher(fetch).fetch_inline(fetch)):
+        if not (self._dependencies.is_writable and self._fetcher(fetch).fetch_inline(fetch, self._over)):
             return False
-        self._persist(fetch)
+        self._inline.add(fetch)
         return True
 
     async def _run(self, fetch: InflightFetch) -> None:
@@ -480,6 +486,8 @@ class SingleFlight:
         dependencies, waited, given_up = self._dependencies, False, None
         while not fetch.is_abandoned:
             holder = dependencies.locks.take(lock, given_up)
+            if holder == dependencies.locks.worker:
+                await dependencies.locks.all_listed()
             # Looked up again under the lock: its earlier holder has entered the block before giving it back.
             if dependencies.directory.index.lookup(fetch.block.id) is not None:
                 if fetch.all_arrived:
@@ -506,8 +514,12 @@ class SingleFlight:
 
     def _persisted(self, fetch: InflightFetch, persisted: asyncio.Future[bool]) -> None:
         self._persisting.discard(persisted)
-        fetch.kept = not persisted.cancelled() and persisted.exception() is None and persisted.result()
-        if fetch.kept:
+        self._over(fetch, not persisted.cancelled() and persisted.exception() is None and persisted.result())
+
+    def _over(self, fetch: InflightFetch, kept: bool) -> None:
+        self._inline.discard(fetch)
+        fetch.kept = kept
+        if kept:
             self.refused.pop(fetch.block.id, None)
         else:
             self.refused[fetch.block.id] = None

@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import mmap
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -189,7 +190,7 @@ HELD_BYTES_MAX = 32 * 1024 * 1024
 
 @immutable
 class Waiting:
-    """A small block to be kept on a slot's account; `persisted` says in the end whether it is.
+    """A small block to be kept on a slot's account; `on_end` is told in the end whether it is.
 
     `wanted` and `copy` are of layout.Reservation.
     """
@@ -199,7 +200,7 @@ class Waiting:
     wanted: bool
     copy: bool
     started: float
-    persisted: asyncio.Future[bool]
+    on_end: Callable[[bool], None]
 
 
 def gathering_seconds(blocks: int, held_bytes: int, seconds: float) -> float:
@@ -246,14 +247,19 @@ class GroupCommitWriter:
         self._eased.set()
 
     def put(
-        self, small: SmallBlock, slot: str, started: float, *, wanted: bool = False, copy: bool = False
-    ) -> asyncio.Future[bool]:
-        """Write a block soon. Its room, already taken, is given back when it has persisted."""
-        waiting = Waiting(small, slot, wanted, copy, started, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
+        self,
+        small: SmallBlock,
+        slot: str,
+        started: float,
+        on_end: Callable[[bool], None],
+        *,
+        wanted: bool = False,
+        copy: bool = False,
+    ) -> None:
+        """Write a block soon, then give its room back, which is taken already, and tell `on_end` if it is on disk."""
+        self._waiting.append(Waiting(small, slot, wanted, copy, started, on_end))
         if self._pumping is None:
             self._pumping = asyncio.create_task(self._pump(), name="small object writer")
-        return waiting.persisted
 
     async def drain(self) -> None:
         while self._pumping is not None:
@@ -308,9 +314,10 @@ class GroupCommitWriter:
                 self._not_kept(batch)
                 raise
             now = self._dependencies.clock.monotonic()
-            for waiting in batch[:appended]:
-                metrics.count_fill(waiting.slot, now - waiting.started, waiting.small.block.length)
-            self._settle(batch[:appended], kept=True)
+            kept = batch[:appended]
+            seconds = [now - waiting.started for waiting in kept]
+            metrics.count_fills(batch[0].slot, seconds, sum(waiting.small.block.length for waiting in kept))
+            self._settle(kept, kept=True)
             batch = batch[appended:]
 
     def _not_kept(self, batch: Sequence[Waiting], reason: str = "disk") -> None:
@@ -322,8 +329,11 @@ class GroupCommitWriter:
     def _settle(self, batch: Sequence[Waiting], *, kept: bool) -> None:
         for waiting in batch:
             self.give_back(_held_bytes(waiting.small.content))
-            if not waiting.persisted.done():
-                waiting.persisted.set_result(kept)
+            try:
+                waiting.on_end(kept)
+            except Exception as error:  # noqa: BLE001 - the others of the batch hear of their end, too
+                told = {"message": "the end of a block's fetch failed", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(told)
 
 
 def _held_bytes(content: memoryview) -> int:
@@ -354,7 +364,7 @@ class SmallBlockFetcher:
     def writer(self, fetch: InflightFetch) -> GroupCommitWriter:
         return self.copy_writer if fetch.is_copy else self.own_writer
 
-    def fetch_inline(self, fetch: InflightFetch) -> bool:
+    def fetch_inline(self, fetch: InflightFetch, on_end: Callable[[InflightFetch, bool], None]) -> bool:
         """Fetch it here and now, if the unpinned GET has brought all of the block, as promised, and memory has room.
 
         Only writing it remains then. The GET's lock, which no other process can have had meanwhile, ends with the
@@ -373,7 +383,7 @@ class SmallBlockFetcher:
         response.get.whole = True
         fetch.give(content, block.length)
         self.writer(fetch).hold(_held_bytes(content))
-        self._put(fetch, content, self.dependencies.clock.monotonic())
+        self._put(fetch, content, self.dependencies.clock.monotonic(), partial(on_end, fetch))
         return True
 
     async def fetch(self, fetch: InflightFetch, lock: LockKey) -> None:
@@ -384,7 +394,9 @@ class SmallBlockFetcher:
         try:
             await get.start()
             fetch.is_from_peer = get.is_from_peer
-            self._put(fetch, await self._receive(fetch, get), started)
+            content = await self._receive(fetch, get)
+            fetch.persisted = persisted = asyncio.get_running_loop().create_future()
+            self._put(fetch, content, started, partial(_end, persisted))
         finally:
             await get.aclose()
 
@@ -394,10 +406,10 @@ class SmallBlockFetcher:
             lock, holder, own.watcher, lambda: fetch.is_abandoned or not own.is_writable, lambda: fetch.is_awaited
         )
 
-    def _put(self, fetch: InflightFetch, content: memoryview, started: float) -> None:
+    def _put(self, fetch: InflightFetch, content: memoryview, started: float, on_end: Callable[[bool], None]) -> None:
         small, wanted = SmallBlock(fetch.block, content), fetch.purpose is Purpose.WARM
         copy = self.dependencies.is_idle_copy(fetch.slot, fetch.headers)
-        fetch.persisted = self.writer(fetch).put(small, fetch.slot, started, wanted=wanted, copy=copy)
+        self.writer(fetch).put(small, fetch.slot, started, on_end, wanted=wanted, copy=copy)
 
     async def _receive(self, fetch: InflightFetch, get: PinnedGet) -> memoryview:
         """Return the block's bytes. Takes room for them only now, as an origin may take long to answer."""
@@ -441,6 +453,11 @@ def _checksums(content: memoryview) -> bytes:
     checksums = ChunkChecksums(len(content))
     checksums.update(content)
     return bytes(checksums.packed)
+
+
+def _end(persisted: asyncio.Future[bool], kept: bool) -> None:
+    if not persisted.done():
+        persisted.set_result(kept)
 
 
 def _is_promised(content: memoryview, headers: Mapping[str, str], block: Block) -> bool:

@@ -113,30 +113,30 @@ class WarmSpan(PinnedFileSpan):
 class HeldObject:
     """Spans of one version's blocks, for repeated reads: constant values are computed once."""
 
-    __slots__ = ("_dependencies", "_ids", "_size_bytes", "_slot", "_version")
+    __slots__ = ("_dependencies", "_ids", "_size_bytes", "_slot", "version")
 
     def __init__(self, dependencies: CacheDependencies, version: ObjectVersion, slot: str) -> None:
         self._dependencies = dependencies
-        self._version = version
+        self.version = version
         self._slot = slot
         self._size_bytes = dependencies.settings.block_size_of(slot)
         self._ids: dict[int, bytes] = {}
 
     def span(self, first: int, count: int) -> WarmSpan | UnreadSpan | None:
         """Return a span as `warm_span`; the caller counts the bytes. A few unverified bytes give an UnreadSpan."""
-        dependencies, extent = self._dependencies, self._extent(first, count)
-        if extent is None:
+        dependencies, rows = self._dependencies, self._rows(first, count)
+        if rows is None:
             return None
-        position = first % self._size_bytes
+        extent, position = unpack_extent(*rows), first % self._size_bytes
         found = span_of(dependencies, extent, position, count, self._slot, cached=None)
         if found is None and count <= UNREAD_BYTES_MAX:
             return UnreadSpan(dependencies, extent, position, count, self._slot)
         return found
 
     def has(self, first: int, count: int) -> bool:
-        return self._extent(first, count) is not None
+        return self._rows(first, count) is not None
 
-    def _extent(self, first: int, count: int) -> Extent | None:
+    def _rows(self, first: int, count: int) -> tuple[bytes, bytes] | None:
         dependencies, size_bytes = self._dependencies, self._size_bytes
         number = first // size_bytes
         if (first + count - 1) // size_bytes != number or not dependencies.isolation.readable:
@@ -145,8 +145,8 @@ class HeldObject:
         if block_id is None:
             if len(self._ids) >= HELD_IDS_MAX:
                 self._ids.clear()
-            block_id = self._ids[number] = layout.block_id(self._version, number, size_bytes)
-        return None if block_id in dependencies.ahead_marks else _held_extent(dependencies, block_id)
+            block_id = self._ids[number] = layout.block_id(self.version, number, size_bytes)
+        return None if block_id in dependencies.ahead_marks else _held_rows(dependencies, block_id)
 
 
 class UnreadSpan:
@@ -172,12 +172,13 @@ UNREAD_BYTES_MAX = 1024 * 1024
 """Bytes read at once before the first of them is sent. More are read piece by piece (reader.py)."""
 
 
-def _held_extent(dependencies: CacheDependencies, block_id: bytes) -> Extent | None:
+def _held_rows(dependencies: CacheDependencies, block_id: bytes) -> tuple[bytes, bytes] | None:
+    """Return what `unpack_extent` unpacks."""
     index, held = dependencies.directory.index, dependencies.held_rows
     commit = index.last_commit.number()
     known = held.get(block_id)
     if known is not None and known[0] == commit:
-        return unpack_extent(*known[1])
+        return known[1]
     try:
         found = index.rows(block_id)
     except StoreUnavailable:
@@ -187,7 +188,7 @@ def _held_extent(dependencies: CacheDependencies, block_id: bytes) -> Extent | N
     if len(held) >= HELD_ROWS_MAX:
         held.clear()
     held[block_id] = commit, found
-    return unpack_extent(*found)
+    return found
 
 
 HELD_IDS_MAX = 16

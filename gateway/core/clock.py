@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -63,11 +63,9 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    def now(self) -> float:
-        return time.time()
-
-    def monotonic(self) -> float:
-        return time.clock_gettime(time.CLOCK_BOOTTIME)  # goes on while the machine is suspended
+    now = staticmethod(time.time)
+    monotonic = staticmethod(partial(time.clock_gettime, time.CLOCK_BOOTTIME))
+    """It goes on while the machine is suspended."""
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

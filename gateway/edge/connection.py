@@ -47,7 +47,6 @@ from gateway.edge.request_parsing import (
     request_scope,
 )
 from gateway.edge.response import (
-    ResponseFraming,
     WriteWatch,
     next_request_id,
     plain_head,
@@ -59,7 +58,6 @@ from gateway.edge.server_state import InputFlow, S3ServerState, ServerLimits
 from gateway.operations.context import Told
 from gateway.operations.prepared_reads import PreparedAnswer
 from gateway.s3.error_codes import s3_error
-from gateway.telemetry import metrics
 
 IDLE_SECONDS = 1.0
 """A connection that has waited longer for a request is not at work."""
@@ -513,8 +511,7 @@ class S3Protocol(HttpToolsProtocol):
         if cycle is None or cycle.disconnected:
             return
         cycle.on_left = None
-        metrics.REQUESTS_IN_FLIGHT.add(-1)
-        answer = cold.answer() if cycle.keep_alive and self._may_send_now() else None
+        answer = cold.answer(may_send=cycle.keep_alive and self._may_send_now())
         if answer is None:
             cold.read.hand_over()
             told = Told(None, cold.began, cold.read.question)
@@ -522,9 +519,7 @@ class S3Protocol(HttpToolsProtocol):
             return
         request_id, body = next_request_id(), answer.body
         cycle.response_started = True
-        framing = ResponseFraming(len(body), chunked=False, bodiless=False, keep_alive=True)
-        cycle.writer.start(cold.head(answer, request_id, self.shared.default_lines), framing)
-        cycle.writer.write_whole(body)
+        cycle.writer.write(cold.head(answer, request_id, self.shared.default_lines), body)
         cold.sent(answer, request_id, self.client)
         cycle.complete()
 

@@ -506,10 +506,11 @@ class ColdRequest:
         self.began = began
         self.read: ColdRead
 
-    def answer(self) -> ColdAnswer | None:
+    def answer(self, *, may_send: bool) -> ColdAnswer | None:
         """Return the answer, when the origin has answered; None: the full way goes on."""
+        metrics.REQUESTS_IN_FLIGHT.add(-1)
         try:
-            return self.read.answer()
+            return self.read.answer() if may_send else None
         except Exception:
             self._prepared.app.log.exception("a cold answer failed")
             return None

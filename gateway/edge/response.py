@@ -545,7 +545,7 @@ class ResponseWriter:
             prefix, suffix = prefix + b"%x\r\n" % len(body), b"\r\n"
         if framing.chunked and not more_body:
             suffix += b"0\r\n\r\n"
-        self._write(prefix, body, suffix)
+        self.write(prefix, body, suffix)
 
     async def write_file(self, span: FileSpan, *, more_body: bool, is_fresh: bool) -> None:
         """Bytes of a file. `is_fresh` is of FileSender. Raises as `write_bytes` and its `send` do."""
@@ -646,7 +646,8 @@ class ResponseWriter:
         head, self._head = self._head, b""
         return head
 
-    def _write(self, prefix: bytes, body: bytes | memoryview, suffix: bytes) -> None:
+    def write(self, prefix: bytes, body: bytes | memoryview, suffix: bytes = b"") -> None:
+        """Write a piece of the body and what goes around it: a whole answer, too, whose length is right."""
         self._sent_bytes += len(body)
         if len(body) <= _JOINED_BODY_BYTES:
             self._transport.write(b"".join((prefix, body, suffix)))

@@ -304,6 +304,10 @@ class CatalogStore:
         except lmdb.Error:
             return None, b""
 
+    def has(self, record_key: bytes) -> bool:
+        """Return True if there is a record, void or not."""
+        return self.packed(record_key)[0] is not None
+
     def _entry(self, key: ObjectKey, record_key: bytes) -> CatalogEntry | None:
         record, extra = self.packed(record_key)
         return unpack(record_key, key, record, extra) if record is not None else None

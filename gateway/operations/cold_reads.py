@@ -21,6 +21,7 @@ from gateway.operations.read_object import (
     UnpinnedQuestion,
     VersionAnswers,
     begin_unpinned,
+    get_must_bypass,
     has_cacheable_bytes,
     judged_by_the_origin,
     understood_answer,
@@ -75,7 +76,7 @@ class ColdRead:
             judged = VersionAnswers(head).judge(self._request.headers, services.clock)
         except (Refused, S3Error):
             return None
-        if not judged.body_bytes or services.catalog.is_listed_absent(self.key, self.slot):
+        if not judged.body_bytes:
             return None
         blocks, slot, version = services.blocks, self.slot, head.version
         is_new = is_remembered(slot, question.headers) and blocks.keeps_all_it_fetches
@@ -116,7 +117,7 @@ def begin_cold_read(services: AppContext, request: S3Request, on_end: Callable[[
     bucket, name = request.bucket, request.key
     if request.operation is not Operation.GET_OBJECT or bucket is None or name is None:
         return None
-    if not READ_CONDITIONS.isdisjoint(request.headers):
+    if not READ_CONDITIONS.isdisjoint(request.headers) or get_must_bypass(request):
         return None
     key, slot = ObjectKey(bucket, name), services.slots.find(bucket, name)
     if slot.consistency == "snapshot" or slot.authorization == "origin" or slot.write == "scratch":
@@ -128,10 +129,11 @@ def begin_cold_read(services: AppContext, request: S3Request, on_end: Callable[[
             return None  # its reads are counted, or its answer has more
     elif services.buffer_closed and slot.is_buffered:
         return None
-    if services.catalog.last_learned(key) is not None or services.catalog.is_listed_absent(key, slot):
+    since = services.catalog.unknown_at(key)
+    if since is None or services.catalog.is_listed_absent(key, slot):
         return None
     headers = judged_by_the_origin(request)
-    question = begin_unpinned(services, request, key, slot, headers, headers)
+    question = begin_unpinned(services, request, key, slot, headers, headers, since)
     if question is None:
         return None
     read = ColdRead(services, request, key, slot, question)

@@ -19,7 +19,7 @@ from gateway.blocks.spans import HeldObject, UnreadSpan, WarmSpan
 from gateway.core.errors import S3Error
 from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import CHECKSUM_MODE, BegunHead, HeldVersion, ObjectHead
-from gateway.metadata.snapshots.registry import SnapshotRegistry
+from gateway.metadata.snapshots.registry import OpenSnapshot, SnapshotRegistry
 from gateway.operations.context import AppContext
 from gateway.operations.read_object import (
     PLAIN_FIELDS,
@@ -31,6 +31,7 @@ from gateway.operations.read_object import (
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Slot
 from gateway.s3.headers import is_one_range
+from gateway.s3.origin_habits import NO_HABITS
 from gateway.s3.prepared_head import Conditions
 from gateway.s3.requests import Operation, S3Request
 from gateway.telemetry.request_counts import AnswerTally
@@ -161,6 +162,9 @@ class PreparedRead(VersionAnswers):
         return head is not None and (not head.body_bytes or self._blocks.has(head.first, head.body_bytes))
 
     def _judged(self, conditions: Conditions) -> AnswerHead | None:
+        habits = self._services.catalog.habits(self._key.bucket)
+        if habits != NO_HABITS and habits.concern(self._blocks.version):
+            return None  # perhaps only the origin can answer, though some blocks are here
         if not conditions:
             return self.whole()
         if self._is_head and "range" in conditions:
@@ -169,8 +173,8 @@ class PreparedRead(VersionAnswers):
             head = self.judge(conditions, self._services.clock)
         except S3Error:
             return None
-        if head.status != 206 and "range" in conditions and not is_one_range(conditions["range"]):
-            return None  # only the origin can judge it
+        if head.status != 206 and "range" in conditions:
+            return None  # perhaps only the origin can judge it
         if head.status != 304 and "if-none-match" in conditions and self._slot.is_buffered:
             return None  # it may be this node's ETag of the version
         return head
@@ -300,17 +304,31 @@ _TOLD_EACH_TIME = _ToldEachTime()
 
 
 class _OfSnapshot:
-    """A version in a frozen slot, as long as this snapshot freezes it."""
+    """A version in a frozen slot, as long as this snapshot freezes it, and keeps this head of it."""
 
-    __slots__ = ("_slot", "_snapshot", "_snapshots")
+    __slots__ = ("_head", "_slot", "_snapshot", "_snapshots", "_with_checksums")
 
-    def __init__(self, snapshots: SnapshotRegistry, slot: Slot, snapshot: object) -> None:
+    def __init__(
+        self,
+        snapshots: SnapshotRegistry,
+        slot: Slot,
+        snapshot: OpenSnapshot,
+        head: ObjectHead,
+        *,
+        with_checksums: bool,
+    ) -> None:
         self._snapshots = snapshots
         self._slot = slot
         self._snapshot = snapshot
+        self._head = head
+        self._with_checksums = with_checksums
 
     def holds(self) -> bool:
-        return self._snapshots.of(self._slot) is self._snapshot
+        head = self._head
+        if self._snapshots.of(self._slot) is not self._snapshot:
+            return False
+        kept = self._snapshot.head(head.version.key.key, with_checksums=self._with_checksums)
+        return kept is None or kept is head
 
 
 def _fixed(head: ObjectHead) -> str:
@@ -362,8 +380,6 @@ def _read(
     head = held.head
     if not isinstance(services.blocks, BlockCache) or not head.version.size_bytes or not has_cacheable_bytes(head):
         return None
-    if not services.catalog.habits(key.bucket).is_distinct(head.version):
-        return None
     blocks = services.blocks.held_object(head.version, slot.name)
     return PreparedRead(services, key, operation, slot, held, blocks, tally)
 
@@ -375,4 +391,6 @@ def _held(services: AppContext, key: ObjectKey, slot: Slot, *, with_checksums: b
     snapshots = services.snapshots
     snapshot = snapshots.of(slot)
     head = snapshot.head(key.key, with_checksums=with_checksums) if snapshot is not None else None
-    return HeldVersion(head, _OfSnapshot(snapshots, slot, snapshot)) if head is not None else None
+    if snapshot is None or head is None:
+        return None
+    return HeldVersion(head, _OfSnapshot(snapshots, slot, snapshot, head, with_checksums=with_checksums))

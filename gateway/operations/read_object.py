@@ -35,7 +35,7 @@ from gateway.core.model import BodyStream, ByteRange, MissReason, ObjectKey, Obj
 from gateway.metadata.catalog import CHECKSUM_MODE, headers_of_question, is_remembered
 from gateway.metadata.entries import ObjectHead, ObservedAt, object_head_of_get, of_part
 from gateway.operations.context import Answer, AppContext, CacheLabel, RequestContext, Response
-from gateway.operations.passthrough import forward, forward_joined, no_body, onward_request, streamed_reply
+from gateway.operations.passthrough import forward, forward_joined, handed_on, no_body, onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
 from gateway.operations.visibility import changed_by, invalidate
 from gateway.origin.client import OriginHead, OriginRequest, Purpose, age_of
@@ -201,8 +201,6 @@ class CurrentVersions:
             etag = next((value for name, value in reply.headers if name == "etag"), None)
             if etag is not None or reply.status == 404:
                 self.context.services.catalog.shown(self.context.object_key, etag)
-            if etag is not None:
-                await void_listed_absence(self.context)
         return reply
 
     def known(self) -> ObjectHead | None:
@@ -221,14 +219,9 @@ class CurrentVersions:
         catalog, key = context.services.catalog, context.object_key
         part_number = context.request.parameter("partNumber")
         if part_number is not None:
-            head = await catalog.ask(key, context.slot, headers=self.headers, part_number=part_number)
-        else:
-            look = again or wants_revalidation(context)
-            of_peer = context.of_peer
-            head = await catalog.current(key, context.slot, headers=self.headers, look=look, of_peer=of_peer)
-        if not head.remembered:
-            await void_listed_absence(context)
-        return head
+            return await catalog.ask(key, context.slot, headers=self.headers, part_number=part_number)
+        look, of_peer = again or wants_revalidation(context), context.of_peer
+        return await catalog.current(key, context.slot, headers=self.headers, look=look, of_peer=of_peer)
 
     def last_known(self) -> ObjectVersion | None:
         if not is_remembered(self.context.slot, self.headers):
@@ -251,9 +244,8 @@ class CurrentVersions:
         if slot.negative_ttl_seconds == 0 or not is_remembered(slot, self.headers):
             return await self.forward()
         asked = catalog.now(key)
-        response = await context.services.origin.send(onward_request(context, await receive_payload(context)))
-        if response.status in (200, 206):
-            catalog.forget(key)  # it has come since its absence was learned, and this client sees it now
+        request = onward_request(context, await receive_payload(context))
+        response = handed_on(context, request, await context.services.origin.send(request))
         if response.status != 404 or "x-amz-delete-marker" in response.headers:
             return streamed_reply(response, head_only=False, cache="bypass")
         async with response:
@@ -277,7 +269,7 @@ class CurrentVersions:
         if not head.remembered:
             context.services.catalog.named(version)
         habits = context.services.catalog.habits(version.key.bucket)
-        if habits == NO_HABITS or (habits.gives_ranges(version) and not habits.no_ranges) or not version.size_bytes:
+        if habits == NO_HABITS or not habits.concern(version) or not version.size_bytes:
             return True
         blocks, whole = context.services.blocks, ByteRange(0, version.size_bytes - 1)
         is_one = version.size_bytes <= blocks.first_fetched(0, None, context.slot.name).length
@@ -326,12 +318,6 @@ class CurrentVersions:
     async def _forget(self) -> None:
         await invalidate(changed_by(self.context))
         await self.context.services.blocks.invalidate(self.context.object_key)
-
-
-async def void_listed_absence(context: RequestContext) -> None:
-    """Void what the listing index says of the key if it says that there is no object: this client sees one."""
-    if context.services.catalog.is_listed_absent(context.object_key, context.slot):
-        await invalidate(changed_by(context))
 
 
 # The wishes of a request
@@ -409,6 +395,8 @@ def is_cacheable(context: RequestContext, head: ObjectHead) -> bool:
 
 def vary_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that separate fetches: readers whose bytes may be refused to one another share none."""
+    if not headers:
+        return {}
     return {name: value for name, value in headers.items() if name != CHECKSUM_MODE}
 
 
@@ -470,12 +458,14 @@ def begin_unpinned(
     slot: Slot,
     headers: Mapping[str, str],
     conditions: Mapping[str, str],
+    since: ObservedAt | None = None,
     *,
     of_peer: bool = False,
 ) -> UnpinnedQuestion | None:
     """Return the question about a request's first bytes; None: the version must be asked for first.
 
-    While its `get` lasts, others wait for the same bytes. `of_peer` is of RequestContext.
+    `since`: from when the answer counts; None: from now on. While its `get` lasts, others wait for the same bytes.
+    `of_peer` is of RequestContext.
     """
     bounds = _asked(asked)
     if bounds is None:
@@ -499,7 +489,7 @@ def begin_unpinned(
     if get is None:
         return None
     request = _request(key, slot.name, conditions, None if whole else wanted)
-    return UnpinnedQuestion(get, wanted, request, catalog.now(key), headers, fields, whole)
+    return UnpinnedQuestion(get, wanted, request, since or catalog.now(key), headers, fields, whole)
 
 
 async def ask_unpinned(context: RequestContext, question: UnpinnedQuestion) -> Seen:
@@ -519,7 +509,6 @@ async def ask_unpinned(context: RequestContext, question: UnpinnedQuestion) -> S
                 catalog.learn_habits(key.bucket, OriginHabits(no_ranges=True))
             since, whole = question.since.before(age_of(response)), question.whole
             catalog.learned(head, context.slot, since, headers=question.headers, with_checksums=whole)
-            await void_listed_absence(context)
         return Seen(head, answer)
     except BaseException:
         await answer.aclose()

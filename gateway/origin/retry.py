@@ -340,7 +340,9 @@ class CircuitBreaker:
 
     def hears_from_others(self) -> bool:
         """Return True if it is open, also if another process has just found the origin silent."""
-        if not self.is_open and self._silence.is_silent(self._clock.monotonic(), self._heard_at):
+        if self.is_open or self._silence.told_at() <= self._heard_at:
+            return self.is_open
+        if self._silence.is_silent(self._clock.monotonic(), self._heard_at):
             self.is_open = self._is_silent = True
             self._next_probe_at = 0.0
         return self.is_open

@@ -679,7 +679,8 @@ class OwnKeyOrigin:
     def __init__(self, origin: Origin, on_refused: Callable[[OriginRequest], None] | None = None) -> None:
         """`on_refused` gets each request whose key the origin does not know, or no longer."""
         self._origin = origin
-        self._begin_read = begin_read_of(origin)
+        self.begin_read = begin_read_of(origin)
+        """As `BeginRead`: no refusal is a whole answer."""
         self._on_refused = on_refused
 
     async def send(self, request: OriginRequest) -> OriginResponse:
@@ -710,10 +711,6 @@ class OwnKeyOrigin:
         headers = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
         headers |= {"content-type": "application/xml", "content-length": str(len(body))}
         return _WholeResponse(403, headers, body)
-
-    def begin_read(self, request: OriginRequest, on_end: OnEnd) -> BegunRead | None:
-        """As `BeginRead`: no refusal is a whole answer."""
-        return self._begin_read(request, on_end)
 
     async def aclose(self) -> None:
         await self._origin.aclose()

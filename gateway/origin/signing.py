@@ -102,7 +102,7 @@ class Addressing:
 
     def target(self, bucket: str | None, key: str | None, query: Query) -> Target:
         """Return where a request for this bucket and key goes. `bucket` None is the service itself (ListBuckets)."""
-        encoded_query = encode_query(query)
+        encoded_query = encode_query(query) if query else ""
         if bucket is None:
             return Target(self._scheme, self._host, f"{self._base_path}/", encoded_query)
         if _is_virtual(self._style, self._is_aws, bucket):

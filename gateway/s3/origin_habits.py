@@ -41,6 +41,10 @@ class OriginHabits(NamedTuple):
         shared = self.shared_etags
         return not shared or ("*" not in shared and plain_etag(version.etag) not in shared)
 
+    def concern(self, version: ObjectVersion) -> bool:
+        """Return whether a version with a strong ETag must be read in an unusual way, or not be kept."""
+        return self.no_ranges or not (self.gives_ranges(version) and self.is_distinct(version))
+
     def reasons(self, version: ObjectVersion | None = None) -> set[str]:
         """Why objects are not kept, in words; of one version, where it is given."""
         found = set[str]()

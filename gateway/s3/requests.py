@@ -397,8 +397,9 @@ def _method_not_allowed(method: str, resource: str) -> S3Error:
 
 def is_form(request: S3Request) -> bool:
     """Tell whether this may be a browser's form, with its key in its body: some servers go by the content type."""
-    content_type = request.headers.get("content-type", "").strip().lower()
-    return request.method == "POST" and content_type.startswith("multipart/form-data")
+    if request.method != "POST":
+        return False
+    return request.headers.get("content-type", "").strip().lower().startswith("multipart/form-data")
 
 
 def is_preflight(request: S3Request) -> bool:

@@ -402,6 +402,13 @@ class Histogram(_Metric[tuple[Value, Sequence[Value]]]):
         total.inc(seconds)
         buckets[bisect_left(self.buckets_seconds, seconds)].inc(1)
 
+    def observe_all(self, seconds: Sequence[float], *label_values: str) -> None:
+        """Count events that took so long each."""
+        counts = [0] * (len(self.buckets_seconds) + 1)
+        for one in seconds:
+            counts[bisect_left(self.buckets_seconds, one)] += 1
+        self.add(counts, sum(seconds), *label_values)
+
     def add(self, counts: Sequence[int], total_seconds: float, *label_values: str) -> None:
         """Count many events: `counts` has the number in each bucket, the last one unbounded."""
         total, buckets = self._of(label_values)

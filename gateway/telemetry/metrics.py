@@ -6,6 +6,7 @@ such as operations, statuses and purposes; never from keys or callers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 from gateway.telemetry.metric_kinds import DECLARED as DECLARED
@@ -560,8 +561,8 @@ def set_disk_state(state: str) -> None:
         CACHE_DISK_STATE.set(one == state, one)
 
 
-def count_fill(slot: str, seconds: float, size_bytes: int) -> None:
-    """Count a block that was fetched and published."""
-    CACHE_FILLS.add(1, slot, "filled")
-    CACHE_FILL_SECONDS.observe(seconds)
+def count_fills(slot: str, seconds: Sequence[float], size_bytes: int) -> None:
+    """Count blocks that were fetched and published: for how long each, and their bytes together."""
+    CACHE_FILLS.add(len(seconds), slot, "filled")
+    CACHE_FILL_SECONDS.observe_all(seconds)
     CACHE_FILLED_BYTES.add(size_bytes, slot)

@@ -49,12 +49,15 @@ def key(number: int, place: int, version: int) -> LockKey:
 KEYS = [key(5, 1, 8), key(5, 1, 9), key(5, 2, 8), key(6, 1, 8)]
 """Two versions at one place, another place in the same set, and one in another set."""
 
+PLACE, OTHER_PLACE = key(5, 1, UNKNOWN), key(6, 2, UNKNOWN)
+
 
 class Processes:
     """Locks of several workers of one directory, and the time by which they beat."""
 
-    def __init__(self, directory: Path, workers: int = WORKERS) -> None:
+    def __init__(self, directory: Path, workers: int = WORKERS, *, has_one_worker: bool = False) -> None:
         directory.mkdir(parents=True, exist_ok=True)
+        self.has_one_worker = has_one_worker
         self.directory = directory
         self.now_ns = time.monotonic_ns()
         self.heartbeats = Heartbeats(directory / "heartbeats", lambda: self.now_ns)
@@ -62,7 +65,7 @@ class Processes:
 
     def open(self, worker: int) -> FetchLocks:
         self.heartbeats.beat(worker)
-        return FetchLocks(self.directory, worker, self.heartbeats)
+        return FetchLocks(self.directory, worker, self.heartbeats, has_one_worker=self.has_one_worker)
 
     def pass_time(self, seconds: float, *, hung: int | None = None) -> None:
         """All beat when it has passed, but the one that hangs."""
@@ -78,8 +81,8 @@ class Processes:
 
 
 @contextmanager
-def processes(directory: Path, workers: int = 2) -> Iterator[Processes]:
-    opened = Processes(directory / "shared", workers)
+def processes(directory: Path, workers: int = 2, *, has_one_worker: bool = False) -> Iterator[Processes]:
+    opened = Processes(directory / "shared", workers, has_one_worker=has_one_worker)
     try:
         yield opened
     finally:
@@ -183,6 +186,70 @@ class LocksOfThree(RuleBasedStateMachine):
 
 TestFetchLocks = LocksOfThree.TestCase
 TestFetchLocks.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+
+
+def test_several_workers_have_no_unlisted_locks(tmp_path: Path) -> None:
+    with processes(tmp_path) as opened:
+        assert not opened.locks[0].take_unlisted(PLACE)
+        assert not opened.locks[0].has(PLACE)
+
+
+def test_who_begins_to_fetch_waits_for_unlisted_locks_and_sees_all_later_ones(tmp_path: Path) -> None:
+    """So no bytes are fetched by two, though the only worker says nothing of its locks while it is alone."""
+
+    async def scenario() -> None:
+        with processes(tmp_path, has_one_worker=True) as opened:
+            worker, background = opened.locks
+            assert worker.take_unlisted(PLACE)
+            assert worker.has(PLACE)
+            assert background.holder(PLACE) is None
+            assert background.others_fetch()
+            assert background.take(KEYS[3]) == 1
+            waiting = asyncio.create_task(background.all_listed())
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            assert not worker.take_unlisted(OTHER_PLACE)
+            assert not worker.has(OTHER_PLACE)
+            assert worker.take(OTHER_PLACE) == 0
+            assert not waiting.done()
+            worker.release(PLACE)
+            await asyncio.wait_for(waiting, 5)
+            assert background.take(OTHER_PLACE) == 0
+            background.release(KEYS[3])
+            assert worker.take_unlisted(PLACE)
+
+    asyncio.run(scenario())
+
+
+def test_an_unlisted_lock_is_listed_when_it_becomes_that_of_a_block(tmp_path: Path) -> None:
+    """A longer fetch is one that others can wait for."""
+    with processes(tmp_path, has_one_worker=True) as opened:
+        worker, background = opened.locks
+        assert worker.take_unlisted(PLACE)
+        worker.exchange(PLACE, PLACE.of_version(8))
+        assert (worker.has(PLACE), background.holder(PLACE.of_version(8))) == (False, 0)
+        worker.release(PLACE.of_version(8))
+        assert not background.others_fetch()
+
+
+def test_unlisted_locks_of_a_process_that_hangs_are_not_waited_for(tmp_path: Path) -> None:
+    with processes(tmp_path, has_one_worker=True) as opened:
+        worker, background = opened.locks
+        assert worker.take_unlisted(PLACE)
+        opened.pass_time(HUNG_SECONDS + 0.1, hung=0)
+        asyncio.run(asyncio.wait_for(background.all_listed(), 1))
+        background.forget(0)
+        assert not background.others_fetch()
+
+
+def test_unlisted_locks_that_are_kept_too_long_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_locks, "HOLDER_SECONDS_MAX", 0.05)
+    with processes(tmp_path, has_one_worker=True) as opened:
+        worker, background = opened.locks
+        assert worker.take_unlisted(PLACE)
+        asyncio.run(background.all_listed())
 
 
 def test_blocks_of_one_set_do_not_keep_each_other_out(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from gateway.blocks import layout
+from gateway.blocks.fetch_locks import FetchLocks, lock_of_place
+from gateway.origin.client import Purpose
 from tests.support.block_worker import objects
 from tests.support.blocks import (
     KIB,
@@ -21,6 +23,8 @@ from tests.support.blocks import (
     open_cache,
     partial_files,
     read,
+    stored,
+    until,
     whole,
 )
 from tests.support.prepared_process import PreparedProcess
@@ -82,6 +86,32 @@ async def test_what_one_process_fetched_another_serves(tmp_path: Path) -> None:
                     hits += 1
         assert hits == len(cached) > 0
         assert origin.count() == 0
+
+
+async def test_a_warm_up_waits_for_a_first_read_of_the_only_worker(tmp_path: Path) -> None:
+    """So the origin is asked once for the same bytes, though the table of locks does not have the read's."""
+    origin = make_origin()
+    version = stored(origin, "k", 64 * KIB)
+    async with open_cache(
+        tmp_path / "c", origin, worker=1, small_object_bytes_max=MIB, has_one_worker=True
+    ) as background:
+        heartbeats = background._dependencies.opened.heartbeats
+        heartbeats.beat(0)
+        worker = FetchLocks(tmp_path / "c/shared", 0, heartbeats, has_one_worker=True)
+        try:
+            place = lock_of_place(layout.object_id(version.key), 0, {})
+            assert worker.take_unlisted(place)
+            warm_up = background.fetch(version, whole(version), slot="default", purpose=Purpose.WARM)
+            warming = asyncio.create_task(warm_up)
+            await until(worker.others_fetch)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert origin.count() == 0
+            worker.release(place)
+            assert await warming == (64 * KIB, True)
+            assert origin.count() == 1
+        finally:
+            worker.close()
 
 
 @pytest.mark.parametrize("round_number", [0, pytest.param(1, marks=pytest.mark.slow)])

@@ -433,7 +433,8 @@ class Response(MemoryResponse):
 @pytest.fixture
 def look(tmp_path: Path) -> Iterator[UnpinnedGet]:
     with processes(tmp_path, 1) as opened:
-        yield UnpinnedGet(opened.locks[0], lock_of_place(b"p" * 16, 0, {}), Turns(1), lambda _: None)
+        place, object_id = lock_of_place(b"p" * 16, 0, {}), b"p" * 16
+        yield UnpinnedGet(opened.locks[0], place, Turns(1), lambda _: None, object_id)
 
 
 @pytest.mark.parametrize(

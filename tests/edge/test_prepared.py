@@ -1,7 +1,6 @@
-"""What is prepared answers as the whole way does: both are asked the same, and compared byte for byte.
+"""What is prepared: when, for how long, how much of it is kept, and what becomes of requests that it cannot answer.
 
-One gateway has two ports here, and the application behind them is the same: one knows what is prepared, the other goes
-the whole way each time. FOREBAY_PREPARED_STEPS and FOREBAY_PREPARED_SEED repeat and prolong it.
+test_both_ways.py compares its answers with those of the whole way.
 """
 
 from __future__ import annotations
@@ -9,25 +8,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
-import hashlib
-import os
 import random
 import re
 import socket
-import ssl
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import trustme
-from botocore.auth import S3SigV4QueryAuth
-from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials
 
 from gateway.blocks import block_file, page_cache, spans
 from gateway.blocks.block_file import BlockFile
@@ -35,376 +25,32 @@ from gateway.blocks.layout import unpack_extent
 from gateway.blocks.spans import UnreadSpan, WarmSpan
 from gateway.core.model import ObjectKey
 from gateway.edge import prepared
-from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.edge.connection import S3Protocol, _send_now
 from gateway.edge.prepared import Client, ConnectionHeads, PreparedRequests, Question
 from gateway.edge.request_parsing import RequestHead
-from gateway.edge.s3_server import TlsFiles
 from gateway.operations import prepared_reads
 from gateway.operations.prepared_reads import PreparedAnswer, PreparedRead
 from gateway.origin.client import OriginRequest
-from gateway.policy.slots import EVERYTHING, Grant, Prefix
-from gateway.s3.requests import encode_path
-from gateway.s3.signature_v4 import sign_headers
 from gateway.shared.recent_requests import FinishedRequest, RecentRequests, recent_requests
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.metrics import CACHE_HIT_BYTES, CATALOG_LOOKUPS, PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
 from gateway.telemetry.tracing import TRACE, RequestSpan, Tracer
 from gateway.writeback.checkpoints.reads import CheckpointReads, checkpoint_id, file_id, reads_by_checkpoint
-from gateway.writeback.journal.buckets import LastOwnWrite
-from tests.support.certificates import tls_files
-from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
-from tests.support.head_mutations import first_head, mutated
-from tests.support.serving import PATIENCE_SECONDS, Serving, Wire, serving
-from tests.support.set_clock import SetClock
-from tests.support.slots import Slot
-from tests.support.snapshots import freeze
-
-STEPS = int(os.environ.get("FOREBAY_PREPARED_STEPS", "1500"))
-SEED = int(os.environ.get("FOREBAY_PREPARED_SEED", "1"))
-
-SIZES = (1, 1000, BLOCK_SIZE_BYTES, 3 * BLOCK_SIZE_BYTES + 17)
-SLOTS = (
-    Slot("fixed", Prefix.parse("s3://bucket/d/"), consistency="immutable"),
-    Slot("aging", Prefix.parse("s3://bucket/t/"), consistency="ttl", metadata_ttl_seconds=60.0),
-    Slot("buffered", Prefix.parse("s3://bucket/w/"), consistency="ttl", metadata_ttl_seconds=60.0, write="back"),
-    Slot("frozen", Prefix.parse("s3://bucket/s/"), "read-only", "snapshot", snapshot="v1"),
-    Slot("asked", Prefix.parse("s3://bucket/y/"), consistency="strict", write="back"),
-    Slot("default", Prefix(""), consistency="strict"),
+from tests.edge.both_ways import (
+    SLOTS,
+    Asked,
+    Certificate,
+    ChangingKeyring,
+    Pair,
+    both_ports,
+    certificate_in,
+    head_of,
+    pair,
+    presigned,
 )
-BROKEN_OFF = b"a body that was broken off"
-FIXED_KEYS = ("d/a", "d/b c", "d/=%", "t/a", "t/b", "w/a", "w/b", "s/a", "s/b", "x/a", "x/b c", "y/a", "y/b")
-
-_IDENTITY = re.compile(rb"(x-amz-request-id: |x-amz-id-2: forebay/|date: )[^\r]*\r\n")
-_ORIGINS_ID = re.compile(rb"(?<=\r\nx-forebay-origin-request-id: )[^\r]*")
-_CACHE = re.compile(rb"\r\nx-forebay-cache: [^\r]*")
-_OF_THE_MOMENT = re.compile(rb"(x-forebay-cache|x-forebay-origin-request-id): [^\r]*\r\n")
-_LENGTH = re.compile(rb"content-length: [^\r]*\r\n")
-_ERROR_IDS = re.compile(rb"<(RequestId|HostId|ServerTime)>[^<]*<")
-
-
-class ChangingKeyring:
-    """Whose keys are others from time to time."""
-
-    def __init__(self) -> None:
-        self.secrets = {"ALL": "first-secret", "SOME": "second-secret"}
-        self.rotations = 0
-        self._keys = ConfiguredKeyring(self._made(("d/", "t/")))
-
-    def _made(self, prefixes: tuple[str, ...]) -> list[Key]:
-        some = Grant([Prefix.parse(f"s3://bucket/{prefix}") for prefix in prefixes], read_only=True)
-        return [Key("ALL", self.secrets["ALL"], None, EVERYTHING), Key("SOME", self.secrets["SOME"], None, some)]
-
-    def change(self, prefixes: tuple[str, ...], *, rotate: bool) -> None:
-        if rotate:
-            self.rotations += 1
-            self.secrets = {name: f"{name}-{self.rotations}" for name in self.secrets}
-        self._keys = ConfiguredKeyring(self._made(prefixes))
-
-    def find(self, access_key_id: str, session_token: str | None) -> Key:
-        return self._keys.find(access_key_id, session_token)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A request as a client makes it; `style` is how it writes its heads."""
-
-    method: str
-    key: str
-    fields: dict[str, str]
-    query: str = ""
-    who: str = "ALL"
-    style: str = "botocore"
-    body: bytes = b""
-
-
-def presigned(asked: Asked, secret: str) -> bytes:
-    """As botocore makes it, at the time that it takes for now."""
-    host = "127.0.0.1:9000"
-    query = f"?{asked.query}" if asked.query else ""
-    request = AWSRequest(asked.method, f"http://{host}{encode_path('bucket', asked.key)}{query}")
-    S3SigV4QueryAuth(Credentials(asked.who, secret), "s3", "us-east-1", 60 if asked.key == "d/a" else 86_400).add_auth(
-        request
-    )
-    lines = [f"{name}: {value}\r\n" for name, value in {"host": host, **asked.fields}.items()]
-    return f"{asked.method} {request.url.partition(host)[2]} HTTP/1.1\r\n{''.join(lines)}\r\n".encode("latin-1")
-
-
-def head_of(asked: Asked, secret: str, now: float) -> bytes:
-    if asked.style == "presigned":
-        return presigned(asked, secret)
-    host = "bucket.s3.local" if asked.style == "host" else "127.0.0.1:9000"
-    path = encode_path("bucket", asked.key)
-    path = path.removeprefix("/bucket") if asked.style == "host" else path
-    fields = {"host": host, **asked.fields}
-    query = [tuple(pair.split("=")) for pair in asked.query.split("&")] if asked.query else []
-    added, _ = sign_headers(
-        asked.method,
-        path,
-        query,  # type: ignore[arg-type]
-        fields,
-        payload_hash=hashlib.sha256(asked.body).hexdigest(),
-        access_key_id=asked.who,
-        secret=secret,
-        session_token=None,
-        region="us-east-1",
-        now=now,
-    )
-    values = {**fields, **added, "user-agent": f"client ({asked.style})"}
-    if asked.body:
-        values["content-length"] = str(len(asked.body))
-    names = sorted(values) if asked.style == "botocore" else sorted(values, reverse=True)
-    lines = [f"{name.title() if asked.style == 'go' else name}: {values[name]}\r\n" for name in names]
-    target = f"{path}?{asked.query}" if asked.query else path
-    return f"{asked.method} {target} HTTP/1.1\r\n{''.join(lines)}\r\n".encode("latin-1") + asked.body
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """Of both ports, and who trusts it."""
-
-    files: TlsFiles
-    trusting: ssl.SSLContext
-
-
-def certificate_in(directory: Path) -> Certificate:
-    authority, trusting = trustme.CA(), ssl.create_default_context()
-    authority.configure_trust(trusting)
-    return Certificate(tls_files(authority.issue_cert("localhost"), directory), trusting)
-
-
-@dataclass
-class Pair:
-    """Both ways of a gateway, and a client of each."""
-
-    gateway: GatewayApp
-    clock: SetClock
-    keyring: ChangingKeyring
-    fast: Serving
-    slow: Serving
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the connections."""
-    wires: dict[str, Wire] = field(default_factory=dict)
-
-    async def said(self, way: str, raw: bytes) -> tuple[bytes, bytes] | None:
-        """Head and body of the answer; None: the connection was closed without one."""
-        wire = self.wires.get(way)
-        if wire is None:
-            wire = self.wires[way] = await (self.fast if way == "fast" else self.slow).connect(**self.options)
-        await wire.say(raw)
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                head = await wire.reader.readuntil(b"\r\n\r\n")
-        except (asyncio.IncompleteReadError, ConnectionError):
-            await self.leave(way)
-            return None
-        fields = {name.decode(): value.decode() for name, _, value in (f.partition(b": ") for f in head.split(b"\r\n"))}
-        is_bodiless = raw.startswith(b"HEAD ") or head[9:12] in (b"304", b"204")
-        try:
-            body = b"" if is_bodiless else await wire.body(fields)
-        except asyncio.IncompleteReadError:  # the origin has another version since, which was found out in its midst
-            await self.leave(way)
-            return head, BROKEN_OFF
-        if "connection" in fields:
-            await self.leave(way)
-        return head, body
-
-    async def leave(self, way: str) -> None:
-        if way in self.wires:
-            await self.wires.pop(way).close()
-
-    async def ask(self, asked: Asked, way: str = "slow") -> tuple[bytes, bytes] | None:
-        return await self.said(way, head_of(asked, self.keyring.secrets[asked.who], self.clock.now()))
-
-    async def read(self, key: str, *, times: int = 1, method: str = "GET") -> bytes:
-        """The body of the last of so many answers on the port that knows what is prepared."""
-        answer = None
-        for _ in range(times):
-            answer = await self.settled(self.ask(Asked(method, key, {}), "fast"))
-        assert answer is not None
-        return answer[1]
-
-    async def settled(self, saying: Awaitable[tuple[bytes, bytes] | None]) -> tuple[bytes, bytes] | None:
-        """What is being learned is learned before: it is told with other fields until then."""
-        await self.gateway.catalog.settle()
-        await self.gateway.blocks.settle()
-        return await saying
-
-    async def compare(self, raw: bytes, first: str) -> bytes:
-        """Ask both, and hold the answers against each other; the status."""
-        other = "slow" if first == "fast" else "fast"
-        one = await self.settled(self.said(first, raw))
-        two = await self.settled(self.said(other, raw))
-        assert (one is None) == (two is None), raw
-        if one is None or two is None or BROKEN_OFF in (one[1], two[1]):
-            return b""
-        assert _plain(one, two) == _plain(two, one), (first, raw, one[0], two[0])
-        return one[0][9:12]
-
-
-def _plain(answer: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> tuple[object, bytes]:
-    """What has to be the same: everything but ids and time; where the origin was asked, in any order."""
-    head, body = (_IDENTITY.sub(b"", answer[0]), _ERROR_IDS.sub(b"", answer[1]))
-    if not any(b"x-forebay-origin-request-id" in one or b"x-forebay-cache: hit" not in one for one in (head, other[0])):
-        return head, body
-    if b"<RequestId>" in answer[1]:
-        head = _LENGTH.sub(b"", head)  # the origin counts its ids
-    if _ORIGINS_ID.search(head) and _ORIGINS_ID.search(other[0]) and _CACHE.findall(head) == _CACHE.findall(other[0]):
-        return _ORIGINS_ID.sub(b"", head), body
-    return sorted(_OF_THE_MOMENT.sub(b"", head).split(b"\r\n")), body
-
-
-@asynccontextmanager
-async def pair(
-    directory: Path, rng: random.Random, *, sizes: tuple[int, ...] = SIZES, certificate: Certificate | None = None
-) -> AsyncIterator[Pair]:
-    clock, keyring = SetClock(), ChangingKeyring()
-    async with gateway_app(directory, slots=SLOTS, clock=clock, keyring=keyring, writeback=True) as gateway:
-        for key in FIXED_KEYS:
-            gateway.origin.put("bucket", key, rng.randbytes(rng.choice(sizes)), {"content-type": "image/jpeg"})
-        await freeze(gateway, "v1", "s3://bucket/s/")
-        async with both_ports(gateway, clock, keyring, certificate) as both:
-            yield both
-
-
-@asynccontextmanager
-async def both_ports(
-    gateway: GatewayApp, clock: SetClock, keyring: ChangingKeyring, certificate: Certificate | None = None
-) -> AsyncIterator[Pair]:
-    app = gateway.app
-    requests = PreparedRequests(app)
-    tls = certificate.files if certificate is not None else None
-    options = {"ssl": certificate.trusting, "server_hostname": "localhost"} if certificate is not None else {}
-    async with serving(app, prepared=requests, tls=tls) as fast, serving(app, tls=tls) as slow:
-        yield Pair(gateway, clock, keyring, fast, slow, options)
-    requests.close()  # nothing is kept back that was counted
-
-
-def any_request(rng: random.Random, etags: dict[str, str]) -> Asked:
-    key = rng.choice(FIXED_KEYS) if rng.random() < 0.98 else "d/none"
-    fields: dict[str, str] = {}
-    if rng.random() < 0.5:
-        size = BLOCK_SIZE_BYTES
-        first = rng.choice([0, 1, rng.randrange(size), size - 1, size, 3 * size])
-        last = first + rng.choice([-1, 0, 9, 999, size, 10**9])
-        fields["range"] = rng.choice(
-            [f"bytes={first}-{last}"] * 6 + [f"bytes={first}-", "bytes=-5", "bytes=0-1,4-5", "x"]
-        )
-    if rng.random() < 0.3:
-        etag = etags.get(key, '"none"')
-        said = rng.choice([etag, etag, '"other"', f"W/{etag}", f'"a", {etag}', "*", etag.strip('"')])
-        fields[rng.choice(["if-match", "if-none-match"])] = said
-    if rng.random() < 0.05:
-        fields["if-modified-since"] = "Mon, 01 Jan 2001 00:00:00 GMT"
-    style = rng.choice(["botocore", "botocore", "go", "host", "presigned"])
-    if style == "botocore":
-        fields |= {"amz-sdk-invocation-id": f"{rng.getrandbits(64):x}", "amz-sdk-request": "attempt=1"}
-        fields["x-amz-checksum-mode"] = "ENABLED"
-    if rng.random() < 0.2:
-        fields["traceparent"] = f"00-{rng.getrandbits(128):032x}-{rng.getrandbits(64):016x}-01"
-        fields["x-amzn-trace-id"] = f"Root=1-{rng.getrandbits(64):x}"
-    method = rng.choice(["GET", "GET", "GET", "HEAD"])
-    query = rng.choice([""] * 9 + [f"x-id={method.title()}Object", "x-id=GetObject", "response-content-type=a", "acl="])
-    if key.startswith(("w/", "y/")):  # what only the origin can answer of something pending waits for its flush
-        query, fields = "", {"range": "bytes=0-9"} if "range" in fields else {}
-    return Asked(method, key, fields, query, rng.choice(["ALL", "ALL", "SOME"]), style)
-
-
-def may_wait_for_more(raw: bytes) -> bool:
-    """Whether a server would wait for a body."""
-    named = raw.lower()
-    return any(name in named for name in (b"content-length", b"transfer-encoding", b"expect"))
-
-
-async def changed(rng: random.Random, both: Pair) -> str:
-    """Something happens to the gateway, or at the origin."""
-    gateway, key = both.gateway, rng.choice(FIXED_KEYS)
-    content = rng.randbytes(rng.choice(SIZES))
-    kind = rng.choice([*_CHANGES])
-    if kind == "own":
-        await both.ask(Asked("PUT", key, {}, body=content))
-    elif kind == "foreign":
-        gateway.origin.put("bucket", key, content)
-    elif kind == "deleted" and not key.startswith(("w/", "y/")):
-        await both.ask(Asked("DELETE", key, {}))
-    elif kind == "later":
-        both.clock.ahead_seconds += rng.choice([1, 30, 61])
-    elif kind == "dropped":
-        await gateway.blocks.invalidate(ObjectKey("bucket", key))
-    elif kind in ("rotated", "rights"):
-        both.keyring.change(rng.choice([("d/",), ("d/", "t/"), ("w/",)]), rotate=kind == "rotated")
-    elif kind == "snapshots":
-        gateway.snapshots.changes.tell()  # somebody has made one, or removed one
-    elif kind == "untrusted":
-        for lease in list(gateway.blocks._dependencies.open_files._leases.values()):
-            lease.file.distrust()
-    return kind
-
-
-_CHANGES = ("own", "foreign", "deleted", "later", "dropped", "rotated", "rights", "snapshots", "untrusted")
-
-
-async def history(directory: Path, steps: int, seed: int, certificate: Certificate | None = None) -> Counter[str]:
-    """Requests, mutations and changes; what there was of each."""
-    rng, seen = random.Random(seed), Counter[str]()
-    async with pair(directory, rng, certificate=certificate) as both:
-        etags: dict[str, str] = {}
-        latest: list[Asked] = []
-        heads: list[bytes] = []
-        for _ in range(steps):
-            dice = rng.random()
-            if dice < 0.02:
-                seen[await changed(rng, both)] += 1
-                continue
-            asked = rng.choice(latest) if latest and dice < 0.7 else any_request(rng, etags)
-            latest = [*latest[-19:], asked]
-            late = rng.choice([0.0] * 20 + [-880.0, -920.0, 880.0, 920.0])
-            raw = head_of(asked, both.keyring.secrets[asked.who], both.clock.now() + late)
-            heads = [*heads[-19:], raw]
-            if dice > 0.93:
-                raw = first_head(mutated(rng, raw, heads))
-                if may_wait_for_more(raw):
-                    continue
-                seen["mutated"] += 1
-            if rng.random() < 0.02:
-                await both.leave("fast")
-            status = await both.compare(raw, rng.choice(["fast", "slow"]))
-            seen[status.decode()] += 1
-            known = await both.ask(Asked("HEAD", asked.key, {})) if asked.key not in etags else None
-            found = re.search(rb"\r\netag: ([^\r]*)", known[0]) if known is not None else None
-            if found is not None:
-                etags[asked.key] = found[1].decode()
-    return seen
-
-
-def prepared_share() -> tuple[float, float]:
-    """How many requests were answered by what is prepared, and how many were hits at all."""
-    slots = [slot.name for slot in SLOTS]
-    operations = ("GetObject", "HeadObject")
-    prepared = sum(PREPARED_REQUESTS.value(operation, slot) for operation in operations for slot in slots)
-    statuses = ("200", "206", "304")
-    hits = sum(
-        REQUESTS.value(operation, slot, status, "hit")
-        for operation in operations
-        for slot in slots
-        for status in statuses
-    )
-    return prepared, hits
-
-
-@pytest.mark.parametrize("encrypted", [False, True])
-def test_both_ways_say_the_same(tmp_path: Path, encrypted: bool) -> None:
-    """Whatever is asked, and whatever happens in between; and what is prepared is used."""
-    before, steps = prepared_share(), STEPS // 3 if encrypted else STEPS
-    certificate = certificate_in(tmp_path) if encrypted else None
-    seen = asyncio.run(history(tmp_path / "cache", steps, SEED + encrypted, certificate))
-    short, hits = (now - then for now, then in zip(prepared_share(), before, strict=True))
-    print(f"seed {SEED}: {dict(seen)}, prepared {short:.0f} of {hits:.0f} on both ports")
-    assert seen["200"] > steps / 10
-    assert seen["206"] > steps / 20
-    assert min(seen["304"], seen["412"], seen["403"]) > 0
-    assert seen["mutated"] > steps / 50
-    assert short > 0.05 * hits, (short, hits)
+from tests.support.gateway_app import BLOCK_SIZE_BYTES, gateway_app
+from tests.support.serving import PATIENCE_SECONDS
+from tests.support.set_clock import SetClock
 
 
 async def test_presigned_requests_take_the_short_way_until_they_expire(tmp_path: Path) -> None:
@@ -418,51 +64,6 @@ async def test_presigned_requests_take_the_short_way_until_they_expire(tmp_path:
         assert refused is not None
         assert (refused[0][9:12], b"Request has expired" in refused[1]) == (b"403", True)
     assert counted("200")[1] - before[1] >= 3
-
-
-@pytest.mark.parametrize("method", ["GET", "HEAD"])
-@pytest.mark.parametrize("key", ["w/a", "y/a"])
-async def test_this_nodes_etag_names_the_version_on_the_short_way_too(tmp_path: Path, key: str, method: str) -> None:
-    """4.10 `If-None-Match` with the ETag that a flushed write was acknowledged with, on an object that is warm."""
-    async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
-        buffer, at_the_bucket = both.gateway.buffer, both.gateway.origin.buckets["bucket"].objects[key].etag
-        assert buffer is not None
-        own = LastOwnWrite(both.clock.now(), at_the_bucket, answered='"of-this-node"')
-        await buffer.record_own_write(ObjectKey("bucket", key), own)
-        await both.read(key, times=4, method=method)
-        for etag, status in (('"of-this-node"', b"304"), (at_the_bucket, b"304"), ('"other"', b"200")) * 3:
-            raw = head_of(Asked(method, key, {"if-none-match": etag}), both.keyring.secrets["ALL"], both.clock.now())
-            assert await both.compare(raw, "fast") == status
-
-
-@pytest.mark.parametrize("method", ["GET", "HEAD"])
-@pytest.mark.parametrize("key", ["d/a", "t/a", "w/a", "x/a", "y/a"])
-async def test_a_weak_etag_never_takes_the_short_way(tmp_path: Path, key: str, method: str) -> None:
-    """9.8 Nobody can ask for more bytes of such a version: also where blocks of an earlier one are here."""
-    before, _ = prepared_share()
-    async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
-        strong = both.gateway.origin.buckets["bucket"].objects[key].etag
-        await both.settled(both.ask(Asked("GET", key, {})))
-        both.gateway.origin.dialect.has_weak_etags = True
-        both.clock.ahead_seconds += 61
-        if key == "d/a":  # its slot would not look again
-            await both.ask(Asked("GET", key, {"cache-control": "no-cache"}))
-        for asked in ({}, {"if-none-match": f"W/{strong}"}, {"if-none-match": strong}) * 6:
-            raw = head_of(Asked(method, key, asked), both.keyring.secrets["ALL"], both.clock.now())
-            assert await both.compare(raw, "fast") in ((b"200", b"304") if asked else (b"200",))
-    assert prepared_share()[0] == before
-
-
-@pytest.mark.parametrize("asked", ["bytes=0-1,4-5", "bytes=9-3", "x", "bytes=-0", "bytes=5000-"])
-async def test_a_range_that_only_the_origin_can_judge_is_left_to_it(tmp_path: Path, asked: str) -> None:
-    """Also beside a condition that holds, or does not."""
-    async with pair(tmp_path, random.Random(1), sizes=(1000,)) as both:
-        await both.read("d/a", times=4)
-        etag = both.gateway.origin.buckets["bucket"].objects["d/a"].etag
-        for condition in ({}, {"if-none-match": etag}, {"if-none-match": '"other"'}, {"if-match": etag}):
-            request = Asked("GET", "d/a", {"range": asked, **condition})
-            for _ in range(3):
-                await both.compare(head_of(request, both.keyring.secrets["ALL"], both.clock.now()), "fast")
 
 
 LARGE_BYTES = 16 * 1024 * 1024

@@ -13,7 +13,7 @@ import pytest
 from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.policy.slots import EVERYTHING
 from gateway.telemetry.metrics import PREPARED_REQUESTS
-from tests.edge.test_prepared import SLOTS, Asked, ChangingKeyring, Pair, both_ports
+from tests.edge.both_ways import SLOTS, Asked, ChangingKeyring, Pair, both_ports
 from tests.support.gateway_app import gateway_app
 from tests.support.policies import Policy
 from tests.support.set_clock import SetClock

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-import pytest
-
 from gateway.core.model import ObjectKey
 from gateway.s3.requests import Operation
-from gateway.telemetry.metrics import CATALOG_LOOKUPS, PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
-from tests.edge.test_prepared import Asked, Pair, damage, head_of, pair
+from gateway.telemetry.metrics import PREPARED_REQUESTS, REQUESTS, REQUESTS_IN_FLIGHT
+from tests.edge.both_ways import Asked, Pair, head_of, pair
+from tests.edge.test_prepared import damage
 from tests.support.gateway_app import BLOCK_SIZE_BYTES
-from tests.support.memory_origin.faults import AlterHeaders, Answer, Hold, Unreachable, on
+from tests.support.memory_origin.faults import Hold, on
 
 KEY = "x/a"
 _ORIGINS_ID = re.compile(rb"\r\nx-forebay-origin-request-id: ORIGIN(\d+)\r\n")
@@ -37,107 +36,6 @@ async def warm(directory: Path, size_bytes: int = 1000) -> AsyncIterator[Pair]:
 
 def raw(both: Pair, asked: Asked) -> bytes:
     return head_of(asked, both.keyring.secrets[asked.who], both.clock.now())
-
-
-# What the origin sees
-
-
-async def told(directory: Path, way: str) -> list[object]:
-    """What clients and the origin see of a history of one key that is read on one of the ports."""
-    seen: list[object] = []
-    reads: Sequence[Asked] = (
-        Asked("GET", KEY, {}),
-        Asked("HEAD", KEY, {}),
-        Asked("GET", KEY, {"range": "bytes=3-9"}),
-        Asked("GET", KEY, {}, style="presigned"),
-        Asked("GET", KEY, {"x-amz-checksum-mode": "ENABLED"}),
-    )
-    async with pair(directory, random.Random(1), sizes=(1000,)) as both:
-        gateway = both.gateway
-
-        async def read(times: int = 10, of: Sequence[Asked] = reads) -> None:
-            for asked in [*of] * times:
-                before = len(gateway.origin.calls)
-                answer = await both.settled(both.ask(asked, way))
-                calls = [(call.method, call.key, dict(call.headers)) for call in gateway.origin.calls[before:]]
-                assert answer is not None
-                head, body = answer
-                found = re.search(rb"x-forebay-cache: (\w+)", head)
-                origins = _ORIGINS_ID.search(head)
-                seen.append((head[9:12], found and found[1], origins and origins[1], _ERROR_IDS.sub(b"", body), calls))
-
-        await read()
-        gateway.origin.put("bucket", KEY, b"another version", {"x-amz-meta-a": "b"})
-        await read()
-        for effect in (
-            Answer(503, "SlowDown"),
-            Answer(403, "AccessDenied"),
-            Answer(404, "NoSuchKey"),
-            Unreachable(),
-            AlterHeaders({"content-length": None}),
-            AlterHeaders({"x-amz-meta-a": "c"}),
-            AlterHeaders({"etag": None}),
-        ):
-            for asked in reads:
-                fault = gateway.origin.inject(on(Operation.HEAD_OBJECT, key=KEY), effect)
-                await read(1, [asked])
-                fault.times = 0
-        gateway.origin.buckets["bucket"].remove(KEY)
-        await read()
-        gateway.origin.put("bucket", KEY, b"")
-        await read()
-        gateway.origin.put("bucket", KEY, b"and again, so that there is something to be read")
-        await read()
-        await gateway.blocks.invalidate(ObjectKey("bucket", KEY))
-        await read()
-        await both.ask(Asked("PUT", KEY, {}, body=b"own, and long enough"))
-        await read()
-    return seen
-
-
-def test_the_origin_is_asked_what_the_whole_way_asks(tmp_path: Path) -> None:
-    """As often, in the same words; and clients are told which of its answers theirs is made of."""
-    before = PREPARED_REQUESTS.value("GetObject", "default")
-    fast = asyncio.run(told(tmp_path / "fast", "fast"))
-    prepared = PREPARED_REQUESTS.value("GetObject", "default") - before
-    slow = asyncio.run(told(tmp_path / "slow", "slow"))
-    for number, (one, other) in enumerate(zip(fast, slow, strict=True)):
-        assert one == other, number
-    assert prepared > len(fast) / 6
-
-
-@pytest.mark.parametrize("asked", ["bytes=0-1,4-5", "bytes=9-3", "x"])
-def test_what_only_the_origin_can_answer_is_asked_for_once(tmp_path: Path, asked: str) -> None:
-    """By the GET itself, without a question before it."""
-
-    async def methods(which: str) -> list[str]:
-        async with pair(tmp_path / which, random.Random(1), sizes=(1000,)) as both:
-            origin = both.gateway.origin
-            origin.put("bucket", KEY, b"x" * 1000)
-            for _ in range(2):
-                await both.settled(both.ask(Asked("GET", KEY, {}), which))
-            assert both.gateway.blocks.has_blocks_of(ObjectKey("bucket", KEY))
-            before = len(origin.calls)
-            for _ in range(6):
-                await both.settled(both.ask(Asked("GET", KEY, {"range": asked}), which))
-            return [call.method for call in origin.calls[before:]]
-
-    assert asyncio.run(methods("fast")) == asyncio.run(methods("slow")) == ["GET"] * 6
-
-
-async def test_answers_are_counted_as_by_the_whole_way(tmp_path: Path) -> None:
-    """Bytes that are here are a hit, though the origin was asked; the catalog was not."""
-
-    def now() -> list[float]:
-        catalog = CATALOG_LOOKUPS.value("default", "hit")
-        return [counted("200", "hit"), counted("200", "miss"), PREPARED_REQUESTS.value("GetObject", "default"), catalog]
-
-    before = now()
-    async with warm(tmp_path) as both:
-        answer = await both.ask(Asked("GET", KEY, {}), "fast")
-        assert answer is not None
-        assert b"\r\nx-forebay-cache: hit\r\n" in answer[0]
-    assert [one - then for one, then in zip(now(), before, strict=True)] == [4, 1, 3, 0]
 
 
 # While the origin is asked

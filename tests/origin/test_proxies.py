@@ -17,7 +17,7 @@ from tests.support.strict_origin import StrictOrigin
 
 
 @asynccontextmanager
-async def _proxy(heads: list[bytes], answer: bytes) -> AsyncIterator[str]:
+async def tunnelling(heads: list[bytes], answer: bytes) -> AsyncIterator[str]:
     """Digs tunnels where `answer` says 200."""
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -56,7 +56,7 @@ def test_https_goes_through_a_tunnel(tmp_path: Path) -> None:
     heads: list[bytes] = []
 
     async def scenario(strict: StrictOrigin) -> None:
-        async with _proxy(heads, b"HTTP/1.1 200 Connection established\r\n\r\n") as proxy:
+        async with tunnelling(heads, b"HTTP/1.1 200 Connection established\r\n\r\n") as proxy:
             origin = s3_origin(strict.endpoint_url, ca_bundle=str(bundle), proxy=proxy)
             try:
                 assert (await ask(origin, "PUT", "bucket", "new", body=bytes(1_000_000))).status == 200
@@ -76,7 +76,7 @@ def test_https_goes_through_a_tunnel(tmp_path: Path) -> None:
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", b"", b"SSH-2.0\r\n\r\n"])
 async def test_a_proxy_that_refuses_is_an_origin_out_of_reach(answer: bytes) -> None:
     """And it is certain that nothing was sent."""
-    async with _proxy([], answer) as proxy:
+    async with tunnelling([], answer) as proxy:
         origin = s3_origin("https://127.0.0.1:1", proxy=proxy, max_attempts=1)
         try:
             with pytest.raises(OriginUnreachable, match="proxy") as caught:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from gateway.core.clock import SystemClock
-from gateway.origin.client import HedgeOutcome, OriginSettings
+from gateway.origin.client import CredentialSource, HedgeOutcome, OriginSettings
 from gateway.origin.s3 import S3Origin
 from gateway.origin.signing import StaticCredentials
-from gateway.origin.traffic_meter import Attempt
+from gateway.origin.traffic_meter import Attempt, RequestRateLimits
 from tests.origin.origins import STRICT_PAIR
 from tests.support.connections import answering
 
@@ -58,9 +59,23 @@ def head(*lines: str, status: str = "200 OK") -> bytes:
     return "\r\n".join([f"HTTP/1.1 {status}", *lines, "", ""]).encode()
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How a client reaches a told origin, and whose key it signs with."""
+
+    url: str = "http://127.0.0.1:{port}"
+    tls: ssl.SSLContext | None = None
+    credentials: Callable[[], CredentialSource] = lambda: StaticCredentials(STRICT_PAIR)
+    rates: RequestRateLimits | None = None
+    patience_seconds: float = 60.0
+
+
 @asynccontextmanager
-async def told_origin(exchange: Exchange, **settings: object) -> AsyncIterator[ToldOrigin]:
+async def told_origin(
+    exchange: Exchange, reach: Reach | None = None, /, **settings: object
+) -> AsyncIterator[ToldOrigin]:
     """A server, and a client that has patience with it: a busy machine is no silent origin. `settings` may say NONE."""
+    reach = reach or Reach()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -77,18 +92,21 @@ async def told_origin(exchange: Exchange, **settings: object) -> AsyncIterator[T
         **settings,
     }
     told: ToldOrigin
-    async with answering(serve) as port:
+    async with answering(serve, ssl=reach.tls) as port:
+        if isinstance(proxy := given.get("proxy"), str):
+            given["proxy"] = proxy.format(port=port)
         origin = S3Origin(
-            OriginSettings(endpoint_url=f"http://127.0.0.1:{port}", **given),  # type: ignore[arg-type]
-            StaticCredentials(STRICT_PAIR),
+            OriginSettings(endpoint_url=reach.url.format(port=port), **given),  # type: ignore[arg-type]
+            reach.credentials(),
             SystemClock(),
             instance_id="gateway-1",
             on_attempt=lambda attempt: told.attempts.append(attempt),
             on_hedge=lambda outcome: told.outcomes.append(outcome),
+            rates=reach.rates,
         )
         told = ToldOrigin(origin, port, exchange=exchange)
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(reach.patience_seconds):
                 yield told
         finally:
             await origin.aclose()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from ssl import SSLContext
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def answering(answer: Answer, *, limit: int = 2**16) -> AsyncIterator[int]:
+async def answering(answer: Answer, *, limit: int = 2**16, ssl: SSLContext | None = None) -> AsyncIterator[int]:
     """The port at which `answer` talks to each connection, and closes it when it returns.
 
     Leaving cancels it and waits for the end of every connection, also of those that have just been accepted: one left
@@ -34,7 +35,7 @@ async def answering(answer: Answer, *, limit: int = 2**16) -> AsyncIterator[int]
         writers.add(writer)
         talks.add(asyncio.create_task(talk(reader, writer)))
 
-    server = await asyncio.start_server(begin, "127.0.0.1", 0, limit=limit)
+    server = await asyncio.start_server(begin, "127.0.0.1", 0, limit=limit, ssl=ssl)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

@@ -119,7 +119,7 @@ class ConnectionShares:
     def release(self, claim: Claim) -> None:
         """Free the connection again."""
         self._count(claim, -1)
-        while (next_waiter := next(filter(self._is_free, self._waiting), None)) is not None:
+        while self._waiting and (next_waiter := next(filter(self._is_free, self._waiting), None)) is not None:
             self._grant(next_waiter)
 
     def _grant(self, claim: Claim) -> None:

@@ -96,6 +96,7 @@ class Connection(asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
+        self._socket: socket.socket
         self._supervision: Supervision
         self._stream: Receiver | None = None
         self._kind: AnswerKind | None = None
@@ -264,11 +265,11 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport.get_write_buffer_size() + self._queued(termios.TIOCOUTQ)
 
     def _queued(self, which: int) -> int:
-        descriptor = self._transport.get_extra_info("socket").fileno()
+        descriptor = self._socket.fileno()
         if descriptor < 0:
             return 0
         try:
-            return int.from_bytes(fcntl.ioctl(descriptor, which, bytes(4)), sys.byteorder)
+            return int.from_bytes(fcntl.ioctl(descriptor, which, b"\0\0\0\0"), sys.byteorder)
         except OSError:  # it has just ended
             return 0
 
@@ -359,6 +360,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._socket = transport.get_extra_info("socket")
         # A piece of a body is asked for when the one before has left, so that its memory may be used again.
         # (TLS takes "nothing is left" for too much where nothing is the limit.)
         self._transport.set_write_buffer_limits(high=1, low=0)

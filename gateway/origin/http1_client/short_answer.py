@@ -27,7 +27,7 @@ _KEPT_ALIVE = frozenset({"keep-alive", "Keep-Alive"})
 
 
 _LOOKED_AT = 3
-"""Lent buffers that are looked at for each that is taken."""
+"""Lent buffers that are looked at, the longest lent ones first, where none is known to be idle; else one."""
 
 
 class _Names(dict[str, str]):
@@ -53,7 +53,7 @@ class KeptBuffers:
 
     def take(self) -> bytearray:
         """Return a buffer that is the caller's until its last view is gone: of the idle ones that used last."""
-        for _ in range(min(_LOOKED_AT, len(self._lent))):
+        for _ in range(min(1 if self._idle else _LOOKED_AT, len(self._lent))):
             buffer = self._lent.popleft()
             (self._lent if _has_view(buffer) else self._idle).append(buffer)
         buffer = self._idle.pop() if self._idle else bytearray(self._size_bytes)
