@@ -332,8 +332,8 @@ class Reservation:
     `wanted` is room that a user has asked for expressly: the least recently used files give way,
     whatever the slot's policy prefers. `pin` is the number of the pin that the file is under, or 0. `to_write` is
     False for a file that is on this disk already. `blocks` is the number of blocks to enter. `ahead_bytes` more are
-    and stay set aside for what is appended to the file next. `copy`: another node looks after them, so it takes room
-    that nobody else uses, and leaves before all others.
+    and stay set aside for what is appended to the file next. `copy`: another node looks after the blocks, so they take
+    room that nobody else uses, and leave before all others.
     """
 
     file: str

@@ -119,13 +119,7 @@ class SegmentAppender:
         count = len(placed.blocks)
         taken_bytes = layout.in_pages(placed.stop) - layout.in_pages(segment.size_bytes)
         reservation = Reservation(
-            segment.file,
-            alike.slot,
-            taken_bytes,
-            wanted=alike.wanted,
-            pin=alike.pin,
-            blocks=count,
-            copy=alike.copy,
+            segment.file, alike.slot, taken_bytes, alike.wanted, alike.pin, blocks=count, copy=alike.copy
         )
         try:
             if taken_bytes > segment.ahead_bytes:

@@ -511,10 +511,17 @@ class PathSignatures(NamedTuple):
         return outer.hexdigest()
 
 
+_HOP = "x-forebay-hop"
+_SIGNED_BETWEEN_NODES = frozenset({"cache-control", "if-match", "if-none-match"})
+
+
 @lru_cache(maxsize=1024)
 def _signed_names(names: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
     """Return the names of the signed headers in order, and the same joined. Cached: clients send few sets of names."""
     signed = sorted(name for name in names if name in _SIGNED_WHEN_PRESENT or changes_the_request(name))
+    between_nodes = [name for name in names if name.startswith("x-forebay-") and name != _HOP]
+    if between_nodes:
+        signed = sorted({*signed, *between_nodes, *(name for name in names if name in _SIGNED_BETWEEN_NODES)})
     return tuple(signed), ";".join(signed)
 
 
