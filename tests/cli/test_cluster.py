@@ -14,7 +14,13 @@ UP: dict[str, Any] = {"name": "gpu-1", "address": "10.0.0.1:9002", "this_node": 
 UP |= {"share": 0.5, "state": "up", "version": "1.2.3", "age_seconds": 125.0, "clock_seconds": None, "problem": None}
 SILENT = UP | {"name": "gpu\x1b[2J", "address": "10.0.0.2:9002", "this_node": False, "state": "silent"}
 SILENT |= {"clock_seconds": -2.25, "problem": "refused"}
-CLUSTER = {"name": "train", "node": "gpu-1", "address": "10.0.0.1:9002", "zone": "a", "members": [UP, SILENT]}
+CLUSTER: dict[str, Any] = {
+    "name": "train",
+    "node": "gpu-1",
+    "address": "10.0.0.1:9002",
+    "zone": "a",
+    "members": [UP, SILENT],
+}
 CLUSTER |= {"sent_bytes": 2048, "received_bytes": 1024}
 
 

@@ -20,6 +20,7 @@ def test_nodes_find_each_other_and_tell_who_is_there(tmp_path: Path) -> None:
     """By hellos that are signed and proved. What a node says of itself counts for all others: zone, weight, age."""
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
+    secret.chmod(0o600)
     first, second = (f"127.0.0.1:{free_port()}" for _ in range(2))
 
     def config(address: str, **more: Any) -> dict[str, Mapping[str, Any]]:
