@@ -56,9 +56,9 @@ def placed(nodes: int, count: int, dying: int) -> Iterator[Figure]:
     dead = {one.name for one in random.Random(1).sample(all_members, dying)}
     owned, after, moved, orphans = Counter[str](), Counter[str](), 0, 0
     for key, number in blocks(count):
-        first, second = placement.owners(key, number)
+        first, second = placement._owners(key, number)
         owned[first.name] += 1
-        moved += beside[first.name].owners(key, number)[0] is new  # the order of the others stays
+        moved += beside[first.name]._owners(key, number)[0] is new  # the order of the others stays
         if first.name not in dead:
             after[first.name] += 1
         elif second.name not in dead:
@@ -112,9 +112,9 @@ class Source:
 class Storm:
     """All nodes want one block at once, and have nothing of it; node 0 owns it, and fetches it once.
 
-    A source that sends to SENT_AT_ONCE names others that it has sent the block to. `patient`: until it has TAKERS_NAMED_MAX
-    of them it lets askers wait, and those whom an asker is sent to name others, too. Otherwise a source that knows
-    nobody to name sends the block, and so does one that an asker was sent to.
+    A source that sends to SENT_AT_ONCE names others that it has sent the block to. `patient`: until it has
+    TAKERS_NAMED_MAX of them it lets askers wait, and those whom an asker is sent to name others, too. Otherwise a
+    source that knows nobody to name sends the block, and so does one that an asker was sent to.
     """
 
     def __init__(self, nodes: int, *, patient: bool) -> None:
