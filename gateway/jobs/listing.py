@@ -88,7 +88,8 @@ async def list_pages(
     Raises as `fetch_page`, and OriginBodyError for an answer that is no list, and for pages without an end.
     """
     listing, slots = dependencies.catalog.listing, dependencies.slots
-    bound = bound_of(slots.under(prefix.bucket, prefix.key_prefix))
+    under = list(slots.under(prefix.bucket, prefix.key_prefix))
+    bound = bound_of(under)
     page_of = partial(
         fetch_page,
         dependencies.origin,
@@ -103,7 +104,7 @@ async def list_pages(
         asked = listing.asked(prefix.bucket)
         document = await with_retries(dependencies.clock, partial(page_of, token=token))
         page = parse_listed_page(document, with_owner=with_owner)
-        dependencies.catalog.listed(prefix.bucket, page.entries)
+        dependencies.catalog.listed(prefix.bucket, page.entries, under)
         if bound is not None:
             listing.learn(prefix.bucket, wanted, found_of(page), asked, merge_seconds=bound.merge_seconds)
         yield page.entries

@@ -12,6 +12,7 @@ import asyncio
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ import lmdb
 import structlog
 
 from gateway.core.clock import Clock
-from gateway.core.errors import OriginAnswered, OriginUnreachable, StoreUnavailable
+from gateway.core.errors import OriginAnswered, OriginUnreachable, S3Error, StoreUnavailable
 from gateway.core.model import Homes, ObjectKey, ObjectVersion
 from gateway.metadata.entries import (
     CatalogEntry,
@@ -51,6 +52,7 @@ from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import is_same_version, unquote
 from gateway.s3.list_result import ListedEntry
 from gateway.s3.origin_habits import OriginHabits, shared_etags
+from gateway.s3.requests import parse_copy_source
 from gateway.telemetry import metrics
 
 
@@ -118,6 +120,12 @@ def unpack_habits(entry: CatalogEntry, boot: int, now_seconds: float) -> OriginH
 
 
 _OF_ANY_AGE = KeyBound(math.inf, math.inf)
+
+_OF_OBJECTS = frozenset({200, 206, 304, 412, 416})
+"""Statuses by which the origin answers a read of an object, or of something about it, if there is one."""
+
+_SHOWN_AT_ONCE_SECONDS = 0.001
+"""Seconds after which a process that notes the time of something was stopped meanwhile."""
 
 __all__ = ["Catalog", "ObjectHead", "is_down", "is_plainly_asked", "is_remembered"]
 
@@ -307,7 +315,7 @@ class Catalog:
         head = object_head(key, response.headers, is_part=is_part)
         if (age_seconds := age_of(response)) > 0:
             head = replace(head, age_seconds=age_seconds)
-        self._seen(head)
+        self._seen(head, slot)
         if is_not_learned:
             self.shown(key, head.version.etag)
         return head
@@ -318,9 +326,40 @@ class Catalog:
         if entry is not None and etag != (entry.head.version.etag if entry.head is not None else None):
             self.forget(key)
 
-    def listed(self, bucket: str, entries: Sequence[ListedEntry]) -> None:
-        """Void what all workers remember otherwise than just listed, in order. Call before any client learns of it."""
+    def answered(self, request: OriginRequest, status: int, slot: Slot) -> None:
+        """End all absences of the objects that an answer of the origin shows: the request's own, a copy's source.
+
+        Call it before the client learns of the answer. `slot` is that of the request's own. Answers to `ask`, and those
+        that are `learned` or `listed`, do so by themselves.
+        """
+        copied = request.headers.get("x-amz-copy-source")
+        if copied is not None and status == 200:
+            with suppress(S3Error):  # a form of its own, as of an access point
+                for text in {copied, copied.replace("+", "%2B")}:  # origins read a plus sign in two ways
+                    self._show(parse_copy_source(text).key)
+        if request.bucket and request.key and request.method in ("GET", "HEAD") and status in _OF_OBJECTS:
+            self._show_in(slot, ObjectKey(request.bucket, request.key))
+
+    def _show_in(self, slot: Slot, key: ObjectKey) -> None:
+        if is_remembered(slot, {}):  # elsewhere, no absence is believed
+            self._show(key)
+
+    def _show(self, key: ObjectKey) -> None:
+        seconds = self._clock.monotonic()
+        self._epochs.show(key, seconds, self._boot)
+        if self._clock.monotonic() - seconds > _SHOWN_AT_ONCE_SECONDS:
+            self._epochs.show(key, self._clock.monotonic(), self._boot)  # another process may have noted a later time
+
+    def listed(self, bucket: str, entries: Sequence[ListedEntry], slots: Iterable[Slot]) -> None:
+        """Void what all workers remember otherwise than just listed, in order. Call before any client learns of it.
+
+        `slots` are all those of the entries.
+        """
         self._listed(bucket, [(entry.key, (entry.etag, entry.size_bytes)) for entry in entries])
+        if any(slot.negative_ttl_seconds for slot in slots):
+            for entry in entries:
+                if entry.size_bytes >= 0:  # else it was deleted
+                    self._show(ObjectKey(bucket, entry.key.decode()))
 
     def listed_records(self, bucket: str, listed: Sequence[Listed]) -> None:
         self._listed(bucket, [(key, etag_and_size(record)) for key, record in listed])
@@ -384,7 +423,8 @@ class Catalog:
         if self._refused and self._refused.pop(version.key, None) == version.etag:
             self.learn_habits(version.key.bucket, OriginHabits(withheld_etags=frozenset({unquote(version.etag)})))
 
-    def _seen(self, head: ObjectHead) -> None:
+    def _seen(self, head: ObjectHead, slot: Slot) -> None:
+        self._show_in(slot, head.version.key)
         self.sizes_seen.note(head.version)
         if head.version.etag.startswith("W/"):
             self.learn_habits(head.version.key.bucket, OriginHabits(weak_etags=True))
@@ -483,7 +523,7 @@ class Catalog:
         self, head: ObjectHead, slot: Slot, asked: ObservedAt, *, headers: Mapping[str, str], with_checksums: bool
     ) -> None:
         """Keep the result of a GET that was sent at `asked`, so that the catalog may answer the same question."""
-        self._seen(head)
+        self._seen(head, slot)
         if not is_remembered(slot, headers):
             self.shown(head.version.key, head.version.etag)
             return
@@ -594,7 +634,9 @@ class Catalog:
         self._epochs.end_write(self._epochs.left_behind)
 
     def _lookup(self, key: ObjectKey) -> CatalogEntry | None:
-        return self._store.lookup(key) if self._store is not None else None
+        entry = self._store.lookup(key) if self._store is not None else None
+        is_void = entry is not None and entry.head is None and self._epochs.is_shown_since(entry.observed_at, key)
+        return None if is_void else entry
 
     def _is_confirmed(self, key: ObjectKey, entry: CatalogEntry, slot: Slot) -> bool:
         """Return True if a listing within the slot's bound agrees with the entry, which is older."""

@@ -17,12 +17,16 @@ is no addition, no lock and no wait, for threads and processes, whichever of the
     4,096 cells             buckets, by hash
     2 rows of 2,097,152     keys, by two hashes: a write stores in one cell of each row
     512 times 256           writes under way, by process
+    524,288                 when an object was last shown under a key, by hash: milliseconds, and the boot
 
 A key's epoch has changed when its bucket's cell has, or *both* of its own. So a write voids another key only together
 with a second write that shares the other cell.
 
 A process that is killed during a write cannot void its key when the origin carries the write out. So a process records
 each write before it sends it, and its successor voids the recorded keys (`left_behind`).
+
+An answer that says that there is no object is void once an object was shown under the key after the origin was asked:
+then a client has seen it. So an answer that comes late takes nothing back. Two keys that share a cell cost a request.
 
 If the origin has not answered, it may carry a write out later, and the state learned meanwhile may precede it. So a
 write in doubt ends later than others: the gateway then forgets its keys once more, and until then LIST asks the origin
@@ -427,7 +431,13 @@ _DIGEST_MASK: Final = 2 ** (2 * _ROW_BITS) - 1
 _CELL_BYTES = 8
 _COUNT_BITS = 40
 _OPENINGS_MAX = 2**24 - 1
-FILE_BYTES = (_FIRST_WRITE + PROCESSES_MAX * _WRITES_MAX) * _CELL_BYTES
+_FIRST_SHOWN = _FIRST_WRITE + PROCESSES_MAX * _WRITES_MAX
+_SHOWN_BITS = 19
+_SHOWN_MASK = 2**_SHOWN_BITS - 1
+_MILLISECONDS_BITS = 40
+_MILLISECONDS_MASK = 2**_MILLISECONDS_BITS - 1
+_BOOT_MASK = 2**24 - 1
+FILE_BYTES = (_FIRST_SHOWN + 2**_SHOWN_BITS) * _CELL_BYTES
 
 
 def create(path: Path) -> None:
@@ -518,6 +528,19 @@ class InvalidationEpochs:
         number = next(self._numbers)
         for cell in range(1, 1 + _BUCKETS):
             self._cells[cell] = number
+
+    def show(self, key: ObjectKey, seconds: float, boot: int) -> None:
+        """Note that an answer of the origin shows an object at `seconds` of the boot of that number."""
+        milliseconds = int(seconds * 1000) + 1
+        shown = (boot & _BOOT_MASK) << _MILLISECONDS_BITS | milliseconds & _MILLISECONDS_MASK
+        self._cells[_FIRST_SHOWN + (crc64nvme(catalog_key(key)) & _SHOWN_MASK)] = shown
+
+    def is_shown_since(self, observed: ObservedAt, key: ObjectKey) -> bool:
+        """Return True if an object, perhaps of another key, was shown after the origin was asked at `observed`."""
+        shown = self._cells[_FIRST_SHOWN + (crc64nvme(catalog_key(key)) & _SHOWN_MASK)]
+        if shown >> _MILLISECONDS_BITS != observed.boot & _BOOT_MASK:
+            return False
+        return bool(observed.seconds * 1000 < shown & _MILLISECONDS_MASK)
 
     def begin_write(self, bucket: str | None, keys: Sequence[ObjectKey] | None) -> list[int]:
         """Note a write about to be sent, of these keys or, with None, all keys or all buckets.

@@ -75,7 +75,7 @@ class ColdRead:
             judged = VersionAnswers(head).judge(self._request.headers, services.clock)
         except (Refused, S3Error):
             return None
-        if not judged.body_bytes or services.catalog.is_listed_absent(self.key, self.slot):
+        if not judged.body_bytes:
             return None
         blocks, slot, version = services.blocks, self.slot, head.version
         is_new = is_remembered(slot, question.headers) and blocks.keeps_all_it_fetches

@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 
 from gateway.core.errors import OriginBodyError, OriginError, S3Error
-from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import is_remembered
 from gateway.metadata.listing.index import FoundPage, NeedsLookup, found_of
 from gateway.metadata.listing.pages import ListRequest, Page, prefix_end
@@ -35,7 +34,6 @@ from gateway.operations.list_sources import (
 )
 from gateway.operations.merged_page import ListSource, MergedPage
 from gateway.operations.passthrough import forward, forward_joined, is_plain
-from gateway.operations.visibility import changed_keys, invalidate
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import quote
@@ -85,26 +83,11 @@ async def _forwarded(context: RequestContext, slots: Sequence[Slot]) -> Response
     bucket, catalog = context.request.bucket or "", context.services.catalog
     if any(is_remembered(slot, {}) for slot in slots):
         with suppress(OriginBodyError):  # the client gets it as it is
-            found = listed_objects(reply.body)
-            catalog.listed(bucket, found)
-            await _void_listed_absences(context, slots, [entry.key.decode() for entry in found])
+            catalog.listed(bucket, listed_objects(reply.body), slots)
     else:
         versions = _VERSION.findall(reply.body.decode("utf-8", "replace"))
         catalog.listed_sizes(bucket, [(etag.replace("&quot;", '"'), int(size)) for etag, size in versions])
     return reply
-
-
-async def _void_listed_absences(context: RequestContext, slots: Sequence[Slot], keys: Sequence[str]) -> None:
-    """Void what the listing index says of keys that it says are absent: this client sees them."""
-    services, bucket = context.services, context.request.bucket or ""
-    if any(slot.negative_ttl_seconds for slot in slots):
-        seen = [
-            key
-            for key in keys
-            if services.catalog.is_listed_absent(ObjectKey(bucket, key), services.slots.find(bucket, key))
-        ]
-        if seen:
-            await invalidate(changed_keys(context, seen))
 
 
 async def forwarded_read(context: RequestContext) -> Response:

@@ -268,7 +268,7 @@ async def origin_page(listing: Listing, wanted: ListRequest, origin_token: str |
         query.append(("start-after", before(wanted.start)))
     document = await listing_document(listing.context, listing.bucket, query, PAGE_SIZE_BYTES_MAX)
     page = parse_listed_page(document, with_owner=listing.query.with_owner)
-    listing.context.services.catalog.listed(listing.bucket, page.entries)
+    listing.context.services.catalog.listed(listing.bucket, page.entries, listing.slots)
     entries = [entry for entry in page.entries if entry.key >= wanted.start]
     return ListedPage(entries, [prefix for prefix in page.prefixes if prefix >= wanted.start], page.next_token)
 

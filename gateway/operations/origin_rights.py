@@ -27,6 +27,7 @@ from gateway.core.errors import OriginAnswered, OriginBodyError, OriginUnreachab
 from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_plainly_asked
 from gateway.operations.context import Answer, RequestContext, Response, Told, awaited
+from gateway.operations.passthrough import handed_on
 from gateway.operations.read_object import CurrentVersions, judged_by_the_origin
 from gateway.operations.writeback.past_the_buffer import FlushWait
 from gateway.origin.client import KeyPair, OriginRequest
@@ -238,7 +239,7 @@ def _not_said(slot: Slot) -> Exception:
 
 async def _check(context: RequestContext, slot: Slot, request: OriginRequest) -> None:
     """Raise OriginAnswered with the origin's document if it refuses a request in the caller's own name."""
-    async with await context.services.origin.send(request) as response:
+    async with handed_on(context, request, await context.services.origin.send(request)) as response:
         if response.status == 206:
             await response.read(_ANSWER_BYTES_MAX)
         if response.status in (200, 206, 416):  # an empty object has no first byte

@@ -66,8 +66,15 @@ async def forward(
 ) -> Response:
     """Send the client's request on and stream the answer back, whatever its status. `payload`: a received body."""
     payload = payload or await receive_payload(context)
-    response = await context.services.origin.send(onward_request(context, payload))
+    request = onward_request(context, payload)
+    response = handed_on(context, request, await context.services.origin.send(request))
     return streamed_reply(response, head_only=context.request.method == "HEAD", cache=cache)
+
+
+def handed_on(context: RequestContext, request: OriginRequest, response: OriginResponse) -> OriginResponse:
+    """Return an answer that the client gets; no absence of an object that it shows is believed afterwards."""
+    context.services.catalog.answered(request, response.status, context.slot)
+    return response
 
 
 async def forward_write(context: RequestContext, payload: Payload | None = None) -> Response:
@@ -168,7 +175,7 @@ async def _joined(context: RequestContext, request: OriginRequest) -> Response:
     joined = context.services.catalog.joined_calls
     answer = None if request.body else await joined.ask(question, lambda: _ask(context, request))
     if answer is None:
-        response = await context.services.origin.send(request)
+        response = handed_on(context, request, await context.services.origin.send(request))
         return streamed_reply(response, head_only=request.method == "HEAD")
     if request.method == "HEAD" or answer.status in _WITHOUT_BODY:
         return Response(answer.status, answer.headers, no_body(), "forwarded")
@@ -177,7 +184,7 @@ async def _joined(context: RequestContext, request: OriginRequest) -> Response:
 
 async def _ask(context: RequestContext, request: OriginRequest) -> _PassedAnswer | None:
     """Ask; return None if the answer is too long to hold, or meant for one client: then each caller asks."""
-    async with await context.services.origin.send(request) as response:
+    async with handed_on(context, request, await context.services.origin.send(request)) as response:
         headers = filter_response_headers(response.headers)
         if "set-cookie" in response.headers or response.headers.get("content-type", "").startswith("text/event-"):
             return None

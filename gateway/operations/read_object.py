@@ -35,7 +35,7 @@ from gateway.core.model import BodyStream, ByteRange, MissReason, ObjectKey, Obj
 from gateway.metadata.catalog import CHECKSUM_MODE, headers_of_question, is_remembered
 from gateway.metadata.entries import ObjectHead, ObservedAt, object_head_of_get, of_part
 from gateway.operations.context import Answer, AppContext, CacheLabel, RequestContext, Response
-from gateway.operations.passthrough import forward, forward_joined, no_body, onward_request, streamed_reply
+from gateway.operations.passthrough import forward, forward_joined, handed_on, no_body, onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
 from gateway.operations.visibility import changed_by, invalidate
 from gateway.origin.client import OriginHead, OriginRequest, Purpose
@@ -201,8 +201,6 @@ class CurrentVersions:
             etag = next((value for name, value in reply.headers if name == "etag"), None)
             if etag is not None or reply.status == 404:
                 self.context.services.catalog.shown(self.context.object_key, etag)
-            if etag is not None:
-                await void_listed_absence(self.context)
         return reply
 
     def known(self) -> ObjectHead | None:
@@ -221,14 +219,10 @@ class CurrentVersions:
         catalog, key = context.services.catalog, context.object_key
         part_number = context.request.parameter("partNumber")
         if part_number is not None:
-            head = await catalog.ask(key, context.slot, headers=self.headers, part_number=part_number)
-        else:
-            look = again or wants_revalidation(context)
-            of_peer = context.of_peer
-            head = await catalog.current(key, context.slot, headers=self.headers, look=look, of_peer=of_peer)
-        if not head.remembered:
-            await void_listed_absence(context)
-        return head
+            return await catalog.ask(key, context.slot, headers=self.headers, part_number=part_number)
+        look = again or wants_revalidation(context)
+        of_peer = context.of_peer
+        return await catalog.current(key, context.slot, headers=self.headers, look=look, of_peer=of_peer)
 
     def last_known(self) -> ObjectVersion | None:
         if not is_remembered(self.context.slot, self.headers):
@@ -251,9 +245,8 @@ class CurrentVersions:
         if slot.negative_ttl_seconds == 0 or not is_remembered(slot, self.headers):
             return await self.forward()
         asked = catalog.now(key)
-        response = await context.services.origin.send(onward_request(context, await receive_payload(context)))
-        if response.status in (200, 206):
-            catalog.forget(key)  # it has come since its absence was learned, and this client sees it now
+        request = onward_request(context, await receive_payload(context))
+        response = handed_on(context, request, await context.services.origin.send(request))
         if response.status != 404 or "x-amz-delete-marker" in response.headers:
             return streamed_reply(response, head_only=False, cache="bypass")
         async with response:
@@ -326,12 +319,6 @@ class CurrentVersions:
     async def _forget(self) -> None:
         await invalidate(changed_by(self.context))
         await self.context.services.blocks.invalidate(self.context.object_key)
-
-
-async def void_listed_absence(context: RequestContext) -> None:
-    """Void what the listing index says of the key if it says that there is no object: this client sees one."""
-    if context.services.catalog.is_listed_absent(context.object_key, context.slot):
-        await invalidate(changed_by(context))
 
 
 # The wishes of a request
@@ -519,7 +506,6 @@ async def ask_unpinned(context: RequestContext, question: UnpinnedQuestion) -> S
                 catalog.learn_habits(key.bucket, OriginHabits(no_ranges=True))
             since, whole = question.since.before(age_of(response)), question.whole
             catalog.learned(head, context.slot, since, headers=question.headers, with_checksums=whole)
-            await void_listed_absence(context)
         return Seen(head, answer)
     except BaseException:
         await answer.aclose()

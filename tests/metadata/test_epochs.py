@@ -151,6 +151,26 @@ def test_numbers_do_not_come_back_when_the_file_is_opened_again(tmp_path: Path) 
             assert not epochs.is_current(before, KEY.bucket, PLACE)
 
 
+def test_an_absence_is_void_once_an_object_was_shown_after_the_question(tmp_path: Path) -> None:
+    """In every process, also after a restart, and not for what is asked later, of another boot, or of other keys."""
+    path = tmp_path / "epochs"
+
+    def asked(seconds: float, boot: int = 2**31 + 7) -> ObservedAt:
+        return ObservedAt(0, seconds, boot)
+
+    with opened(path) as epochs, opened(path, 1) as other:
+        assert not other.is_shown_since(asked(0.0), KEY)
+        assert not other.is_shown_since(asked(0.0, boot=0), KEY)
+        epochs.show(KEY, 100.0, 2**31 + 7)
+        for seconds, is_void in [(0.0, True), (99.999, True), (100.0, True), (100.001, False), (1e6, False)]:
+            assert other.is_shown_since(asked(seconds), KEY) is is_void
+        assert not other.is_shown_since(asked(0.0, boot=5), KEY)
+        assert not other.is_shown_since(asked(0.0), ObjectKey("bucket", "another"))
+    with opened(path) as epochs:
+        assert epochs.is_shown_since(asked(100.0), KEY)
+        assert epochs.left_behind == []
+
+
 MANY = [ObjectKey("bucket", f"many/{number}") for number in range(1000)]
 
 

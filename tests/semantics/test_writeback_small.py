@@ -181,6 +181,32 @@ async def test_6_2_nothing_that_others_write_afterwards_is_overwritten(
         assert (await client.ask("GET", "back/k")).body == b"ours"
 
 
+@pytest.mark.parametrize("theirs", ["none", "before", "after"])
+async def test_6_4_a_deletion_waits_where_nobody_knows_what_the_bucket_has(tmp_path: Path, theirs: str) -> None:
+    """6.4 It is gone here at once, and answered when the bucket has nothing of it; what others have written stays."""
+    async with a_client(tmp_path, BEHIND) as client:
+        await client.learn()
+        if theirs == "before":
+            put_by_others(client, b"theirs", LONG_AGO)
+        await hold_heads(client)
+        await client.ask("PUT", "back/k", b"ours")
+        if theirs == "after":
+            client.origin.put("bucket", "back/k", b"theirs")
+        client.origin.faults.clear()
+        client.origin.inject(lambda _: True, Unreachable(), times=None)
+        status = 409 if theirs == "after" else 204
+        deleting = asyncio.create_task(client.ask("DELETE", "back/k", status=status))
+        await eventually(lambda: pending(client).deleted)
+        await client.ask("GET", "back/k", status=404)
+        assert not deleting.done()
+        client.origin.faults.clear()
+        async with client.flushing(conflicts=True):
+            await deleting
+        left = client.origin.buckets["bucket"].objects.get("back/k")
+        assert (left is not None) is (theirs == "after")
+        assert Operation.PUT_OBJECT not in asked(client)
+
+
 @with_a_client(BEHIND)
 async def test_6_2_a_late_answer_is_not_believed(client: Client) -> None:
     """6.2 It may be about what others wrote after the acknowledgement."""
@@ -297,6 +323,40 @@ async def test_4_7_an_acl_that_the_bucket_refuses_is_refused_as_it_comes(client:
         await eventually(lambda: client.buffer.look(lambda tx: _is_forgotten(tx)))
     assert (await client.ask("PUT", "back/l", b"x", headers, status=400)).headers["x-forebay-not-absorbed"]
     assert (await client.ask("GET", "back/k")).body == b"y"
+
+
+@pytest.mark.parametrize("name", ["back/k", "back/k//k"])
+async def test_4_7_what_the_flush_learns_of_an_acl_says_nothing_of_writes_without_it(tmp_path: Path, name: str) -> None:
+    """4.7 5.12 A refused ACL holds up no write without it, of the same key or of one like it."""
+    async with a_client(tmp_path, BEHIND) as client:
+        await client.learn()
+        headers, code = {"x-amz-acl": "public-read"}, "AccessControlListNotSupported"
+        await client.ask("PUT", "back/taken", b"x", headers)
+        await client.ask("PUT", name, b"with ACL", headers)
+        client.origin.inject(lambda call: "x-amz-acl" in call.headers, Answer(400, code), times=None)
+        async with client.flushing():
+            await eventually(lambda: client.buffer.look(lambda tx: _is_forgotten(tx)))
+        for one in (name, f"{name}-like"):
+            answer = await client.ask("PUT", one, b"without ACL")
+            assert answer.headers["x-forebay-cache"] == "absorbed"
+        await client.flush()
+        assert client.origin.data("bucket", name) == b"without ACL"
+
+
+@with_a_client(BEHIND)
+async def test_5_12_a_key_that_is_refused_whatever_its_class_is_asked_about(client: Client) -> None:
+    """5.12 Also if the bucket takes that class of other keys."""
+    await client.learn()
+    headers = {"x-amz-storage-class": "STANDARD_IA"}
+    await client.ask("PUT", "back/a", b"x", headers)
+    await client.ask("PUT", "back/k//1", b"x", headers)
+    client.origin.inject(lambda call: "//" in (call.key or ""), Answer(400, "InvalidArgument"), times=None)
+    async with client.flushing():
+        await eventually(lambda: client.buffer.look(lambda tx: _is_forgotten(tx)))
+    await client.ask("PUT", "back/b", b"x", headers)
+    assert (await client.ask("PUT", "back/c", b"x", headers)).headers["x-forebay-cache"] == "absorbed"
+    refused = await client.ask("PUT", "back/k//2", b"x", headers, status=400)
+    assert refused.headers["x-forebay-not-absorbed"] == "key"
 
 
 def _is_forgotten(tx: JournalTransaction) -> bool:

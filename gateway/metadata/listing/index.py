@@ -14,6 +14,7 @@ import lmdb
 from gateway.core import cancellation
 from gateway.core.clock import Clock
 from gateway.core.errors import store_errors
+from gateway.core.model import ObjectKey
 from gateway.metadata.entries import InvalidationEpochs, ObservedAt
 from gateway.metadata.listing.dirty_keys import DirtyKeys, Overlaid, OwnWrite, Written
 from gateway.metadata.listing.pages import END, ListRequest, Page, Record, SortedKeys, key_successor, take
@@ -302,7 +303,10 @@ class ListingIndex:
             return None
 
     def entry(self, bucket: str, key: str, bound: KeyBound) -> AuthoritativeEntry | None:
-        """Return what a listing within the bound says of a key; None: nothing is known."""
+        """Return what a listing within the bound says of a key; None: nothing is known.
+
+        No listing says that there is no such object if one was shown since the origin was asked for the listing.
+        """
         if self._opened is None:
             return None
         dirty, store = self._opened.dirty, self._opened.listing
@@ -311,11 +315,13 @@ class ListingIndex:
             with dirty.written(bucket) as written, store.view(bucket) as view:
                 if view is None or written(encoded, key_successor(encoded), 1):
                     return None
-                if self._known_until(view, bucket, encoded, bound, stale=False) <= encoded:
+                within = next(view.touching(encoded, key_successor(encoded), overlapping=True), None)
+                if within is None or not bound.allows(within.observed_at, self.moment(bucket)):
                     return None
                 found = view.read(encoded, key_successor(encoded), 1)
             if not found:
-                return AuthoritativeEntry(None)
+                is_shown = self._epochs.is_shown_since(within.observed_at, ObjectKey(bucket, key))
+                return None if is_shown else AuthoritativeEntry(None)
             if template_of(found[0][1]) == OWN_TEMPLATE:
                 found, templates = numbered_here(found, ())
             else:

@@ -210,11 +210,11 @@ def waits_for_version(context: RequestContext, capabilities: BucketCapabilities 
 
 
 class ExpectedVersionQuery:
-    """Asks for the origin's version of a key while the body comes in. Close it.
+    """One question to the origin about its version of a key, while the body comes in. Close it.
 
     Until it has answered, `nothing` holds: the version that this gateway has last seen there. Without `waits`, the
     origin is not asked if that is within the slot's bound, and its answer is used only if it has come. A late one may
-    show a later write of others: it changes only what is known of the gateway's rights.
+    show a later write of others: Forebay learns nothing from it but whether it may look.
     """
 
     def __init__(self, context: RequestContext, key: ObjectKey | None = None, *, waits: bool = True) -> None:

@@ -348,7 +348,8 @@ def _why_of_the_origin(context: RequestContext, made: Write, *, are_here: bool) 
     if made.is_etag_local and context.slot.etag != "local":
         return Reason.BUCKET_ETAGS
     capabilities = capabilities_of(context)
-    return Reason.KEY if capabilities is not None and capabilities.refuses(made.key.key) else None
+    is_refused = capabilities is not None and capabilities.refuses(made.key.key, made.spec.headers)
+    return Reason.KEY if is_refused else None
 
 
 async def _left_to_the_origin(context: RequestContext, made: Write) -> Response:

@@ -189,7 +189,7 @@ def why_of_bucket(
     """
     if capabilities is None:
         return Reason.BUCKET_UNKNOWN
-    if capabilities.refuses(context.object_key.key):
+    if capabilities.refuses(context.object_key.key, context.request.headers):
         return Reason.KEY
     if not capabilities.foretells(of_parts=of_parts):
         has_key = any(name.startswith(f"{_ENCRYPTION}-customer-") for name in context.request.headers)

@@ -416,7 +416,7 @@ def _failed(tx: JournalTransaction, write: Write, wait: Wait, seen: Turn, turn: 
     if wait.refused_with is not None or wait.kind == "refused":  # perhaps because of them: the next such write asks
         tx.buckets.forget_accepted(write.key.bucket, write.spec.headers)
     if wait.refused_with is not None and not write.deleted:
-        tx.buckets.refused_for_good(write.key, wait.refused_with)
+        tx.buckets.refused_for_good(write.key, write.spec.headers, wait.refused_with)
 
 
 def _learn(tx: JournalTransaction, write: Write, now: float) -> None:

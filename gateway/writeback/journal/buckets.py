@@ -50,14 +50,31 @@ _UNUSUAL = {
 """Patterns over bytes, one a character. File systems take 255 of a part."""
 
 
-def forms_of(key: str) -> frozenset[str]:
-    """Return all forms that a key has; `refused_forms` of another key are among these."""
-    return _unusual(key) | _directories_of(key) | {EVERY_KEY}
+def forms_of(key: str, headers: Mapping[str, str]) -> frozenset[str]:
+    """Return all forms that a write has; `refused_forms` of another one are among these."""
+    forms = _unusual(key) | _directories_of(key) | {EVERY_KEY}
+    return forms | _with_values(forms, headers)
 
 
-def refused_forms(key: str, code: str) -> frozenset[str]:
-    """Return the forms to avoid after a key's final refusal: its unusual ones, or a usual key's directories'."""
-    return frozenset({EVERY_KEY}) if code == "NoSuchBucket" else _unusual(key) or _directories_of(key)
+def refused_forms(key: str, code: str, headers: Mapping[str, str]) -> frozenset[str]:
+    """Return the forms to avoid after a write's final refusal: its unusual ones, or a usual key's directories'.
+
+    Perhaps the bucket refuses not the key but the write's `judged_values`: avoid the forms with these alone.
+    """
+    if code == "NoSuchBucket":
+        return frozenset({EVERY_KEY})
+    return _with_values(_unusual(key) or _directories_of(key), headers)
+
+
+def without_forms_of(forms: frozenset[str], key: str) -> frozenset[str]:
+    """Return the forms that the key does not have: the bucket has taken it."""
+    taken = forms_of(key, {})
+    return frozenset(form for form in forms if form.partition("\0")[0] not in taken)
+
+
+def _with_values(forms: frozenset[str], headers: Mapping[str, str]) -> frozenset[str]:
+    values = "".join(f"\0{name}: {value}" for name, value in sorted(judged_values(headers)))
+    return frozenset(form + values for form in forms)
 
 
 def bounded(forms: frozenset[str]) -> frozenset[str]:
@@ -113,7 +130,7 @@ class BucketCapabilities:
     `md5_etags`: its ETags are MD5s, and can be foretold. `may_look`: the gateway's own key pair may HEAD its objects,
     and learns when there is none; otherwise no flush could know what it overwrites. `multipart_etags`: ETags of objects
     of parts can be foretold too, as far as is known. `accepted` are the `judged_values` that it has taken,
-    `refused_forms` the forms of keys that it has refused for good.
+    `refused_forms` the forms of writes that it has refused for good.
     """
 
     md5_etags: bool
@@ -128,9 +145,9 @@ class BucketCapabilities:
         """Return whether the ETag of an object, or of one of parts, is known before the bucket has it."""
         return self.md5_etags and (self.multipart_etags or not of_parts)
 
-    def refuses(self, key: str) -> bool:
-        """Return whether the bucket has refused for good an acknowledged write of a similar key."""
-        return bool(self.refused_forms) and not self.refused_forms.isdisjoint(forms_of(key))
+    def refuses(self, key: str, headers: Mapping[str, str]) -> bool:
+        """Return whether the bucket has refused for good a similar acknowledged write."""
+        return bool(self.refused_forms) and not self.refused_forms.isdisjoint(forms_of(key, headers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +252,11 @@ class Buckets(Table):
         if known is not None:
             self.learn(bucket, replace(known, **facts))
 
-    def refused_for_good(self, key: ObjectKey, code: str) -> None:
-        """Note that a bucket refuses a key for good: it is asked before the next such write is acknowledged."""
+    def refused_for_good(self, key: ObjectKey, headers: Mapping[str, str], code: str) -> None:
+        """Note that a bucket refuses a write for good: it is asked before the next such write is acknowledged."""
         known = self.capabilities(key.bucket)
         if known is not None:
-            forms = bounded(known.refused_forms | refused_forms(key.key, code))
+            forms = bounded(known.refused_forms | refused_forms(key.key, code, headers))
             self._set(key.bucket, replace(known, refused_forms=forms))
 
     def forget_accepted(self, bucket: str, headers: Mapping[str, str]) -> None:
@@ -272,9 +289,11 @@ class Buckets(Table):
         if before is not None:
             own = replace(own, etag=before.etag)
         if own.known and own.etag is not None:
-            taken = self.capabilities(key.bucket)
-            if taken is not None and taken.refuses(key.key):
-                self._set(key.bucket, replace(taken, refused_forms=taken.refused_forms - forms_of(key.key)))
+            known = self.capabilities(key.bucket)
+            if known is not None and known.refused_forms:
+                left = without_forms_of(known.refused_forms, key.key)
+                if left != known.refused_forms:
+                    self._set(key.bucket, replace(known, refused_forms=left))
         looked_at = own.at + own.kept_seconds - LAST_OWN_WRITE_KEPT_SECONDS
         record = {
             "at": own.at,
