@@ -8,21 +8,20 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.fetch_locks import lock_of_place
 from gateway.blocks.layout import object_id
-from gateway.blocks.single_flight import fetch_key
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.metadata.catalog import Catalog
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.origin.peer_protocol import COPY
 from gateway.policy.slots import Prefix, Slot, Slots
 from tests.cluster.nodes import HOME, Cluster
-from tests.support.blocks import BLOCK, BUCKET, KIB, MIB, content_of, make_origin, open_cache, stored, take, whole
+from tests.support.blocks import BLOCK, BUCKET, KIB, content_of, make_origin, open_cache, stored, take, whole
 from tests.support.memory_origin import MemoryOrigin
 
 Kept = Literal["idle", "none", "all"]
@@ -78,10 +77,10 @@ def test_what_other_nodes_look_after_is_fetched_apart() -> None:
 async def test_a_peers_reads_ask_no_other_node(tmp_path: Path, kind: str) -> None:
     origin = Seen(make_origin())
     version = stored(origin.origin, "others/k", 2 * BLOCK)
-    settings = {"slots": slots("all"), "small_object_bytes_max": KINDS[kind]}
+    settings: dict[str, Any] = {"slots": slots("all"), "small_object_bytes_max": KINDS[kind]}
     async with open_cache(tmp_path, origin, roles=Others(), **settings) as cache:
         readers = read(cache, version), read(cache, version, of_peer=True)
-        assert await asyncio.gather(*readers) == [content_of(origin.origin, version)] * 2
+        assert list(await asyncio.gather(*readers)) == [content_of(origin.origin, version)] * 2
     assert (set(origin.copies), set(origin.own)) == ({"others/k"}, {"others/k"})
 
 
@@ -89,7 +88,7 @@ async def test_a_peers_reads_ask_no_other_node(tmp_path: Path, kind: str) -> Non
 async def test_a_slot_that_keeps_no_copies_passes_them_through(tmp_path: Path, kind: str) -> None:
     origin = Seen(make_origin())
     version, own = stored(origin.origin, "others/k", 3 * BLOCK + 10), stored(origin.origin, "own", BLOCK)
-    settings = {"slots": slots("none"), "small_object_bytes_max": KINDS[kind]}
+    settings: dict[str, Any] = {"slots": slots("none"), "small_object_bytes_max": KINDS[kind]}
     async with open_cache(tmp_path, origin, roles=Others(), **settings) as cache:
         for _ in range(2):
             assert await read(cache, version) == content_of(origin.origin, version)
@@ -117,7 +116,11 @@ async def test_idle_copies_take_no_room_that_others_use(tmp_path: Path, kind: st
     room = 16
     own = [stored(origin, f"own/{number}", BLOCK - 8 * KIB) for number in range(room)]
     others = [stored(origin, f"others/{number}", BLOCK - 8 * KIB) for number in range(2 * room)]
-    settings = {"slots": slots("idle"), "small_object_bytes_max": KINDS[kind], "capacity_bytes": room * BLOCK}
+    settings: dict[str, Any] = {
+        "slots": slots("idle"),
+        "small_object_bytes_max": KINDS[kind],
+        "capacity_bytes": room * BLOCK,
+    }
     async with open_cache(tmp_path, origin, roles=Others(), **settings) as cache:
         for version in own[: room // 2]:
             await read(cache, version)
@@ -143,7 +146,7 @@ async def test_a_copy_stays_a_copy_after_a_restart(tmp_path: Path) -> None:
     origin = make_origin()
     others = [stored(origin, f"others/{number}", BLOCK - 8 * KIB) for number in range(4)]
     own = [stored(origin, f"own/{number}", BLOCK - 8 * KIB) for number in range(4)]
-    settings = {"slots": slots("idle"), "capacity_bytes": 6 * BLOCK}
+    settings: dict[str, Any] = {"slots": slots("idle"), "capacity_bytes": 6 * BLOCK}
     async with open_cache(tmp_path, origin, roles=Others(), **settings) as cache:
         for version in others:
             await read(cache, version)
@@ -160,7 +163,7 @@ async def test_a_copy_stays_a_copy_after_a_restart(tmp_path: Path) -> None:
 async def test_copies_are_kept_like_own_blocks_where_a_slot_says_so(tmp_path: Path) -> None:
     origin = make_origin()
     others = [stored(origin, f"others/{number}", BLOCK - 8 * KIB) for number in range(12)]
-    settings = {"slots": slots("all"), "capacity_bytes": 6 * BLOCK}
+    settings: dict[str, Any] = {"slots": slots("all"), "capacity_bytes": 6 * BLOCK}
     async with open_cache(tmp_path, origin, roles=Others(), **settings) as cache:
         for version in others:
             await read(cache, version)
@@ -183,7 +186,7 @@ async def test_what_a_slot_does_not_keep_is_nobodys(tmp_path: Path) -> None:
 
 @dataclass
 class Pair:
-    """Two nodes, each of which believes that the other looks after all; `fills_max` fetches at once in each."""
+    """Two nodes, each of which believes that the other looks after all."""
 
     origin: MemoryOrigin
     caches: list[BlockCache] = field(default_factory=list)
@@ -215,15 +218,20 @@ class AsksTheOther:
 
 
 def orders() -> Iterator[tuple[int, ...]]:
-    """Which node reads first, for six reads."""
-    return product((0, 1), repeat=6)
+    """Which node reads first, for four reads."""
+    return product((0, 1), repeat=4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_two_nodes_that_ask_each_other_for_all_never_wait_for_ever(tmp_path: Path, kind: str) -> None:
     pair = Pair(make_origin())
-    versions = {f"others/{number}": stored(pair.origin, f"others/{number}", 3 * BLOCK) for number in range(6)}
-    settings = {"slots": slots("all"), "small_object_bytes_max": KINDS[kind], "fills_max": 2, "readahead_bytes": 0}
+    versions = {f"others/{number}": stored(pair.origin, f"others/{number}", 3 * BLOCK) for number in range(4)}
+    settings: dict[str, Any] = {
+        "slots": slots("all"),
+        "small_object_bytes_max": KINDS[kind],
+        "fills_max": 2,
+        "readahead_bytes": 0,
+    }
     for order in orders():
         async with AsyncExitStack() as stack:
             pair.caches.clear()
@@ -246,7 +254,7 @@ async def test_two_nodes_that_ask_each_other_for_all_never_wait_for_ever(tmp_pat
 # Questions about objects
 
 
-TTL = {"mode": "read-only", "stated_consistency": "ttl", "metadata_ttl_seconds": 60}
+TTL: dict[str, Any] = {"mode": "read-only", "stated_consistency": "ttl", "metadata_ttl_seconds": 60}
 
 
 async def catalog_of(tmp_path: Path, cluster: Cluster) -> Catalog:
@@ -256,7 +264,7 @@ async def catalog_of(tmp_path: Path, cluster: Cluster) -> Catalog:
 
 
 async def test_what_a_peer_remembers_is_as_old_here_as_there(tmp_path: Path) -> None:
-    [slot] = cluster_slots = Slots([Slot(name="data", prefix=Prefix(BUCKET), **TTL)])  # type: ignore[arg-type]
+    [slot] = cluster_slots = Slots([Slot(name="data", prefix=Prefix(BUCKET), **TTL)])
     cluster = Cluster(slots=cluster_slots)
     version = cluster.store("k", BLOCK)
     node = cluster.nodes["one"]
@@ -283,8 +291,8 @@ async def test_what_a_peer_remembers_is_as_old_here_as_there(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("changed", [{"mode": "read-write"}, {"stated_consistency": "strict"}])
-async def test_questions_go_to_the_bucket_where_somebody_may_write(tmp_path: Path, changed: dict[str, str]) -> None:
-    [slot] = cluster_slots = Slots([Slot(name="data", prefix=Prefix(BUCKET), **TTL | changed)])  # type: ignore[arg-type]
+async def test_questions_go_to_the_bucket_where_somebody_may_write(tmp_path: Path, changed: dict[str, Any]) -> None:
+    [slot] = cluster_slots = Slots([Slot(name="data", prefix=Prefix(BUCKET), **TTL | changed)])
     cluster = Cluster(slots=cluster_slots)
     version = cluster.store("k", BLOCK)
     catalog = await catalog_of(tmp_path, cluster)
@@ -293,13 +301,3 @@ async def test_questions_go_to_the_bucket_where_somebody_may_write(tmp_path: Pat
         assert cluster.asked() == {}
     finally:
         await catalog.close()
-
-
-def test_the_header_is_part_of_what_fetches_are_joined_by() -> None:
-    origin = make_origin()
-    version = stored(origin, "k", BLOCK)
-    from gateway.blocks.layout import block_at
-
-    block = block_at(version, 0, BLOCK)
-    assert fetch_key(block, {}) != fetch_key(block, {COPY: "1"})
-    assert MIB > BLOCK

@@ -6,32 +6,46 @@ import hashlib
 import random
 import re
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+_CHUNK_BYTES = 64 * 1024
 _SIZE = re.compile(r"/bucket/[a-z0-9]+-(\d+)")
 
 
 class CountedOrigin:
-    """`/bucket/NAME-SIZE` is an object of so many bytes. Counts `requests` and `sent_bytes`."""
+    """`/bucket/NAME-SIZE` is an object of so many bytes.
+
+    `chunks` are the numbers of the 64 KiB chunks of each object that each gateway has asked for.
+    """
 
     def __init__(self) -> None:
         self.url = ""
         self.lock = threading.Lock()
-        self.requests: Counter[str] = Counter()
-        self.sent_bytes = 0
+        self.chunks: defaultdict[str, defaultdict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+        self._contents: dict[str, bytes] = {}
 
     def content(self, path: str) -> bytes | None:
         found = _SIZE.fullmatch(path)
-        return random.Random(path).randbytes(int(found[1])) if found is not None else None
-
-    def count(self, method: str, sent_bytes: int) -> None:
+        if found is None:
+            return None
         with self.lock:
-            self.requests[method] += 1
-            self.sent_bytes += sent_bytes
+            if path not in self._contents:
+                self._contents[path] = random.Random(path).randbytes(int(found[1]))
+            return self._contents[path]
+
+    def count(self, path: str, gateway: str, first: int, stop: int) -> None:
+        with self.lock:
+            self.chunks[path][gateway].update(range(first // _CHUNK_BYTES, -(-stop // _CHUNK_BYTES)))
+
+    def repeated(self) -> dict[str, int]:
+        """Return how many chunks of each object were asked for by more gateways than one."""
+        of_all = {path: [len(chunks) for chunks in asked.values()] for path, asked in self.chunks.items()}
+        wanted = {path: -(-len(self._contents[path]) // _CHUNK_BYTES) for path in of_all}
+        return {path: sum(counts) - wanted[path] for path, counts in of_all.items() if sum(counts) != wanted[path]}
 
 
 @contextmanager
@@ -77,10 +91,13 @@ class _Handler(BaseHTTPRequestHandler):
         if asked:
             last = int(asked[1]) + len(body) - 1
             headers["Content-Range"] = f"bytes {asked[1]}-{last}/{len(content)}"
-        self.counted.count(self.command, len(body) if with_body else 0)
+        if with_body:
+            first = int(asked[1]) if asked else 0
+            self.counted.count(self.path.partition("?")[0], self.headers["x-forebay-hop"], first, first + len(body))
         self._head(206 if asked else 200, {**headers, "Content-Length": str(len(body))})
         if with_body:
-            self.wfile.write(body)
+            with suppress(ConnectionError):  # a gateway that has asked twice wants one answer only
+                self.wfile.write(body)
 
     def _head(self, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)
