@@ -77,6 +77,7 @@ class Clustered:
 @asynccontextmanager
 async def clustered(
     live: LiveSettings,
+    cluster: ClusterSettings,
     bucket: Origin,
     slots: Slots,
     block_size_of: Callable[[str], int],
@@ -85,12 +86,9 @@ async def clustered(
     instance_id: str,
     shared_directory: Path | None,
     silence: OriginHealth,
-) -> AsyncIterator[Clustered | None]:
-    """Yield this process's part in the cluster; None: this node is alone."""
-    settings, cluster = live.now, live.now.cluster
-    if cluster is None:
-        yield None
-        return
+) -> AsyncIterator[Clustered]:
+    """Yield this process's part in the cluster."""
+    settings = live.now
     credentials = StaticCredentials(_pair_of(cluster))
 
     def connect(address: str) -> S3Origin:

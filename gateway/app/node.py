@@ -130,17 +130,20 @@ async def _node(
         stack.push_async_callback(finder.close)
         slots = Slots(settings.slots)
         block_settings = _block_settings(settings, slots, shared_directory)
-        of_cluster = clustered(
-            live,
-            origin,
-            slots,
-            block_settings.block_size_of,
-            clock,
-            instance_id=instance_id,
-            shared_directory=shared_directory,
-            silence=silence,
-        )
-        cluster = await stack.enter_async_context(of_cluster)
+        cluster: Clustered | None = None
+        if settings.cluster is not None:
+            of_cluster = clustered(
+                live,
+                settings.cluster,
+                origin,
+                slots,
+                block_settings.block_size_of,
+                clock,
+                instance_id=instance_id,
+                shared_directory=shared_directory,
+                silence=silence,
+            )
+            cluster = await stack.enter_async_context(of_cluster)
         first = cluster.origin if cluster is not None else origin
         node = _Node(process, clock, keys.own, first, slots, limits, recent, block_settings, cluster)
 

@@ -27,8 +27,8 @@ from gateway.blocks.layout import CHUNK_BYTES
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginBusy, OriginError, S3Error
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
-from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
-from gateway.origin.peer_protocol import COPY, FROM_BUCKET, FromPeer, from_peer
+from gateway.origin.client import FromPeer, Origin, OriginRequest, OriginResponse, Purpose, from_peer
+from gateway.origin.peer_protocol import COPY, FROM_BUCKET
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.s3.checksums import ALGORITHMS, PREFIX, Checksum, decode_checksum
 from gateway.s3.headers import without_doubtful_checksums

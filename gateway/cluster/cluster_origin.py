@@ -24,8 +24,8 @@ from gateway.core.clock import Clock
 from gateway.core.errors import OriginBodyError, OriginBusy
 from gateway.core.model import ByteRange, Homes, ObjectKey, ObjectVersion
 from gateway.origin import peer_protocol as peer
-from gateway.origin.client import BegunRead, OnEnd, Origin, OriginRequest, OriginResponse, begin_read_of
-from gateway.origin.peer_protocol import COPY, FROM_BUCKET, FromPeer
+from gateway.origin.client import BegunRead, FromPeer, OnEnd, Origin, OriginRequest, OriginResponse, begin_read_of
+from gateway.origin.peer_protocol import COPY, FROM_BUCKET
 from gateway.origin.retry import retry_after_seconds
 from gateway.policy.slots import Slots
 from gateway.s3.headers import first_and_last, parse_content_range

@@ -23,8 +23,8 @@ import structlog
 from gateway.cluster.members import Member
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginUnreachable
-from gateway.origin.client import OriginRequest, OriginResponse
-from gateway.origin.peer_protocol import CRC32C, DATE, NONCE, PROOF, FromPeer, new_nonce, proof
+from gateway.origin.client import FromPeer, OriginRequest, OriginResponse
+from gateway.origin.peer_protocol import CRC32C, DATE, NONCE, PROOF, new_nonce, proof
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.origin.s3 import S3Origin
 from gateway.telemetry import metrics

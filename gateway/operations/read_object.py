@@ -38,8 +38,8 @@ from gateway.operations.context import Answer, AppContext, CacheLabel, RequestCo
 from gateway.operations.passthrough import forward, forward_joined, handed_on, no_body, onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
 from gateway.operations.visibility import changed_by, invalidate
-from gateway.origin.client import OriginHead, OriginRequest, Purpose
-from gateway.origin.peer_protocol import COPY, age_of
+from gateway.origin.client import OriginHead, OriginRequest, Purpose, age_of
+from gateway.origin.peer_protocol import COPY
 from gateway.origin.retry import asks_for_retry
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error

@@ -262,6 +262,30 @@ class OriginResponse(OriginHead, Protocol):
     ) -> None: ...
 
 
+@immutable
+class FromPeer:
+    """What the sender of an answer knows of it beside status and headers, if another node gave it.
+
+    `checksums` are those of the body's chunks, packed; nobody has compared them with the body. `doubt` tells the peer
+    that they differ.
+    """
+
+    age_seconds: float = 0.0
+    checksums: bytes = b""
+    doubt: Callable[[], None] = lambda: None
+
+
+def from_peer(response: object) -> FromPeer | None:
+    """Return what is known of a peer's answer; None: the bucket gave it."""
+    return getattr(response, "from_peer", None)
+
+
+def age_of(response: object) -> float:
+    """Return how many seconds before this answer the bucket was asked."""
+    told = from_peer(response)
+    return told.age_seconds if told is not None else 0.0
+
+
 class Origin(Protocol):
     """The durable home of the data."""
 

@@ -11,12 +11,12 @@ import base64
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 from awscrt.checksums import crc32c
 
-from gateway.core.model import ObjectKey, immutable
+from gateway.core.model import ObjectKey
 
 VERSION: Final = "1"
 """The protocol's version. A node of another one is not asked."""
@@ -75,30 +75,6 @@ class Roles(Protocol):
 
     def headers(self, key: ObjectKey, number: int, headers: Mapping[str, str], slot: str) -> Mapping[str, str]:
         """Return the headers for a request for bytes of block `number`: with COPY if another node looks after it."""
-
-
-@immutable
-class FromPeer:
-    """What the sender of an answer knows of it beside status and headers, if another node gave it.
-
-    `checksums` are those of the body's chunks, packed; nobody has compared them with the body. `doubt` tells the peer
-    that they differ.
-    """
-
-    age_seconds: float = 0.0
-    checksums: bytes = b""
-    doubt: Callable[[], None] = lambda: None
-
-
-def from_peer(response: object) -> FromPeer | None:
-    """Return what is known of a peer's answer; None: the bucket gave it."""
-    return getattr(response, "from_peer", None)
-
-
-def age_of(response: object) -> float:
-    """Return how many seconds before this answer the bucket was asked."""
-    told = from_peer(response)
-    return told.age_seconds if told is not None else 0.0
 
 
 def home_digest(endpoint_url: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 from gateway.cluster.cluster_origin import BUSY_SECONDS_MAX
 from gateway.core.model import ObjectKey
 from gateway.origin import peer_protocol as peer
-from gateway.origin.client import OriginRequest
+from gateway.origin.client import OriginRequest, age_of, from_peer
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.telemetry import metrics
 from tests.cluster.nodes import SECRET, Cluster, pinned
@@ -57,7 +57,7 @@ async def test_headers_between_nodes_stay_between_them() -> None:
     version = cluster.store("k", BLOCK)
     async with await cluster.origin.send(pinned(version)) as response:
         assert not [name for name in response.headers if name.startswith("x-forebay")]
-        told = peer.from_peer(response)
+        told = from_peer(response)
         assert told is not None
         assert len(told.checksums) == 4 * BLOCK // 65536
 
@@ -281,7 +281,7 @@ async def test_an_answer_about_an_object_says_how_old_it_is() -> None:
     node = cluster.nodes["one"]
     node.age_seconds, node.date = 59.5, "Sat, 28 Nov 2026 22:00:00 GMT"
     async with await cluster.origin.send(question()) as response:
-        assert (response.status, peer.age_of(response)) == (200, 59.5)
+        assert (response.status, age_of(response)) == (200, 59.5)
         assert response.headers["date"] == "Sat, 28 Nov 2026 22:00:00 GMT"
     assert float(node.headers()[peer.MAX_AGE]) == 60
     assert peer.SIZE not in node.headers()
@@ -298,7 +298,7 @@ async def test_what_is_too_old_or_of_no_age_is_no_answer(age_seconds: float | No
     cluster.nodes["one"].age_seconds = cluster.nodes["two"].age_seconds = age_seconds
     for method, more in (("HEAD", {}), ("GET", {"range": f"bytes=0-{BLOCK - 1}"})):
         async with await cluster.origin.send(question(method, **more)) as response:
-            assert (response.status, peer.from_peer(response)) == (200 if method == "HEAD" else 206, None)
+            assert (response.status, from_peer(response)) == (200 if method == "HEAD" else 206, None)
     assert fallbacks()["old"] == before.get("old", 0) + 2
 
 
@@ -306,12 +306,12 @@ async def test_an_absence_is_believed_for_as_long_as_the_slot_allows() -> None:
     cluster = Cluster(slots=slot_of(negative_ttl_seconds=5))
     cluster.nodes["one"].age_seconds = 4.0
     async with await cluster.origin.send(question()) as response:
-        assert (response.status, peer.age_of(response)) == (404, 4.0)
+        assert (response.status, age_of(response)) == (404, 4.0)
     cluster.nodes["one"].age_seconds = cluster.nodes["two"].age_seconds = 6.0
     cluster.store("k", BLOCK)
     del cluster.at_nodes.buckets[BUCKET].objects["k"]
     async with await cluster.origin.send(question()) as response:
-        assert (response.status, peer.from_peer(response)) == (200, None)
+        assert (response.status, from_peer(response)) == (200, None)
 
 
 async def test_an_immutable_object_may_be_known_for_any_time() -> None:
@@ -319,7 +319,7 @@ async def test_an_immutable_object_may_be_known_for_any_time() -> None:
     cluster.store("k", BLOCK)
     cluster.nodes["one"].age_seconds = 1e6
     async with await cluster.origin.send(question()) as response:
-        assert peer.age_of(response) == 1e6
+        assert age_of(response) == 1e6
 
 
 async def test_what_the_owner_asked_for_just_now_is_young_enough() -> None:
@@ -340,7 +340,7 @@ async def test_a_peer_is_told_of_damage_once() -> None:
     version = cluster.store("k", 3 * BLOCK)
     before = metrics.CLUSTER_DAMAGED.value()
     async with await cluster.origin.send(pinned(version, BLOCK)) as response:
-        told = peer.from_peer(response)
+        told = from_peer(response)
         assert told is not None
         told.doubt()
     await cluster.settle()
