@@ -20,14 +20,13 @@ from dataclasses import dataclass, field
 from gateway.cluster.members import Member
 from gateway.cluster.placement import Placement
 from gateway.core.model import ObjectKey
+from gateway.operations.handouts import SENT_AT_ONCE, TAKERS_NAMED_MAX
 
 BLOCK_BYTES = 8 * 2**20
 LINK_BYTES_PER_SECOND = 25e9 / 8
 HOP_SECONDS = 0.0005
 BUCKET_SECONDS = 0.05
 BLOCKS_PER_OBJECT = 100
-SENT_AT_ONCE = 4
-NAMED_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +56,9 @@ def placed(nodes: int, count: int, dying: int) -> Iterator[Figure]:
     dead = {one.name for one in random.Random(1).sample(all_members, dying)}
     owned, after, moved, orphans = Counter[str](), Counter[str](), 0, 0
     for key, number in blocks(count):
-        first, second = placement.owners(key, number)
+        first, second = placement._owners(key, number)
         owned[first.name] += 1
-        moved += beside[first.name].owners(key, number)[0] is new  # the order of the others stays
+        moved += beside[first.name]._owners(key, number)[0] is new  # the order of the others stays
         if first.name not in dead:
             after[first.name] += 1
         elif second.name not in dead:
@@ -101,7 +100,7 @@ class Source:
     progress_bytes: float = 0.0
     at: float = 0.0
     sending: deque[tuple[float, int]] = field(default_factory=deque)
-    takers: deque[int] = field(default_factory=lambda: deque(maxlen=NAMED_MAX))
+    takers: deque[int] = field(default_factory=lambda: deque(maxlen=TAKERS_NAMED_MAX))
     waiting: list[int] = field(default_factory=list)
 
     def move_to(self, now: float) -> None:
@@ -113,9 +112,9 @@ class Source:
 class Storm:
     """All nodes want one block at once, and have nothing of it; node 0 owns it, and fetches it once.
 
-    A source that sends to SENT_AT_ONCE names others that it has sent the block to. `patient`: until it has NAMED_MAX
-    of them it lets askers wait, and those whom an asker is sent to name others, too. Otherwise a source that knows
-    nobody to name sends the block, and so does one that an asker was sent to.
+    A source that sends to SENT_AT_ONCE names others that it has sent the block to. `patient`: until it has
+    TAKERS_NAMED_MAX of them it lets askers wait, and those whom an asker is sent to name others, too. Otherwise a
+    source that knows nobody to name sends the block, and so does one that an asker was sent to.
     """
 
     def __init__(self, nodes: int, *, patient: bool) -> None:
@@ -152,7 +151,7 @@ class Storm:
         may_name = place == 0 or self.patient
         if len(source.sending) < SENT_AT_ONCE or not may_name or not (source.takers or self.patient):
             self._send(now, asker, place)
-        elif len(source.takers) < NAMED_MAX and self.patient:
+        elif len(source.takers) < TAKERS_NAMED_MAX and self.patient:
             source.waiting.append(asker)
         else:
             self._question(now + 2 * HOP_SECONDS, asker, self.random.choice(source.takers))

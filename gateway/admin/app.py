@@ -177,7 +177,7 @@ def control_app(
         slots,
         SnapshotsApi(lent),
         WritebackApi(lent),
-        ClusterApi(live, lent, SystemClock()),
+        ClusterApi(live, metrics_directory, lent, SystemClock()),
     )
     guard, by_path = Guard(live, audit), dict[str, dict[str, Endpoint]]()
     for api in of_kinds:

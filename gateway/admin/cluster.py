@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from pathlib import Path
 
 from starlette.requests import Request
 
@@ -15,11 +17,13 @@ from gateway.cluster.polling import Heard
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock
 from gateway.origin.peer_protocol import VERSION
+from gateway.telemetry import metric_reading, metrics
 
 
 class ClusterApi:
-    def __init__(self, live: LiveSettings, lent: Backends, clock: Clock) -> None:
+    def __init__(self, live: LiveSettings, metrics_directory: Path, lent: Backends, clock: Clock) -> None:
         self._live = live
+        self._metrics_directory = metrics_directory
         self._lent = lent
         self._clock = clock
 
@@ -59,11 +63,15 @@ class ClusterApi:
                 clock_seconds=heard.clock_seconds if hello is not None else None,
             )
 
+        read = self._metrics_directory, "direction", metrics.CLUSTER_PEER_BYTES
+        (moved,) = await asyncio.to_thread(metric_reading.by_label, *read)
         return to.ClusterDocument(
             name=settings.name,
             node=settings.node,
             address=settings.advertise,
             zone=settings.zone,
+            sent_bytes=int(moved.get("sent", 0)),
+            received_bytes=int(moved.get("received", 0)),
             members=[document(one) for one in members],
         )
 

@@ -102,6 +102,8 @@ class ClusterDocument(Document):
     node: str = Field("")
     address: str = Field("", description="of this node's peer port")
     zone: str = Field("")
+    sent_bytes: int = Field(0, description="of objects that this node gave to others since its start")
+    received_bytes: int = Field(0, description="of objects that this node took from others since its start")
     members: list[ClusterMember]
 
 

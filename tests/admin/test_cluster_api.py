@@ -48,6 +48,7 @@ async def test_all_that_is_known_of_the_members_is_told(tmp_path: Path) -> None:
         assert (me["name"], me["this_node"], me["state"], me["version"]) == ("gpu-1", True, "up", __version__)
         assert (second["name"], second["state"], second["version"], second["share"]) == ("gpu-2", "up", "7", 0.2)
         assert me["share"] == 0.4
+        assert (document["sent_bytes"], document["received_bytes"]) == (0, 0)
         assert second["clock_seconds"] == 3.0
         assert second["heard_at"] == node.clock.now()
         assert (third["state"], third["share"]) == ("closed", 0.0)

@@ -14,7 +14,14 @@ UP: dict[str, Any] = {"name": "gpu-1", "address": "10.0.0.1:9002", "this_node": 
 UP |= {"share": 0.5, "state": "up", "version": "1.2.3", "age_seconds": 125.0, "clock_seconds": None, "problem": None}
 SILENT = UP | {"name": "gpu\x1b[2J", "address": "10.0.0.2:9002", "this_node": False, "state": "silent"}
 SILENT |= {"clock_seconds": -2.25, "problem": "refused"}
-CLUSTER = {"name": "train", "node": "gpu-1", "address": "10.0.0.1:9002", "zone": "a", "members": [UP, SILENT]}
+CLUSTER: dict[str, Any] = {
+    "name": "train",
+    "node": "gpu-1",
+    "address": "10.0.0.1:9002",
+    "zone": "a",
+    "members": [UP, SILENT],
+}
+CLUSTER |= {"sent_bytes": 2048, "received_bytes": 1024}
 
 
 def test_each_member_has_a_line() -> None:
@@ -23,7 +30,11 @@ def test_each_member_has_a_line() -> None:
         result = CliRunner().invoke(cli.app, ["cluster", "status", "--admin-url", admin.url])
     assert (result.exit_code, admin.asked[0][1]) == (0, "/api/v1/cluster")
     text = result.stdout
-    words = ["cluster train: 1 of 2 members up; this node is gpu-1 at 10.0.0.1:9002, zone a", "10.0.0.1:9002", "1,200"]
+    words = [
+        "cluster train: 1 of 2 members up; this node is gpu-1 at 10.0.0.1:9002, zone a",
+        "gave 2.0 KiB to others, took 1.0 KiB",
+        "1,200",
+    ]
     words += ["50.00%", "up", "1.2.3", "0:02:05", "gpu\\u001b[2J", "silent", "-2.2 s", "refused"]
     place = 0
     for word in words:
