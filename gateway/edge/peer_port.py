@@ -35,7 +35,8 @@ from gateway.telemetry import metrics
 HELLO = b"/-/hello"
 
 _OUTCOMES = {200: "served", 206: "served", 304: "served", 204: "verified", 303: "named", 404: "absent", 412: "changed"}
-_OUTCOMES |= {400: "refused", 403: "refused", 416: "changed", 421: "misdirected", 503: "busy"}
+_OUTCOMES |= dict.fromkeys((400, 403, 405, 501), "refused")
+_OUTCOMES |= {416: "changed", 421: "misdirected", 503: "busy"}
 
 _ADDRESS = re.compile(r"[A-Za-z0-9.:\[\]_-]{1,255}")
 

@@ -10,13 +10,14 @@ what is remembered, are those of the object's slot here.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.blocks.complete_ranges import CompleteRange, CompleteRanges
 from gateway.blocks.origin_gets import UnpinnedResponse
 from gateway.core.errors import OriginAnswered
-from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
+from gateway.core.model import ByteRange, ObjectKey, ObjectVersion, PinnedFileSpan
 from gateway.metadata.entries import Freshness, ObjectHead
 from gateway.operations.context import NO_BODY, Answer, AppContext, RequestContext, Response
 from gateway.operations.handouts import BlockName, Handouts
@@ -39,6 +40,7 @@ from gateway.s3.requests import Operation, S3Request
 _READS = frozenset({Operation.GET_OBJECT, Operation.HEAD_OBJECT})
 _PURPOSES = frozenset(Purpose)
 _MISDIRECTED = 421
+_SIZE = re.compile("[1-9][0-9]{0,14}")
 
 
 @dataclass(slots=True, eq=False)
@@ -235,7 +237,7 @@ class PeerReads:
 
 def _named_version(question: PeerQuestion) -> ObjectVersion:
     etag, size = question.request.headers.get("if-match", ""), question.request.headers[peer.SIZE]
-    if not size.isdecimal() or not int(size) or strong_etag(etag) != etag or "," in etag:
+    if _SIZE.fullmatch(size) is None or strong_etag(etag) != etag or "," in etag:
         raise s3_error("InvalidRequest", "The version is named by one ETag and its size.")
     return ObjectVersion(question.key, etag, int(size))
 
@@ -285,7 +287,8 @@ def _sent(
     question.block = block
     checksums = peer.encode_checksums(complete.checksums)
     own = [*fields, (peer.CRC32C, checksums), _cache(was_cached=complete.was_cached)]
-    return Response(206, own, complete.body, length_bytes=length_bytes)
+    on_failure = complete.body.failed if isinstance(complete.body, PinnedFileSpan) else None
+    return Response(206, own, complete.body, on_failure=on_failure, length_bytes=length_bytes)
 
 
 def _cache(*, was_cached: bool) -> tuple[str, str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -12,14 +14,16 @@ from typing import Any
 import pytest
 
 from gateway.core.clock import SystemClock
+from gateway.core.errors import BlockDamaged
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.edge.access import ConfiguredKeyring, Key
 from gateway.origin import peer_protocol as peer
 from gateway.policy.slots import EVERYTHING, Prefix
 from gateway.s3.requests import Operation
+from gateway.s3.signature_v4 import sign_headers
 from gateway.shared.seen_nonces import SETS, WAYS, SeenNonces
 from gateway.telemetry import metrics
-from tests.support.asgi import SECRET_ACCESS_KEY, Answer, call, signed_headers
+from tests.support.asgi import HOST, SECRET_ACCESS_KEY, Answer, call, signed_headers
 from tests.support.counting import by_label
 from tests.support.gateway_app import within
 from tests.support.memory_origin.faults import Hold, on
@@ -63,6 +67,20 @@ async def send(
 def assert_refused(answer: Answer) -> None:
     assert answer.status == 403
     assert peer.PROOF not in answer.headers  # a stranger learns nothing by which it could pass for this node
+
+
+def http_scope(method: str, target: str, headers: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "method": method,
+        "raw_path": target.encode(),
+        "query_string": b"",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+    }
+
+
+async def nothing_received() -> dict[str, Any]:
+    return {"type": "http.request", "body": b"", "more_body": False}
 
 
 # Who may ask
@@ -178,6 +196,30 @@ def test_clocks_may_differ_by_a_minute(tmp_path: Path, ahead_seconds: float, sta
 
 
 @with_peers
+async def test_what_a_gateway_signs_for_another_node_is_accepted(peers: PeerGateway) -> None:
+    """The signature covers what nodes say to each other, and the conditions."""
+    etag = peers.gateway.origin.put("bucket", "key", b"content")
+    said = {"host": HOST, "x-forebay-hop": "0123", **of_node(of_version(etag, 7, 0, 6))}
+    added, _ = sign_headers(
+        "GET",
+        "/bucket/key",
+        (),
+        said,
+        payload_hash=hashlib.sha256().hexdigest(),
+        access_key_id="forebay-train",
+        secret=SECRET.decode(),
+        session_token=None,
+        region="us-east-1",
+        now=time.time(),
+    )
+    sent = {**said, **added}
+    del sent["host"]  # it is sent anyway
+    for changed in ({peer.HOME: "4567"}, {"if-match": '"b"'}, {"cache-control": "no-cache"}):
+        assert_refused(await send(peers, {**sent, **changed}))
+    assert (await send(peers, sent)).body == b"content"
+
+
+@with_peers
 async def test_either_secret_is_accepted_and_the_answer_is_proved_with_it(peers: PeerGateway) -> None:
     other = b"the next secret of the cluster, 32 characters"
     peers.app.access.apply_settings("train", (other, SECRET))
@@ -287,6 +329,7 @@ async def test_what_names_no_version_or_range_is_refused(peers: PeerGateway) -> 
         {"if-match": '"a", "b"'},
         {peer.SIZE: "-7"},
         {peer.SIZE: "0"},
+        {peer.SIZE: "9" * 5000},
     ):
         assert (await peers.ask(headers={**whole, **wrong})).status == 400
     assert (await peers.ask(headers={"if-match": etag, peer.SIZE: "7"})).status == 400
@@ -472,24 +515,13 @@ class Sending:
     async def _ask(self, number: int) -> None:
         said = of_node({**self._headers, peer.FROM: f"10.0.0.{number}:9002"})
         headers = signed("GET", "/bucket/key", said)
-        scope = {
-            "type": "http",
-            "method": "GET",
-            "raw_path": b"/bucket/key",
-            "query_string": b"",
-            "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
-            "extensions": {},
-        }
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": b"", "more_body": False}
 
         async def take(message: Mapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 self.begun.release()
                 await self.goes_on.wait()
 
-        await self._peers.app(scope, receive, take)
+        await self._peers.app(http_scope("GET", "/bucket/key", headers), nothing_received, take)
 
     async def all_begun(self) -> None:
         for _ in self.tasks:
@@ -540,6 +572,23 @@ async def test_bytes_and_requests_are_counted(peers: PeerGateway) -> None:
     await peers.ask(headers={peer.PEER: "0"})
     assert by_label(metrics.CLUSTER_PEER_BYTES, "direction") == {"sent": BLOCK}
     assert by_label(metrics.CLUSTER_PEER_REQUESTS, "outcome") == {"served": 1, "misdirected": 1}
+
+
+@with_peers
+async def test_a_file_that_cannot_be_sent_is_trusted_no_more(peers: PeerGateway) -> None:
+    etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
+    await peers.read(KEY, etag, BLOCK, 0, BLOCK - 1)
+    version, whole = ObjectVersion(KEY, etag, BLOCK), ByteRange(0, BLOCK - 1)
+    assert peers.app.reads._ranges.now(version, whole, slot="default") is not None
+
+    async def fail(message: Mapping[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            raise BlockDamaged("the file is shorter than it was")
+
+    headers = signed("GET", "/bucket/key", of_node(of_version(etag, BLOCK, 0, BLOCK - 1)))
+    await peers.app(http_scope("GET", "/bucket/key", headers), nothing_received, fail)
+    assert by_label(metrics.CLUSTER_PEER_REQUESTS, "outcome")["broken-off"] == 1
+    assert peers.app.reads._ranges.now(version, whole, slot="default") is None
 
 
 def test_a_client_with_a_key_like_the_clusters_is_none(tmp_path: Path) -> None:
