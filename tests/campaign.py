@@ -34,6 +34,12 @@ class Part(NamedTuple):
 PARTS = (
     Part("generated", "every generated test", {}, ["-m", QUICK, "--hypothesis-seed={seed}"]),
     Part(
+        "harmed",
+        "what other nodes send, harmed",
+        {"FOREBAY_HARMED_ANSWERS": "10000", "FOREBAY_HARMED_SEED": "{seed}"},
+        ["--timeout=3600", "tests/cluster/test_harmed_answers.py"],
+    ),
+    Part(
         "growth",
         "running time of the parsers",
         {"FOREBAY_GROWTH_EXAMPLES": "100"},

@@ -92,7 +92,7 @@ def test_the_full_example_shows_every_key() -> None:
     for table, field in Settings.model_fields.items():
         model = table_of(field.annotation)
         assert model is not None
-        sections = re.findall(rf"^\[+{table}\]+.*?(?=^\[|\Z)", text, re.MULTILINE | re.DOTALL)
+        sections = re.findall(rf"^(?:# )?\[+{table}\]+.*?(?=^(?:# )?\[|\Z)", text, re.MULTILINE | re.DOTALL)
         shown = set(re.findall(r"^(?:# )?(\w+) = ", "\n".join(sections), re.MULTILINE))
         assert set(toml_names(model)) <= shown, table
 
@@ -100,7 +100,7 @@ def test_the_full_example_shows_every_key() -> None:
 def test_what_the_full_example_has_commented_out_is_valid_too(tmp_path: Path) -> None:
     """Uncommenting a key gives a key that exists, with a value of the right form."""
     text = (CONFIGS / "full.toml").read_text(encoding="utf-8")
-    uncommented = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
+    uncommented = re.sub(r"^# (\[\w+\]|\w+ = )", r"\1", text, flags=re.MULTILINE)
     (tmp_path / "all.toml").write_text(uncommented, encoding="utf-8")
     document = read_document(tmp_path / "all.toml")
     settings = Settings.model_validate(document, by_alias=True, by_name=False)

@@ -24,6 +24,7 @@ from starlette.routing import Route
 
 from gateway import __version__
 from gateway.admin.backends import Backends, SlotChanges, StateHolder
+from gateway.admin.cluster import ClusterApi
 from gateway.admin.guard import Guard
 from gateway.admin.jobs import EventsApi, JobsApi, SnapshotsApi
 from gateway.admin.operations import (
@@ -44,6 +45,7 @@ from gateway.admin.slots import SlotsApi, known_credentials, known_limits
 from gateway.admin.status import StatusApi
 from gateway.admin.writeback import WritebackApi
 from gateway.config.live import LiveSettings
+from gateway.core.clock import SystemClock
 from gateway.origin.signing import origin_name
 from gateway.telemetry import metric_reading, metrics
 from gateway.telemetry.access_log import AuditLog
@@ -175,6 +177,7 @@ def control_app(
         slots,
         SnapshotsApi(lent),
         WritebackApi(lent),
+        ClusterApi(live, metrics_directory, lent, SystemClock()),
     )
     guard, by_path = Guard(live, audit), dict[str, dict[str, Endpoint]]()
     for api in of_kinds:
@@ -186,7 +189,7 @@ def control_app(
     return Starlette(routes=[*page_routes(), *(_by_method(path, found) for path, found in by_path.items())])
 
 
-_KINDS = (StatusApi, OverviewApi, JobsApi, EventsApi, SlotsApi, SnapshotsApi, WritebackApi)
+_KINDS = (StatusApi, OverviewApi, JobsApi, EventsApi, SlotsApi, SnapshotsApi, WritebackApi, ClusterApi)
 
 
 @cache

@@ -17,6 +17,7 @@ from gateway.core.errors import BufferUnavailable
 from gateway.s3.events import ObjectEvent
 
 if TYPE_CHECKING:
+    from gateway.cluster.polling import Polling
     from gateway.jobs.explaining import Explainer
     from gateway.jobs.indexing.indexes import Indexes
     from gateway.jobs.runner import Jobs
@@ -52,6 +53,8 @@ class Backends:
     indexes: Indexes | None = None
     writeback: WritebackAdmin | NoWriteback | None = None
     scrubber: Scrubs | None = None
+    cluster: Polling | None = None
+    """None without a cluster, too."""
 
     def take_back(self) -> None:
         """Lend nothing any more."""

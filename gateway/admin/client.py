@@ -99,6 +99,9 @@ class AdminClient:
         """Return the callers, after the second over which rates are taken."""
         return self.get("/api/v1/callers", to.CallersDocument)
 
+    def cluster(self) -> to.ClusterDocument:
+        return self.get("/api/v1/cluster", to.ClusterDocument)
+
     def reload(self) -> to.ReloadedDocument:
         return self._read(to.ReloadedDocument, "POST", "/api/v1/reload", timeout=CHANGE_TIMEOUT_SECONDS)
 

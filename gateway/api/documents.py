@@ -79,6 +79,34 @@ class GatewayStatus(Document):
     )
 
 
+class ClusterMember(Document):
+    name: str = Field("", description="its own name; empty until it has answered")
+    address: str = Field(description="of its peer port")
+    this_node: bool = Field(False)
+    zone: str = Field("")
+    weight: int = Field(1)
+    share: float = Field(description="of the blocks of its zone, 0 to 1")
+    state: Annotated[str, one_of("up", "silent", "closed", "unknown")] = Field(
+        description="closed: its cache directory cannot be used, or it speaks another protocol, and it owns no blocks; "
+        "unknown: it has never answered"
+    )
+    problem: str | None = Field(None, description="why it does not answer, or owns no blocks")
+    version: str | None = Field(None, description="of Forebay; null until it has answered")
+    age_seconds: float | None = Field(None, description="for which it has been a member without a gap")
+    heard_at: MaybeTime = Field(None)
+    clock_seconds: float | None = Field(None, description="by which its clock is ahead of this node's")
+
+
+class ClusterDocument(Document):
+    name: str
+    node: str = Field("")
+    address: str = Field("", description="of this node's peer port")
+    zone: str = Field("")
+    sent_bytes: int = Field(0, description="of objects that this node gave to others since its start")
+    received_bytes: int = Field(0, description="of objects that this node took from others since its start")
+    members: list[ClusterMember]
+
+
 class OriginStatus(Document):
     endpoint_url: str
     region: str = Field("")

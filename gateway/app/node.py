@@ -11,6 +11,7 @@ from pathlib import Path
 import structlog
 
 from gateway.app.bandwidth import CapacityFinder, SharedLimits
+from gateway.app.cluster import Clustered, clustered, hello_of, polling
 from gateway.app.origins import OriginKeys, routed_origin
 from gateway.app.write_back import (
     Flushing,
@@ -23,6 +24,7 @@ from gateway.app.write_back import (
 from gateway.blocks.cache import BlockCache, PassthroughCache
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.scrubber import Scrubber, ScrubSettings
+from gateway.cluster.polling import Polling
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock, SystemClock
@@ -40,7 +42,8 @@ from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.operations.context import AppContext
 from gateway.operations.visibility import OriginEvents
-from gateway.origin.client import Origin, OriginCredentials, OriginSettings
+from gateway.origin.client import Origin, OriginCredentials, OriginSettings, begin_read_of
+from gateway.origin.peer_protocol import Roles
 from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import OwnKeyOrigin, S3Origin
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
@@ -75,10 +78,17 @@ class _Node:
 
     clock: Clock
     credentials: OriginCredentials
-    origin: MeteredOrigin
+    origin: Origin
     slots: Slots
     limits: SharedLimits
     recent: RecentRequests
+    block_settings: BlockSettings
+    cluster: Clustered | None
+    """None: this node is alone, and asks no other."""
+
+    @property
+    def roles(self) -> Roles | None:
+        return self.cluster.roles if self.cluster is not None else None
 
 
 @asynccontextmanager
@@ -118,7 +128,24 @@ async def _node(
         stack.push_async_callback(origin.aclose)
         finder = CapacityFinder(limits.bandwidth, connected, clock, tells=process == BACKGROUND_PROCESS)
         stack.push_async_callback(finder.close)
-        node = _Node(process, clock, keys.own, origin, Slots(settings.slots), limits, recent)
+        slots = Slots(settings.slots)
+        block_settings = _block_settings(settings, slots, shared_directory)
+        cluster: Clustered | None = None
+        if settings.cluster is not None:
+            of_cluster = clustered(
+                live,
+                settings.cluster,
+                origin,
+                slots,
+                block_settings.block_size_of,
+                clock,
+                instance_id=instance_id,
+                shared_directory=shared_directory,
+                silence=silence,
+            )
+            cluster = await stack.enter_async_context(of_cluster)
+        first = cluster.origin if cluster is not None else origin
+        node = _Node(process, clock, keys.own, first, slots, limits, recent, block_settings, cluster)
 
         async def apply_settings() -> None:
             metrics.CACHE_CAPACITY_BYTES.set(live.now.cache.capacity_bytes)
@@ -160,16 +187,9 @@ async def origin_for_checks(live: LiveSettings, instance_id: str) -> AsyncIterat
 
 
 @asynccontextmanager
-async def _directory(
-    settings: Settings, node: _Node, worker: int, shared_directory: Path | None
-) -> AsyncIterator[tuple[BlockCache, Catalog]]:
+async def _directory(settings: Settings, node: _Node, worker: int) -> AsyncIterator[tuple[BlockCache, Catalog]]:
     """Open the cache directory; StartupError when it is a mistake, StoreUnavailable when the disk fails."""
-    blocks = await BlockCache.open(
-        _block_settings(settings, node.slots, shared_directory),
-        node.origin,
-        worker=worker,
-        clock=node.clock,
-    )
+    blocks = await BlockCache.open(node.block_settings, node.origin, worker=worker, clock=node.clock, roles=node.roles)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(blocks.close)
         catalog = await Catalog.open(
@@ -179,6 +199,7 @@ async def _directory(
             clock=node.clock,
             slots=node.slots,
             process=worker,
+            roles=node.roles,
         )
         stack.push_async_callback(catalog.close)
         yield blocks, catalog
@@ -210,7 +231,7 @@ async def s3_application(
     settings = live.now
     async with (
         _node(live, worker, instance_id=instance_id, shared_directory=shared_directory) as node,
-        _no_directory(node) if closed else _directory(settings, node, worker, shared_directory) as (blocks, catalog),
+        _no_directory(node) if closed else _directory(settings, node, worker) as (blocks, catalog),
         AsyncExitStack() as stack,
     ):
 
@@ -238,7 +259,9 @@ async def s3_application(
             writeback=None if closed else await buffer_if_needed(),
             buffer_closed=closed and is_needed(settings),
             homes=settings.homes,
-            begin_read=node.origin.begin_read,
+            begin_read=begin_read_of(node.origin),
+            roles=None if closed else node.roles,
+            hello=_hello(live, node, closed=closed),
             reads=stack.enter_context(_counted_reads(shared_directory, worker, node.clock)),
         )
         stack.push_async_callback(answers.close)
@@ -289,6 +312,7 @@ class BackgroundServices:
     scrubber: Scrubber | None
     snapshots: SnapshotService
     flushing: Flushing | None
+    cluster: Polling | None
     settle: Callable[[], Awaitable[None]]
     """Brings the disk in line with the new settings, once all processes keep to them."""
 
@@ -310,8 +334,9 @@ async def background_services(
     settings = live.now
     async with (
         _node(live, BACKGROUND_PROCESS, instance_id=instance_id, shared_directory=shared_directory) as node,
-        _directory(settings, node, BACKGROUND_PROCESS, shared_directory) as (blocks, catalog),
+        _directory(settings, node, BACKGROUND_PROCESS) as (blocks, catalog),
         opened_buffer(settings, BACKGROUND_PROCESS, node.slots, node.clock, blocks) as buffer,
+        _polling(live, node, shared_directory) as cluster,
     ):
         snapshots = await asyncio.to_thread(SnapshotStore, settings.cache.directory / SNAPSHOTS)
         tools = JobDependencies(node.origin, catalog, blocks, node.slots, node.clock, snapshots, homes=settings.homes)
@@ -344,7 +369,7 @@ async def background_services(
             async with flushing(settings, buffer, services, shared_directory) as flusher:
                 scrubber = _scrubber(settings, blocks)
                 kept = BackgroundServices(
-                    jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, settle
+                    jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, cluster, settle
                 )
                 with live.following(apply_settings):
                     if live.now is not settings:  # changed while all this was opened
@@ -354,6 +379,27 @@ async def background_services(
             await indexes.close()
             await jobs.close()
             snapshots.close()
+
+
+def _hello(live: LiveSettings, node: _Node, *, closed: bool) -> Callable[[], bytes]:
+    if node.cluster is None or live.now.cluster is None:
+        return bytes
+    return hello_of(live, live.now.cluster, node.cluster.members, node.clock, closed=closed)
+
+
+@asynccontextmanager
+async def _polling(live: LiveSettings, node: _Node, shared_directory: Path | None) -> AsyncIterator[Polling | None]:
+    """Find out who is in the cluster, for all processes of this node; None: it is alone."""
+    found = None
+    if node.cluster is not None and shared_directory is not None:
+        found = polling(live, node.cluster.peers.hello, shared_directory, node.clock, is_closed=bool)
+    task = asyncio.create_task(found.run(), name="polling of the cluster") if found is not None else None
+    try:
+        yield found
+    finally:
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 @contextmanager

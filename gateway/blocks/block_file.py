@@ -132,6 +132,12 @@ class ChunkChecksums:
         self.packed += extent.checksums[len(self.packed) : chunk_count(stop) * _CRC.size]
         self._position = stop
 
+    def go_back(self, complete: int) -> int:
+        """Forget all but the first complete chunks; return how many bytes these have."""
+        del self.packed[complete * _CRC.size :]
+        self._position, self._running = self.complete_bytes, 0
+        return self._position
+
     def update(self, content: bytes | bytearray | memoryview) -> None:
         rest = memoryview(content)
         while rest:

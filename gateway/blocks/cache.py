@@ -34,6 +34,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import BlockError, ForebayError, StoreUnavailable
 from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion, size_of
 from gateway.origin.client import Origin, Purpose
+from gateway.origin.peer_protocol import Roles
 from gateway.policy.slots import Slots
 from gateway.telemetry import metrics
 
@@ -71,6 +72,7 @@ class PassthroughCache:
         slot: str = "default",
         headers: Mapping[str, str] = _NO_HEADERS,
         answer: UnpinnedResponse | None = None,
+        of_peer: bool = False,
     ) -> RangeReader:
         """Begin to read a range, which must lie within the object.
 
@@ -78,11 +80,13 @@ class PassthroughCache:
         which carry `headers` (lower-case names). Raises OriginAnswered when the origin refuses the first missing bytes
         (412: the key has another version now, look again), OriginUnreachable, and OriginBodyError when it answers with
         something else. Trouble with the cache directory is never raised. The bytes of `answer`, which the origin has
-        given already, are not requested again; the caller closes it.
+        given already, are not requested again; the caller closes it. `of_peer`: another node reads: ask none.
         """
         if byte_range.stop > version.size_bytes:
             raise ValueError(f"{byte_range} lies outside of {version}")
-        reader = RangeReader(ReadPlan(self._dependencies, version, byte_range, slot, headers, answer=answer))
+        roles = None if of_peer else self._dependencies.roles
+        of_read = ReadPlan(self._dependencies, version, byte_range, slot, headers, answer=answer, roles=roles)
+        reader = RangeReader(of_read)
         await reader.start()
         return reader
 
@@ -166,6 +170,9 @@ class PassthroughCache:
         """Return the first range that a read of `first` to `last` (None: the end) of an unknown object fetches."""
         return plan.first_fetched(first, last, self._dependencies.settings.block_size_of(slot))
 
+    def block_size_of(self, slot: str) -> int:
+        return self._dependencies.settings.block_size_of(slot)
+
     @property
     def isolation(self) -> CircuitBreaker:
         return self._dependencies.isolation
@@ -211,7 +218,9 @@ class BlockCache(PassthroughCache):
         self._beating = asyncio.create_task(opened.heartbeats.beat_on(opened.worker), name="heartbeat")
 
     @classmethod
-    async def open(cls, settings: BlockSettings, origin: Origin, *, worker: int, clock: Clock) -> BlockCache:
+    async def open(
+        cls, settings: BlockSettings, origin: Origin, *, worker: int, clock: Clock, roles: Roles | None = None
+    ) -> BlockCache:
         """Open the directory as worker slot `worker`: what the slot's last process left unfinished is cleared up.
 
         StartupError when the directory has another format, holds something else, is in the wrong place or of wrong
@@ -224,7 +233,7 @@ class BlockCache(PassthroughCache):
         except BaseException:
             threads.shut_down()
             raise
-        return cls(CacheDependencies.assemble(settings, opened, threads, origin, clock))
+        return cls(CacheDependencies.assemble(settings, opened, threads, origin, clock, roles))
 
     def held_object(self, version: ObjectVersion, slot: str) -> HeldObject:
         return HeldObject(self._dependencies, version, slot)
@@ -272,7 +281,8 @@ class BlockCache(PassthroughCache):
         False: the directory could not take it. `come` gets the number of fetched bytes again and again. Raises as
         `open_range` and its reader do.
         """
-        reader = RangeReader(ReadPlan(self._dependencies, version, piece, slot, _NO_HEADERS, purpose))
+        roles = self._dependencies.roles
+        reader = RangeReader(ReadPlan(self._dependencies, version, piece, slot, _NO_HEADERS, purpose, roles=roles))
         if reader.is_cached():
             return 0, True
         try:
@@ -288,7 +298,7 @@ class BlockCache(PassthroughCache):
             await reader.aclose()
         fetches, kept = self._dependencies.fetches, True
         for block in layout.blocks_of(version, piece, self._dependencies.settings.block_size_of(slot)):
-            if (fill := fetches.join(block, _NO_HEADERS, purpose)) is not None:
+            if (fill := fetches.join(block, reader.headers_of(block), purpose)) is not None:
                 try:
                     await fill.over()  # what has only arrived is lost when the process ends
                 finally:
@@ -437,7 +447,8 @@ class BlockCache(PassthroughCache):
         await asyncio.gather(self._keeping_up, return_exceptions=True)
         await dependencies.isolation.close()
         await dependencies.fetches.close()
-        await dependencies.writer.drain()
+        for writer in dependencies.writers:
+            await writer.drain()
         dependencies.open_files.close()
         dependencies.watcher.close()
         await self.flush_accesses()

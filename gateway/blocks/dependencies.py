@@ -22,6 +22,7 @@ from gateway.blocks.single_flight import FetchDependencies, SingleFlight
 from gateway.blocks.small_block_fetch import GroupCommitWriter, SmallBlockFetcher
 from gateway.core.clock import Clock
 from gateway.origin.client import Origin
+from gateway.origin.peer_protocol import Roles
 
 PROCESS_AHEAD_BYTES = 256 * 1024 * 1024
 """Limit of what is verified ahead for all readers of a process. Readers without room verify pieces when they come to
@@ -41,12 +42,17 @@ class CacheDependencies(FetchDependencies):
     accesses: AccessLog
     fetches: SingleFlight
     unpinned_gets: UnpinnedGets
-    writer: GroupCommitWriter
+    writers: tuple[GroupCommitWriter, GroupCommitWriter]
+    """Of own small blocks, and of those that other nodes look after."""
+
     residency: Residency = field(default_factory=Residency)
     ahead_marks: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     """Blocks that this process fetched ahead and no reader has come to yet: reading one shows that its reader goes on.
     Event loop only."""
     ahead_room: AheadRoom = field(default_factory=AheadRoom)
+    roles: Roles | None = None
+    """Says which blocks other nodes look after; None: none."""
+
     held_rows: dict[bytes, tuple[int, tuple[bytes, bytes]]] = field(default_factory=dict)
     """Rows that `HeldObject` has looked up for a block, and the index's commit at that time."""
 
@@ -58,6 +64,7 @@ class CacheDependencies(FetchDependencies):
         threads: DiskThreads,
         origin: Origin,
         clock: Clock,
+        roles: Roles | None = None,
     ) -> CacheDependencies:
         blocks, locks, watcher, open_files = opened.blocks, opened.locks, FileWatcher(), OpenFiles()
         blocks.on_unlink = open_files.drop
@@ -67,10 +74,11 @@ class CacheDependencies(FetchDependencies):
         threads.stalled = lambda: blocks.index.stalled
         shared = settings, blocks, locks, origin, threads, watcher, open_files, isolation, clock
         of_fetches = FetchDependencies(*shared)
-        writer = GroupCommitWriter(of_fetches)
-        fetches = SingleFlight(of_fetches, SmallBlockFetcher(of_fetches, writer), LargeBlockFetcher(of_fetches))
-        unpinned_gets = UnpinnedGets(locks, watcher, Turns(settings.fills_max))
-        return cls(*shared, opened, blocks.index.accesses, fetches, unpinned_gets, writer)
+        writers = GroupCommitWriter(of_fetches), GroupCommitWriter(of_fetches)
+        fetches = SingleFlight(of_fetches, SmallBlockFetcher(of_fetches, *writers), LargeBlockFetcher(of_fetches))
+        turns = Turns(settings.fills_max), Turns(settings.fills_max)
+        unpinned_gets = UnpinnedGets(locks, watcher, *turns)
+        return cls(*shared, opened, blocks.index.accesses, fetches, unpinned_gets, writers, roles=roles)
 
     @classmethod
     def without_directory(cls, origin: Origin, clock: Clock) -> CacheDependencies:

@@ -133,7 +133,7 @@ class BlockDirectory:
             self._lowered = configured, (lowered := configured.lowered_to(ceiling_bytes))
         return lowered
 
-    def begin(self, block: Block, slot: str, *, wanted: bool = False) -> FillFile | None:
+    def begin(self, block: Block, slot: str, *, wanted: bool = False, copy: bool = False) -> FillFile | None:
         """Create a block's file, and make room for it on a slot's account.
 
         None when the block is there by now. StoreUnavailable when there can be no file; NotKept when there is no room,
@@ -141,7 +141,7 @@ class BlockDirectory:
         """
         file = layout.file_name(block.id, secrets.token_hex(8))
         [pin] = self.index.pins_of([block.version.key])
-        reservation = Reservation(file, slot, layout.file_bytes(block), wanted=wanted, pin=pin)
+        reservation = Reservation(file, slot, layout.file_bytes(block), wanted=wanted, pin=pin, copy=copy)
         opened, has_room = self.store.create_partial(file), False
         try:
             self.store.write(opened, layout.beginning(block), layout.MAGIC_BYTES)

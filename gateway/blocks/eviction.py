@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gateway.blocks.layout import FileRecord, Reservation
-from gateway.blocks.policies import POLICIES, Eviction, Queue, SlotAccount
+from gateway.blocks.policies import POLICIES, Eviction, Queue, SlotAccount, is_copy
 from gateway.blocks.transaction import SWEPT_MAX, IndexTransaction
 from gateway.policy.slots import DEFAULT_SLOT, Slots
 
@@ -232,14 +232,14 @@ def make_room(
 ) -> Step:
     """Evict until a reservation fits on its slot's account, or VICTIMS_PER_TRANSACTION files are out.
 
-    What could not fit even with every file gone that is not pinned evicts nothing.
+    What could not fit even with every file gone that is not pinned evicts nothing. For a copy only copies go.
     """
     slot, needed_bytes = transaction.slot(reservation.slot), reservation.disk_bytes
     holdings.update(slot, transaction.account(slot), reservation.slot)
     room_bytes = holdings.capacity.total_bytes - transaction.totals.unowned_bytes
     if needed_bytes > holdings.obtainable_bytes(slot, room_bytes):
         return Step(False, ())
-    room = _Room(transaction, holdings, slot, needed_bytes, wanted=reservation.wanted)
+    room = _Room(transaction, holdings, slot, needed_bytes, wanted=reservation.wanted, copy=reservation.copy)
     done = room.make() and room.keep_index_below(index_bytes_max, slot, reservation.blocks)
     return Step(done, room.evicted)
 
@@ -270,6 +270,7 @@ class _Room:
         needed_bytes: int = 0,
         *,
         wanted: bool = False,
+        copy: bool = False,
     ) -> None:
         self.evicted: list[FileRecord] = []
         self._transaction = transaction
@@ -277,6 +278,7 @@ class _Room:
         self._asking = asking
         self._needed_bytes = needed_bytes
         self._wanted = wanted
+        self._copy = copy
 
     def make(self) -> bool:
         """Evict until all fits; whether it does."""
@@ -357,7 +359,7 @@ class _Room:
             wanted = self._wanted and slot == self._asking
             policy = POLICIES[Eviction.LRU if wanted else account.eviction]
             victim = policy.victim(self._transaction, slot)
-            if victim is not None:
+            if victim is not None and (is_copy(victim) or not self._copy):
                 return victim
             pinned.append(slot)
         if self._asking is not None:

@@ -19,7 +19,7 @@ from gateway.blocks.block_file import BlockLease, ChunkChecksums, read_verified
 from gateway.blocks.directory import BlockDirectory, FillFile
 from gateway.blocks.fetch_locks import AWAITED_LOOK_SECONDS, HOLDER_SECONDS_MAX, LockKey
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, Extent
-from gateway.blocks.origin_gets import PinnedGet
+from gateway.blocks.origin_gets import PinnedGet, is_as_promised
 from gateway.blocks.page_cache import PAGE_BYTES, Residency
 from gateway.blocks.single_flight import BlockPublished, FetchDependencies, InflightFetch
 from gateway.core.errors import BlockDamaged, ForebayError, StoreUnavailable
@@ -41,6 +41,8 @@ class BlockWriter:
     been written to the device, and could come back from there, before more was written to it. Each write checks that
     before it, wherever it writes: so a caller may ask whether bytes wait to be written, and then whether they lie
     behind it.
+
+    It is a `ChunkTaker`: a chunk is neither recorded nor completed before it is as promised.
     """
 
     directory: BlockDirectory
@@ -48,6 +50,8 @@ class BlockWriter:
     checksums: ChunkChecksums = field(init=False)
     unwritten_from: int = 0
     written_bytes: int = 0
+    promised: bytes | None = None
+    is_damaged: bool = False
     residency: Residency = field(default_factory=Residency)
 
     def __post_init__(self) -> None:
@@ -58,13 +62,29 @@ class BlockWriter:
 
         StoreUnavailable if the disk refuses them.
         """
+        if self.is_damaged:
+            return
         content = memoryview(content)[: self.filled.block.length - self.written_bytes]
         recorded = len(self.checksums.packed)
         self._look_back(file)
         self.checksums.update(content)
+        if self.promised is not None and not is_as_promised(self.checksums.packed, self.promised):
+            self.is_damaged = True
+            self._drop_behind(recorded // CHECKSUM_BYTES)
+            return
         self.directory.record_checksums(file, self.filled.block, self.checksums.packed, recorded)
         self.directory.store.write(file, content, self.filled.data_offset + self.written_bytes)
         self.written_bytes += len(content)
+
+    def go_back(self) -> int:
+        self._drop_behind(len(self.checksums.packed) // CHECKSUM_BYTES)
+        self.is_damaged = False
+        return self.written_bytes
+
+    def _drop_behind(self, complete: int) -> None:
+        """Keep so many chunks. What is written over bytes that may be on the device is verified when it is read."""
+        self.written_bytes = self.checksums.go_back(complete)
+        self.unwritten_from = self.filled.block.length
 
     def _look_back(self, file: BlockLease) -> None:
         """At what shares a folio with the header, and at what was written last."""
@@ -107,9 +127,9 @@ class LargeBlockFetcher:
 
     async def fetch(self, fetch: InflightFetch, lock: LockKey) -> None:
         started, directory = self.dependencies.clock.monotonic(), self.dependencies.directory
-        wanted = fetch.purpose is Purpose.WARM
+        wanted, copy = fetch.purpose is Purpose.WARM, self.dependencies.is_idle_copy(fetch.slot, fetch.headers)
         filled = await self.dependencies.threads.index_or_undo(
-            self._undo, lambda: directory.begin(fetch.block, fetch.slot, wanted=wanted)
+            self._undo, lambda: directory.begin(fetch.block, fetch.slot, wanted=wanted, copy=copy)
         )
         if filled is None:
             raise BlockPublished("another process has published the block")
@@ -131,6 +151,7 @@ class LargeBlockFetcher:
         get.begin_with(fetch.response)
         try:
             await get.start()
+            fetch.is_from_peer = get.is_from_peer
             fetch.begin()
             await self._receive(fetch, get, writer)
         finally:
@@ -138,16 +159,15 @@ class LargeBlockFetcher:
 
     async def _receive(self, fetch: InflightFetch, get: PinnedGet, writer: BlockWriter) -> None:
         """While a piece is written, no more is taken from the origin. The thread that receives a piece writes it."""
-        threads, file, received_bytes = self.dependencies.threads, writer.filled.file, 0
+        threads, file = self.dependencies.threads, writer.filled.file
 
         def on_thread(receive: Receive) -> Awaitable[None]:
             return threads.disk_holding(file, lambda lease: receive(partial(writer.write, lease)))
 
         landing = ReceiveBuffer(AHEAD_BYTES, _worth_writing(fetch), on_thread, self.buffers)
-        async with aclosing(get.pieces(landing)) as pieces:
+        async with aclosing(get.pieces(landing, writer)) as pieces:
             async for piece in pieces:
-                received_bytes += len(piece)
-                if writer.written_bytes < received_bytes:
+                if writer.written_bytes < get.received_bytes:
                     await threads.disk_holding(file, writer.write, piece)
                 fetch.advance(file, writer.checksums, lambda: writer.unwritten_from)
                 landing.give_back()  # not after a failure: a thread may still be writing it

@@ -19,7 +19,7 @@ from awscrt import checksums
 
 from gateway.core.errors import BlockDamaged, ConfigError
 from gateway.core.model import ByteRange, Homes, ObjectKey, ObjectVersion, immutable
-from gateway.policy.slots import Slots
+from gateway.policy.slots import DEFAULT_SLOT, Slots
 
 CHUNK_BYTES = 64 * 1024
 """Bytes of one checksum; the last chunk of a block may be shorter."""
@@ -333,7 +333,8 @@ class Reservation:
     `wanted` is room that a user has asked for expressly: the least recently used files give way,
     whatever the slot's policy prefers. `pin` is the number of the pin that the file is under, or 0. `to_write` is
     False for a file that is on this disk already. `blocks` is the number of blocks to enter. `ahead_bytes` more are
-    and stay set aside for what is appended to the file next.
+    and stay set aside for what is appended to the file next. `copy`: another node looks after the blocks, so they take
+    room that nobody else uses, and leave before all others.
     """
 
     file: str
@@ -344,6 +345,7 @@ class Reservation:
     to_write: bool = True
     blocks: int = 1
     ahead_bytes: int = 0
+    copy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,9 +493,14 @@ class BlockSettings:
     has_one_worker: bool = False
     _block_sizes: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _kept_object_bytes_max: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _copies: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def block_size_of(self, slot: str) -> int:
         return self._block_sizes.get(slot, self.block_size_bytes)
+
+    def copies_of(self, slot: str) -> str:
+        """Return what a slot keeps of the blocks that other nodes look after: `idle`, `none` or `all`."""
+        return self._copies.get(slot, DEFAULT_SLOT.copies)
 
     def keeps(self, slot: str, size_bytes: int) -> bool:
         size_max = self._kept_object_bytes_max.get(slot)
@@ -506,6 +513,7 @@ class BlockSettings:
             if slot.kept_object_bytes_max is not None:
                 self._kept_object_bytes_max[slot.name] = slot.kept_object_bytes_max
             self._block_sizes[slot.name] = slot.block_size_bytes or self.block_size_bytes
+            self._copies[slot.name] = slot.copies
 
     def __post_init__(self) -> None:
         self.follow_slots()

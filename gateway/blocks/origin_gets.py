@@ -1,6 +1,7 @@
 """GETs of the origin whose bytes fill blocks.
 
-A `PinnedGet` brings bytes of one version: pinned by If-Match, checked, and resumed where they broke off.
+A `PinnedGet` brings bytes of one version: pinned by If-Match, checked, and resumed where they broke off. What another
+node sends is compared with the checksums that it has promised, chunk by chunk, and the bucket replaces what is damaged.
 
 An unpinned GET reads an unknown object: it asks the origin for version and bytes at once. Its answer shows to which
 block the bytes belong, so fetches cannot be shared before it. Until then one process has the lock of the place
@@ -13,18 +14,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Literal
+from typing import Literal, Protocol
 
 from gateway.blocks import layout
+from gateway.blocks.block_file import ChunkChecksums
 from gateway.blocks.fetch_locks import FETCHED, FetchLocks, FileWatcher, LockKey, lock_of_place
+from gateway.blocks.layout import CHUNK_BYTES
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginBusy, OriginError, S3Error
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
-from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
+from gateway.origin.client import FromPeer, Origin, OriginRequest, OriginResponse, Purpose, from_peer
+from gateway.origin.peer_protocol import COPY, FROM_BUCKET
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.s3.checksums import ALGORITHMS, PREFIX, Checksum, decode_checksum
 from gateway.s3.headers import without_doubtful_checksums
@@ -134,6 +138,10 @@ class UnpinnedResponse:
     def headers(self) -> Mapping[str, str]:
         return self._response.headers if self._response is not None else {}
 
+    @property
+    def told(self) -> FromPeer | None:
+        return from_peer(self._response)
+
     def take(self, wanted: ByteRange) -> OriginResponse | None:
         """Return the response, once, if its body begins with the bytes wanted and has all; the caller closes it."""
         if self.range.first != wanted.first or self.range.stop < wanted.stop:
@@ -165,6 +173,9 @@ class UnpinnedGets:
     locks: FetchLocks
     watcher: FileWatcher
     turns: Turns
+    turns_of_copies: Turns
+    """Of those that ask other nodes: what other nodes ask for never waits for them."""
+
     _own: dict[LockKey, UnpinnedGet] = field(default_factory=dict)
     _known_empty: OrderedDict[LockKey, None] = field(default_factory=OrderedDict)
 
@@ -174,7 +185,8 @@ class UnpinnedGets:
         taken = lock in self._known_empty or lock in self._own or self.locks.has(lock)
         if taken or not (self.locks.take_unlisted(lock) or self.locks.take(lock) == self.locks.worker):
             return None
-        get = self._own[lock] = UnpinnedGet(self.locks, lock, self.turns, partial(self._end, lock), object_id)
+        turns = self.turns_of_copies if COPY in headers else self.turns
+        get = self._own[lock] = UnpinnedGet(self.locks, lock, turns, partial(self._end, lock), object_id)
         return get
 
     @property
@@ -235,6 +247,15 @@ class PinnedGet:
     _response: OriginResponse | None = field(default=None)
     _check: BodyCheck | None = field(default=None)
     _unpinned: bool = False
+    _told: FromPeer | None = None
+
+    @property
+    def received_bytes(self) -> int:
+        return self._received
+
+    @property
+    def is_from_peer(self) -> bool:
+        return self._told is not None
 
     def begin_with(self, answer: UnpinnedResponse | None) -> None:
         """Begin with an answer that has arrived already, if it fits; it was checked on arrival."""
@@ -242,6 +263,7 @@ class PinnedGet:
         self._unpinned = self._response is not None
         if self._response is not None:
             self._check = self._check_of(self._response, self.range)
+            self._told = from_peer(self._response)
 
     async def start(self) -> None:
         """Ask, and judge the head of the answer, unless there is one.
@@ -267,12 +289,14 @@ class PinnedGet:
             purpose=self.purpose,
             slot=self.slot,
             waited_seconds=self._waited_seconds,
+            size_bytes=self.version.size_bytes,
         )
         asked_at = self.clock.monotonic()
         try:
             self._response, self._unpinned = await self.origin.send(request), False
         finally:
             self._waited_seconds += self.clock.monotonic() - asked_at
+        self._told = from_peer(self._response)
         if self._response.status not in (200, 206):
             body = await self._response.read(ERROR_DOCUMENT_BYTES_MAX)
             raise OriginAnswered(self._response.status, list(self._response.headers.items()), body)
@@ -280,8 +304,15 @@ class PinnedGet:
         check_head(self._response.status, self._response.headers, self.version, asked)
         self._check = self._check_of(self._response, asked)
 
-    async def pieces(self, buffer: ReceiveBuffer | None = None) -> AsyncGenerator[bytes | memoryview, None]:
-        """Yield the bytes in order, all of them, or raise. With a buffer as `OriginResponse.stream`."""
+    async def pieces(
+        self, buffer: ReceiveBuffer | None = None, taker: ChunkTaker | None = None
+    ) -> AsyncGenerator[bytes | memoryview, None]:
+        """Yield the bytes in order, all of them, or raise. With a buffer as `OriginResponse.stream`.
+
+        Bytes of another node are compared with the checksums that came with them before they are yielded, or by a
+        `taker`. Where they differ, or break off, the rest comes from the bucket, for a taker from the last chunk on
+        that it has: `received_bytes` goes back there.
+        """
         retries_left, length = self.retries, self.range.length
         while True:
             try:
@@ -289,9 +320,15 @@ class PinnedGet:
                     await self.start()
                 assert self._response is not None  # noqa: S101 - it has just been started
                 stream = self._response.stream(buffer)
+                if taker is not None:
+                    taker.promised = self._told.checksums if self._told is not None else None
+                elif self._told is not None:
+                    stream = _verified(stream, self._told.checksums, self._response.headers)
                 try:
                     async for piece in stream:
                         yield self._taken(piece, length)
+                        if taker is not None and taker.is_damaged:
+                            raise _DAMAGED
                         if self._received == length and self._unpinned:
                             return
                 finally:
@@ -302,6 +339,9 @@ class PinnedGet:
                 return
             except OriginError as error:
                 await self.aclose()
+                if self._told is not None and not isinstance(error, OriginAnswered | WrongAnswer):
+                    self._leave_peer(error, taker)
+                    continue
                 is_refused = isinstance(error, OriginAnswered) and error.status not in _RETRYABLE
                 if retries_left == 0 or is_refused or isinstance(error, WrongAnswer | OriginBusy):
                     raise
@@ -313,6 +353,14 @@ class PinnedGet:
         response, self._response = self._response, None
         if response is not None:
             await response.aclose()
+
+    def _leave_peer(self, error: OriginError, taker: ChunkTaker | None) -> None:
+        """Ask the bucket for the rest, whole chunks of the range having been compared."""
+        told, self._told = self._told, None
+        if told is not None and isinstance(error, _ChunkDiffers):
+            told.doubt()
+        self._received = taker.go_back() if taker is not None else self._received // CHUNK_BYTES * CHUNK_BYTES
+        self.headers = {**self.headers, COPY: FROM_BUCKET}
 
     def _taken(self, piece: bytes | memoryview, length: int) -> bytes | memoryview:
         """Return the wanted part of a piece, counted and checked. Raises WrongAnswer."""
@@ -330,6 +378,52 @@ class PinnedGet:
 
     def _check_of(self, response: OriginResponse, asked: ByteRange) -> BodyCheck | None:
         return BodyCheck.of(response.headers) if asked.length == self.version.size_bytes else None
+
+
+class ChunkTaker(Protocol):
+    """Takes the bytes of a range, and compares chunks with what another node promised before anybody gets them."""
+
+    promised: bytes | None
+    """The packed checksums of the chunks of the whole range; None: nothing was promised."""
+
+    is_damaged: bool
+    """The last bytes differ: they, and what follows, were not taken, until `go_back`."""
+
+    def go_back(self) -> int:
+        """Drop what comes behind the last complete chunk; return how many bytes are left."""
+
+
+class _ChunkDiffers(OriginBodyError):
+    """A peer's bytes are not those that it has promised."""
+
+
+_DAMAGED = _ChunkDiffers("another node sent other bytes than it has promised")
+
+
+def is_as_promised(packed: bytes | bytearray, promised: bytes) -> bool:
+    """Return True if the first chunks of a body have the checksums that came with it."""
+    return packed == promised[: len(packed)]
+
+
+async def _verified(
+    stream: AsyncIterator[bytes | memoryview], promised: bytes, headers: Mapping[str, str]
+) -> AsyncGenerator[memoryview, None]:
+    """Yield the chunks of a peer's body that are as promised; _ChunkDiffers at the first that is not."""
+    length = headers.get("content-length", "")
+    checksums, held = ChunkChecksums(int(length) if length.isdecimal() else 0), bytearray()
+    try:
+        async for piece in stream:
+            before = checksums.complete_bytes
+            held += piece
+            checksums.update(piece)
+            if not is_as_promised(checksums.packed, promised):
+                raise _DAMAGED
+            if (count := checksums.complete_bytes - before) > 0:
+                whole, held = memoryview(held)[:count], held[count:]
+                yield whole
+    finally:
+        if isinstance(stream, AsyncGenerator):
+            await stream.aclose()
 
 
 class BodyCheck:

@@ -27,8 +27,10 @@ from gateway.blocks.single_flight import SingleFlight
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
+from gateway.origin.peer_protocol import COPY, Roles
 
-Outcome: TypeAlias = Literal["hit", "partial", "miss"]
+Outcome: TypeAlias = Literal["hit", "partial", "miss", "peer"]
+"""How a read was answered; `peer`: other nodes gave what is not here, and the origin nothing."""
 
 BLOCKS_LOOKED_UP_MAX = 1024
 """Limit of a range's looked-up blocks: a 5 TiB object must not hold up the event loop."""
@@ -142,7 +144,8 @@ class Step(NamedTuple):
 class ReadPlan:
     """The plan of a range of one version, for one reader; fetches know the reader by it.
 
-    `headers` go along with its requests to the origin. `answer` is the origin's earlier answer, if the version was
+    `headers` go along with its requests to the origin; with those of its role (`headers_of`), if `roles` are given.
+    `answer` is the origin's earlier answer, if the version was
     unknown before. `fetched` are the blocks that were fetched ahead for this reader: they are no hits of its.
     `is_for_peer`: another node reads, which itself decides what is fetched ahead, and counts its readers' bytes.
     """
@@ -156,6 +159,7 @@ class ReadPlan:
     headers: Mapping[str, str]
     purpose: Purpose = Purpose.LIVE
     answer: UnpinnedResponse | None = None
+    roles: Roles | None = None
     is_for_peer: bool = False
     fetched: set[bytes] = field(default_factory=set)
     missing: tuple[Block, BlockState] | None = None
@@ -188,6 +192,31 @@ class ReadPlan:
 
     def block(self, number: int) -> Block:
         return layout.block_at(self.version, number, self.block_size_bytes, self._ids)
+
+    def headers_of(self, block: Block) -> Mapping[str, str]:
+        """Return the headers for requests for bytes of a block: with COPY if another node looks after it."""
+        if self.roles is None or not self.is_kept:
+            return self.headers
+        return self.roles.headers(self.version.key, block.offset // self.block_size_bytes, self.headers, self.slot)
+
+    def is_of_others(self) -> bool:
+        """Return True if other nodes look after all of the range's blocks that are not here."""
+        blocks = [self.block(number) for number in self.numbers[:BLOCKS_LOOKED_UP_MAX]]
+        return all(COPY in self.headers_of(block) or self._index.lookup(block.id) is not None for block in blocks)
+
+    def past_the_cache(self, position: int, last: int) -> tuple[ByteRange, ByteRange, Mapping[str, str]]:
+        """Return what to read past the cache of the bytes up to `last`, and the range and headers to ask for it with.
+
+        Where other nodes look after blocks, these are whole chunks of one block: they come with their checksums.
+        """
+        if self.roles is None or not self.is_kept:
+            rest = ByteRange(position, last)
+            return rest, rest, self.headers
+        block = self.block(position // self.block_size_bytes)
+        rest = ByteRange(position, min(last, block.range.last))
+        stop = -(-rest.stop // layout.CHUNK_BYTES) * layout.CHUNK_BYTES
+        asked = ByteRange(position // layout.CHUNK_BYTES * layout.CHUNK_BYTES, min(stop, block.range.stop) - 1)
+        return rest, asked, self.headers_of(block)
 
     def part_in(self, block: Block) -> ByteRange:
         return ByteRange(max(self.range.first, block.offset), min(self.range.last, block.range.last))
@@ -232,7 +261,7 @@ class ReadPlan:
 
     def _has_arrived(self, block: Block) -> bool:
         """Return True if a fetch has every byte of a block, or if sub-blocks hold the range's part of it."""
-        if self._fetches.all_arrived(block, self.headers):
+        if self._fetches.all_arrived(block, self.headers_of(block)):
             return True
         asked = self.part_in(block)
         if not self._uses_sub_blocks or asked == block.range:
@@ -243,7 +272,7 @@ class ReadPlan:
 
     def _sub_block_of(self, block: Block, position: int) -> Block | None:
         """Return the sub-block to read instead of a missing block; None: read the block."""
-        if self._fetches.has(block, self.headers):
+        if self._fetches.has(block, self.headers_of(block)):
             return None
         sub_block = self._sub_block(position // SUB_BLOCK_BYTES)
         if self._is_coming(sub_block):
@@ -256,7 +285,7 @@ class ReadPlan:
             other = self._sub_block(number)
             if other.offset > sub_block.offset and self._index.lookup(other.id) is None:
                 self.fetched.add(other.id)
-                self._fetches.start_ahead(other, self.slot, self.headers, self)
+                self._fetches.start_ahead(other, self.slot, self.headers_of(other), self)
         return sub_block
 
     def _is_worth_filling(self, block: Block) -> bool:
@@ -279,7 +308,7 @@ class ReadPlan:
 
     def _is_coming(self, block: Block, *, anywhere: bool = False) -> bool:
         is_fetched = self._fetches.is_anywhere if anywhere else self._fetches.has
-        return self._index.lookup(block.id) is not None or is_fetched(block, self.headers)
+        return self._index.lookup(block.id) is not None or is_fetched(block, self.headers_of(block))
 
     def _sub_block(self, number: int) -> Block:
         return layout.block_at(self.version, number, SUB_BLOCK_BYTES, self._ids)
@@ -310,11 +339,12 @@ class ReadPlan:
 
     def _fetch_ahead(self, number: int) -> bool:
         dependencies, block = self.dependencies, self.block(number)
+        headers = self.headers_of(block)
         if self._index.lookup(block.id) is not None:
             return True
-        if dependencies.unpinned_gets.pending(block.version.key, block.offset, self.headers):
+        if dependencies.unpinned_gets.pending(block.version.key, block.offset, headers):
             return True
-        if not self._fetches.start_ahead(block, self.slot, self.headers, self):
+        if not self._fetches.start_ahead(block, self.slot, headers, self):
             return False
         if number < self.numbers.stop:
             self.fetched.add(block.id)

@@ -112,6 +112,10 @@ PASSING_PART = 64
 FIRST_TO_LEAVE = 0
 """The sequence of files that go before all others of their slot, whatever policy it has; none is given this one."""
 
+OF_COPY = 2
+"""The frequency of a copy, a file of blocks that another node looks after: it is FIRST_TO_LEAVE, and no use of it
+changes that."""
+
 REQUEUED_MAX = 32
 """Files that one search for a victim gives another chance: it happens within a transaction."""
 
@@ -190,6 +194,10 @@ class SlotAccount:
         eviction, position, blocks, *queue_bytes, reserved_bytes, remembered = _ACCOUNT.unpack_from(packed)
         reuse = ReuseDistance.unpack(packed[_ACCOUNT.size :]) if learned else ReuseDistance()
         return cls(_BY_NUMBER[eviction], position, blocks, queue_bytes, reserved_bytes, remembered, reuse)
+
+
+def is_copy(file: FileRecord) -> bool:
+    return file.frequency == OF_COPY
 
 
 class PolicyView(Protocol):

@@ -7,6 +7,7 @@ comes straight from the origin, pinned to the same version. Only the origin's fa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol
 
@@ -35,6 +36,10 @@ class Source(Protocol):
     cached: bool
     """True if the bytes count as hits."""
 
+    @property
+    def from_peer(self) -> bool:
+        """Return True if another node gives the bytes: they count as neither hits nor misses."""
+
     stop: int
     """The first byte of the object behind those that it has."""
 
@@ -56,6 +61,10 @@ class FillSource:
         self.block = fill.block
         self.fill = fill
         self._plan = plan
+
+    @property
+    def from_peer(self) -> bool:
+        return self.fill.is_from_peer and not self.cached
 
     async def read(self, first: int, stop: int) -> BodyPiece:
         fill = self.fill
@@ -101,20 +110,27 @@ class _GrowingFile:
 
 
 class OriginSource:
-    """The rest of the range, straight from the origin."""
+    """The rest of the range, straight from the origin, which may be asked for bytes around it, too."""
 
     cached = False
 
-    def __init__(self, get: PinnedGet) -> None:
-        self.stop = get.range.stop
+    def __init__(self, get: PinnedGet, rest: ByteRange) -> None:
+        self.stop = rest.stop
+        self._skipped = rest.first - get.range.first
         self._get = get
         self._pieces = get.pieces()
+
+    @property
+    def from_peer(self) -> bool:
+        return self._get.is_from_peer
 
     async def read(self, first: int, stop: int) -> bytes | memoryview:
         while True:
             piece = await anext(self._pieces)
-            if piece:
-                return piece
+            skipped = min(self._skipped, len(piece))
+            self._skipped -= skipped
+            if len(piece) > skipped:
+                return piece[skipped : skipped + stop - first]
 
     async def close(self) -> None:
         await self._pieces.aclose()
@@ -153,10 +169,13 @@ class RangeReader:
         except StoreUnavailable:
             return False
 
+    def headers_of(self, block: Block) -> Mapping[str, str]:
+        return self._plan.headers_of(block)
+
     def why_missing(self, before: ObjectVersion | None) -> MissReason | None:
         """Return why the first missing bytes were missing at `start`; `before` is the version known before this one."""
         plan = self._plan
-        if self.outcome == "hit":
+        if self.outcome in ("hit", "peer"):
             return None
         if self.past_the_cache:
             return "not-kept"
@@ -192,6 +211,8 @@ class RangeReader:
             source = self._source or source
         if self.outcome == "hit" and not source.cached:
             self.outcome = "partial" if several else "miss"
+        if source.from_peer and (source.stop >= plan.range.stop or plan.is_of_others()):
+            self.outcome = "peer"
 
     def whole(self) -> WarmSpan | None:
         """Return the whole range, if one file has it, verified and in memory.
@@ -248,7 +269,9 @@ class RangeReader:
         if source is None:
             return
         count, self._given = self._given, 0
-        if count and self._plan.purpose is Purpose.LIVE and not self._plan.is_for_peer:  # warmed bytes have no reader
+        # Warmed bytes have no reader, and readers of other nodes are counted there.
+        is_read_here = self._plan.purpose is Purpose.LIVE and not self._plan.is_for_peer
+        if count and is_read_here and not source.from_peer:
             counter = metrics.CACHE_HIT_BYTES if source.cached else metrics.CACHE_MISS_BYTES
             counter.add(count, self._plan.slot)
         await source.close()
@@ -277,9 +300,11 @@ class RangeReader:
         except MovedToFile as landed:  # read the rest of a small block like any other; it is the same use of it
             fill = self._source
             assert isinstance(fill, FillSource)  # noqa: S101 - no other source raises it
-            self._source = BlockSource(
+            of_file = BlockSource(
                 fill.block, landed.extent, landed.file.share(), self._dependencies, cached=fill.cached
             )
+            of_file.from_peer = fill.from_peer
+            self._source = of_file
             await fill.close()
         except BlockDamaged:
             damaged, self._damages = self._source, self._damages + 1
@@ -356,12 +381,14 @@ class RangeReader:
         dependencies, plan = self._dependencies, self._plan
         if not plan.is_kept:
             raise NotKept("size", "the object is larger than those that the slot keeps")
-        fetches, key = dependencies.fetches, plan.version.key
-        fill = fetches.join(block, plan.headers, plan.purpose)
+        fetches, key, headers = dependencies.fetches, plan.version.key, plan.headers_of(block)
+        if dependencies.passes_on(plan.slot, headers):
+            raise NotKept("copy", "another node looks after the block, and the slot keeps no copies")
+        fill = fetches.join(block, headers, plan.purpose)
         if fill is None:
-            if plan.answer is None and await dependencies.unpinned_gets.settled(key, block.offset, plan.headers):
+            if plan.answer is None and await dependencies.unpinned_gets.settled(key, block.offset, headers):
                 return None
-            fill = fetches.start(block, plan.slot, plan.headers, plan, plan.purpose, plan.answer)
+            fill = fetches.start(block, plan.slot, headers, plan, plan.purpose, plan.answer)
         if fill.started_by is not plan:
             metrics.CACHE_COALESCED.add(1, plan.slot)
         try:
@@ -384,14 +411,14 @@ class RangeReader:
             last = plan.last_missing(position)
         else:
             metrics.CACHE_STORE_UNAVAILABLE.add(1)
-        rest = ByteRange(position, last)
-        get = dependencies.pinned_get(plan.version, rest, plan.headers, plan.purpose, plan.slot)
+        rest, asked, headers = plan.past_the_cache(position, last)
+        get = dependencies.pinned_get(plan.version, asked, headers, plan.purpose, plan.slot)
         try:
             await get.start()
         except BaseException:
             await get.aclose()
             raise
-        self._source = source = OriginSource(get)
+        self._source = source = OriginSource(get, rest)
         return source
 
     async def _drop(self, block: Block, extent: Extent) -> None:

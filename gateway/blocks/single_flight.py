@@ -28,6 +28,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import ClientDisconnected, ForebayError, NotKept, OriginBusy, StoreUnavailable
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.origin.client import ACCOUNT, IS_AWAITED, Origin, Purpose
+from gateway.origin.peer_protocol import COPY
 from gateway.telemetry import metrics
 
 
@@ -62,6 +63,14 @@ class FetchDependencies:
     def is_writable(self) -> bool:
         return self.isolation.writable and not self.directory.index.stalled
 
+    def passes_on(self, slot: str, headers: Mapping[str, str]) -> bool:
+        """Return True if a slot does not keep what is fetched with these headers: another node looks after it."""
+        return COPY in headers and self.settings.copies_of(slot) == "none"
+
+    def is_idle_copy(self, slot: str, headers: Mapping[str, str]) -> bool:
+        """Return True if what is fetched with these headers is kept only where nobody else uses the room."""
+        return COPY in headers and self.settings.copies_of(slot) == "idle"
+
     def refusal(self) -> StoreUnavailable:
         return kept_from_writing() if self.isolation.writable else self.isolation.refuse_writing()
 
@@ -88,6 +97,8 @@ class InflightFetch:
     need no verification while they wait to be written to the device (large_block_fetch.py): check that first, for they
     may be fewer any time.
 
+    `is_copy`: another node looks after it. `is_from_peer`: another node sends its bytes, as far as that is known.
+
     A complete block still has to be published: then `persisted` is done, and `kept` is True if the disk took
     it. A small one may then `move` to its file, so that slow readers do not keep it in memory.
     """
@@ -109,6 +120,8 @@ class InflightFetch:
         self.started_by = reader
         self.response = response
         self.account = ACCOUNT.get()
+        self.is_copy = COPY in headers
+        self.is_from_peer = self.is_copy
         self.available = 0
         self.content: memoryview | None = None
         self.persisted: asyncio.Future[bool] | None = None
@@ -287,8 +300,20 @@ REFUSED_MAX = 4096
 """Blocks that were not kept are remembered, the last ones of each process."""
 
 
+@dataclass(slots=True)
+class _Kind:
+    """Fetches of one kind, of which `ahead_max` may be ahead of their readers."""
+
+    turns: Turns
+    ahead_max: int
+    ahead: int = 0
+
+
 class SingleFlight:
-    """The fetches of this process: at most `fills_max` of the settings run, the others wait their turn in order."""
+    """The fetches of this process: at most `fills_max` of the settings run, the others wait their turn in order.
+
+    Those that ask other nodes have as many turns of their own: what other nodes ask for never waits for them.
+    """
 
     def __init__(self, dependencies: FetchDependencies, small: BlockFetcher, large: BlockFetcher) -> None:
         self._dependencies = dependencies
@@ -296,9 +321,8 @@ class SingleFlight:
         self._persisting: set[asyncio.Future[bool]] = set()
         self._inline: set[InflightFetch] = set()
         """Fetches that lack nothing but the disk, and have no task."""
-        self._turns = Turns(dependencies.settings.fills_max)
-        self._ahead_max = dependencies.settings.fills_max * 2 // 3
-        self._ahead = 0
+        fills_max = dependencies.settings.fills_max
+        self._own, self._copies = (_Kind(Turns(fills_max), fills_max * 2 // 3) for _ in range(2))
         self._fetches: dict[FetchKey, InflightFetch] = {}
         self.refused: OrderedDict[bytes, None] = OrderedDict()
         """Ids of recently fetched blocks that the disk did not take."""
@@ -366,7 +390,8 @@ class SingleFlight:
         fetch = InflightFetch(block, slot, headers, Purpose.READAHEAD, reader)
         if fetch.key in self._fetches:
             return True
-        if self._ahead >= self._ahead_max or self._turns.locked():
+        kind = self._kind_of(fetch)
+        if kind.ahead >= kind.ahead_max or kind.turns.locked() or self._dependencies.passes_on(slot, headers):
             return False
         self._start(fetch)
         return True
@@ -386,7 +411,7 @@ class SingleFlight:
         self._fetches[fetch.key] = fetch
         if self._is_done_inline(fetch):
             return
-        self._ahead += fetch.purpose is Purpose.READAHEAD
+        self._kind_of(fetch).ahead += fetch.purpose is Purpose.READAHEAD
         task = asyncio.create_task(self._run(fetch), name="block fetch")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -418,16 +443,20 @@ class SingleFlight:
                 self._end(fetch, failure)
 
     async def _take_turn(self, fetch: InflightFetch) -> None:
+        kind = self._kind_of(fetch)
         try:
             with cancellation.turn():
-                await self._turns.acquire()
+                await kind.turns.acquire()
             try:
                 if not fetch.is_abandoned:
                     await self._fetch(fetch)
             finally:
-                self._turns.release()
+                kind.turns.release()
         finally:
-            self._ahead -= fetch.purpose is Purpose.READAHEAD
+            kind.ahead -= fetch.purpose is Purpose.READAHEAD
+
+    def _kind_of(self, fetch: InflightFetch) -> _Kind:
+        return self._copies if fetch.is_copy else self._own
 
     async def _fetch(self, fetch: InflightFetch) -> None:
         locks, response = self._dependencies.locks, fetch.response

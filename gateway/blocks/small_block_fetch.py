@@ -21,10 +21,11 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from gateway.blocks import layout, store
+from gateway.blocks.block_file import ChunkChecksums
 from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.fetch_locks import LockKey
 from gateway.blocks.layout import Block, Reservation
-from gateway.blocks.origin_gets import BodyCheck, PinnedGet
+from gateway.blocks.origin_gets import BodyCheck, PinnedGet, is_as_promised
 from gateway.blocks.single_flight import FetchDependencies, InflightFetch
 from gateway.blocks.store import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
 from gateway.core.errors import BlockDamaged, NotKept, StoreUnavailable
@@ -40,10 +41,11 @@ _ROUNDS_MAX = 100
 
 
 class _Alike(NamedTuple):
-    """Common properties of a segment's blocks: slot, `wanted` and pin, as of layout.Reservation."""
+    """Common properties of a segment's blocks: slot, `wanted`, `copy` and pin, as of layout.Reservation."""
 
     slot: str
     wanted: bool
+    copy: bool
     pin: int
 
 
@@ -68,13 +70,13 @@ class SegmentAppender:
     directory: BlockDirectory
     _open: dict[_Alike, _Segment] = field(default_factory=dict)
 
-    def append(self, slot: str, blocks: Sequence[SmallBlock], wanted: bool = False) -> int:
+    def append(self, slot: str, blocks: Sequence[SmallBlock], wanted: bool = False, copy: bool = False) -> int:
         """Keep the first of the blocks, as many as one segment has room for; return how many.
 
         StoreUnavailable when there is no room for them on the slot's account, or the disk takes nothing.
         """
         numbers = self.directory.index.pins_of(small.block.version.key for small in blocks)
-        alike = _Alike(slot, wanted, numbers[0])
+        alike = _Alike(slot, wanted, copy, numbers[0])
         blocks = blocks[: sum(1 for _ in takewhile(lambda number: number == alike.pin, numbers))]
         for _ in range(_ROUNDS_MAX):
             segment = self._open.pop(alike, None)
@@ -117,7 +119,9 @@ class SegmentAppender:
         """Return False when the segment was evicted; then, and when this fails, nothing is appended to it any more."""
         count = len(placed.blocks)
         taken_bytes = layout.in_pages(placed.stop) - layout.in_pages(segment.size_bytes)
-        reservation = Reservation(segment.file, alike.slot, taken_bytes, alike.wanted, alike.pin, blocks=count)
+        reservation = Reservation(
+            segment.file, alike.slot, taken_bytes, alike.wanted, alike.pin, blocks=count, copy=alike.copy
+        )
         try:
             if taken_bytes > segment.ahead_bytes:
                 segment.ahead_bytes = self._reserve(segment, reservation)
@@ -188,12 +192,13 @@ HELD_BYTES_MAX = 32 * 1024 * 1024
 class Waiting:
     """A small block to be kept on a slot's account; `on_end` is told in the end whether it is.
 
-    `wanted` is of layout.Reservation.
+    `wanted` and `copy` are of layout.Reservation.
     """
 
     small: SmallBlock
     slot: str
     wanted: bool
+    copy: bool
     started: float
     on_end: Callable[[bool], None]
 
@@ -242,10 +247,17 @@ class GroupCommitWriter:
         self._eased.set()
 
     def put(
-        self, small: SmallBlock, slot: str, started: float, on_end: Callable[[bool], None], *, wanted: bool = False
+        self,
+        small: SmallBlock,
+        slot: str,
+        started: float,
+        on_end: Callable[[bool], None],
+        *,
+        wanted: bool = False,
+        copy: bool = False,
     ) -> None:
         """Write a block soon, then give its room back, which is taken already, and tell `on_end` if it is on disk."""
-        self._waiting.append(Waiting(small, slot, wanted, started, on_end))
+        self._waiting.append(Waiting(small, slot, wanted, copy, started, on_end))
         if self._pumping is None:
             self._pumping = asyncio.create_task(self._pump(), name="small object writer")
 
@@ -275,11 +287,11 @@ class GroupCommitWriter:
     def _take_batches(self) -> deque[list[Waiting]]:
         """All that waits now, in batches that are kept alike."""
         batches: deque[list[Waiting]] = deque()
-        open_batches: dict[tuple[str, bool], list[Waiting]] = {}
-        sizes: dict[tuple[str, bool], int] = {}
+        open_batches: dict[tuple[str, bool, bool], list[Waiting]] = {}
+        sizes: dict[tuple[str, bool, bool], int] = {}
         while self._waiting:
             waiting = self._waiting.popleft()
-            alike = waiting.slot, waiting.wanted
+            alike = waiting.slot, waiting.wanted, waiting.copy
             batch = open_batches.get(alike)
             if batch is None or sizes[alike] > BATCH_BYTES or len(batch) == BATCH_BLOCKS:
                 batch = open_batches[alike] = []
@@ -294,7 +306,7 @@ class GroupCommitWriter:
             blocks = [waiting.small for waiting in batch]
             try:
                 threads, append = self._dependencies.threads, self._appender.append
-                appended = await threads.index_later(append, batch[0].slot, blocks, batch[0].wanted)
+                appended = await threads.index_later(append, batch[0].slot, blocks, batch[0].wanted, batch[0].copy)
             except StoreUnavailable as error:
                 self._not_kept(batch, error.reason if isinstance(error, NotKept) else "disk")
                 return
@@ -345,7 +357,12 @@ class SmallBlockFetcher:
     """Fetches small blocks: called in the task of each `InflightFetch`."""
 
     dependencies: FetchDependencies
-    writer: GroupCommitWriter
+    own_writer: GroupCommitWriter
+    copy_writer: GroupCommitWriter
+    """Of blocks that other nodes look after, with memory of its own: what other nodes ask for never waits for them."""
+
+    def writer(self, fetch: InflightFetch) -> GroupCommitWriter:
+        return self.copy_writer if fetch.is_copy else self.own_writer
 
     def fetch_inline(self, fetch: InflightFetch, on_end: Callable[[InflightFetch, bool], None]) -> bool:
         """Fetch it here and now, if the unpinned GET has brought all of the block, as promised, and memory has room.
@@ -354,14 +371,18 @@ class SmallBlockFetcher:
         fetch.
         """
         response, block = fetch.response, fetch.block
-        if response is None or not self.writer.has_room(block.length):
+        if response is None or not self.writer(fetch).has_room(block.length):
             return False
-        headers, content = response.headers, response.whole(block.range)
+        headers, told, content = response.headers, response.told, response.whole(block.range)
         if content is None or not _is_promised(content, headers, block):
             return False
+        if told is not None and not is_as_promised(_checksums(content), told.checksums):
+            told.doubt()
+            return False
+        fetch.is_from_peer = told is not None
         response.get.whole = True
         fetch.give(content, block.length)
-        self.writer.hold(_held_bytes(content))
+        self.writer(fetch).hold(_held_bytes(content))
         self._put(fetch, content, self.dependencies.clock.monotonic(), partial(on_end, fetch))
         return True
 
@@ -372,6 +393,7 @@ class SmallBlockFetcher:
         get.begin_with(fetch.response)
         try:
             await get.start()
+            fetch.is_from_peer = get.is_from_peer
             content = await self._receive(fetch, get)
             fetch.persisted = persisted = asyncio.get_running_loop().create_future()
             self._put(fetch, content, started, partial(_end, persisted))
@@ -386,18 +408,19 @@ class SmallBlockFetcher:
 
     def _put(self, fetch: InflightFetch, content: memoryview, started: float, on_end: Callable[[bool], None]) -> None:
         small, wanted = SmallBlock(fetch.block, content), fetch.purpose is Purpose.WARM
-        self.writer.put(small, fetch.slot, started, on_end, wanted=wanted)
+        copy = self.dependencies.is_idle_copy(fetch.slot, fetch.headers)
+        self.writer(fetch).put(small, fetch.slot, started, on_end, wanted=wanted, copy=copy)
 
     async def _receive(self, fetch: InflightFetch, get: PinnedGet) -> memoryview:
         """Return the block's bytes. Takes room for them only now, as an origin may take long to answer."""
-        await self.writer.take_room(fetch.block.length)
+        await self.writer(fetch).take_room(fetch.block.length)
         try:
             length = fetch.block.length
             mapped = length >= MAPPED_BYTES_MIN
             content = memoryview(mmap.mmap(-1, length, _MEMORY_FLAGS) if mapped else bytearray(length))
             await self._receive_into(fetch, get, content)
         except BaseException:
-            self.writer.give_back(fetch.block.length)
+            self.writer(fetch).give_back(fetch.block.length)
             raise
         return content
 
@@ -424,6 +447,12 @@ class SmallBlockFetcher:
             # Opened here and now: a file that has just been written costs no look at the disk.
             with self.dependencies.open_files.opened(extent, directory.store.open_published) as file:
                 fetch.move(file, extent)
+
+
+def _checksums(content: memoryview) -> bytes:
+    checksums = ChunkChecksums(len(content))
+    checksums.update(content)
+    return bytes(checksums.packed)
 
 
 def _end(persisted: asyncio.Future[bool], kept: bool) -> None:

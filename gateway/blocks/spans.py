@@ -311,6 +311,7 @@ class BlockSource:
         cached: bool,
     ) -> None:
         self.cached = cached
+        self.from_peer = False
         self.stop = block.offset + block.length
         self.block = block
         self.extent = extent

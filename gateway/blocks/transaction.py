@@ -23,7 +23,7 @@ import lmdb
 
 from gateway.blocks import layout
 from gateway.blocks.layout import FILE_KEY_BYTES, BlockRecord, FileRecord, Reservation, Rows, WorkerFile
-from gateway.blocks.policies import FIRST_TO_LEAVE, POLICIES, Queue, SlotAccount
+from gateway.blocks.policies import FIRST_TO_LEAVE, OF_COPY, POLICIES, Queue, SlotAccount, is_copy
 
 REMEMBERED_BLOCKS_MAX = 1 << 18
 """Limit of a slot's remembered evicted blocks; some 25 MB of layout."""
@@ -264,8 +264,10 @@ class IndexTransaction:
         slot, size_bytes = self.slot(reservation.slot), reservation.disk_bytes
         queue = Queue.PINNED if pin else Queue.MAIN
         file = FileRecord(reservation.file, slot, size_bytes, self.next_sequence(), len(blocks), queue, pin=pin)
-        policy = POLICIES[self.account(slot).eviction]
-        entered = policy.entering(self, file, returning, size_bytes)
+        if reservation.copy and not pin:
+            entered = replace(file, sequence=FIRST_TO_LEAVE, frequency=OF_COPY)
+        else:
+            entered = POLICIES[self.account(slot).eviction].entering(self, file, returning, size_bytes)
         if reservation.wanted and entered.queue == Queue.SMALL:
             entered = replace(entered, queue=Queue.MAIN)
         self.put(entered)
@@ -276,7 +278,7 @@ class IndexTransaction:
         disk_bytes = reservation.disk_bytes
         policy = POLICIES[self.account(file.slot).eviction]
         grown = replace(file, disk_bytes=file.disk_bytes + disk_bytes, blocks=file.blocks + len(blocks))
-        self.change(policy.growing(self, grown, returning, disk_bytes))
+        self.change(grown if is_copy(file) else policy.growing(self, grown, returning, disk_bytes))
         self._enter(reservation, blocks)
 
     def evict(self, file: FileRecord) -> None:
@@ -319,7 +321,7 @@ class IndexTransaction:
         """Note that blocks in these files were used, so many times, in this order."""
         for name, times in uses:
             file = self.file(name)
-            if file is not None:
+            if file is not None and not is_copy(file):
                 size_bytes = min(times, file.blocks) * (file.disk_bytes // max(1, file.blocks))
                 POLICIES[self.account(file.slot).eviction].used(self, file, size_bytes)
 

@@ -13,7 +13,7 @@ import structlog
 import typer
 
 from gateway import __version__
-from gateway.cli import snapshots, writeback
+from gateway.cli import cluster, snapshots, writeback
 from gateway.cli.checkpoints import checkpoints
 from gateway.cli.common import (
     CACHE,
@@ -298,6 +298,7 @@ _COMMANDS: tuple[tuple[Callable[..., None], str, str, *tuple[str, ...]], ...] = 
 )
 for _command, *_help in _COMMANDS:
     app.command(**in_help(*_help))(_command)
+app.add_typer(cluster.app, rich_help_panel=LOOK)
 app.add_typer(writeback.app, rich_help_panel=WRITING)
 app.add_typer(snapshots.app, rich_help_panel=SNAPSHOTS)
 

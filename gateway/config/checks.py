@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import socket
@@ -14,9 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from gateway.config.cluster_checks import cluster_problems, not_among_members
 from gateway.config.defaults import aws_endpoint_url, aws_endpoint_variable
 from gateway.config.entries import BucketSettings, OriginCredentialSettings, SlotSettings
-from gateway.config.fields import valid_endpoint_url
+from gateway.config.fields import is_loopback, valid_endpoint_url
 from gateway.config.problems import Hidden, shown
 from gateway.config.settings import OriginSettings, Settings
 from gateway.config.slot_checks import (
@@ -57,22 +57,13 @@ def check(settings: Settings, environment: Mapping[str, str]) -> list[ConfigErro
         guarantee_problems,
         index_problems,
         buffer_problems,
+        cluster_problems,
     )
     problems = [problem for rule in rules for problem in rule(settings)]
     if any(problem.key.endswith("endpoint_url") for problem in problems):
         return problems
     own = own_address_problem(settings, environment)
     return [*problems, own] if own else problems
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a listener on `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _listening(settings: Settings) -> Iterator[ConfigError]:
@@ -315,7 +306,7 @@ def _caller_classes(settings: Settings) -> Iterator[ConfigError]:
 
 def warnings_of(settings: Settings) -> Iterator[str]:
     """Yield what the operator must be told although the settings can be used."""
-    for found in (not_in_force, not_protected, not_private, not_fitting, not_lasting):
+    for found in (not_in_force, not_protected, not_private, not_fitting, not_lasting, not_among_members):
         yield from found(settings)
 
 
@@ -388,6 +379,7 @@ def not_private(settings: Settings) -> list[str]:
         "server.key_file": settings.server.key_file.path if settings.server.key_file is not None else None,
         "origin.secret_access_key_file": settings.origin.secret_access_key_file,
         "admin.token_file": settings.admin.token_file,
+        "cluster.secret_file": settings.cluster.secret_file.path if settings.cluster is not None else None,
     }
     for table in ("credentials", "origin_credentials"):
         of_table = enumerate(getattr(settings, table))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import stat
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 from gateway.config.entries import BUFFER_BYTES_MIN, BucketSettings, OriginCredentialSettings, SlotSettings
 from gateway.config.problems import SettingsError
-from gateway.config.settings import CacheSettings, OriginSettings, Settings
+from gateway.config.settings import CacheSettings, ClusterSettings, OriginSettings, Settings
 from gateway.core.errors import ConfigError
 
 OWN_NAME = "forebay"
@@ -93,9 +94,53 @@ def complete(settings: Settings, environment: Mapping[str, str], running: Settin
             "origin_credentials": [_with_sts(one, environment) for one in settings.origin_credentials],
             "buckets": [_bucket(one, origin) for one in settings.buckets],
             "cache": cache,
+            "cluster": _cluster(settings.cluster, cache, running),
             "slots": _with_buffers(settings.slots, cache),
         }
     )
+
+
+def _cluster(cluster: ClusterSettings | None, cache: CacheSettings, running: Settings | None) -> ClusterSettings | None:
+    """Fill in node, address and weight. The first two stay as they are while the gateway runs, whatever changes."""
+    if cluster is None:
+        return None
+    before = running.cluster if running is not None else None
+    node = cluster.node or (before.node if before is not None else socket.gethostname())
+    advertise = cluster.advertise or (before.advertise if before is not None else _own_address(cluster, node))
+    weight = cluster.weight or _weight(cache.capacity_bytes)
+    return cluster.model_copy(update={"node": node, "advertise": advertise, "weight": weight})
+
+
+def _weight(capacity_bytes: int) -> int:
+    """Return GiB to two digits: disks of one model, that differ by a file or two, have one weight."""
+    return min(10**6, max(1, int(float(f"{capacity_bytes / 2**30:.2g}"))))
+
+
+def _own_address(cluster: ClusterSettings, node: str) -> str:
+    """Return the address under which members reach this node; empty if this machine has no default route.
+
+    If `listen` names an address, it is that. Otherwise the default route's, unless the list of members has this node
+    by its name, or under a loopback address because all of them run on this machine.
+    """
+    host, _, port = cluster.listen.rpartition(":")
+    if host not in ("0.0.0.0", "[::]"):
+        return cluster.listen
+    routed = _address_of_default_route()
+    hosts = ([f"[{routed}]" if ":" in routed else routed] if routed else []) + [node, "127.0.0.1", "[::1]", "localhost"]
+    usual = next((one for one in hosts if f"{one}:{port}" in cluster.members), hosts[0] if routed else None)
+    return f"{usual}:{port}" if usual is not None else ""
+
+
+def _address_of_default_route() -> str:
+    """Return the address from which this machine would send to others; empty if there is none. Sends nothing."""
+    for family, elsewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((elsewhere, 9))
+                return str(probe.getsockname()[0])
+        except OSError:
+            continue
+    return ""
 
 
 def _with_buffers(slots: Sequence[SlotSettings], cache: CacheSettings) -> list[SlotSettings]:

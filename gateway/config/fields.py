@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from functools import cache
 from pathlib import Path
@@ -116,6 +117,16 @@ def host_name(value: str) -> str:
     if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", value):
         raise ValueError("a host name in lower case, without port")
     return value
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a listener on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class NoPattern(ValueError):

@@ -347,8 +347,8 @@ class ClusterSettings(Section):
     )
     advertise: str = setting(
         "",
-        "Address under which the other nodes reach the peer port. Omitted: the address of the default route, and the "
-        "port of `listen`.",
+        "Address under which the other nodes reach the peer port. Omitted: that of `listen` if it names one, else the "
+        "address of the default route with its port; or this node's entry in `members`, by `node` or loopback.",
         allowed="address:port, or [address]:port; a loopback address only if all members have one",
     )
     members: list[str] = setting(
@@ -365,7 +365,8 @@ class ClusterSettings(Section):
     )
     weight: int | None = setting(
         None,
-        "This node's share of the blocks, in proportion to the weights of the others. Omitted: cache.capacity in GiB.",
+        "This node's share of the blocks, in proportion to the weights of the others. Omitted: cache.capacity in GiB, "
+        "to two digits.",
         allowed="1 to 1000000",
     )
     fallback_requests: int = setting(

@@ -141,11 +141,12 @@ class OriginAnswered(OriginError):
     """The origin refused; its answer reaches the client as it is.
 
     `headers` are lower-case (name, value) pairs without hop-by-hop headers; `body` is the origin's error document,
-    complete, at most a few KiB.
+    complete, at most a few KiB. `age_seconds`: how long ago another node, which passed the answer on, had asked.
     """
 
-    def __init__(self, status: int, headers: Sequence[tuple[str, str]], body: bytes) -> None:
+    def __init__(self, status: int, headers: Sequence[tuple[str, str]], body: bytes, age_seconds: float = 0.0) -> None:
         super().__init__(f"the origin answered {status}")
+        self.age_seconds = age_seconds
         self.status = status
         self.headers = list(headers)
         self.body = body
@@ -199,7 +200,7 @@ class StoreUnavailable(BlockError):
     """The cache directory cannot take or give bytes now."""
 
 
-NotKeptReason: TypeAlias = Literal["size", "write-budget", "room"]
+NotKeptReason: TypeAlias = Literal["size", "write-budget", "room", "copy"]
 
 
 class PinRefused(ForebayError):

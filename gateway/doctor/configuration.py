@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from gateway.admin.formatting import size_text
 from gateway.config import Settings
-from gateway.config.checks import is_loopback
+from gateway.config.fields import is_loopback
 from gateway.config.loading import LoadedSettings
 from gateway.config.problems import SettingsError
 from gateway.doctor import Area, Finding

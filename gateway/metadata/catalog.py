@@ -13,6 +13,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -44,7 +45,8 @@ from gateway.metadata.listing.ranges import KeyBound, bound_of
 from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
 from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread
-from gateway.origin.client import BeginRead, BegunRead, KeyPair, Origin, OriginHead, OriginRequest, Purpose
+from gateway.origin.client import BeginRead, BegunRead, KeyPair, Origin, OriginHead, OriginRequest, Purpose, age_of
+from gateway.origin.peer_protocol import COPY, Roles
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import is_same_version, unquote
@@ -193,8 +195,9 @@ class SeenVersion(NamedTuple):
 class Catalog:
     """One worker process's view of the catalog that all workers share. Use `open`, and `close` at the end."""
 
-    def __init__(self, origin: Origin, opened: OpenCatalog | None, clock: Clock) -> None:
+    def __init__(self, origin: Origin, opened: OpenCatalog | None, clock: Clock, roles: Roles | None = None) -> None:
         self._origin = origin
+        self._roles = roles
         self._opened = opened
         self._clock = clock
         self._store = opened.store if opened is not None else None
@@ -226,11 +229,12 @@ class Catalog:
         clock: Clock,
         slots: Slots,
         process: int = 0,
+        roles: Roles | None = None,
     ) -> Catalog:
         """Open the shared directory. Entries of buckets that are at other `homes` now are forgotten.
 
         `process` is this process's number in shared memory (heartbeats.py): writes during which its
-        predecessor was killed are void.
+        predecessor was killed are void. `roles` say which other node to ask for readers.
 
         So are listings in slots that are strict now; `slots` are the same in all processes.
         StartupError when it has another format or is a mistake, StoreUnavailable when the disk fails.
@@ -242,7 +246,7 @@ class Catalog:
             raise StoreUnavailable(f"the catalog {directory} cannot be opened: another process holds it up") from None
         finally:
             await thread.close(0.0)  # it ends with what it does now, however long that takes
-        return cls(origin, opened, clock)
+        return cls(origin, opened, clock, roles)
 
     @classmethod
     def switched_off(cls, origin: Origin, clock: Clock) -> Catalog:
@@ -307,8 +311,10 @@ class Catalog:
         if response.status not in (200, 206):
             if response.status == 404 and is_not_learned:
                 self.shown(key, None)
-            raise OriginAnswered(response.status, list(response.headers.items()), b"")
+            raise OriginAnswered(response.status, list(response.headers.items()), b"", age_of(response))
         head = object_head(key, response.headers, is_part=is_part)
+        if (age_seconds := age_of(response)) > 0:
+            head = replace(head, age_seconds=age_seconds)
         self._seen(head, slot)
         if is_not_learned:
             self.shown(key, head.version.etag)
@@ -431,8 +437,11 @@ class Catalog:
         headers: Mapping[str, str],
         look: bool = False,
         purpose: Purpose = Purpose.LIVE,
+        of_peer: bool = False,
     ) -> ObjectHead:
         """Return the version current within the bound of `slot`; with `look` the origin is asked anyway.
+
+        `of_peer`: another node asks, so no other is asked.
 
         Raises as `ask` does. `slot.consistency` strict, and headers that the origin must judge each time, always ask.
         An absence that is remembered comes as OriginAnswered 404 too, or as S3Error NoSuchKey where it is known that
@@ -444,7 +453,8 @@ class Catalog:
         if known is not None:
             return known
         try:
-            head = await self._learn(key, slot, headers, purpose)
+            roles = None if look or of_peer else self._roles
+            head = await self._learn(key, slot, headers_of_question(roles, key, 0, slot, headers), purpose)
         except (OriginUnreachable, OriginAnswered) as error:
             entry = self._lookup(key)
             if (
@@ -653,9 +663,10 @@ class Catalog:
             head = await self.ask(key, slot, headers=headers, purpose=purpose)
         except OriginAnswered as answer:
             if answer.status == 404 and "x-amz-delete-marker" not in dict(answer.headers):
-                self.remember_absence(key, slot, asked, named=False)
+                self.remember_absence(key, slot, asked.before(answer.age_seconds), named=False)
             raise
         if head.version.etag:
+            asked = asked.before(head.age_seconds)
             self._writer.add(CatalogUpdate(key, _entry(asked, head, with_checksums=CHECKSUM_MODE in headers)))
         return head
 
@@ -688,7 +699,21 @@ def is_remembered(slot: Slot, headers: Mapping[str, str]) -> bool:
 
 def is_plainly_asked(headers: Mapping[str, str]) -> bool:
     """Return True if none of these headers needs the origin's judgement."""
-    return all(name == CHECKSUM_MODE and value.upper() == "ENABLED" for name, value in headers.items())
+    return all(
+        (name == CHECKSUM_MODE and value.upper() == "ENABLED") or name == COPY for name, value in headers.items()
+    )
+
+
+def headers_of_question(
+    roles: Roles | None, key: ObjectKey, number: int, slot: Slot, headers: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Return the headers of a question about an object's version, or its block of that number, too.
+
+    They have COPY where another node may answer: nobody writes in the slot, and an answer of some age will do.
+    """
+    if roles is None or slot.mode != "read-only" or slot.consistency not in ("ttl", "immutable"):
+        return headers
+    return roles.headers(key, number, headers, slot.name) if is_plainly_asked(headers) else headers
 
 
 def _answer(key: ObjectKey, entry: CatalogEntry, headers: Mapping[str, str]) -> ObjectHead:

@@ -81,7 +81,8 @@ class ObjectHead:
 
     `headers` are the origin's, lower case. `part` is the part's place in the object where a part number was asked for.
     `last_modified` is in seconds since 1970, None when the origin sent none that can be read. `remembered` says that
-    the catalog answered, and not the origin just now.
+    the catalog answered, and not the origin just now. `age_seconds`: how long ago another node, which answered, had
+    asked the origin.
     """
 
     version: ObjectVersion
@@ -89,6 +90,7 @@ class ObjectHead:
     last_modified: float | None
     part: ByteRange | None = None
     remembered: bool = False
+    age_seconds: float = 0.0
 
     @cached_property
     def of_whole(self) -> EncodedHeaders:
@@ -202,6 +204,10 @@ class ObservedAt:
     seconds: float
     boot: int
     cells: tuple[int, int] = (0, 0)
+
+    def before(self, seconds: float) -> ObservedAt:
+        """Return the same, so many seconds earlier."""
+        return replace(self, seconds=self.seconds - seconds) if seconds else self
 
 
 @immutable

@@ -25,7 +25,6 @@ from gateway.operations.read_object import (
     has_cacheable_bytes,
     judged_by_the_origin,
     understood_answer,
-    vary_headers,
 )
 from gateway.origin.client import BegunRead, OriginResponse
 from gateway.policy.slots import Slot
@@ -83,8 +82,7 @@ class ColdRead:
         is_new = is_remembered(slot, question.headers) and blocks.keeps_all_it_fetches
         reason = "first-read" if is_new else blocks.why_missing(version, slot=slot.name, before=None)
         asked = ByteRange(judged.first, judged.first + judged.body_bytes - 1)
-        fields = vary_headers(question.headers)
-        body = blocks.inline_response(version, asked, slot=slot.name, headers=fields, answer=response)
+        body = blocks.inline_response(version, asked, slot=slot.name, headers=question.fields, answer=response)
         if body is None:
             return None
         learned = services.catalog.learned

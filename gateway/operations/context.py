@@ -37,6 +37,7 @@ from gateway.metadata.catalog import Catalog, ObjectHead
 from gateway.metadata.snapshots.registry import SnapshotRegistry
 from gateway.operations.warm_up_queue import WarmUpQueue
 from gateway.origin.client import BeginRead, KeyPair, Origin, never_begun
+from gateway.origin.peer_protocol import Roles
 from gateway.policy.remembered_rights import RememberedRights
 from gateway.policy.slots import Grant, Slot, Slots
 from gateway.s3.error_codes import error_document, s3_error
@@ -93,8 +94,9 @@ class NoBody:
 
 NO_BODY = NoBody()
 
-CacheLabel: TypeAlias = Literal["hit", "partial", "miss", "bypass", "forwarded", "absorbed"]
-"""The source of an answer; `absorbed`: the write-back buffer, or the answer acknowledges a write in it."""
+CacheLabel: TypeAlias = Literal["hit", "partial", "miss", "peer", "bypass", "forwarded", "absorbed"]
+"""The source of an answer; `peer`: other nodes of the cluster, and not the origin; `absorbed`: the write-back buffer,
+or the answer acknowledges a write in it."""
 
 
 class Closable(Protocol):
@@ -304,6 +306,9 @@ class AppContext:
     reads: CheckpointReads | None = None
     """Counts the bytes sent of checkpoints' files; None: nothing counts them."""
 
+    roles: Roles | None = None
+    """Says which objects other nodes look after; None: none."""
+
     hello: Callable[[], bytes] = bytes
     """Returns this node's word on itself, for the other nodes of its cluster."""
 
@@ -360,7 +365,7 @@ class RequestContext:
 
     `pair` is the caller's own key pair; None: the gateway's, or none. `signed_by` is that pair if the request is about
     a slot with `authorization = "origin"`: it is then forwarded in the caller's own name. `may_read`: the origin lets
-    the caller read the object (origin_rights.py).
+    the caller read the object (origin_rights.py). `of_peer`: another node asks: none is asked for it.
     """
 
     services: AppContext
@@ -378,6 +383,7 @@ class RequestContext:
     pair: KeyPair | None = None
     signed_by: KeyPair | None = None
     may_read: bool = False
+    of_peer: bool = False
 
     @property
     def buffer(self) -> WritebackBuffer:

@@ -78,7 +78,7 @@ class PeerQuestion:
         return found
 
     def context(self) -> RequestContext:
-        return RequestContext(self.services, self.request, NO_BODY, EVERYTHING, None, self.slot)
+        return RequestContext(self.services, self.request, NO_BODY, EVERYTHING, None, self.slot, of_peer=True)
 
 
 class PeerReads:
@@ -223,7 +223,7 @@ class PeerReads:
         context = question.context()
         headers = judged_by_the_origin(question.request)
         of_request = self._services, question.request, question.key, question.slot
-        unpinned = begin_unpinned(*of_request, headers, headers)
+        unpinned = begin_unpinned(*of_request, headers, headers, of_peer=True)
         if unpinned is None:
             return None
         with unpinned.get as get:

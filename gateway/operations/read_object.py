@@ -32,13 +32,14 @@ from gateway.blocks.plan import Outcome
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
 from gateway.core.model import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion, PinnedFileSpan
-from gateway.metadata.catalog import CHECKSUM_MODE, is_remembered
+from gateway.metadata.catalog import CHECKSUM_MODE, headers_of_question, is_remembered
 from gateway.metadata.entries import ObjectHead, ObservedAt, object_head_of_get, of_part
 from gateway.operations.context import Answer, AppContext, CacheLabel, RequestContext, Response
 from gateway.operations.passthrough import forward, forward_joined, handed_on, no_body, onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
 from gateway.operations.visibility import changed_by, invalidate
-from gateway.origin.client import OriginHead, OriginRequest, Purpose
+from gateway.origin.client import OriginHead, OriginRequest, Purpose, age_of
+from gateway.origin.peer_protocol import COPY
 from gateway.origin.retry import asks_for_retry
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
@@ -219,8 +220,8 @@ class CurrentVersions:
         part_number = context.request.parameter("partNumber")
         if part_number is not None:
             return await catalog.ask(key, context.slot, headers=self.headers, part_number=part_number)
-        look = again or wants_revalidation(context)
-        return await catalog.current(key, context.slot, headers=self.headers, look=look)
+        look, of_peer = again or wants_revalidation(context), context.of_peer
+        return await catalog.current(key, context.slot, headers=self.headers, look=look, of_peer=of_peer)
 
     def last_known(self) -> ObjectVersion | None:
         if not is_remembered(self.context.slot, self.headers):
@@ -408,7 +409,12 @@ async def open_cached(
 ) -> VersionReader:
     """Return a reader of blocks; missing ones come from the origin."""
     return await context.services.blocks.open_range(
-        head.version, byte_range, slot=context.slot.name, headers=vary_headers(headers), answer=answer
+        head.version,
+        byte_range,
+        slot=context.slot.name,
+        headers=vary_headers(headers),
+        answer=answer,
+        of_peer=context.of_peer,
     )
 
 
@@ -432,8 +438,8 @@ class Seen(NamedTuple):
 class UnpinnedQuestion(NamedTuple):
     """A GET that asks for a version and its first bytes at once, and the right to send it.
 
-    `headers` are those that the origin must judge, `whole`: the whole object is asked for, as its checksums are wanted;
-    `since` is when.
+    `headers` are those that the origin must judge, `fields` those that separate fetches; `whole`: the whole object is
+    asked for, as its checksums are wanted; `since` is when.
     """
 
     get: UnpinnedGet
@@ -441,6 +447,7 @@ class UnpinnedQuestion(NamedTuple):
     request: OriginRequest
     since: ObservedAt
     headers: Mapping[str, str]
+    fields: Mapping[str, str]
     whole: bool
 
 
@@ -452,10 +459,13 @@ def begin_unpinned(
     headers: Mapping[str, str],
     conditions: Mapping[str, str],
     since: ObservedAt | None = None,
+    *,
+    of_peer: bool = False,
 ) -> UnpinnedQuestion | None:
     """Return the question about a request's first bytes; None: the version must be asked for first.
 
     `since`: from when the answer counts; None: from now on. While its `get` lasts, others wait for the same bytes.
+    `of_peer` is of RequestContext.
     """
     bounds = _asked(asked)
     if bounds is None:
@@ -467,11 +477,19 @@ def begin_unpinned(
     habits = catalog.habits(key.bucket)
     if habits.weak_etags or habits.no_ranges or habits.withheld_etags:
         return None  # the answer could not be continued
-    get = blocks.begin_unpinned_get(key, wanted.first, vary_headers(headers))
+    fields: Mapping[str, str] = vary_headers(headers)
+    if services.roles is not None and not of_peer and "cache-control" not in asked.headers:
+        number = wanted.first // blocks.block_size_of(slot.name)
+        fields = headers_of_question(services.roles, key, number, slot, fields)
+        if COPY in fields and whole:
+            return None  # the checksums come with the HEAD, and the bytes from each block's owner
+        if COPY in fields:
+            conditions = {**conditions, COPY: fields[COPY]}
+    get = blocks.begin_unpinned_get(key, wanted.first, fields)
     if get is None:
         return None
     request = _request(key, slot.name, conditions, None if whole else wanted)
-    return UnpinnedQuestion(get, wanted, request, since or catalog.now(key), headers, whole)
+    return UnpinnedQuestion(get, wanted, request, since or catalog.now(key), headers, fields, whole)
 
 
 async def ask_unpinned(context: RequestContext, question: UnpinnedQuestion) -> Seen:
@@ -489,7 +507,7 @@ async def ask_unpinned(context: RequestContext, question: UnpinnedQuestion) -> S
             is_whole = not question.whole and response.status == 200
             if is_whole and (wanted.first or head.version.size_bytes > wanted.length):
                 catalog.learn_habits(key.bucket, OriginHabits(no_ranges=True))
-            since, whole = question.since, question.whole
+            since, whole = question.since.before(age_of(response)), question.whole
             catalog.learned(head, context.slot, since, headers=question.headers, with_checksums=whole)
         return Seen(head, answer)
     except BaseException:
@@ -752,7 +770,7 @@ class _Get:
             context.told, question = None, told.question()
         if question is None:
             of_request = context.services, context.request, context.object_key, context.slot
-            question = begin_unpinned(*of_request, versions.headers, versions.conditions())
+            question = begin_unpinned(*of_request, versions.headers, versions.conditions(), of_peer=context.of_peer)
         if question is None:
             return None
         with question.get as get:
@@ -763,7 +781,7 @@ class _Get:
                         return None
                     if not versions.is_served(head):
                         return None
-                    return self._inline(head, answer) or await self._served(head, answer)
+                    return self._inline(head, answer, question.fields) or await self._served(head, answer)
                 except (OriginAnswered, OriginBodyError) as error:
                     if head is None or not await versions.is_outdated(head, error):
                         raise
@@ -771,16 +789,18 @@ class _Get:
                 finally:
                     await answer.aclose()
 
-    def _inline(self, head: ObjectHead, answer: UnpinnedResponse) -> Response | None:
+    def _inline(self, head: ObjectHead, answer: UnpinnedResponse, fields: Mapping[str, str]) -> Response | None:
         version, judged = head.version, self._judged(head)
         if not judged.body_bytes:
             return None
         blocks, slot = self.context.services.blocks, self.context.slot.name
         why = blocks.why_missing(version, slot=slot, before=self.before)
-        headers = vary_headers(self.versions.headers)
-        body = blocks.inline_response(version, _bytes(judged), slot=slot, headers=headers, answer=answer)
+        is_from_peer = answer.told is not None
+        body = blocks.inline_response(version, _bytes(judged), slot=slot, headers=fields, answer=answer)
         if body is None:
             return None
+        if is_from_peer:
+            return _response(judged, body, "peer")
         metrics.CACHE_MISS_BYTES.add(len(body), slot)
         return _response(judged, body, "miss", why)
 

@@ -7,6 +7,7 @@ character stands for one byte of the wire, so that every value passes through un
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -33,7 +34,8 @@ class OriginSettings:
     read and does not come forward is given up. `read_timeout_seconds`: other requests of an origin that lives, until
     they are answered; `slow_timeout_seconds`: those that take S3 minutes (CompleteMultipartUpload, copies, LIST, …).
     `connection_wait_seconds` bounds the wait for a free connection, `unreachable_after_seconds` how long an origin that
-    gives no answer at all is tried again.
+    gives no answer at all is tried again. `quiet_seconds_max`: after so long without an answer it is asked whether it
+    lives, and given up if it does not say so as fast.
     """
 
     endpoint_url: str | None = None
@@ -53,6 +55,7 @@ class OriginSettings:
     backoff_cap_seconds: float = 5.0
     retry_after_cap_seconds: float = 10.0
     unreachable_after_seconds: float = 5.0
+    quiet_seconds_max: float = math.inf
 
 
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
@@ -166,8 +169,9 @@ class OriginRequest:
     A request with a `StreamedBody` is sent once, and so is one with `sent_once`: what it is based on may have changed
     since. Every other may be sent again by the retry policy, where `retry.repetition` allows that. `purpose` and `slot`
     (its name) say on whose account it goes. `keys` are those that its body names. `signed_by` is the key pair of a
-    caller in whose own name it goes; None: it goes in the gateway's. Earlier requests for the same bytes have taken
-    `waited_seconds`, by which this one waits less for its turn.
+    caller in whose own name it goes; None: it goes in the gateway's. `size_bytes` is the length of the version that
+    If-Match names, where it is known. Earlier requests for the same bytes have taken `waited_seconds`, by which this
+    one waits less for its turn.
     """
 
     method: str
@@ -181,6 +185,7 @@ class OriginRequest:
     sent_once: bool = False
     keys: Sequence[str] = ()
     signed_by: KeyPair | None = None
+    size_bytes: int | None = None
     waited_seconds: float = 0.0
     begun: BegunRead | None = None
     """The request as it was sent already: `send` goes on with it."""
@@ -255,6 +260,30 @@ class OriginResponse(OriginHead, Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+@immutable
+class FromPeer:
+    """What the sender of an answer knows of it beside status and headers, if another node gave it.
+
+    `checksums` are those of the body's chunks, packed; nobody has compared them with the body. `doubt` tells the peer
+    that they differ.
+    """
+
+    age_seconds: float = 0.0
+    checksums: bytes = b""
+    doubt: Callable[[], None] = lambda: None
+
+
+def from_peer(response: object) -> FromPeer | None:
+    """Return what is known of a peer's answer; None: the bucket gave it."""
+    return getattr(response, "from_peer", None)
+
+
+def age_of(response: object) -> float:
+    """Return how many seconds before this answer the bucket was asked."""
+    told = from_peer(response)
+    return told.age_seconds if told is not None else 0.0
 
 
 class Origin(Protocol):

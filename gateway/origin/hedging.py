@@ -65,9 +65,10 @@ class _Usual:
 class Hedging:
     """When a read counts as stuck, and how many may be sent again. One for an origin."""
 
-    def __init__(self, on_outcome: Callable[[HedgeOutcome], None] | None = None) -> None:
+    def __init__(self, on_outcome: Callable[[HedgeOutcome], None] | None = None, saved: float = 1.0) -> None:
+        """Hedge nothing, ever, if `saved`, the number of hedges that may follow at once, is negative and infinite."""
         self._on_outcome = on_outcome
-        self._saved = 1.0
+        self._saved = saved
         self.heads = _Usual()
         self.lists = _Usual()
         self.bodies = _Usual()

@@ -66,6 +66,10 @@ it never waits for a fetch that asks a peer, and two nodes never wait for each o
 """
 
 
+FROM_BUCKET = "bucket"
+"""As the value of COPY: what a peer sent is of no use, so ask the bucket, by ration."""
+
+
 class Roles(Protocol):
     """Says which blocks other nodes look after."""
 

@@ -234,7 +234,7 @@ BELIEVED_SECONDS = 10.0
 """Seconds after which a report of silence expires; a process that still finds silence repeats it."""
 
 _RECORD = struct.Struct("=Qd")
-_CELLS = 64
+_CELLS = 1024
 _SIZE_BYTES = _CELLS * _RECORD.size
 
 log = structlog.get_logger(__name__)

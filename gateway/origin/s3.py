@@ -7,6 +7,7 @@ Where the origin refuses the gateway's own key, clients are told that it is not 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import re
 from collections import OrderedDict
@@ -138,8 +139,12 @@ class S3Origin:
         silence: OriginHealth | None = None,
         rates: RequestRateLimits | None = None,
         rng: random.Random | None = None,
+        hedges: bool = True,
     ) -> None:
-        """`credentials` sign every request; where `credentials_of` is given, it says whose key signs which."""
+        """`credentials` sign every request; where `credentials_of` is given, it says whose key signs which.
+
+        `hedges` False: no request is sent on a second connection.
+        """
         self._settings = settings
         self._clock = clock
         self._addressing = Addressing(settings)
@@ -153,7 +158,7 @@ class S3Origin:
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._on_attempt = on_attempt
         self._rates = rates
-        self._hedging = Hedging(on_hedge)
+        self._hedging = Hedging(on_hedge, saved=1.0 if hedges else -math.inf)
         self._limits = _Limits(settings)
         self._limits_of_short = self._limits.of_read(self._hand_over_if_late, slow=False)
         self._begun_count = 0
@@ -247,6 +252,15 @@ class S3Origin:
         To be said again every now and then, for connections that are new, or that the kernel gives more.
         """
         self._client.limit_windows(size_bytes)
+
+    def answers(self) -> bool:
+        """Return False while it is silent; whether it is back is found out in the background."""
+        target = self._addressing.target(None, None, ())
+        breaker = self._breaker(target.host)
+        if not breaker.hears_from_others():
+            return True
+        self._probe(target, breaker)
+        return False
 
     async def aclose(self) -> None:
         probes = list(self._probes.values())
@@ -602,8 +616,8 @@ class _Limits:
         self.stall_seconds = min(settings.stall_timeout_seconds, settings.read_timeout_seconds)
         self._read = settings.read_timeout_seconds
         self._slow = max(self._read, settings.slow_timeout_seconds)
-        self.quiet_seconds = self._first_byte * _QUIET_SHARE
-        self.probe_seconds = self._first_byte * _PROBE_SHARE
+        self.quiet_seconds = min(self._first_byte * _QUIET_SHARE, settings.quiet_seconds_max)
+        self.probe_seconds = min(self._first_byte * _PROBE_SHARE, settings.quiet_seconds_max)
         self.of_probe = Supervision(self._first_byte, self.stall_seconds)
 
     def of_read(self, on_silence: OnSilence, *, slow: bool) -> Supervision:

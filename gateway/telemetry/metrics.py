@@ -77,7 +77,7 @@ PROCESS_DESCRIPTORS = LatestGauge(
 REQUESTS = Counter(
     "forebay_requests_total{operation,slot,status,cache} requests",
     "Requests to the S3 port that are over. slot: the key's, or none when refused before. status: the HTTP status, "
-    "client-left or broken-off. cache: hit, partial, miss, bypass, forwarded, absorbed or none.",
+    "client-left or broken-off. cache: hit, partial, miss, peer, bypass, forwarded, absorbed or none.",
     {"operation": "GetObject", "status": "200 206", "cache": "hit miss"},
     {"operation": "HeadObject ListObjectsV2", "status": "200", "cache": "hit miss forwarded"},
     {"operation": "PutObject UploadPart CompleteMultipartUpload", "status": "200", "cache": "absorbed forwarded"},
@@ -116,7 +116,8 @@ CACHE_HIT_BYTES = Counter(
     "forebay_cache_hit_bytes_total{slot} bytes", "Bytes given to readers from blocks that were complete on disk."
 )
 CACHE_MISS_BYTES = Counter(
-    "forebay_cache_miss_bytes_total{slot} bytes", "Bytes given to readers that had to come from the origin first."
+    "forebay_cache_miss_bytes_total{slot} bytes",
+    "Bytes given to readers that had to come from the origin first; not those from other nodes.",
 )
 CACHE_COALESCED = Counter(
     "forebay_cache_coalesced_total{slot} reads", "Reads that joined a fill which another reader had started."
@@ -142,8 +143,9 @@ CACHE_NOT_KEPT = Counter(
     "forebay_cache_not_kept_total{slot,reason} blocks",
     "Blocks that were served and not kept; of a run of them in one read, the first is counted. reason: size (larger "
     "than max_cached_object_size), write-budget (daily_writes are used up), room (all there is is being filled, is "
-    "pinned or belongs to others), disk (a small block that the disk did not take).",
-    reason="size write-budget room disk",
+    "pinned or belongs to others), copy (it is another node's, and the slot keeps no copies), disk (a small block that "
+    "the disk did not take).",
+    reason="size write-budget room copy disk",
 )
 WARM_UP_OBJECTS = Counter(
     "forebay_warm_up_objects_total{slot,outcome} objects",
@@ -418,6 +420,19 @@ CLUSTER_PEER_BYTES = Counter(
     "forebay_cluster_peer_bytes_total{slot,direction} bytes",
     "Bytes of objects moved between nodes of the cluster. direction: sent (this node gave them) or received.",
     direction="sent received",
+)
+CLUSTER_PEER_SECONDS = Histogram(
+    "forebay_cluster_peer_seconds seconds", "From sending a request to another node to the head of its answer."
+)
+CLUSTER_FALLBACK_REQUESTS = Counter(
+    "forebay_cluster_fallback_requests_total{reason} requests",
+    "Requests to the bucket for what another node looks after. reason: unreachable (no answer that proves that a node "
+    "gave it), busy, refused (it did not have what was asked for, or gave something else), old (what it remembers is "
+    "older than the slot allows) or damaged (its bytes were not those that it promised, or broke off).",
+    reason="unreachable busy refused old damaged",
+)
+CLUSTER_DAMAGED = Counter(
+    "forebay_cluster_damaged_total answers", "Answers of other nodes whose bytes were not those that they promised."
 )
 CLUSTER_PEER_REQUESTS = Counter(
     "forebay_cluster_peer_requests_total{outcome} requests",

@@ -419,6 +419,7 @@ def test_probes_need_no_token(tmp_path: Path, path: str) -> None:
 
 
 ELSEWHERE = (
+    "/cluster",
     "/checkpoints",
     "/explain",
     "/callers",

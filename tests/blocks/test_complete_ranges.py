@@ -95,7 +95,7 @@ def test_the_purpose_of_another_node_decides_on_whose_account_a_fetch_goes(tmp_p
                     await bytes_of(await ranges.get(version, wanted, slot="default", purpose=purpose))
             purposes = [seen.purpose for seen in origin.calls]
             assert purposes == [Purpose.READAHEAD, Purpose.WARM, Purpose.LIVE]
-            assert cache._dependencies.fetches._ahead == 0
+            assert cache._dependencies.fetches._own.ahead == 0
 
     asyncio.run(scenario())
 

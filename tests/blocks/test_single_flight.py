@@ -96,7 +96,7 @@ async def test_who_waits_too_long_for_a_turn_is_told(tmp_path: Path, monkeypatch
         assert await held == content_of(origin, first)
         assert await read(cache, second) == content_of(origin, second)
         await cache.settle()
-        assert (origin.count(), cache._dependencies.fetches._turns._value) == (2, 1)
+        assert (origin.count(), cache._dependencies.fetches._own.turns._value) == (2, 1)
 
 
 async def test_readers_with_other_headers_do_not_share(tmp_path: Path) -> None:
@@ -322,7 +322,8 @@ def two_workers(directory: Path) -> Iterator[tuple[UnpinnedGets, UnpinnedGets]]:
     watcher = FileWatcher()
     with processes(directory) as opened:
         one, other = opened.locks
-        yield UnpinnedGets(one, watcher, Turns(8)), UnpinnedGets(other, watcher, Turns(8))
+        turns = Turns(8), Turns(8)
+        yield UnpinnedGets(one, watcher, *turns), UnpinnedGets(other, watcher, *turns)
     watcher.close()
 
 
@@ -414,7 +415,7 @@ async def test_nobody_waits_for_the_dead(tmp_path: Path) -> None:
     watcher = FileWatcher()
     with processes(tmp_path) as opened:
         dead, living = opened.locks
-        looks = UnpinnedGets(living, watcher, Turns(8))
+        looks = UnpinnedGets(living, watcher, Turns(8), Turns(8))
         assert dead.take(lock_of_place(object_id(KEY), 0, {})) == 0
         waiting = asyncio.create_task(looks.settled(KEY, 0, {}))
         await asyncio.sleep(0)

@@ -267,14 +267,14 @@ async def test_what_waits_for_the_disk_is_bounded(tmp_path: Path, monkeypatch: p
         await until(lambda: standing.is_set() and origin.count() >= asked)
         for _ in range(1000):  # whatever could go on without the disk goes on
             await asyncio.sleep(0)
-        assert HELD_BYTES_MAX - MIB <= cache._dependencies.writer.held_bytes <= HELD_BYTES_MAX
+        assert HELD_BYTES_MAX - MIB <= cache._dependencies.writers[0].held_bytes <= HELD_BYTES_MAX
         assert origin.count() == asked
         assert not all(reader.done() for reader in reading)
         go.set()
         for reader, version in zip(reading, versions, strict=True):
             assert await reader == content_of(origin, version)
         await cache.settle()
-        assert (cache.usage().blocks, cache._dependencies.writer.held_bytes) == (len(versions), 0)
+        assert (cache.usage().blocks, cache._dependencies.writers[0].held_bytes) == (len(versions), 0)
 
 
 class ShortAnswer(MemoryResponse):
@@ -301,7 +301,7 @@ async def test_what_waits_for_the_disk_counts_with_the_buffers_that_it_keeps(tmp
                 answer = UnpinnedResponse(get, whole(version), ShortAnswer())
                 body = cache.inline_response(version, whole(version), slot="default", headers={}, answer=answer)
             taken += body is not None
-        writer = cache._dependencies.writer
+        writer = cache._dependencies.writers[0]
         assert taken * 128 * KIB == writer.held_bytes
         assert HELD_BYTES_MAX - 128 * KIB <= writer.held_bytes <= HELD_BYTES_MAX + 128 * KIB
         await cache.settle()

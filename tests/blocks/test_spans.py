@@ -264,7 +264,7 @@ async def test_where_memory_has_no_room_the_fill_waits_for_it(tmp_path: Path, mo
         one.origin.put("bucket", "l", CONTENT)
         answers = await asyncio.gather(*(call(one.app, "GET", f"/bucket/{key}") for key in "kl"))
         assert [answer.body for answer in answers] == [CONTENT] * 2
-        assert one.blocks._dependencies.writer.held_bytes <= 2 * len(CONTENT)
+        assert one.blocks._dependencies.writers[0].held_bytes <= 2 * len(CONTENT)
         await settled(one)
         assert one.blocks.usage().blocks == 2
         assert one.origin.count(GET) == 2

@@ -18,6 +18,7 @@ from gateway.blocks.reader import RangeReader
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.model import BodyPiece, BorrowedBuffer, ByteRange, FileSpan, ObjectKey, ObjectVersion
 from gateway.origin.client import IS_AWAITED, Origin, OriginRequest, OriginResponse, Purpose
+from gateway.origin.peer_protocol import Roles
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.telemetry import metrics
 from tests.support.counting import by_label
@@ -174,6 +175,7 @@ async def open_cache(
     capacity_bytes: int = 64 * MIB,
     worker: int = 0,
     clock: Clock | None = None,
+    roles: Roles | None = None,
     **settings: Any,
 ) -> AsyncIterator[BlockCache]:
     """Every block has a file of its own, unless `small_object_bytes_max` says otherwise."""
@@ -183,6 +185,7 @@ async def open_cache(
         origin,
         worker=worker,
         clock=clock or TestClock(),
+        roles=roles,
     )
     try:
         yield cache

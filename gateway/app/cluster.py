@@ -1,0 +1,187 @@
+"""The parts of a process by which this node is one of a cluster, made from the settings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from gateway import __version__
+from gateway.cluster.cluster_origin import ClusterOrigin, ClusterRoles
+from gateway.cluster.hello import Hello
+from gateway.cluster.members import VIEW, Member, Members, View
+from gateway.cluster.peers import Peers
+from gateway.cluster.polling import Ask, Membership, Polling, addresses_of
+from gateway.config import ClusterSettings, Settings
+from gateway.config.live import LiveSettings
+from gateway.core.clock import Clock
+from gateway.origin.client import KeyPair, Origin, OriginSettings
+from gateway.origin.peer_protocol import home_digest
+from gateway.origin.retry import OriginHealth
+from gateway.origin.s3 import S3Origin
+from gateway.origin.signing import StaticCredentials
+from gateway.policy.slots import Slots
+
+MEMBERSHIP = "cluster.json"
+"""The file in the cache directory that says since when this node has been a member."""
+
+CONNECT_SECONDS_MAX = 1.0
+CONNECTION_WAIT_SECONDS_MAX = 5.0
+CONNECTIONS_MAX = 64
+"""Connections of a process to one peer."""
+
+QUIET_SECONDS_MAX = 1.0
+"""Seconds after which a peer that has not answered is asked whether it lives, and in which it must say so."""
+
+_log = structlog.get_logger("forebay.cluster")
+
+
+async def members_of(
+    settings: Settings,
+    shared_directory: Path | None,
+    clock: Clock,
+    is_silent: Callable[[Member], bool] = lambda _member: False,
+) -> Members | None:
+    """Return the members as this process knows them, and for it to follow; None: this node is alone.
+
+    Until the background process has asked them, all those that are listed count as being like this node.
+    """
+    cluster = settings.cluster
+    if cluster is None:
+        return None
+    try:
+        listed = await addresses_of(cluster.members)
+    except OSError as error:  # the background process goes on trying
+        _log.warning("the names in cluster.members cannot be resolved", error=str(error))
+        listed = []
+    own = _own_member(cluster, caches=True)
+    first = [own if one == own.address else Member(one, one, own.zone, own.weight) for one in listed]
+    file = shared_directory / VIEW if shared_directory is not None else None
+    return Members(file, first, own.address, own.zone, clock, is_silent)
+
+
+@dataclass(frozen=True, slots=True)
+class Clustered:
+    """What makes a process one of a node in a cluster. `origin` is the bucket's, with the other nodes before it."""
+
+    members: Members
+    peers: Peers
+    origin: ClusterOrigin
+    roles: ClusterRoles
+
+
+@asynccontextmanager
+async def clustered(
+    live: LiveSettings,
+    cluster: ClusterSettings,
+    bucket: Origin,
+    slots: Slots,
+    block_size_of: Callable[[str], int],
+    clock: Clock,
+    *,
+    instance_id: str,
+    shared_directory: Path | None,
+    silence: OriginHealth,
+) -> AsyncIterator[Clustered]:
+    """Yield this process's part in the cluster."""
+    settings = live.now
+    credentials = StaticCredentials(_pair_of(cluster))
+
+    def connect(address: str) -> S3Origin:
+        home = _peer_settings(settings, cluster, address)
+        return S3Origin(home, credentials, clock, instance_id=instance_id, silence=silence, hedges=False)
+
+    peers = Peers(connect, cluster.secrets, clock)
+    members = await members_of(settings, shared_directory, clock, peers.is_away)
+    assert members is not None  # noqa: S101 - there is a cluster
+
+    def view() -> View:
+        return members.view
+
+    ration = max(1, cluster.fallback_requests // settings.server.workers)
+    origin = ClusterOrigin(bucket, peers, view, slots, block_size_of, settings.homes, clock, ration)
+
+    async def apply_settings() -> None:
+        if live.now.cluster is not None:
+            credentials.apply_settings(_pair_of(live.now.cluster))
+            peers.apply_settings(live.now.cluster.secrets)
+
+    following = asyncio.create_task(members.follow(), name="view of the cluster")
+    try:
+        with live.following(apply_settings):
+            yield Clustered(members, peers, origin, ClusterRoles(view))
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await origin.aclose()
+        await peers.aclose()
+
+
+def _pair_of(cluster: ClusterSettings) -> KeyPair:
+    return KeyPair(f"forebay-{cluster.name}", cluster.secrets[0].decode())
+
+
+def _peer_settings(settings: Settings, cluster: ClusterSettings, address: str) -> OriginSettings:
+    """Return how to reach a peer, which answers when it has all that it is asked for, or says that it lives."""
+    patience_seconds = settings.origin.read_timeout_seconds
+    return OriginSettings(
+        endpoint_url=f"{'https' if cluster.tls else 'http'}://{address}",
+        addressing_style="path",
+        ca_bundle=settings.origin.ca_bundle if cluster.tls else None,
+        connect_timeout_seconds=CONNECT_SECONDS_MAX,
+        first_byte_timeout_seconds=patience_seconds,
+        read_timeout_seconds=patience_seconds,
+        connection_wait_seconds=CONNECTION_WAIT_SECONDS_MAX,
+        max_connections=CONNECTIONS_MAX,
+        max_attempts=1,
+        quiet_seconds_max=QUIET_SECONDS_MAX,
+    )
+
+
+def hello_of(
+    live: LiveSettings, cluster: ClusterSettings, members: Members, clock: Clock, *, closed: bool
+) -> Callable[[], bytes]:
+    """Return what makes the document for `GET /-/hello`. `closed`: this process has no cache directory."""
+    homes = {live.now.origin.endpoint_url, *(bucket.endpoint_url for bucket in live.now.buckets)}
+    digests = tuple(sorted(map(home_digest, homes)))
+
+    def hello() -> bytes:
+        own = _own_member(live.now.cluster or cluster, caches=not closed)
+        since = members.view.me.since if members.view.me is not None else None
+        return Hello(
+            name=cluster.node,
+            address=own.address,
+            version=__version__,
+            zone=own.zone,
+            weight=own.weight,
+            caches=own.caches,
+            homes=digests,
+            age_seconds=max(0.0, clock.monotonic() - since) if since is not None else 0.0,
+            at=clock.now(),
+        ).content()
+
+    return hello
+
+
+def polling(
+    live: LiveSettings, ask: Ask, shared_directory: Path, clock: Clock, *, is_closed: Callable[[], bool]
+) -> Polling | None:
+    """Return what finds out who is in the cluster; None: this node is alone."""
+    cluster = live.now.cluster
+    if cluster is None:
+        return None
+    file = None if is_closed() else live.now.cache.directory / MEMBERSHIP
+
+    def own() -> Member:
+        return _own_member(live.now.cluster or cluster, caches=not is_closed())
+
+    membership = Membership(file, cluster.name, clock)
+    return Polling(cluster.members, own, membership, shared_directory / VIEW, clock, ask)
+
+
+def _own_member(cluster: ClusterSettings, *, caches: bool) -> Member:
+    return Member(cluster.advertise, cluster.advertise, cluster.zone, cluster.weight or 1, caches)

@@ -1,0 +1,62 @@
+"""`forebay cluster`: the nodes that read from each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from gateway.admin.formatting import counted, size_text
+from gateway.cli.common import JsonOption, asks, explained, print_json, printable
+from gateway.cli.looks import seconds_text
+from gateway.cli.tables import NOTHING, Column, Columns, print_table, print_text
+
+if TYPE_CHECKING:
+    from gateway.admin.client import AdminClient
+    from gateway.api import documents as to
+
+app = typer.Typer(name="cluster", help="Show the nodes that read from each other.", no_args_is_help=True)
+
+_MEMBERS: Columns[to.ClusterMember] = (
+    Column("node", lambda one: printable(one.name) or NOTHING, shortened=True),
+    Column("address", lambda one: one.address),
+    Column("zone", lambda one: printable(one.zone) or NOTHING, rank=4),
+    Column("weight", lambda one: f"{one.weight:,}", right=True, rank=5),
+    Column("share", lambda one: f"{one.share:.2%}", right=True),
+    Column("state", lambda one: one.state),
+    Column("version", lambda one: printable(one.version or NOTHING), rank=3),
+    Column("member for", lambda one: _seconds(one.age_seconds), right=True, rank=2),
+    Column("clock", lambda one: _clock(one.clock_seconds), right=True, rank=6),
+    Column("problem", lambda one: printable(one.problem or ""), rank=1),
+)
+
+
+@app.callback()
+def _commands() -> None:
+    """Show the nodes that read from each other."""
+
+
+@app.command(**explained("forebay cluster status", "forebay cluster status --json | jq '.members[].state'"))
+@asks
+def status(client: AdminClient, json: JsonOption = False) -> None:
+    """Show the members of the cluster as this node knows them: share of the blocks, state, version, age and clock."""
+    answer = client.cluster()
+    if json:
+        print_json(answer.document())
+        return
+    up = sum(one.state == "up" for one in answer.members)
+    zone = f", zone {printable(answer.zone)}" if answer.zone else ""
+    text = f"cluster {printable(answer.name)}: {up} of {counted(len(answer.members), 'member')} up; "
+    print_text(f"{text}this node is {printable(answer.node)} at {answer.address}{zone}")
+    print_text(f"gave {size_text(answer.sent_bytes)} to others, took {size_text(answer.received_bytes)} from them")
+    if not any(one.this_node for one in answer.members):
+        print_text("this node is not among the members: it asks them, and looks after no blocks", "yellow")
+    print_table(_MEMBERS, answer.members, lambda one: "" if one.state == "up" else "red")
+
+
+def _seconds(seconds: float | None) -> str:
+    return NOTHING if seconds is None else seconds_text(seconds)
+
+
+def _clock(seconds: float | None) -> str:
+    return NOTHING if seconds is None else f"{seconds:+.1f} s"

@@ -1,0 +1,317 @@
+"""The origin of a node in a cluster: what another node looks after is asked there, all else of the bucket.
+
+COPY → the first owner, the second, then the bucket by ration
+a block of this node's own, pinned → who owned it before, if the members have just changed, then the bucket
+all else → the bucket
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias
+
+import structlog
+
+from gateway.cluster.members import Member, View
+from gateway.cluster.peers import PeerAnswer, Peers, WrappedResponse
+from gateway.core import cancellation
+from gateway.core.clock import Clock
+from gateway.core.errors import OriginBodyError, OriginBusy
+from gateway.core.model import ByteRange, Homes, ObjectKey, ObjectVersion
+from gateway.origin import peer_protocol as peer
+from gateway.origin.client import BegunRead, FromPeer, OnEnd, Origin, OriginRequest, OriginResponse, begin_read_of
+from gateway.origin.peer_protocol import COPY, FROM_BUCKET
+from gateway.origin.retry import retry_after_seconds
+from gateway.policy.slots import Slots
+from gateway.s3.headers import first_and_last, parse_content_range
+from gateway.s3.origin_habits import check_head
+from gateway.telemetry import metrics
+from gateway.telemetry.logs import RateLimitedLog
+
+BUSY_SECONDS_MAX: Final = 8.0
+"""Seconds for which one request waits for peers that are busy."""
+
+BUSY_SECONDS: Final = 0.1
+"""The least seconds between two requests to a busy peer."""
+
+RATION_SECONDS_MAX: Final = 60.0
+"""Seconds for which a request waits for its part of the ration."""
+
+DOUBTS_MAX: Final = 16
+"""Peers that are told of damage at the same time."""
+
+_CHUNK_BYTES = 64 * 1024
+_BODY = frozenset({200, 206})
+_ANSWERS = _BODY | {304, 404, 412, 416}
+_BUSY, _ASK_OTHERS = 503, 303
+
+Reason: TypeAlias = Literal["unreachable", "busy", "refused", "old", "damaged"]
+
+_log = RateLimitedLog(structlog.get_logger("forebay.cluster"))
+
+_COPY_ALONE: Mapping[str, str] = MappingProxyType({COPY: "1"})
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRoles:
+    """As `peer_protocol.Roles`, by the present view."""
+
+    view: Callable[[], View]
+
+    def headers(self, key: ObjectKey, number: int, headers: Mapping[str, str], slot: str) -> Mapping[str, str]:
+        view = self.view()
+        owners = view.owners(key, number)
+        if not owners or owners[0] is view.me:
+            return headers
+        return {**headers, COPY: "1"} if headers else _COPY_ALONE
+
+
+@dataclass(eq=False, slots=True)
+class ClusterOrigin:
+    """`Origin` of one process; its answers say with `from_peer` if another node gave them.
+
+    `block_size_of` takes the name of a slot. `fallback_requests` is how many requests for other nodes' blocks may be
+    with the bucket at once.
+    """
+
+    bucket: Origin
+    peers: Peers
+    view: Callable[[], View]
+    slots: Slots
+    block_size_of: Callable[[str], int]
+    homes: Homes
+    clock: Clock
+    fallback_requests: int
+    _ration: asyncio.Semaphore = field(init=False)
+    _doubts: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._ration = asyncio.Semaphore(self.fallback_requests)
+
+    async def send(self, request: OriginRequest) -> OriginResponse:
+        """As `Origin.send`."""
+        copy = request.headers.get(COPY)
+        if copy is None:
+            before = self._owner_before(request) if request.size_bytes is not None else None
+            answer = await self._cached_by(before, request) if before is not None else None
+            return answer or await self.bucket.send(request)
+        request = replace(request, headers={name: value for name, value in request.headers.items() if name != COPY})
+        if copy == FROM_BUCKET:
+            return await self._by_ration(request, "damaged")
+        told = await self._of_owners(request)
+        return await self._by_ration(request, told) if isinstance(told, str) else told
+
+    def begin_read(self, request: OriginRequest, on_end: OnEnd) -> BegunRead | None:
+        """As `BeginRead`: a peer is waited for."""
+        return None if COPY in request.headers else begin_read_of(self.bucket)(request, on_end)
+
+    async def aclose(self) -> None:
+        """End what this has begun. The bucket's origin and the peers are closed by who made them."""
+        for doubt in self._doubts:
+            doubt.cancel()
+        await asyncio.gather(*self._doubts, return_exceptions=True)
+
+    # Owners
+
+    async def _of_owners(self, request: OriginRequest) -> OriginResponse | Reason:
+        """Return the answer of the first owner that has one, or of the bucket if this node is one; else why not."""
+        why: Reason = "unreachable"
+        view = self.view()
+        deadline = self.clock.monotonic() + BUSY_SECONDS_MAX
+        for owner in view.owners(*self._place(request)):
+            if owner is view.me:
+                return await self.bucket.send(request)
+            told = await self._of_owner(owner, request, deadline)
+            if not isinstance(told, str):
+                return told
+            why = told
+        return why
+
+    async def _of_owner(self, owner: Member, request: OriginRequest, deadline: float) -> PeerAnswer | Reason:
+        more: dict[str, str] = {}
+        while True:
+            began = self.clock.monotonic()
+            answer = await self.peers.ask(owner.address, self._to_peer(request, more))
+            if answer is None:
+                return "unreachable"
+            if answer.status == _BUSY:
+                await answer.aclose()
+                asked = retry_after_seconds(answer.headers, self.clock.now()) or 0.0
+                seconds = min(max(asked, BUSY_SECONDS), deadline - self.clock.monotonic())
+                if seconds <= 0:
+                    return "busy"
+                with cancellation.turn():
+                    await self.clock.sleep(seconds)
+            elif answer.status == _ASK_OTHERS and not more:
+                await answer.aclose()
+                of_other = await self._of_others(answer, request)
+                if of_other is not None:
+                    return of_other
+                more = {peer.LAST: "1"}
+            else:
+                return await self._judged(owner.address, answer, request, began)
+
+    async def _of_others(self, answer: PeerAnswer, request: OriginRequest) -> PeerAnswer | None:
+        """Return the answer of one of the nodes that have just got the bytes."""
+        view = self.view()
+        known = {one.address for one in view.members if one is not view.me}
+        named = [one for one in map(str.strip, answer.told.get(peer.ASK, "").split(",")) if one in known]
+        return await self._cached_by(random.choice(named), request) if named else None
+
+    async def _cached_by(self, address: str, request: OriginRequest) -> PeerAnswer | None:
+        """Return the bytes if the node at an address has them on its disk."""
+        began = self.clock.monotonic()
+        answer = await self.peers.ask(address, self._to_peer(request, {peer.ONLY: "cached"}))
+        if answer is None or answer.status not in _BODY:
+            if answer is not None:
+                await answer.aclose()
+            return None
+        told = await self._judged(address, answer, request, began)
+        return None if isinstance(told, str) else told
+
+    def _owner_before(self, request: OriginRequest) -> str | None:
+        """Return the address of who owned this node's block before, if such a node can be asked for these bytes."""
+        if request.method != "GET" or request.bucket is None or request.key is None:
+            return None
+        asked = self._range(request)
+        if asked is None or asked.first % _CHUNK_BYTES:
+            return None
+        size_bytes = self.block_size_of(request.slot)
+        number = asked.first // size_bytes
+        if asked.last // size_bytes != number:
+            return None
+        member = self.view().owner_before(ObjectKey(request.bucket, request.key), number)
+        return member.address if member is not None and not self.peers.is_away(member) else None
+
+    # Questions and answers
+
+    def _place(self, request: OriginRequest) -> tuple[ObjectKey, int]:
+        asked = self._range(request)
+        number = asked.first // self.block_size_of(request.slot) if asked is not None else 0
+        return ObjectKey(request.bucket or "", request.key or ""), number
+
+    def _range(self, request: OriginRequest) -> ByteRange | None:
+        first, last = first_and_last(request.headers.get("range")) or (0, None)
+        return ByteRange(first, last) if last is not None else None
+
+    def _to_peer(self, request: OriginRequest, more: Mapping[str, str]) -> OriginRequest:
+        me, bucket = self.view().me, request.bucket or ""
+        headers = {
+            **request.headers,
+            peer.PEER: peer.VERSION,
+            peer.HOME: peer.home_digest(self.homes.of(bucket)),
+            peer.PURPOSE: request.purpose.value,
+            **more,
+        }
+        if me is not None:
+            headers[peer.FROM] = me.address
+        if request.size_bytes is not None:
+            headers[peer.SIZE] = str(request.size_bytes)
+        else:
+            headers[peer.MAX_AGE] = f"{self._age_max(request, is_absent=False):g}"
+        return replace(request, headers=headers, begun=None)
+
+    def _age_max(self, request: OriginRequest, *, is_absent: bool) -> float:
+        slot = self.slots.find(request.bucket or "", request.key or "")
+        if is_absent:
+            return slot.negative_ttl_seconds
+        return math.inf if slot.consistency == "immutable" else slot.metadata_ttl_seconds
+
+    async def _judged(
+        self, address: str, answer: PeerAnswer, request: OriginRequest, began: float
+    ) -> PeerAnswer | Reason:
+        """Return the answer, or close it and return why it is of no use."""
+        why = self._why_not(answer, request, self.clock.monotonic() - began)
+        if why is not None:
+            await answer.aclose()
+            return why
+        answer.from_peer = replace(answer.from_peer, doubt=lambda: self._doubt(address, answer, request))
+        return answer
+
+    def _why_not(self, answer: PeerAnswer, request: OriginRequest, seconds: float) -> Reason | None:
+        status, is_pinned = answer.status, request.size_bytes is not None
+        if status not in _ANSWERS:
+            return "refused"
+        if not is_pinned and (status in _BODY or status == 404):
+            age_seconds = _age(answer)
+            if age_seconds is None or age_seconds > max(self._age_max(request, is_absent=status == 404), seconds):
+                return "old"
+            answer.from_peer = FromPeer(age_seconds)
+        if request.method == "HEAD" or status not in _BODY:
+            return None
+        checksums, asked = answer.checksums, self._range(request)
+        if checksums is None or not answer.headers.get("etag"):
+            return "refused"
+        if request.size_bytes is not None and asked is not None:
+            key = ObjectKey(request.bucket or "", request.key or "")
+            version = ObjectVersion(key, request.headers.get("if-match", ""), request.size_bytes)
+            try:
+                check_head(status, answer.headers, version, asked)
+            except OriginBodyError:
+                return "refused"
+        answer.from_peer = FromPeer(answer.from_peer.age_seconds, checksums)
+        return None
+
+    def _doubt(self, address: str, answer: PeerAnswer, request: OriginRequest) -> None:
+        """Count bytes that are not what the peer promised, and have it look at its copy."""
+        metrics.CLUSTER_DAMAGED.add(1)
+        fields = {"address": address, "bucket": request.bucket, "key": request.key}
+        _log.error("bytes of another node came damaged: the bucket gives them", address, **fields)
+        if len(self._doubts) >= DOUBTS_MAX:
+            return
+        telling = asyncio.create_task(self._tell_doubt(address, answer, request), name="tell a peer of damage")
+        self._doubts.add(telling)
+        telling.add_done_callback(self._doubts.discard)
+
+    async def _tell_doubt(self, address: str, answer: PeerAnswer, request: OriginRequest) -> None:
+        try:
+            body, size_bytes = parse_content_range(answer.headers.get("content-range", ""))
+        except OriginBodyError:
+            return  # a whole object: its block is looked at when it is read
+        headers = {"if-match": answer.headers["etag"], "range": f"bytes={body.first}-{body.last}"}
+        asked = replace(request, method="HEAD", headers=headers, size_bytes=size_bytes)
+        told = await self.peers.ask(address, self._to_peer(asked, {peer.DOUBT: "1"}))
+        if told is not None:
+            await told.aclose()
+
+    # The bucket
+
+    async def _by_ration(self, request: OriginRequest, reason: Reason) -> OriginResponse:
+        metrics.CLUSTER_FALLBACK_REQUESTS.add(1, reason)
+        try:
+            with cancellation.turn():
+                async with asyncio.timeout(RATION_SECONDS_MAX):
+                    await self._ration.acquire()
+        except TimeoutError:
+            raise OriginBusy("the bucket is asked for too many blocks of other nodes") from None
+        try:
+            return _Rationed(await self.bucket.send(request), self._ration)
+        except BaseException:
+            self._ration.release()
+            raise
+
+
+class _Rationed(WrappedResponse):
+    """An answer of the bucket that has a part of the ration until it ends."""
+
+    def __init__(self, response: OriginResponse, ration: asyncio.Semaphore) -> None:
+        super().__init__(response)
+        self._held: asyncio.Semaphore | None = ration
+
+    def _ended(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.release()
+
+
+def _age(answer: PeerAnswer) -> float | None:
+    try:
+        seconds = float(answer.told.get(peer.AGE, ""))
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < math.inf else None

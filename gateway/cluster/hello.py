@@ -1,0 +1,47 @@
+"""The document by which a node introduces itself to another, on its peer port (`GET /-/hello`)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.origin.peer_protocol import VERSION
+
+HELLO_BYTES_MAX: Final = 64 * 1024
+
+Name = Annotated[str, Field(max_length=256)]
+
+
+class Hello(BaseModel):
+    """A node's word on itself; fields of later versions are left out."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    name: Name
+    address: Name
+    version: Name
+    """Forebay's version."""
+
+    protocol: Name = VERSION
+    zone: Name = ""
+    weight: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    caches: bool
+    homes: Annotated[tuple[Name, ...], Field(max_length=1024)] = ()
+    """Digests of the homes of its buckets (`home_digest`), sorted."""
+
+    age_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    """Seconds for which it has been a member without a gap."""
+
+    at: Annotated[float, Field(allow_inf_nan=False)]
+    """Its wall clock, in seconds since 1970."""
+
+    @classmethod
+    def read(cls, content: bytes) -> Hello:
+        """Return the document that a peer has sent; ValueError if it is none."""
+        if len(content) > HELLO_BYTES_MAX:
+            raise ValueError(f"a hello of more than {HELLO_BYTES_MAX} bytes")
+        return cls.model_validate_json(content)
+
+    def content(self) -> bytes:
+        return self.model_dump_json().encode()

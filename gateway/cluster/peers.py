@@ -1,0 +1,218 @@
+"""The other nodes as this process asks them: one client for each, made when it is first needed.
+
+An answer counts only with the proof that the peer knows the cluster's secret. A peer that is silent or slow is left out
+for a while: the next owner takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+from array import array
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from types import TracebackType
+from typing import Final, Self
+
+import structlog
+
+from gateway.cluster.members import Member
+from gateway.core.clock import Clock
+from gateway.core.errors import OriginUnreachable
+from gateway.origin.client import FromPeer, OriginRequest, OriginResponse
+from gateway.origin.peer_protocol import CRC32C, DATE, NONCE, PROOF, new_nonce, proof
+from gateway.origin.receive_buffer import ReceiveBuffer
+from gateway.origin.s3 import S3Origin
+from gateway.telemetry import metrics
+from gateway.telemetry.logs import RateLimitedLog
+
+SAMPLES: Final = 20
+SLOW_TIMES: Final = 10.0
+SLOW_SECONDS_MIN: Final = 0.1
+"""A peer is slow if the median of its last SAMPLES hits is later than this, and SLOW_TIMES the median of the others."""
+
+LEFT_OUT_SECONDS: Final = 10.0
+IDLE_SECONDS: Final = 300.0
+_HELLO_BYTES_MAX = 64 * 1024
+_CHUNK_BYTES = 64 * 1024
+
+_log = RateLimitedLog(structlog.get_logger("forebay.cluster"))
+
+
+@dataclass(eq=False, slots=True)
+class _Peer:
+    origin: S3Origin
+    used_at: float = 0.0
+    left_out_until: float = 0.0
+    hit_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+
+
+class Peers:
+    """The peers of one process. Event loop only."""
+
+    def __init__(self, connect: Callable[[str], S3Origin], secrets: Sequence[bytes], clock: Clock) -> None:
+        """`connect` makes the client for an address, which signs by the first of the secrets."""
+        self._connect = connect
+        self._secrets = tuple(secrets)
+        self._clock = clock
+        self._peers: dict[str, _Peer] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def apply_settings(self, secrets: Sequence[bytes]) -> None:
+        """Believe whoever knows one of these secrets from now on."""
+        self._secrets = tuple(secrets)
+
+    def is_away(self, member: Member) -> bool:
+        """Return True if a member is silent, or left out because it is slow."""
+        peer = self._peers.get(member.address)
+        return peer is not None and (peer.left_out_until > self._clock.monotonic() or not peer.origin.answers())
+
+    async def ask(self, address: str, request: OriginRequest) -> PeerAnswer | None:
+        """Return the proved answer to a request, to be closed; None: there is none."""
+        peer, nonce = self._peer(address), new_nonce()
+        request = replace(request, headers={**request.headers, NONCE: nonce})
+        began = self._clock.monotonic()
+        try:
+            response = await peer.origin.send(request)
+        except OriginUnreachable:
+            return None
+        seconds = self._clock.monotonic() - began
+        if not self._is_proved(nonce, response):
+            await response.aclose()
+            _log.warning("a node of the cluster does not prove that it knows the secret", address, address=address)
+            return None
+        metrics.CLUSTER_PEER_SECONDS.observe(seconds)
+        if response.headers.get("x-forebay-cache") == "hit":
+            self._took(peer, seconds)
+        return PeerAnswer(response, request.slot)
+
+    async def hello(self, address: str) -> bytes:
+        """Return what the node at an address says of itself. Raises OriginUnreachable or OriginBodyError."""
+        answer = await self.ask(address, OriginRequest("GET", "-", "hello"))
+        if answer is None:
+            raise OriginUnreachable(f"{address} does not answer as a node of the cluster")
+        async with answer:
+            if answer.status != 200:
+                raise OriginUnreachable(f"{address} answers {answer.status}")
+            return await answer.read(_HELLO_BYTES_MAX)
+
+    async def aclose(self) -> None:
+        peers, self._peers = list(self._peers.values()), {}
+        await asyncio.gather(*(peer.origin.aclose() for peer in peers), *self._closing)
+
+    def _peer(self, address: str) -> _Peer:
+        now, peer = self._clock.monotonic(), self._peers.get(address)
+        if peer is None:
+            self._close_idle(now)
+            peer = self._peers[address] = _Peer(self._connect(address))
+        peer.used_at = now
+        return peer
+
+    def _close_idle(self, now: float) -> None:
+        for address, peer in list(self._peers.items()):
+            if peer.used_at + IDLE_SECONDS < now:
+                del self._peers[address]
+                closing = asyncio.create_task(peer.origin.aclose(), name="close an idle peer")
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+
+    def _is_proved(self, nonce: str, response: OriginResponse) -> bool:
+        told = response.headers.get(PROOF, "").encode("latin-1")
+        expected = [proof(one, nonce, response.status, response.headers).encode() for one in self._secrets]
+        return any(hmac.compare_digest(told, one) for one in expected)
+
+    def _took(self, peer: _Peer, seconds: float) -> None:
+        peer.hit_seconds.append(seconds)
+        if len(peer.hit_seconds) < SAMPLES or seconds < SLOW_SECONDS_MIN:
+            return
+        own = median(peer.hit_seconds)
+        others = [median(one.hit_seconds) for one in self._peers.values() if one is not peer and one.hit_seconds]
+        if own > SLOW_SECONDS_MIN and others and own > SLOW_TIMES * median(others):
+            peer.left_out_until = self._clock.monotonic() + LEFT_OUT_SECONDS
+            peer.hit_seconds.clear()
+
+
+class WrappedResponse:
+    """An `OriginResponse` that another one gives its bytes to. It ends once, with `_ended`."""
+
+    def __init__(self, response: OriginResponse) -> None:
+        self.status = response.status
+        self.headers = response.headers
+        self._response = response
+
+    def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
+        return self._response.stream(buffer)
+
+    def whole(self) -> memoryview | None:
+        body = self._response.whole()
+        if body is not None:
+            self._ended()
+        return body
+
+    async def read(self, limit_bytes: int) -> bytes:
+        return await self._response.read(limit_bytes)
+
+    async def aclose(self) -> None:
+        try:
+            await self._response.aclose()
+        finally:
+            self._ended()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _ended(self) -> None:
+        """Nothing more is wanted of it. May be called again."""
+
+
+class PeerAnswer(WrappedResponse):
+    """An answer of a peer. Its headers are S3's: those between nodes are in `told`."""
+
+    def __init__(self, response: OriginResponse, slot: str) -> None:
+        super().__init__(response)
+        self._slot = slot
+        self.told: Mapping[str, str] = response.headers
+        own = {name: value for name, value in response.headers.items() if not name.startswith("x-forebay-")}
+        own.pop("date", None)
+        if DATE in self.told:
+            own["date"] = self.told[DATE]
+        self.headers = own
+        self.from_peer: FromPeer = FromPeer()
+
+    @property
+    def checksums(self) -> bytes | None:
+        """Return the checksums of the body, packed as blocks have them; None: they are not all there."""
+        length = self.told.get("content-length", "")
+        try:
+            packed = array("I", base64.b64decode(self.told.get(CRC32C, ""), validate=True))
+        except (binascii.Error, ValueError):
+            return None
+        if not length.isdecimal() or len(packed) != -(-int(length) // _CHUNK_BYTES):
+            return None
+        packed.byteswap()
+        return packed.tobytes()
+
+    async def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncGenerator[bytes | memoryview, None]:
+        pieces = self._response.stream(buffer)
+        try:
+            async for piece in pieces:
+                metrics.CLUSTER_PEER_BYTES.add(len(piece), self._slot, "received")
+                yield piece
+        finally:
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()
+
+    def whole(self) -> memoryview | None:
+        body = super().whole()
+        if body is not None:
+            metrics.CLUSTER_PEER_BYTES.add(len(body), self._slot, "received")
+        return body

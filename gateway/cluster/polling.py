@@ -1,0 +1,261 @@
+"""Finding out who is in the cluster: names are resolved, members are asked who they are, and the view file is written.
+
+One process of a node does this, and all of them follow the file (members.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import orjson
+import structlog
+
+from gateway.cluster.hello import Hello
+from gateway.cluster.members import SETTLED_SECONDS, Gone, Member, read_view, view_document
+from gateway.core.clock import Clock
+from gateway.core.errors import ForebayError
+from gateway.core.model import immutable
+from gateway.disk.atomic_write import write_durably
+from gateway.origin.peer_protocol import VERSION
+
+BY_NAME: Final = "dns://"
+"""How an entry of `cluster.members` begins that stands for all addresses of a name."""
+
+TURN_SECONDS: Final = 2.0
+RESOLVE_SECONDS: Final = 5.0
+KEEP_SECONDS: Final = 60.0
+"""Seconds between two notes of this node's membership on its disk."""
+
+HELLOS_PER_SECOND_MAX: Final = 20.0
+HELLOS_AT_ONCE: Final = 64
+HELLO_SECONDS_MAX = 2.0
+
+Ask = Callable[[str], Awaitable[bytes]]
+"""Returns the hello of the member at an address. Raises OSError or ForebayError if it does not answer as a member."""
+
+_log = structlog.get_logger("forebay.cluster")
+
+
+async def addresses_of(entries: Iterable[str]) -> list[str]:
+    """Return the addresses that `cluster.members` names, each once. OSError if a name cannot be resolved."""
+    found = list[str]()
+    for entry in entries:
+        if not entry.startswith(BY_NAME):
+            found.append(entry)
+            continue
+        host, _, port = entry.removeprefix(BY_NAME).rpartition(":")
+        try:
+            answers = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        except UnicodeError as error:  # a label of more than 63 characters
+            raise OSError(f"{host!r} is no name of a host: {error}") from error
+        addresses = sorted(str(one[4][0]) for one in answers)
+        found += [f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in addresses]
+    return list(dict.fromkeys(found))
+
+
+class Membership:
+    """Since when this node has been a member without a gap, noted on its disk. All methods but `since` block."""
+
+    def __init__(self, file: Path | None, cluster: str, clock: Clock) -> None:
+        """`file` None: there is no cache directory, and this node begins now."""
+        self._file = file
+        self._cluster = cluster
+        self._clock = clock
+        self._noted_at: float | None = None
+        self.since = clock.monotonic()
+        """On the monotonic clock."""
+
+    def begin(self) -> None:
+        """Go on as the member that this node was, unless it was away for longer than SETTLED_SECONDS."""
+        now = self._clock.now()
+        try:
+            noted = orjson.loads(self._file.read_bytes()) if self._file is not None else {}
+            if noted.get("cluster") == self._cluster and now - noted["seen"] <= SETTLED_SECONDS:
+                self.since = self._clock.monotonic() - max(0.0, now - noted["since"])
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            _log.warning("this node begins as a new member of the cluster", file=str(self._file), error=str(error))
+
+    def note(self) -> None:
+        """Write down that this node is a member, if the last time was long ago."""
+        elapsed = self._clock.monotonic()
+        if self._file is None or (self._noted_at is not None and elapsed < self._noted_at + KEEP_SECONDS):
+            return
+        first, self._noted_at = self._noted_at is None, elapsed
+        now = self._clock.now()
+        noted = {"cluster": self._cluster, "since": now - (elapsed - self.since), "seen": now}
+        try:
+            write_durably(self._file, orjson.dumps(noted))
+        except OSError as error:
+            if first:
+                _log.warning("this node will be a new member of the cluster at its next start", error=str(error))
+
+
+@immutable
+class Heard:
+    """The last answer of one member, and why there is no later one."""
+
+    hello: Hello | None = None
+    at: float = 0.0
+    """When the last one came, in seconds since 1970."""
+
+    clock_seconds: float = 0.0
+    """Seconds by which its clock is ahead of the clock of this node."""
+
+    problem: str | None = None
+    """Why the last question got no answer."""
+
+
+class Polling:
+    """The background process's knowledge of the members. Event loop only."""
+
+    def __init__(
+        self,
+        entries: Sequence[str],
+        own: Callable[[], Member],
+        membership: Membership,
+        file: Path,
+        clock: Clock,
+        ask: Ask,
+        *,
+        resolve: Callable[[Sequence[str]], Awaitable[list[str]]] = addresses_of,
+    ) -> None:
+        """`own` returns this node as it is configured now; `file` is the view file."""
+        self._entries = entries
+        self._own = own
+        self._membership = membership
+        self._file = file
+        self._clock = clock
+        self._ask = ask
+        self._resolve = resolve
+        self._listed: list[str] | None = None
+        self._known: dict[str, Member] = {}
+        self._gone: dict[str, Gone] = {}
+        self._asked_at: dict[str, float] = {}
+        self._written = b""
+        self._failure = ""
+        self.heard: dict[str, Heard] = {}
+        """By address."""
+
+    @property
+    def members(self) -> list[Member]:
+        """The members in the order of the list. One that has never answered counts as being like this node."""
+        own = replace(self._own(), since=self._membership.since)
+        alike = replace(own, caches=True, since=None)
+        return [
+            own if address == own.address else self._known.get(address) or replace(alike, name=address, address=address)
+            for address in self._listed or ()
+        ]
+
+    async def run(self) -> None:
+        """Look after the members for ever."""
+        await asyncio.to_thread(self._membership.begin)
+        self._take_up()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_listed(), name="members of the cluster")
+            tasks.create_task(self._keep_asking(), name="hellos")
+
+    def _take_up(self) -> None:
+        """Begin with what the process before this one has found out."""
+        try:
+            members, gone = read_view(self._file)
+        except (OSError, ValueError):  # there was none
+            return
+        self._known = {one.address: one for one in members if one.since is not None}
+        self._gone = {one.member.address: one for one in gone}
+        self._listed = [one.address for one in members]
+
+    async def _keep_listed(self) -> None:
+        while True:
+            try:
+                self._list(await self._resolve(self._entries))
+            except OSError as error:
+                self._tell_failure(f"the names in cluster.members cannot be resolved: {error}")
+            await self._clock.sleep(RESOLVE_SECONDS)
+
+    def _list(self, addresses: list[str]) -> None:
+        if not addresses or addresses == self._listed:  # no name stands for no node
+            return
+        now = self._clock.monotonic()
+        for member in self.members:
+            if member.address not in addresses and member.since is not None:
+                self._gone[member.address] = Gone(member, now)
+        for address in {*self._known, *self.heard, *self._asked_at} - set(addresses):
+            for of_member in (self._known, self.heard, self._asked_at):
+                of_member.pop(address, None)
+        if self._listed is not None:
+            _log.info("the members of the cluster have changed", before=len(self._listed), now=len(addresses))
+        self._listed = addresses
+
+    async def _keep_asking(self) -> None:
+        while True:
+            while due := self._due()[:HELLOS_AT_ONCE]:
+                await asyncio.gather(*map(self._say_hello, due))
+                await self._publish()
+            await self._publish()
+            await asyncio.to_thread(self._membership.note)
+            await self._clock.sleep(TURN_SECONDS)
+
+    def _due(self) -> list[str]:
+        """Return the members to be asked now, so that this node asks HELLOS_PER_SECOND_MAX at most."""
+        listed, own = self._listed or [], self._own().address
+        before = self._clock.monotonic() - max(TURN_SECONDS, len(listed) / HELLOS_PER_SECOND_MAX)
+        return [one for one in listed if one != own and self._asked_at.get(one, before) <= before]
+
+    async def _say_hello(self, address: str) -> None:
+        asked_at = self._asked_at[address] = self._clock.monotonic()
+        last = self.heard.get(address, Heard())
+        try:
+            async with asyncio.timeout(HELLO_SECONDS_MAX):
+                hello = Hello.read(await self._ask(address))
+        except (OSError, ForebayError, ValueError) as error:
+            problem = str(error) or f"no answer within {HELLO_SECONDS_MAX:g} s"
+            if last.problem is None:
+                _log.warning("a member of the cluster does not answer", member=address, error=problem)
+            self._hear(address, replace(last, problem=problem))
+            return
+        if last.problem is not None:
+            _log.info("a member of the cluster answers again", member=address)
+        now = self._clock.monotonic()
+        asked_at_wall = self._clock.now() - (now - asked_at)
+        heard = Heard(hello, self._clock.now(), hello.at - (asked_at_wall + self._clock.now()) / 2)
+        if not self._hear(address, heard):
+            return
+        known, since = self._known.get(address), now - hello.age_seconds
+        if known is not None and known.since is not None and abs(known.since - since) < TURN_SECONDS:
+            since = known.since  # it is as old as it was: answers take unequal time
+        caches = hello.caches and hello.protocol == VERSION
+        self._known[address] = Member(address, address, hello.zone, hello.weight, caches, since)
+        self._gone.pop(address, None)
+
+    def _hear(self, address: str, heard: Heard) -> bool:
+        """Note what became of a hello; False if the member has left the list meanwhile."""
+        if address not in (self._listed or ()):
+            return False
+        self.heard[address] = heard
+        return True
+
+    async def _publish(self) -> None:
+        """Write the view file if it would change."""
+        now = self._clock.monotonic()
+        self._gone = {one.member.address: one for one in self._gone.values() if now < one.at + SETTLED_SECONDS}
+        content = view_document(self.members, list(self._gone.values()))
+        if self._listed is None or content == self._written:
+            return
+        try:
+            await asyncio.to_thread(write_durably, self._file, content)
+        except OSError as error:
+            self._tell_failure(f"the processes of this node cannot be told who is in the cluster: {error}")
+        else:
+            self._written, self._failure = content, ""
+
+    def _tell_failure(self, text: str) -> None:
+        if text != self._failure:
+            _log.warning(text)
+        self._failure = text

@@ -1,0 +1,121 @@
+"""Rules over the settings of a cluster."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+
+from gateway.config.fields import is_loopback
+from gateway.config.problems import allowed_of
+from gateway.config.settings import ClusterSettings, Settings
+from gateway.core.errors import ConfigError
+
+SECRET_CHARACTERS_MIN = 32
+
+_SECRET = re.compile(rb"[ -~]{%d,}" % SECRET_CHARACTERS_MIN)
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_BY_NAME = "dns://"
+
+
+def cluster_problems(settings: Settings) -> Iterator[ConfigError]:
+    cluster = settings.cluster
+    if cluster is None:
+        return
+    yield from _secret(cluster)
+    yield from _members(cluster)
+    yield from _ports(settings, cluster)
+    for name in ("node", "zone"):
+        text = getattr(cluster, name)
+        if not text.isprintable() or text != text.strip() or len(text) > 256 or (name == "node" and not text):
+            yield _wrong(name, text)
+    if cluster.tls and settings.server.certificate_file is None:
+        yield _wrong("tls", True)
+
+
+def not_among_members(settings: Settings) -> list[str]:
+    """Return a warning if this node is missing from `cluster.members`."""
+    cluster = settings.cluster
+    if cluster is None or cluster.advertise in cluster.members or any(map(_is_name, cluster.members)):
+        return []
+    return [
+        f"cluster.advertise = {cluster.advertise!r} is not among cluster.members: this node asks the others, and looks "
+        "after no blocks itself"
+    ]
+
+
+def place_of(address: str) -> tuple[str, int] | None:
+    """Return host and port of `host:port` or `[host]:port`; None if it is neither. Port 0 is none."""
+    host, _, port = address.rpartition(":")
+    if not re.fullmatch(r"[1-9][0-9]{0,4}", port) or int(port) > 65535:
+        return None
+    if host.startswith("[") and host.endswith("]"):
+        return (host[1:-1], int(port)) if _is_address(host[1:-1], 6) else None
+    return (host, int(port)) if _HOST.fullmatch(host) else None
+
+
+def _is_address(host: str, version: int | None = None) -> bool:
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return version in (None, found.version)
+
+
+def _is_name(entry: str) -> bool:
+    return entry.startswith(_BY_NAME)
+
+
+def _wrong(name: str, value: object, more: str = "") -> ConfigError:
+    return ConfigError(f"cluster.{name}", value, more or allowed_of(ClusterSettings, name))
+
+
+def _secret(cluster: ClusterSettings) -> Iterator[ConfigError]:
+    path, content = str(cluster.secret_file.path), cluster.secret_file.content
+    if content is None:
+        yield _wrong("secret_file", path, "this file cannot be read")
+    elif not cluster.secrets:
+        yield _wrong("secret_file", path, "this file is empty")
+    elif len(cluster.secrets) > 2:
+        yield _wrong("secret_file", path, f"this file has {len(cluster.secrets)} lines: it must have one or two")
+    elif any(
+        len(one) < SECRET_CHARACTERS_MIN or not (one.isascii() and one.decode().isprintable())
+        for one in cluster.secrets
+    ):
+        allowed = f"each line of this file must have at least {SECRET_CHARACTERS_MIN} printable ASCII characters"
+        yield _wrong("secret_file", path, allowed)
+
+
+def _members(cluster: ClusterSettings) -> Iterator[ConfigError]:
+    seen = set[str]()
+    for i, entry in enumerate(cluster.members):
+        if place_of(entry.removeprefix(_BY_NAME)) is None:
+            yield _wrong(f"members[{i}]", entry, "host:port, [address]:port or dns://name:port; ports are 1 to 65535")
+        elif entry in seen:
+            yield _wrong(f"members[{i}]", entry, "this is a member already")
+        seen.add(entry)
+
+
+def _ports(settings: Settings, cluster: ClusterSettings) -> Iterator[ConfigError]:
+    listen, advertise = place_of(cluster.listen), place_of(cluster.advertise)
+    if listen is None:
+        yield _wrong("listen", cluster.listen)
+    else:
+        for table, host, port in (
+            ("server", settings.server.host, settings.server.port),
+            ("admin", settings.admin.host, settings.admin.port),
+        ):
+            if port == listen[1] and (host == listen[0] or {"0.0.0.0", "::"} & {host, listen[0]}):
+                yield _wrong("listen", cluster.listen, f"{table}.port has this port already: choose another")
+    if not cluster.advertise:
+        yield _wrong("advertise", None, "give it: this machine has no default route")
+    elif advertise is None or _stands_for_all(advertise[0]):
+        yield _wrong("advertise", cluster.advertise)
+    elif is_loopback(advertise[0]):
+        others = [place_of(one.removeprefix(_BY_NAME)) for one in cluster.members]
+        if any(one is not None and not is_loopback(one[0]) for one in others):
+            yield _wrong("advertise", cluster.advertise)
+
+
+def _stands_for_all(host: str) -> bool:
+    return _is_address(host) and ipaddress.ip_address(host).is_unspecified

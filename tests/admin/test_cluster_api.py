@@ -1,0 +1,70 @@
+"""`/api/v1/cluster`: the members of the cluster as this node knows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+
+from gateway import __version__
+from gateway.admin.app import control_app, describe
+from gateway.admin.backends import Backends, StateHolder
+from gateway.cluster.members import Member
+from gateway.cluster.polling import Polling
+from gateway.config import ClusterSettings, Settings
+from gateway.config.live import LiveSettings
+from gateway.disk.pem import PemFile
+from tests.support.polled_node import FIRST, SECOND, THIRD, PolledNode
+
+PATH = "/api/v1/cluster"
+
+
+async def answered(directory: Path, polling: Polling | None, *, is_alone: bool = False) -> httpx.Response:
+    cluster = ClusterSettings(
+        name="train",
+        secret_file=PemFile(directory / "secret"),
+        members=[FIRST],
+        node="gpu-1",
+        advertise=FIRST,
+        zone="a",
+    )
+    live = LiveSettings(Settings(cluster=None if is_alone else cluster))
+    app = control_app(live, StateHolder(), directory, Backends(cluster=polling))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:9001") as client:
+        return await client.get(PATH)
+
+
+async def test_all_that_is_known_of_the_members_is_told(tmp_path: Path) -> None:
+    """Shares are of the zone; whoever owns nothing has none. Each state has its name."""
+    node = PolledNode(tmp_path, [FIRST, SECOND, THIRD, "10.0.0.4:9002"], SECOND, THIRD)
+    node.peers.change(SECOND, zone="a", weight=1, name="gpu-2", version="7")
+    node.peers.change(THIRD, caches=False, zone="a")
+    node.peers.ahead_seconds = 3.0
+    node.own = Member(FIRST, FIRST, "a", 2)
+    async with node.running():
+        document = (await answered(tmp_path, node.polling)).json()
+        me, second, third, fourth = document["members"]
+        assert (document["name"], document["node"], document["address"]) == ("train", "gpu-1", FIRST)
+        assert (me["name"], me["this_node"], me["state"], me["version"]) == ("gpu-1", True, "up", __version__)
+        assert (second["name"], second["state"], second["version"], second["share"]) == ("gpu-2", "up", "7", 0.2)
+        assert me["share"] == 0.4
+        assert (document["sent_bytes"], document["received_bytes"]) == (0, 0)
+        assert second["clock_seconds"] == 3.0
+        assert second["heard_at"] == node.clock.now()
+        assert (third["state"], third["share"]) == ("closed", 0.0)
+        assert (fourth["state"], fourth["problem"], fourth["share"]) == ("unknown", "refused", 0.4)
+        del node.peers.hellos[SECOND]
+        node.peers.change(THIRD, protocol="9")
+        await node.turn()
+        _, second, third, _ = (await answered(tmp_path, node.polling)).json()["members"]
+        assert (second["state"], second["name"], second["share"]) == ("silent", "gpu-2", 0.2)
+        assert third["problem"] == "it speaks version 9 of the protocol between nodes, this node 1"
+    described = describe()["paths"][PATH]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert set(described["properties"]) == set(document)
+
+
+async def test_a_node_without_a_cluster_says_so(tmp_path: Path) -> None:
+    assert (await answered(tmp_path, None)).status_code == 503, "the cache directory is not open"
+    answer = await answered(tmp_path, None, is_alone=True)
+    assert answer.status_code == 404
+    assert answer.json() == {"error": "this node is in no cluster: its settings have no [cluster]"}

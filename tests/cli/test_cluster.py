@@ -1,0 +1,54 @@
+"""`forebay cluster status`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from typer.testing import CliRunner
+
+from gateway import cli
+from tests.support.admin_double import admin_double
+
+UP: dict[str, Any] = {"name": "gpu-1", "address": "10.0.0.1:9002", "this_node": True, "zone": "a", "weight": 1200}
+UP |= {"share": 0.5, "state": "up", "version": "1.2.3", "age_seconds": 125.0, "clock_seconds": None, "problem": None}
+SILENT = UP | {"name": "gpu\x1b[2J", "address": "10.0.0.2:9002", "this_node": False, "state": "silent"}
+SILENT |= {"clock_seconds": -2.25, "problem": "refused"}
+CLUSTER: dict[str, Any] = {
+    "name": "train",
+    "node": "gpu-1",
+    "address": "10.0.0.1:9002",
+    "zone": "a",
+    "members": [UP, SILENT],
+}
+CLUSTER |= {"sent_bytes": 2048, "received_bytes": 1024}
+
+
+def test_each_member_has_a_line() -> None:
+    """And nothing that a peer says of itself reaches the terminal."""
+    with admin_double((200, CLUSTER)) as admin:
+        result = CliRunner().invoke(cli.app, ["cluster", "status", "--admin-url", admin.url])
+    assert (result.exit_code, admin.asked[0][1]) == (0, "/api/v1/cluster")
+    text = result.stdout
+    words = [
+        "cluster train: 1 of 2 members up; this node is gpu-1 at 10.0.0.1:9002, zone a",
+        "gave 2.0 KiB to others, took 1.0 KiB",
+        "1,200",
+    ]
+    words += ["50.00%", "up", "1.2.3", "0:02:05", "gpu\\u001b[2J", "silent", "-2.2 s", "refused"]
+    place = 0
+    for word in words:
+        place = text.index(word, place)
+    assert "\x1b" not in text
+
+
+def test_a_node_outside_the_list_is_told_so() -> None:
+    with admin_double((200, CLUSTER | {"members": [SILENT]})) as admin:
+        result = CliRunner().invoke(cli.app, ["cluster", "status", "--admin-url", admin.url])
+    assert "this node is not among the members" in result.stdout
+
+
+def test_programs_get_the_document() -> None:
+    with admin_double((200, CLUSTER)) as admin:
+        result = CliRunner().invoke(cli.app, ["cluster", "status", "--json", "--admin-url", admin.url])
+    assert orjson.loads(result.stdout) == CLUSTER
