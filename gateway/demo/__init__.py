@@ -26,7 +26,8 @@ def main(json: bool = False, workload: Workload | None = None, nodes: int = 1) -
     """Run the demo; with `json` the figures go to stdout as one JSON document. Several `nodes` are shown as a cluster.
 
     Returns the exit code: 0 when everything was read, written and verified, and everything read again came from cache
-    (in a cluster: everything came from the bucket once), 1 when a step failed, 128 + n when signal n ended it. In any event all processes are stopped and all files removed.
+    (in a cluster: everything came from the bucket once), 1 when a step failed, 128 + n when signal n ended it. In any
+    event all processes are stopped and all files removed.
     """
     console = Console(stderr=True)
     interruptions = Interruptions()
