@@ -19,12 +19,14 @@ SHELL := bash
 export PYTHONDONTWRITEBYTECODE :=# tests start hundreds of processes: each would compile the whole gateway
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo drill load fuzz simulate check campaign clean test $(addprefix test-,clients clients-back radosgw torch slow root browser deploy api package lowest)
+.PHONY: help demo demo-cluster drill load fuzz simulate check campaign clean test $(addprefix test-,clients clients-back radosgw torch slow root browser deploy api package lowest)
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 demo: $(STAMPS)/demo  ## set up, then run a small training job directly and through Forebay
 	@$(BIN)/forebay demo
+demo-cluster: $(STAMPS)/demo  ## three nodes read one data set, alone and as a cluster
+	@$(BIN)/forebay demo --nodes 3
 test: $(STAMPS)/test tests/__pycache__  ## set up, then run the quick tests
 	$(PYTEST) -n 4 --dist worksteal -m "not slow and not ($(ELSEWHERE))"
 test-slow: $(STAMPS)/test  ## kills, large objects, long histories

@@ -200,13 +200,18 @@ def reload(config: ConfigOption = None, admin_url: AdminUrlOption = None, json: 
         typer.echo("nothing differs; certificates and keys were read again")
 
 
-def demo(json: JsonOption = False) -> None:
+def demo(
+    json: JsonOption = False,
+    nodes: Annotated[
+        int, typer.Option(min=1, max=8, help="Show so many nodes that read one data set, alone and as a cluster.")
+    ] = 1,
+) -> None:
     """Run a small training job on an embedded bucket, directly and through Forebay, and print the figures."""
     try:
         from gateway.demo import main as run_demo
     except ImportError as error:
         fail(f"the demo needs the package {error.name}: pip install '.[demo]' in a clone")
-    raise typer.Exit(run_demo(json=json))
+    raise typer.Exit(run_demo(json=json, nodes=nodes))
 
 
 _PREFIX = "s3://train/imagenet/"
@@ -245,7 +250,7 @@ _COMMANDS: tuple[tuple[Callable[..., None], str, str, *tuple[str, ...]], ...] = 
         "Have the running gateway read its settings again.",
         "forebay reload --config /etc/forebay/forebay.toml",
     ),
-    (demo, RUN, "Run a small training job; print the figures.", "forebay demo"),
+    (demo, RUN, "Run a small training job; print the figures.", "forebay demo", "forebay demo --nodes 3"),
     (
         doctor,
         RUN,

@@ -162,7 +162,7 @@ class DemoProcess:
 
 REGION = "us-east-1"
 _LISTENING = re.compile(r"listening on (\d+)")
-_FOREBAY_READY = re.compile(r"forebay: S3 on (\S+), admin on \S+")
+_FOREBAY_READY = re.compile(r"forebay: S3 on (\S+), admin on ([^\s,]+)")
 _ROOM_BYTES = 3 * 1024**3  # the bucket, two caches and the checkpoint files, with room to spare
 
 
@@ -174,56 +174,76 @@ class AccessKey:
     secret_access_key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """The addresses of the servers. `processes` are in the order of the data path, from the bucket to the client."""
+class Servers:
+    """Servers that were started for the demo in a temporary directory. `undo` stops and removes everything."""
 
-    bucket_url: str
-    forebay_url: str
-    strict_url: str
-    keys: AccessKey
-    directory: Path
-    processes: tuple[DemoProcess, ...]
+    def __init__(self, interruptions: Interruptions, undo: ExitStack) -> None:
+        self._interruptions = interruptions
+        self._undo = undo
+        with interruptions.held():
+            self.directory = Path(tempfile.mkdtemp(prefix="forebay-demo-"))
+            undo.callback(shutil.rmtree, self.directory)
+        _require_room(self.directory)
+        self.keys = AccessKey("demo-key", secrets.token_urlsafe(24))
+        self._environment = _child_environment(self.directory, self.keys)
+        self.processes: list[DemoProcess] = []
+
+    def start(self, name: str, arguments: list[str], ready: re.Pattern[str]) -> re.Match[str]:
+        """Start a process, and return the match of its readiness line."""
+        with self._interruptions.held():  # the end of a child is registered before it is waited for
+            log = self.directory / f"{name}.log"
+            self.processes.append(DemoProcess(name, arguments, ready, self._environment, log))
+            self._undo.callback(self.processes[-1].stop)
+        return self.processes[-1].wait_until_ready()
+
+    def start_bucket(self, workload: Workload) -> str:
+        """Start a bucket at a distance, and return its URL."""
+        port = self.start("origin", ["gateway.demo.bucket"], _LISTENING)[1]
+        shape = [str(workload.first_byte_seconds), str(workload.connection_bytes_per_second)]
+        return f"http://127.0.0.1:{self.start('distance', ['gateway.demo.bucket', port, *shape], _LISTENING)[1]}"
+
+    def start_forebay(self, config: Path) -> re.Match[str]:
+        """Start a gateway by its configuration file; groups 1 and 2 are the URLs of its S3 port and its admin port."""
+        return self.start(config.stem, ["gateway", "serve", "--config", str(config)], _FOREBAY_READY)
 
     def logs(self) -> str:
         """Return the ends of all logs, for a failure whose place is not known."""
         return "\n".join(f"--- {process.name}\n{process.log_excerpt()}" for process in self.processes)
 
 
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The addresses of the servers. Their `processes` are in the order of the data path, from the bucket on."""
+
+    bucket_url: str
+    forebay_url: str
+    strict_url: str
+    keys: AccessKey
+    directory: Path
+    servers: Servers
+
+
 @contextmanager
-def running_stack(workload: Workload, interruptions: Interruptions) -> Iterator[Stack]:
-    """Start everything in a temporary directory; stop everything and remove it in any event."""
+def started_servers(interruptions: Interruptions) -> Iterator[Servers]:
+    """Yield what starts servers; stop everything and remove it in any event."""
     undo = ExitStack()
     try:
-        yield _start(workload, interruptions, undo)
+        yield Servers(interruptions, undo)
     finally:
         with interruptions.held():
             undo.close()
 
 
-def _start(workload: Workload, interruptions: Interruptions, undo: ExitStack) -> Stack:
-    with interruptions.held():
-        directory = Path(tempfile.mkdtemp(prefix="forebay-demo-"))
-        undo.callback(shutil.rmtree, directory)
-    _require_room(directory)
-    keys = AccessKey("demo-key", secrets.token_urlsafe(24))
-    environment, processes = _child_environment(directory, keys), list[DemoProcess]()
-
-    def start(name: str, arguments: list[str], ready: re.Pattern[str]) -> str:
-        with interruptions.held():  # the end of a child is registered before it is waited for
-            processes.append(DemoProcess(name, arguments, ready, environment, directory / f"{name}.log"))
-            undo.callback(processes[-1].stop)
-        return processes[-1].wait_until_ready()[1]
-
-    port = start("origin", ["gateway.demo.bucket"], _LISTENING)
-    shape = [str(workload.first_byte_seconds), str(workload.connection_bytes_per_second)]
-    port = start("distance", ["gateway.demo.bucket", port, *shape], _LISTENING)
-    bucket_url, urls = f"http://127.0.0.1:{port}", []
-    for name, rules in (("forebay", _RECOMMENDED), ("forebay-strict", _STRICT)):
-        config = _write_config(directory, name, bucket_url, workload.bucket, rules)
-        urls.append(start(name, ["gateway", "serve", "--config", str(config)], _FOREBAY_READY))
-    forebay_url, strict_url = urls
-    return Stack(bucket_url, forebay_url, strict_url, keys, directory, tuple(processes))
+@contextmanager
+def running_stack(workload: Workload, interruptions: Interruptions) -> Iterator[Stack]:
+    """Start everything in a temporary directory; stop everything and remove it in any event."""
+    with started_servers(interruptions) as servers:
+        bucket_url, urls = servers.start_bucket(workload), list[str]()
+        for name, rules in (("forebay", _RECOMMENDED), ("forebay-strict", _STRICT)):
+            config = _write_config(servers.directory, name, bucket_url, workload.bucket, rules)
+            urls.append(servers.start_forebay(config)[1])
+        forebay_url, strict_url = urls
+        yield Stack(bucket_url, forebay_url, strict_url, servers.keys, servers.directory, servers)
 
 
 def _require_room(directory: Path) -> None:

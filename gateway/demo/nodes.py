@@ -1,0 +1,200 @@
+"""`forebay demo --nodes N`: nodes read one data set, each alone, then as a cluster; what the bucket sends of it."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import socket
+import time
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from gateway.demo.clients import CacheTally, Reader, s3_client, upload
+from gateway.demo.dataset import DATA_PREFIX, StoredObject, Workload, files, shards
+from gateway.demo.report import Narrator
+from gateway.demo.stack import REGION, DemoError, Interruptions, Servers, started_servers
+
+NODES_WORKLOAD = Workload(shard_count=8, file_count=200)
+_EPOCHS = 2
+_BYTES_FROM_BUCKET = re.compile(rb'^forebay_origin_bytes_total\{[^}]*direction="read"[^}]*\} (\S+)', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """All nodes have read all objects once, at the same time, each in an order of its own."""
+
+    what: str
+    seconds: float
+    bucket_bytes: int
+    """Bytes that the bucket has sent to all nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodesReport:
+    """The epochs of nodes that stand alone, then those of the same nodes as a cluster."""
+
+    nodes: int
+    size_bytes: int
+    epochs: Sequence[Epoch]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"nodes": self.nodes, "bytes": self.size_bytes, "epochs": [asdict(one) for one in self.epochs]}
+
+    def table(self) -> Table:
+        size = f"{self.size_bytes / 1e6:.0f} MB"
+        table = Table(
+            title=f"{self.nodes} nodes read the same {size}, each in an order of its own",
+            caption="Every byte was verified.",
+            caption_justify="left",
+            box=box.SIMPLE,
+        )
+        table.add_column("")
+        for heading in ("time", "from the bucket", "of the data set"):
+            table.add_column(heading, justify="right")
+        for one in self.epochs:
+            share = f"{one.bucket_bytes / self.size_bytes:.2f} x"
+            table.add_row(one.what, f"{one.seconds:.1f} s", f"{one.bucket_bytes / 1e6:.0f} MB", share)
+        return table
+
+
+def run_nodes(count: int, workload: Workload, narrator: Narrator, interruptions: Interruptions) -> NodesReport:
+    """Do it all; DemoError at the first wrong byte."""
+    narrator.say(f"forebay demo: a bucket at a distance, and {count} nodes that read the same data set")
+    with started_servers(interruptions) as servers:
+        try:
+            return _run(count, workload, narrator, interruptions, servers)
+        except DemoError as error:
+            raise DemoError(str(error), error.log or servers.logs()) from error
+        except Exception as error:
+            raise DemoError(f"{type(error).__name__}: {error}", servers.logs()) from error
+
+
+def _run(
+    count: int, workload: Workload, narrator: Narrator, interruptions: Interruptions, servers: Servers
+) -> NodesReport:
+    with narrator.step("start the bucket"):
+        bucket_url = servers.start_bucket(workload)
+    client = s3_client(bucket_url, servers.keys, workload.readers)
+    client.create_bucket(Bucket=workload.bucket)
+    planned = [*shards(workload), *files(workload)]
+    size_bytes, epochs = sum(one.size_bytes for one in planned), list[Epoch]()
+    with narrator.step(f"upload {len(planned)} objects", size_bytes) as advance:
+        stored = upload(client, workload.bucket, planned, workload.readers, advance)
+    for name, is_cluster in (("alone", False), ("cluster", True)):
+        with ExitStack() as undo:
+            with narrator.step(f"start {count} nodes, {'as a cluster' if is_cluster else 'each alone'}"):
+                nodes = _started(servers, count, name, _Bucket(bucket_url, workload.bucket), is_cluster=is_cluster)
+            undo.callback(_stop, interruptions, servers, count)
+            for number in range(1, _EPOCHS + 1):
+                what = f"{name}, epoch {number}"
+                with narrator.step(what):
+                    epochs.append(_epoch(what, nodes, stored, workload, servers, number))
+    return NodesReport(count, size_bytes, epochs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    url: str
+    admin_url: str
+
+    def bytes_from_bucket(self) -> int:
+        with urllib.request.urlopen(f"{self.admin_url}/metrics", timeout=30) as answer:  # noqa: S310 - our own
+            return sum(int(float(one)) for one in _BYTES_FROM_BUCKET.findall(answer.read()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    url: str
+    name: str
+
+
+def _started(servers: Servers, count: int, name: str, bucket: _Bucket, *, is_cluster: bool) -> list[_Node]:
+    peers = [f"127.0.0.1:{port}" for port in _free_ports(count)]
+    secret = servers.directory / "secret"
+    secret.write_text(secrets.token_hex(32), encoding="ascii")
+    secret.chmod(0o600)
+    nodes = []
+    for number, peer in enumerate(peers, start=1):
+        table = _cluster_table(secret, peer, peers) if is_cluster else ""
+        config = servers.directory / f"{name}-{number}.toml"
+        config.write_text(_CONFIG.format(bucket=bucket, cache=config.with_suffix(""), region=REGION) + table, "utf-8")
+        ready = servers.start_forebay(config)
+        nodes.append(_Node(ready[1], ready[2]))
+    return nodes
+
+
+def _cluster_table(secret: Path, peer: str, peers: Sequence[str]) -> str:
+    return f"""\
+[cluster]
+name = "demo"
+secret_file = "{secret}"
+node = "node-{peers.index(peer) + 1}"
+listen = "{peer}"
+advertise = "{peer}"
+members = {list(peers)}
+""".replace("'", '"')
+
+
+def _stop(interruptions: Interruptions, servers: Servers, count: int) -> None:
+    with interruptions.held():
+        for process in servers.processes[-count:]:
+            process.stop()
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as undo:
+        found = [undo.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(one.getsockname()[1]) for one in found]
+
+
+def _epoch(
+    what: str,
+    nodes: Sequence[_Node],
+    stored: Sequence[StoredObject],
+    workload: Workload,
+    servers: Servers,
+    number: int,
+) -> Epoch:
+    before = sum(node.bytes_from_bucket() for node in nodes)
+    readers = []
+    for node in nodes:
+        client = s3_client(node.url, servers.keys, workload.readers)
+        readers.append(Reader(client, CacheTally(), workload.bucket, workload.readers))
+    begun = time.perf_counter()
+    with ThreadPoolExecutor(len(nodes)) as threads:
+        reading = [
+            threads.submit(reader.epoch, stored, workload.seed + number * len(nodes) + place, lambda _: None)
+            for place, reader in enumerate(readers)
+        ]
+        for one in reading:
+            one.result()
+    seconds = time.perf_counter() - begun
+    return Epoch(what, seconds, sum(node.bytes_from_bucket() for node in nodes) - before)
+
+
+_CONFIG = f"""\
+[server]
+port = 0
+[admin]
+port = 0
+[origin]
+endpoint_url = "{{bucket.url}}"
+region = "{{region}}"
+[cache]
+directory = "{{cache}}"
+capacity = "1GiB"
+[[slots]]
+name = "data"
+prefix = "s3://{{bucket.name}}/{DATA_PREFIX}"
+mode = "read-only"
+consistency = "ttl"
+metadata_ttl = "10m"
+"""
