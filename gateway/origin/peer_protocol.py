@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, Protocol
 
 from awscrt.checksums import crc32c
@@ -31,7 +32,8 @@ SIZE = "x-forebay-size"
 MAX_AGE = "x-forebay-max-age"
 """The greatest age in seconds that the asker can use of what is remembered of an object."""
 ONLY = "x-forebay-only"
-"""`cached`: answer from the disk, or 404; nobody is asked."""
+"""Answer from the disk, or 404; nobody is asked. The value is CACHED, or TAKEN if the bytes are just arriving there."""
+CACHED, TAKEN = "cached", "taken"
 LAST = "x-forebay-last"
 """`1`: send the bytes, and name nobody else."""
 FROM = "x-forebay-from"
@@ -65,6 +67,7 @@ It never leaves the process. Fetches with it share nothing with those without: a
 it never waits for a fetch that asks a peer, and two nodes never wait for each other.
 """
 
+COPY_ALONE: Final[Mapping[str, str]] = MappingProxyType({COPY: "1"})
 
 FROM_BUCKET = "bucket"
 """As the value of COPY: what a peer sent is of no use, so ask the bucket, by ration."""
