@@ -47,7 +47,6 @@ RATION_SECONDS_MAX: Final = 60.0
 DOUBTS_MAX: Final = 16
 """Limit of messages about damage at the same time."""
 
-_CHUNK_BYTES = 64 * 1024
 _BODY = frozenset({200, 206})
 _ANSWERS = _BODY | {304, 404, 412, 416}
 _BUSY, _ASK_OTHERS = 503, 303
@@ -194,7 +193,7 @@ class ClusterOrigin:
         if request.method != "GET" or request.bucket is None or request.key is None:
             return None
         asked = self._range(request)
-        if asked is None or asked.first % _CHUNK_BYTES:
+        if asked is None or asked.first % peer.CHUNK_BYTES:
             return None
         size_bytes = self.block_size_of(request.slot)
         number = asked.first // size_bytes

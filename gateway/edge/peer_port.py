@@ -111,7 +111,7 @@ class PeerApp:
 
     async def _send(self, exchange: _Exchange, reply: Response, scope: Scope, send: Send) -> None:
         record, question = exchange.record, exchange.question
-        sent = question.sent if question is not None else None
+        sent = question.sent if question is not None and reply.status == 206 else None
         if sent is not None:
             self.reads.handouts.begin(sent)
         try:

@@ -30,7 +30,7 @@ Bytes = tuple[ObjectVersion, ByteRange]
 @dataclass(slots=True)
 class _Handout:
     count: int = 0
-    """Of those that they are being sent to."""
+    """Nodes that they are being sent to now."""
 
     takers: tuple[str, ...] = ()
     """Addresses, the last one first; one more than are named, as the asker itself may be among them."""

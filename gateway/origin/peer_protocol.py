@@ -58,7 +58,7 @@ PROOF = "x-forebay-proof"
 
 _PROVED = ("etag", "content-range", "content-length", AGE, DATE, CRC32C, ASK, "x-forebay-cache")
 
-_CHUNK_BYTES = 64 * 1024
+CHUNK_BYTES = 64 * 1024
 
 COPY = "x-forebay-copy"
 """Among the headers of a request to the origin: another node looks after these bytes, so ask it.
@@ -87,7 +87,7 @@ def home_digest(endpoint_url: str) -> str:
 def chunk_checksums(content: bytes | memoryview) -> bytes:
     """Return the checksums of a body, packed as CRC32C has them."""
     view = memoryview(content)
-    parts = (view[at : at + _CHUNK_BYTES] for at in range(0, len(view), _CHUNK_BYTES))
+    parts = (view[at : at + CHUNK_BYTES] for at in range(0, len(view), CHUNK_BYTES))
     return b"".join(crc32c(part).to_bytes(4, "big") for part in parts)
 
 
