@@ -37,7 +37,6 @@ from tests.simulation.virtual_time import NumberedTask, VirtualClock, VirtualThr
 from tests.support.asgi import Answer, call
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.response import MemoryResponse
-from tests.support.slots import Slot
 
 HOMES = Homes("memory")
 FALLBACK_REQUESTS = 3
@@ -248,8 +247,8 @@ class ClusterNode:
                 one.cancel()
             await asyncio.wait(left, timeout=0.001)
         self.nonces.close()
-        for one in self.threads:
-            one.drop()
+        for pool in self.threads:
+            pool.drop()
         self.threads.clear()
         if isinstance(self.blocks, BlockCache):
             parts = self.blocks._dependencies
@@ -262,6 +261,8 @@ class ClusterNode:
     async def request(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> Answer | None:
         """None: the node was killed over it."""
         await self.awake()
+        if not self.alive():
+            return None
         try:
             asking = call(self.s3, method, path, headers, body, sign=False, by_client=False)
             answer: Answer = await self.working(asking)
@@ -311,4 +312,3 @@ def install(loop: asyncio.AbstractEventLoop) -> None:
 
     loop.set_task_factory(cast(Any, make))
     loop.set_exception_handler(lambda _, __: None)
-

@@ -30,8 +30,8 @@ from tests.simulation.cluster.wires import KINDS, Wires
 from tests.simulation.invariants import Violation
 from tests.simulation.node import BodyThreads
 from tests.simulation.origins import OTHERS, SENDER, _WatchedBucket
-from tests.simulation.world import Setting
 from tests.simulation.virtual_time import VirtualClock, VirtualFuture, VirtualTimeLoop, begin_anew
+from tests.simulation.world import Setting
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.response import MemoryResponse
 from tests.support.memory_origin.store import StoredObject
@@ -39,13 +39,14 @@ from tests.support.slots import Slot
 
 BUCKET = "bucket"
 TTL_SECONDS, NEGATIVE_SECONDS = 20.0, 5.0
-SETTLES_SECONDS = 180.0
+SETTLES_SECONDS = 75.0
 KEYS_OF_SLOT = 4
 CHUNK = 64 * 1024
 
 ACTIONS: Mapping[str, int] = {
     "read": 40,
     "rush": 4,
+    "abandon": 1,
     "change": 5,
     "delete": 2,
     "put": 4,
@@ -78,6 +79,7 @@ class ClusterWorld:
 
     def __init__(self, setting: Setting, directory: Path, loop: VirtualTimeLoop) -> None:
         self._setting = setting
+        self.seed = setting.seed
         self.dice = Random(f"{setting.seed} cluster")
         self.clock = VirtualClock(loop)
         self.judge = ClusterJudge(frozenset(setting.only))
@@ -88,7 +90,8 @@ class ClusterWorld:
         bucket.on_change, bucket.made = self._changed, lambda stored: stored
         self.inner.buckets[BUCKET] = bucket
         self.wires = Wires(Random(self.dice.getrandbits(32)), self.judge.violated)
-        self.slots = {name: self._slot(name, *kind) for name, kind in SLOTS.items()}
+        only = setting.consistency
+        self.slots = {name: self._slot(name, *kind) for name, kind in SLOTS.items() if only in (None, kind[1])}
         self.block_bytes = self.dice.choice((CHUNK, 2 * CHUNK, 8 * CHUNK))
         self.addresses = [f"10.0.0.{number}:9002" for number in range(1, self.dice.randint(2, 4) + 1)]
         self.nodes = {one: self._node(one, directory / one, loop) for one in self.addresses}
@@ -144,9 +147,10 @@ class ClusterWorld:
         await asyncio.sleep(10.0)
         often = self._setting.often
         names = list(ACTIONS)
+        weights = [self._often(one) if often is None else often.get(one, 0.0) for one in names]
         for number in range(1, self._setting.steps + 1):
             self.steps = number
-            [name] = self.dice.choices(names, [self._often(one) if often is None else often.get(one, 0) for one in names])
+            [name] = self.dice.choices(names, weights)
             self.say(name)
             await getattr(self, f"_do_{name}")()
             await asyncio.sleep(self.dice.random() ** 4 * 2.0)
@@ -201,7 +205,8 @@ class ClusterWorld:
         return self.dice.choice(list(self.nodes.values()))
 
     def _key(self, slots: tuple[str, ...] = tuple(SLOTS)) -> str:
-        return f"{self.dice.choice(slots)}/k{self.dice.randrange(KEYS_OF_SLOT)}"
+        names = [one for one in slots if one in self.slots]
+        return f"{self.dice.choice(names)}/k{self.dice.randrange(KEYS_OF_SLOT)}"
 
     # Clients
 
@@ -212,6 +217,12 @@ class ClusterWorld:
         key = self._key()
         for node in list(self.nodes.values()) * 2:
             self._begin_read(node, key)
+
+    async def _do_abandon(self) -> None:
+        """A client leaves before its answer comes."""
+        if self._requests:
+            self.dice.choice(sorted(self._requests, key=hash)).cancel()
+            self._trouble()
 
     def _begin_read(self, node: ClusterNode, key: str) -> None:
         first = last = None
@@ -369,7 +380,7 @@ class ClusterWorld:
         self._trouble(node)
 
     async def _do_pass_time(self) -> None:
-        await asyncio.sleep(self.dice.choice((0.1, 1.0, 5.0, 30.0, 60.0, 700.0)))
+        await asyncio.sleep(self.dice.choice((0.1, 1.0, 5.0, 30.0, 60.0, 60.0, 700.0)))
 
 
 REST = frozenset({"block cache maintenance", "heartbeat", "members of the cluster", "hellos"})
