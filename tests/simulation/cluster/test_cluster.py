@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -11,14 +12,15 @@ from typing import Any, Literal
 import pytest
 import structlog
 
-from gateway.cluster import cluster_origin
 from gateway.cluster.cluster_origin import ClusterOrigin, ClusterRoles, _Rationed
 from gateway.core.errors import OriginBusy
 from gateway.metadata.catalog import Catalog
 from gateway.shared.seen_nonces import SeenNonces
 from tests.simulation.cluster.judge import CLUSTER_RULES
+from tests.simulation.cluster.node import NodeClock
 from tests.simulation.cluster.world import ClusterWorld, play_cluster
 from tests.simulation.dialects import CLUSTER
+from tests.simulation.virtual_time import VirtualClock
 from tests.simulation.world import Setting
 
 SEED = int(os.environ.get("FOREBAY_SIMULATION_SEED", "20261128"))
@@ -62,16 +64,8 @@ def damage_is_not_looked_for(patch: Patch) -> None:
         patch.setattr(f"gateway.blocks.{module}.is_as_promised", lambda *_: True)
 
 
-def what_peers_say_is_new(patch: Patch) -> None:
-    patch.setattr(cluster_origin, "_age", lambda _: 0.0)
-
-
-def questions_of_writable_slots_go_to_peers(patch: Patch) -> None:
-    def headers_of_question(roles: Any, key: Any, number: int, slot: Any, headers: Mapping[str, str]) -> Any:
-        return headers if roles is None else roles.headers(key, number, headers, slot.name)
-
-    for module in ("gateway.metadata.catalog", "gateway.operations.read_object"):
-        patch.setattr(f"{module}.headers_of_question", headers_of_question)
+def clocks_go_slowly(patch: Patch) -> None:
+    patch.setattr(NodeClock, "monotonic", lambda clock: VirtualClock.monotonic(clock) / 10)
 
 
 def own_writes_are_not_forgotten(patch: Patch) -> None:
@@ -87,8 +81,14 @@ def the_bucket_is_not_asked_for_others(patch: Patch) -> None:
     patch.setattr(ClusterOrigin, "_by_ration", by_ration)
 
 
-def the_busy_are_waited_for(patch: Patch) -> None:
-    patch.setattr(cluster_origin, "BUSY_SECONDS_MAX", 600.0)
+def owners_are_asked_late(patch: Patch) -> None:
+    real = ClusterOrigin._of_owners
+
+    async def of_owners(origin: ClusterOrigin, request: Any) -> Any:
+        await asyncio.sleep(40.0)
+        return await real(origin, request)
+
+    patch.setattr(ClusterOrigin, "_of_owners", of_owners)
 
 
 def nobody_owns_anything(patch: Patch) -> None:
@@ -120,11 +120,10 @@ class Case:
 
 CASES = (
     Case("no wrong byte", damage_is_not_looked_for),
-    Case("reads are as young as promised", what_peers_say_is_new, WRITES, 150, "ttl"),
-    Case("reads are as young as promised", questions_of_writable_slots_go_to_peers, WRITES, 150, "ttl"),
+    Case("reads are as young as promised", clocks_go_slowly, WRITES, 150, "ttl"),
     Case("own writes are read", own_writes_are_not_forgotten, WRITES, 150, "ttl"),
     Case("what the bucket has is answered", the_bucket_is_not_asked_for_others),
-    Case("nobody waits for long", the_busy_are_waited_for, {"read": 20.0, "cut_bucket": 2.0, "evict": 5.0}),
+    Case("nobody waits for long", owners_are_asked_late),
     Case("each byte once", nobody_owns_anything, {"read": 20.0, "pass_time": 5.0}),
     Case("no request counts twice", nonces_are_not_remembered),
     Case("nothing is held in quiet", the_ration_is_kept),
