@@ -23,9 +23,19 @@ import structlog
 from gateway.cluster.hello import HELLO_BYTES_MAX
 from gateway.cluster.members import Member
 from gateway.core.clock import Clock
-from gateway.core.errors import OriginUnreachable
+from gateway.core.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.client import FromPeer, OriginRequest, OriginResponse
-from gateway.origin.peer_protocol import CHUNK_BYTES, CRC32C, DATE, NONCE, PROOF, new_nonce, proof
+from gateway.origin.peer_protocol import (
+    CHUNK_BYTES,
+    CRC32C,
+    DATE,
+    NONCE,
+    PROOF,
+    chunk_checksums,
+    encode_checksums,
+    new_nonce,
+    proof,
+)
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.origin.s3 import S3Origin
 from gateway.telemetry import metrics
@@ -97,7 +107,10 @@ class Peers:
         async with answer:
             if answer.status != 200:
                 raise OriginUnreachable(f"{address} answers {answer.status}")
-            return await answer.read(HELLO_BYTES_MAX)
+            content = await answer.read(HELLO_BYTES_MAX)
+        if encode_checksums(chunk_checksums(content)) != answer.told.get(CRC32C):
+            raise OriginBodyError(f"the hello of {address} came damaged")
+        return content
 
     async def aclose(self) -> None:
         peers, self._peers = list(self._peers.values()), {}

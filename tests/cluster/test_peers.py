@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.cluster.peers import IDLE_SECONDS, LEFT_OUT_SECONDS, SAMPLES
-from gateway.core.errors import OriginUnreachable
-from tests.cluster.nodes import Cluster, pinned
+from gateway.core.errors import OriginBodyError, OriginUnreachable
+from gateway.origin.peer_protocol import CRC32C
+from tests.cluster.nodes import Cluster, packed, pinned
 from tests.support.blocks import BLOCK, until
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.response import MemoryResponse
@@ -78,8 +79,12 @@ async def test_idle_clients_are_closed() -> None:
 async def test_a_hello_is_proved_and_bounded() -> None:
     cluster = Cluster()
     node = cluster.nodes["one"]
-    node.replies = [MemoryResponse(200, {}, BytesContent(b"{}")), MemoryResponse(404), MemoryResponse(200)]
+    told = {CRC32C: packed(b"{}")}
+    node.replies = [MemoryResponse(200, told, BytesContent(body)) for body in (b"{}", b"{]")]
+    node.replies += [MemoryResponse(404), MemoryResponse(200)]
     assert await cluster.peers.hello("one") == b"{}"
+    with pytest.raises(OriginBodyError):
+        await cluster.peers.hello("one")
     assert (node.asked[0].bucket, node.asked[0].key) == ("-", "hello")
     with pytest.raises(OriginUnreachable):
         await cluster.peers.hello("one")

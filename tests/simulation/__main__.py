@@ -15,16 +15,22 @@ from pathlib import Path
 from shlex import quote
 
 from tests.simulation.campaign import Outcome, known, left_of, played, write
-from tests.simulation.dialects import DIALECTS
+from tests.simulation.cluster.judge import CLUSTER_RULES
+from tests.simulation.cluster.world import ACTIONS as CLUSTER_ACTIONS
+from tests.simulation.dialects import CLUSTER, DIALECTS
 from tests.simulation.invariants import RULES
 from tests.simulation.world import ACTIONS, Setting
+
+KINDS = (*DIALECTS, CLUSTER)
+ALL_RULES = (*RULES, *CLUSTER_RULES)
+ALL_ACTIONS = sorted({*ACTIONS, *CLUSTER_ACTIONS})
 
 
 def main() -> int:
     options = _parsed()
     often = {name: float(weight) for name, _, weight in (one.partition("=") for one in options.often)}
     like = Setting(options.seed, "", options.history, _rules(options), options.skew, options.lies, often or None)
-    names = options.dialect or list(DIALECTS)
+    names = options.dialect or list(KINDS)
     settings = (
         replace(like, seed=options.seed + number, dialect=names[number % len(names)])
         for number in range(-(-options.steps // options.history))
@@ -57,15 +63,15 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"), help="of the first history")
     parser.add_argument("--steps", type=int, default=2000, help="of all histories together")
     parser.add_argument("--history", type=int, default=100, help="steps of one history")
-    parser.add_argument("--dialect", action="append", choices=[*DIALECTS], help="all, by turns, where none is given")
-    parser.add_argument("--only", action="append", default=[], choices=RULES, help="a rule; all where none is given")
-    parser.add_argument("--but", action="append", default=[], choices=RULES, help="a rule that is not looked at")
+    parser.add_argument("--dialect", action="append", choices=KINDS, help="all by turns, if none is given")
+    parser.add_argument("--only", action="append", default=[], choices=ALL_RULES, help="a rule; all if none is given")
+    parser.add_argument("--but", action="append", default=[], choices=ALL_RULES, help="a rule that is not looked at")
     parser.add_argument(
         "--often",
         action="append",
         default=[],
         metavar="ACTION=WEIGHT",
-        help=f"those that are not named never happen, where one is: {', '.join(ACTIONS)}",
+        help=f"those that are not named never happen, where one is: {', '.join(ALL_ACTIONS)}",
     )
     parser.add_argument("--skew", type=float, help="how far the node's clock is ahead, in seconds; else the dice say")
     parser.add_argument(
@@ -78,7 +84,7 @@ def _parsed() -> argparse.Namespace:
 
 
 def _rules(options: argparse.Namespace) -> tuple[str, ...]:
-    return tuple(one for one in options.only or RULES if one not in options.but)
+    return tuple(one for one in options.only or ALL_RULES if one not in options.but)
 
 
 def _again(outcome: Outcome, options: argparse.Namespace) -> str:

@@ -16,6 +16,8 @@ from typing import TextIO
 
 import structlog
 
+from tests.simulation.cluster.world import play_cluster
+from tests.simulation.dialects import CLUSTER
 from tests.simulation.world import Setting, play
 
 SAID_LINES = 60
@@ -53,7 +55,7 @@ def played(settings: Iterator[Setting], processes: int) -> Iterator[Outcome]:
 
 
 def _outcome(setting: Setting) -> Outcome:
-    world = play(setting)
+    world = play_cluster(setting) if setting.dialect == CLUSTER else play(setting)
     made = Outcome(setting.seed, setting.dialect, world.steps)
     if not world.judge.violations:
         return made

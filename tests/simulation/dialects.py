@@ -76,6 +76,9 @@ class Dialect:
         )
 
 
+CLUSTER = "cluster"
+"""In the place of a dialect: several nodes that read from each other, over an S3 without quirks."""
+
 DIALECTS: Mapping[str, Dialect] = {
     one.name: one
     for one in (

@@ -1,0 +1,145 @@
+"""A short sample of the simulated cluster, and that each of its rules sees what breaks it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import pytest
+import structlog
+
+from gateway.cluster.cluster_origin import ClusterOrigin, ClusterRoles, _Rationed
+from gateway.core.errors import OriginBusy
+from gateway.metadata.catalog import Catalog
+from gateway.shared.seen_nonces import SeenNonces
+from tests.simulation.cluster.judge import CLUSTER_RULES
+from tests.simulation.cluster.node import NodeClock
+from tests.simulation.cluster.world import ClusterWorld, play_cluster
+from tests.simulation.dialects import CLUSTER
+from tests.simulation.virtual_time import VirtualClock
+from tests.simulation.world import Setting
+
+SEED = int(os.environ.get("FOREBAY_SIMULATION_SEED", "20261128"))
+HISTORIES = int(os.environ.get("FOREBAY_SIMULATION_HISTORIES", "2"))
+HISTORIES_UNTIL_SEEN = 20
+
+Patch = pytest.MonkeyPatch
+
+
+def told(world: ClusterWorld) -> str:
+    return "\n".join([*world.said[-60:], *(f"{world.seed}: {one}" for one in world.judge.violations)])
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """What gateways log of all that goes wrong takes longer than what they do."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.configure(**before)
+
+
+@pytest.mark.timeout(300)
+def test_rules_hold() -> None:
+    for seed in range(SEED, SEED + HISTORIES):
+        world = play_cluster(Setting(seed, CLUSTER, 40))
+        assert not world.judge.violations, told(world)
+        assert world.judge.answered["200"] > 20
+
+
+def test_a_seed_replays() -> None:
+    setting = Setting(SEED, CLUSTER, 8)
+    assert play_cluster(setting).said == play_cluster(setting).said
+
+
+# What is broken, of each rule
+
+
+def damage_is_not_looked_for(patch: Patch) -> None:
+    for module in ("origin_gets", "large_block_fetch", "small_block_fetch"):
+        patch.setattr(f"gateway.blocks.{module}.is_as_promised", lambda *_: True)
+
+
+def clocks_go_slowly(patch: Patch) -> None:
+    patch.setattr(NodeClock, "monotonic", lambda clock: VirtualClock.monotonic(clock) / 10)
+
+
+def own_writes_are_not_forgotten(patch: Patch) -> None:
+    patch.setattr(Catalog, "forget", lambda *_: None)
+    patch.setattr(Catalog, "begin_write", lambda *_: ())
+    patch.setattr(Catalog, "end_write", lambda *_: None)
+
+
+def the_bucket_is_not_asked_for_others(patch: Patch) -> None:
+    async def by_ration(*_: Any) -> Any:
+        raise OriginBusy("no")
+
+    patch.setattr(ClusterOrigin, "_by_ration", by_ration)
+
+
+def owners_are_asked_late(patch: Patch) -> None:
+    real = ClusterOrigin._of_owners
+
+    async def of_owners(origin: ClusterOrigin, request: Any) -> Any:
+        await asyncio.sleep(40.0)
+        return await real(origin, request)
+
+    patch.setattr(ClusterOrigin, "_of_owners", of_owners)
+
+
+def nobody_owns_anything(patch: Patch) -> None:
+    patch.setattr(ClusterRoles, "headers", lambda _, __, ___, headers, ____: headers)
+
+
+def nonces_are_not_remembered(patch: Patch) -> None:
+    patch.setattr(SeenNonces, "accept", lambda *_: True)
+
+
+def the_ration_is_kept(patch: Patch) -> None:
+    patch.setattr(_Rationed, "_ended", lambda _: None)
+
+
+WRITES: Mapping[str, float] = {"read": 20.0, "put": 5.0, "change": 5.0, "pass_time": 2.0}
+LINKS: Mapping[str, float] = {"read": 20.0, "cut_node": 3.0, "heal": 1.0, "pass_time": 1.0}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A rule, what is broken, and the kind of history in which that shows."""
+
+    rule: str
+    broken: Callable[[Patch], None]
+    often: Mapping[str, float] = field(default_factory=lambda: LINKS)
+    steps: int = 40
+    consistency: Literal["strict", "ttl"] | None = None
+
+
+CASES = (
+    Case("no wrong byte", damage_is_not_looked_for),
+    Case("reads are as young as promised", clocks_go_slowly, WRITES, 150, "ttl"),
+    Case("own writes are read", own_writes_are_not_forgotten, WRITES, 150, "ttl"),
+    Case("what the bucket has is answered", the_bucket_is_not_asked_for_others),
+    Case("nobody waits for long", owners_are_asked_late),
+    Case("each byte once", nobody_owns_anything, {"read": 20.0, "pass_time": 5.0}),
+    Case("no request counts twice", nonces_are_not_remembered),
+    Case("nothing is held in quiet", the_ration_is_kept),
+)
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {one.rule for one in CASES} == set(CLUSTER_RULES)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", CASES, ids=[one.broken.__name__ for one in CASES])
+def test_what_is_broken_is_seen(case: Case, monkeypatch: Patch) -> None:
+    like = Setting(0, CLUSTER, case.steps, [case.rule], often=case.often, consistency=case.consistency)
+    settings = [replace(like, seed=seed) for seed in range(HISTORIES_UNTIL_SEEN)]
+    assert not play_cluster(settings[0]).judge.violations
+    case.broken(monkeypatch)
+    assert any(play_cluster(one).judge.violations for one in settings)
