@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from gateway import __version__
+from gateway.config.loading import load_settings
 from tests.test_deploy import DEPLOY, KUBERNETES_VERSION
 from tools.render_manifests import CHART, VALUES, ChartError, manifest, render
 
@@ -108,6 +109,31 @@ def test_the_network_policy_opens_what_is_served_and_the_way_out() -> None:
     assert "NetworkPolicy" not in objects("--set", "networkPolicy.enabled=false")
 
 
+def test_a_cluster_opens_the_peer_port_for_its_own_pods_only(tmp_path: Path) -> None:
+    """They find each other by a name that has all of them, ready or not; Forebay takes the settings as they are."""
+    arguments = ("--set", "cluster.enabled=true,ports.peer=9102")
+    found = objects(*arguments)
+    services = [one for one in yaml.safe_load_all(render(*arguments)) if one is not None and one["kind"] == "Service"]
+    [peers] = [one for one in services if one["metadata"]["name"].endswith("-peers")]
+    assert (peers["spec"]["clusterIP"], peers["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    pods = {"podSelector": {"matchLabels": peers["spec"]["selector"]}}
+    policy = found["NetworkPolicy"]["spec"]
+    assert policy["ingress"][-1] == {"ports": [{"protocol": "TCP", "port": "peer"}], "from": [pods]}
+    assert policy["egress"][-1] == {"ports": [{"protocol": "TCP", "port": 9102}], "to": [pods]}
+    [container] = found["DaemonSet"]["spec"]["template"]["spec"]["containers"]
+    assert {"name": "peer", "containerPort": 9102} in container["ports"]
+    environment = {one["name"]: one.get("value", "node-1") for one in container["env"]}
+    environment = {name: value for name, value in environment.items() if name.startswith("FOREBAY_CLUSTER__")}
+    (tmp_path / "secret").write_text("0123456789abcdef" * 4, encoding="utf-8")
+    (tmp_path / "secret").chmod(0o440)
+    assert environment["FOREBAY_CLUSTER__SECRET_FILE"] == "/etc/forebay/cluster/secret"
+    environment["FOREBAY_CLUSTER__SECRET_FILE"] = str(tmp_path / "secret")
+    cluster = load_settings(None, environment).settings.cluster
+    assert cluster is not None
+    name = peers["metadata"]["name"]
+    assert (cluster.members, cluster.listen, cluster.node) == ([f"dns://{name}:9102"], "0.0.0.0:9102", "node-1")
+
+
 def admits(policy: dict[str, Any], port: int, protocol: str = "TCP") -> list[Any]:
     """Whom its rules let through to a port of the pod; `everybody` where a rule names none."""
     found: list[Any] = []
@@ -183,6 +209,7 @@ def test_a_changed_setting_starts_the_pods_anew() -> None:
         (("--set", "cache.volume.type=emptyDir,cache.volume.sizeLimit=2Ti"), "outlives the pod"),
         ((*SIDECAR, "--set-string", f"config={WRITE_BACK}"), "outlives the pod"),
         (CLAIM, "would share one claim"),
+        ((*SIDECAR, "--set", "cluster.enabled=true"), "needs mode daemonset"),
         ((*SIDECAR, "--set", "cache.volume.sizeLimit="), "sizeLimit"),
         (("--set-string", 'config=[admin]\ntoken = "0123456789abcdef"'), "holds a secret"),
     ],

@@ -123,12 +123,16 @@ class AdminClient:
     def cancel_job(self, job_id: str) -> to.JobDocument:
         return self._read(to.JobDocument, "DELETE", f"/api/v1/jobs/{quote(job_id, safe='')}")
 
-    def start_job(self, kind: str, prefix: str, *, allow_empty: bool = False) -> to.JobDocument:
-        """Begin to `warm`, `evict` or `pin` the objects under a prefix."""
-        return self.post(f"/api/v1/{kind}", {"prefix": prefix, "allow_empty": allow_empty}, to.JobDocument)
+    def start_job(self, kind: str, prefix: str, *, allow_empty: bool = False, cluster: bool = False) -> to.JobDocument:
+        """Begin to `warm`, `evict` or `pin` the objects under a prefix; `cluster`: to warm all nodes with them."""
+        return self.post(
+            _job_path(kind, cluster=cluster), {"prefix": prefix, "allow_empty": allow_empty}, to.JobDocument
+        )
 
-    def start_listed_job(self, kind: str, manifest: Iterator[bytes], media_type: str) -> to.JobDocument:
-        return self._read(to.JobDocument, "POST", f"/api/v1/{kind}", **_content(manifest, media_type))
+    def start_listed_job(
+        self, kind: str, manifest: Iterator[bytes], media_type: str, *, cluster: bool = False
+    ) -> to.JobDocument:
+        return self._read(to.JobDocument, "POST", _job_path(kind, cluster=cluster), **_content(manifest, media_type))
 
     def unpin(self, prefix: str) -> to.Unpinned:
         return self.post("/api/v1/unpin", {"prefix": prefix}, to.Unpinned)
@@ -301,6 +305,10 @@ def _parsed(kind: type[Answer], answer: httpx.Response, url: str) -> Answer:
         ) from None
     except ValueError as error:
         raise_problem(url, error)
+
+
+def _job_path(kind: str, *, cluster: bool) -> str:
+    return f"/api/v1/{kind}{'?cluster=true' if cluster else ''}"
 
 
 def _snapshot_path(name: str) -> str:

@@ -12,12 +12,15 @@ from gateway import __version__
 from gateway.admin.backends import Backends, opened
 from gateway.admin.operations import CLOSED, GUARDED, RefusedRequest, operation
 from gateway.api import documents as to
+from gateway.cluster.hello import digests_of
 from gateway.cluster.members import Member
-from gateway.cluster.polling import Heard
+from gateway.cluster.polling import Heard, Polling
+from gateway.config import ClusterSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock
 from gateway.origin.peer_protocol import VERSION
 from gateway.telemetry import metric_reading, metrics
+from gateway.telemetry.metric_reading import MetricReading
 
 
 class ClusterApi:
@@ -34,54 +37,53 @@ class ClusterApi:
         {**GUARDED, 404: "This node is in no cluster.", **CLOSED},
     )
     async def cluster(self, _request: Request) -> to.ClusterDocument:
-        settings = self._live.now.cluster
-        if settings is None:
+        if self._live.now.cluster is None:
             raise RefusedRequest(404, "this node is in no cluster: its settings have no [cluster]")
-        polling = opened(self._lent.cluster)
-        members = polling.members
-        weights = Counter[str]()
-        for one in members:
-            weights[one.zone] += one.weight if one.caches else 0
+        polling, reading = opened(self._lent.cluster), await asyncio.to_thread(MetricReading, self._metrics_directory)
+        return cluster_document(self._live.now, self._live.now.cluster, polling, reading, self._clock)
 
-        def document(member: Member) -> to.ClusterMember:
-            is_me = member.address == settings.advertise
-            heard = polling.heard.get(member.address, Heard())
-            hello = heard.hello
-            total = weights[member.zone] if member.caches else 0
-            return to.ClusterMember(
-                name=settings.node if is_me else hello.name if hello is not None else "",
-                address=member.address,
-                this_node=is_me,
-                zone=member.zone,
-                weight=member.weight,
-                share=member.weight / total if total else 0.0,
-                state=_state(member, heard, is_me=is_me),
-                problem=heard.problem or _of_protocol(heard),
-                version=__version__ if is_me else hello.version if hello is not None else None,
-                age_seconds=self._clock.monotonic() - member.since if member.since is not None else None,
-                heard_at=heard.at if hello is not None else None,
-                clock_seconds=heard.clock_seconds if hello is not None else None,
-            )
 
-        read = self._metrics_directory, "direction", metrics.CLUSTER_PEER_BYTES
-        (moved,) = await asyncio.to_thread(metric_reading.by_label, *read)
-        return to.ClusterDocument(
-            name=settings.name,
-            node=settings.node,
-            address=settings.advertise,
-            zone=settings.zone,
-            sent_bytes=int(moved.get("sent", 0)),
-            received_bytes=int(moved.get("received", 0)),
-            members=[document(one) for one in members],
+def cluster_document(
+    settings: Settings, cluster: ClusterSettings, polling: Polling, reading: MetricReading, clock: Clock
+) -> to.ClusterDocument:
+    """Return the members as `polling` knows them, and what this node gave and took."""
+    members, homes = polling.members, digests_of(settings.homes)
+    weights = Counter[str]()
+    for one in members:
+        weights[one.zone] += one.weight if one.caches else 0
+
+    def document(member: Member) -> to.ClusterMember:
+        is_me = member.address == cluster.advertise
+        heard = polling.heard.get(member.address, Heard())
+        hello = heard.hello
+        total = weights[member.zone] if member.caches else 0
+        return to.ClusterMember(
+            name=cluster.node if is_me else hello.name if hello is not None else "",
+            address=member.address,
+            this_node=is_me,
+            zone=member.zone,
+            weight=member.weight,
+            share=member.weight / total if total else 0.0,
+            state=polling.state_of(member),
+            problem=heard.problem or _of_protocol(heard),
+            version=__version__ if is_me else hello.version if hello is not None else None,
+            age_seconds=clock.monotonic() - member.since if member.since is not None else None,
+            heard_at=heard.at if hello is not None else None,
+            clock_seconds=heard.clock_seconds if hello is not None else None,
+            same_homes=hello.homes == homes if hello is not None else None,
+            reaches_this_node=cluster.advertise not in hello.silent if hello is not None else None,
         )
 
-
-def _state(member: Member, heard: Heard, *, is_me: bool) -> str:
-    if heard.problem is not None:
-        return "unknown" if heard.hello is None else "silent"
-    if heard.hello is None and not is_me:
-        return "unknown"
-    return "up" if member.caches else "closed"
+    (moved,) = metric_reading.by_label(reading, "direction", metrics.CLUSTER_PEER_BYTES)
+    return to.ClusterDocument(
+        name=cluster.name,
+        node=cluster.node,
+        address=cluster.advertise,
+        zone=cluster.zone,
+        sent_bytes=int(moved.get("sent", 0)),
+        received_bytes=int(moved.get("received", 0)),
+        members=[document(one) for one in members],
+    )
 
 
 def _of_protocol(heard: Heard) -> str | None:

@@ -92,3 +92,9 @@ def origin_text(origin: to.OriginStatus) -> str:
     if origin.state == "no credentials":
         return f"not asked, for want of a key: {origin.problem}"
     return f"{'reachable' if origin.reachable else 'not reachable'}: {origin.problem}"
+
+
+def cluster_text(cluster: to.ClusterDocument) -> str:
+    """`cluster train: 2 of 3 members up`."""
+    up = sum(one.state == "up" for one in cluster.members)
+    return f"cluster {cluster.name}: {up} of {counted(len(cluster.members), 'member')} up"

@@ -51,10 +51,16 @@ class JobsApi:
         self._lent = lent
 
     @operation(
-        "POST /api/v1/warm", "Fetch objects that are not in the cache yet.", to.JobDocument, _WORK, 202, body=_KEYS
+        "POST /api/v1/warm",
+        "Fetch objects that are not in the cache yet.",
+        to.JobDocument,
+        _WORK,
+        202,
+        body=_KEYS,
+        parameters=[flag_of("cluster", "true: each block goes to the node of the cluster that owns it")],
     )
     async def warm(self, request: Request) -> to.JobDocument:
-        return await self._start(JobKind.WARM, request)
+        return await self._start(JobKind.WARM, request, cluster=flag(request, "cluster"))
 
     @operation("POST /api/v1/evict", "Drop objects from the cache.", to.JobDocument, _WORK, 202, body=_KEYS)
     async def evict(self, request: Request) -> to.JobDocument:
@@ -103,15 +109,15 @@ class JobsApi:
         jobs = opened(self._lent.jobs)
         return _shown(jobs, await jobs.cancel(request.path_params["job_id"]))
 
-    async def _start(self, kind: JobKind, request: Request) -> to.JobDocument:
+    async def _start(self, kind: JobKind, request: Request, *, cluster: bool = False) -> to.JobDocument:
         jobs, given = opened(self._lent.jobs), content_type(request)
         if given == MANIFEST_TYPE and kind is not JobKind.PIN:
-            return _shown(jobs, await jobs.start_listed(kind, request.stream()))
+            return _shown(jobs, await jobs.start_listed(kind, request.stream(), cluster=cluster))
         if given != "application/json":
             manifest = "" if kind is JobKind.PIN else f" or {MANIFEST_TYPE}"
             raise RefusedRequest(415, f"Content-Type must be application/json{manifest}")
         prefix, allow_empty = prefix_of(await posted_json(request))
-        return _shown(jobs, await jobs.start(kind, prefix, allow_empty=allow_empty))
+        return _shown(jobs, await jobs.start(kind, prefix, allow_empty=allow_empty, cluster=cluster))
 
 
 def job_document(job: Job, pace: Pace = UNKNOWN_PACE) -> to.JobDocument:

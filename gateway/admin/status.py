@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.backends import Backends, StateHolder, opened
+from gateway.admin.cluster import cluster_document
 from gateway.admin.operations import (
     CLOSED,
     OF_OBJECT,
@@ -28,6 +29,7 @@ from gateway.api import documents as to
 from gateway.config import Settings, public_settings
 from gateway.config.live import LiveSettings
 from gateway.config.settings import Signer
+from gateway.core.clock import SystemClock
 from gateway.core.errors import S3Error, StoreUnavailable
 from gateway.core.model import ObjectKey
 from gateway.policy.slots import Prefix
@@ -160,7 +162,12 @@ class StatusApi:
         state, settings = self._holder.state, self._live.now
         cache, figures = settings.cache, _figures_by_slot(reading, settings)
         origin, others = await self.findings()
+        polling, of_cluster = self._lent.cluster, settings.cluster
+        cluster = None
+        if polling is not None and of_cluster is not None:
+            cluster = cluster_document(settings, of_cluster, polling, reading, SystemClock())
         return to.Status(
+            cluster=cluster,
             gateway=state.status() if state else None,
             origin=to.MainOrigin(
                 endpoint_url=settings.origin.endpoint_url,

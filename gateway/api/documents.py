@@ -95,6 +95,8 @@ class ClusterMember(Document):
     age_seconds: float | None = Field(None, description="for which it has been a member without a gap")
     heard_at: MaybeTime = Field(None)
     clock_seconds: float | None = Field(None, description="by which its clock is ahead of this node's")
+    same_homes: bool | None = Field(None, description="it has the same origins as this node")
+    reaches_this_node: bool | None = Field(None, description="this node has answered its last hello")
 
 
 class ClusterDocument(Document):
@@ -701,6 +703,7 @@ class JobDocument(Document):
     objects_failed: int
     errors: list[str]
     allow_empty: bool = Field(False, description="of a pin or a snapshot: finding no object is no failure")
+    cluster: bool = Field(False, description="of a warm-up: each block goes to the node that owns it")
     was_pinned: bool = Field(False, description="before the job, so it stays pinned however the job ends")
 
 
@@ -806,11 +809,19 @@ class HeldBlocks(Document):
     bytes: int
 
 
+class BlockOwner(Document):
+    address: str = Field(description="of its peer port")
+    this_node: bool
+    first: int = Field(description="blocks that it owns")
+    second: int = Field(description="blocks that it owns when their owner is away")
+
+
 class ExplanationDocument(Named):
     slot: ExplainedSlot
     known: KnownVersion
     pins: list[str]
     blocks: ExplainedBlocks | None
+    owners: list[BlockOwner] = Field([], description="in a cluster: of its first 256 blocks")
     held: HeldBlocks
     why_not_kept: str | None
     pending: PendingObject | None = Field(None, description="as in /api/v1/writeback/objects")
@@ -828,6 +839,7 @@ class Status(Document):
     indexes: list[Index]
     writeback: Writeback | None
     slots: list[SlotStatus] = Field([])
+    cluster: ClusterDocument | None = Field(None, description="null: this node is alone, or it starts")
 
     @property
     def is_ready(self) -> bool:

@@ -12,7 +12,7 @@ import structlog
 
 from gateway import __version__
 from gateway.cluster.cluster_origin import ClusterOrigin, ClusterRoles
-from gateway.cluster.hello import Hello
+from gateway.cluster.hello import SILENT_TOLD, Hello, digests_of
 from gateway.cluster.members import VIEW, Member, Members, View
 from gateway.cluster.peers import Peers
 from gateway.cluster.polling import Ask, Membership, Polling, addresses_of
@@ -20,7 +20,6 @@ from gateway.config import ClusterSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock
 from gateway.origin.client import KeyPair, Origin, OriginSettings
-from gateway.origin.peer_protocol import home_digest
 from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import S3Origin
 from gateway.origin.signing import StaticCredentials
@@ -146,12 +145,12 @@ def hello_of(
     live: LiveSettings, cluster: ClusterSettings, members: Members, clock: Clock, *, closed: bool
 ) -> Callable[[], bytes]:
     """Return what makes the document for `GET /-/hello`. `closed`: this process has no cache directory."""
-    homes = {live.now.origin.endpoint_url, *(bucket.endpoint_url for bucket in live.now.buckets)}
-    digests = tuple(sorted(map(home_digest, homes)))
+    digests = digests_of(live.now.homes)
 
     def hello() -> bytes:
         own = _own_member(live.now.cluster or cluster, caches=not closed)
         since = members.view.me.since if members.view.me is not None else None
+        silent = [one.address for one in members.view.members if not one.answers]
         return Hello(
             name=cluster.node,
             address=own.address,
@@ -160,6 +159,7 @@ def hello_of(
             weight=own.weight,
             caches=own.caches,
             homes=digests,
+            silent=tuple(silent[:SILENT_TOLD]),
             age_seconds=max(0.0, clock.monotonic() - since) if since is not None else 0.0,
             at=clock.now(),
         ).content()

@@ -31,10 +31,10 @@ from gateway.blocks.scrubber import Scrubber, ScrubSettings
 from gateway.blocks.spans import HeldObject, WarmSpan, span_of
 from gateway.blocks.store import IngestedFile, describe
 from gateway.core.clock import Clock
-from gateway.core.errors import BlockError, ForebayError, StoreUnavailable
+from gateway.core.errors import BlockError, ForebayError, OriginAnswered, OriginUnreachable, StoreUnavailable
 from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion, size_of
-from gateway.origin.client import Origin, Purpose
-from gateway.origin.peer_protocol import Roles
+from gateway.origin.client import Origin, OriginRequest, Purpose, from_peer
+from gateway.origin.peer_protocol import COPY, Roles
 from gateway.policy.slots import Slots
 from gateway.telemetry import metrics
 
@@ -243,7 +243,8 @@ class BlockCache(PassthroughCache):
         dependencies = self._dependencies
         why_not = plan.why_not_kept(dependencies, version.size_bytes if version is not None else None, slot)
         here = await asyncio.to_thread(plan.presence, dependencies, version, slot) if version is not None else None
-        return Explanation(here, await asyncio.to_thread(plan.holding, dependencies, key), why_not)
+        owners = plan.owners(dependencies, version, slot) if version is not None else []
+        return Explanation(here, await asyncio.to_thread(plan.holding, dependencies, key), why_not, owners)
 
     def begin_unpinned_get(self, key: ObjectKey, offset: int, headers: Mapping[str, str]) -> UnpinnedGet | None:
         object_id = layout.object_id(key)
@@ -275,13 +276,14 @@ class BlockCache(PassthroughCache):
         slot: str,
         purpose: Purpose,
         come: Callable[[int], None] = lambda _: None,
+        of_peer: bool = False,
     ) -> tuple[int, bool]:
         """Bring one of the `pieces` to disk. Return the number of fetched bytes, and whether the piece is on disk.
 
-        False: the directory could not take it. `come` gets the number of fetched bytes again and again. Raises as
-        `open_range` and its reader do.
+        False: the directory could not take it. `come` gets the number of fetched bytes again and again. `of_peer`:
+        another node wants it here. Raises as `open_range` and its reader do.
         """
-        roles = self._dependencies.roles
+        roles = None if of_peer else self._dependencies.roles
         reader = RangeReader(ReadPlan(self._dependencies, version, piece, slot, _NO_HEADERS, purpose, roles=roles))
         if reader.is_cached():
             return 0, True
@@ -305,6 +307,29 @@ class BlockCache(PassthroughCache):
                     fill.leave(purpose)
                 kept = kept and fill.kept
         return piece.length, kept
+
+    async def fetch_at_owner(
+        self, version: ObjectVersion, piece: ByteRange, *, slot: str, purpose: Purpose
+    ) -> int | None:
+        """Have the node that looks after one of the `pieces` bring it to its disk. Return how many bytes it fetched.
+
+        None: this node looks after it. Raises as `fetch`; OriginUnreachable if no such node can be asked.
+        """
+        dependencies = self._dependencies
+        of_read = ReadPlan(dependencies, version, piece, slot, _NO_HEADERS, purpose, roles=dependencies.roles)
+        headers = of_read.headers_of(of_read.block(of_read.numbers.start))
+        if COPY not in headers:
+            return None
+        asked = {**headers, "if-match": version.etag, "range": f"bytes={piece.first}-{piece.last}"}
+        request = OriginRequest(
+            "HEAD", *version.key, headers=asked, purpose=purpose, slot=slot, size_bytes=version.size_bytes
+        )
+        async with await dependencies.origin.send(request) as response:
+            if response.status not in (200, 201, 206):
+                raise OriginAnswered(response.status, list(response.headers.items()), b"")
+            if from_peer(response) is None:
+                raise OriginUnreachable("no node that looks after the block can be asked")
+            return piece.length if response.status == 201 else 0
 
     def others_fill(self) -> bool:
         """Return True if other processes fetch blocks now, which they do for readers."""

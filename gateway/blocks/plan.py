@@ -13,7 +13,7 @@ most.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
@@ -382,6 +382,9 @@ _AT_ONCE = 1000
 
 MISSING_SHOWN = 20
 
+OWNERS_LOOKED_AT = 256
+"""Blocks of one object whose owners are computed: of 1,000 nodes that takes 30 ms."""
+
 
 class Presence(NamedTuple):
     """Cached parts of one version.
@@ -405,6 +408,8 @@ class Explanation(NamedTuple):
     here: Presence | None
     holding: Holding
     why_not_kept: str | None
+    owners: Sequence[BlockOwner] = ()
+    """Empty without a cluster, and of an object that is not kept."""
 
 
 class Holding(NamedTuple):
@@ -412,6 +417,29 @@ class Holding(NamedTuple):
 
     blocks: int
     size_bytes: int
+
+
+class BlockOwner(NamedTuple):
+    """How many of the first OWNERS_LOOKED_AT blocks of a version a node owns as the first and as the second."""
+
+    address: str
+    is_this_node: bool
+    first: int
+    second: int
+
+
+def owners(dependencies: CacheDependencies, version: ObjectVersion, slot: str) -> list[BlockOwner]:
+    """Return the owners of a version's blocks, those of most blocks first."""
+    roles, settings = dependencies.roles, dependencies.settings
+    if roles is None or not settings.keeps(slot, version.size_bytes):
+        return []
+    blocks = min(-(-version.size_bytes // settings.block_size_of(slot)), OWNERS_LOOKED_AT)
+    counts = Counter[tuple[tuple[str, bool], int]]()
+    for number in range(blocks):
+        counts.update((one, rank) for rank, one in enumerate(roles.owners(version.key, number)))
+    nodes = {node for node, _ in counts}
+    found = [BlockOwner(*node, counts[node, 0], counts[node, 1]) for node in nodes]
+    return sorted(found, key=lambda one: (-one.first, -one.second, one.address))
 
 
 def why_not_kept(dependencies: CacheDependencies, size_bytes: int | None, slot: str) -> str | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gateway.admin.formatting import counted, size_text
+from gateway.admin.formatting import cluster_text, size_text
 from gateway.cli.common import JsonOption, asks, explained, print_json, printable
 from gateway.cli.looks import seconds_text
 from gateway.cli.tables import NOTHING, Column, Columns, print_table, print_text
@@ -44,10 +44,8 @@ def status(client: AdminClient, json: JsonOption = False) -> None:
     if json:
         print_json(answer.document())
         return
-    up = sum(one.state == "up" for one in answer.members)
     zone = f", zone {printable(answer.zone)}" if answer.zone else ""
-    text = f"cluster {printable(answer.name)}: {up} of {counted(len(answer.members), 'member')} up; "
-    print_text(f"{text}this node is {printable(answer.node)} at {answer.address}{zone}")
+    print_text(f"{printable(cluster_text(answer))}; this node is {printable(answer.node)} at {answer.address}{zone}")
     print_text(f"gave {size_text(answer.sent_bytes)} to others, took {size_text(answer.received_bytes)} from them")
     if not any(one.this_node for one in answer.members):
         print_text("this node is not among the members: it asks them, and looks after no blocks", "yellow")

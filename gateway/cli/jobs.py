@@ -38,6 +38,10 @@ ManifestOption = Annotated[
     typer.Option("--manifest", help="File with one s3://bucket/key a line; the gateway takes them in this order."),
 ]
 AllowEmptyOption = Annotated[bool, typer.Option("--allow-empty", help="Finding no object is no failure.")]
+ClusterOption = Annotated[
+    bool,
+    typer.Option("--cluster", help="Fetch each block to the node of the cluster that owns it; no copy stays here."),
+]
 WaitOption = Annotated[
     bool, typer.Option("--wait", help="Show the progress until it ends; exit code 1 if not all was done.")
 ]
@@ -50,10 +54,11 @@ def warm(
     manifest: ManifestOption = None,
     wait: WaitOption = False,
     allow_empty: AllowEmptyOption = False,
+    cluster: ClusterOption = False,
     json: JsonOption = False,
 ) -> None:
     """Fetch objects that are not in the cache yet. The running gateway does it as a job."""
-    _run("warm", prefix, manifest, wait, client, json, allow_empty)
+    _run("warm", prefix, manifest, wait, client, json, allow_empty, cluster=cluster)
 
 
 @asks
@@ -111,12 +116,20 @@ def jobs(
 
 
 def _run(
-    kind: str, prefix: str | None, manifest: Path | None, wait: bool, client: AdminClient, json: bool, allow_empty: bool
+    kind: str,
+    prefix: str | None,
+    manifest: Path | None,
+    wait: bool,
+    client: AdminClient,
+    json: bool,
+    allow_empty: bool,
+    *,
+    cluster: bool = False,
 ) -> None:
     if manifest is not None and prefix is None:
-        job = client.start_listed_job(kind, pieces_of(manifest), MANIFEST_TYPE)
+        job = client.start_listed_job(kind, pieces_of(manifest), MANIFEST_TYPE, cluster=cluster)
     elif manifest is None and prefix is not None:
-        job = client.start_job(kind, prefix, allow_empty=allow_empty)
+        job = client.start_job(kind, prefix, allow_empty=allow_empty, cluster=cluster)
     else:
         raise typer.BadParameter("give either s3://BUCKET/PREFIX or --manifest FILE")
     if wait:
@@ -175,7 +188,9 @@ JOBS: Columns[to.JobDocument] = (
     Column("job", lambda one: one.id),
     Column(
         "what",
-        lambda one: printable(" ".join(filter(None, (one.kind, one.name, one.prefix or "manifest")))),
+        lambda one: printable(
+            " ".join(filter(None, (one.kind, "--cluster" * one.cluster, one.name, one.prefix or "manifest")))
+        ),
         shortened=True,
     ),
     Column("state", lambda one: one.state + (" (cache is full)" if one.full else "")),

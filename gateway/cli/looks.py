@@ -13,6 +13,7 @@ from gateway.admin.formatting import (
     DISK_STATES,
     age_text,
     bucket_text,
+    cluster_text,
     counted,
     journal_problem_text,
     open_uploads_text,
@@ -59,6 +60,10 @@ def show_status(status: to.Status) -> None:
         print_text(text, "red")
     if gateway.closed:
         print_text(gateway.closed, "red")
+    if (cluster := status.cluster) is not None:
+        moved = f"gave {size_text(cluster.sent_bytes)} to others, took {size_text(cluster.received_bytes)} from them"
+        is_whole = all(one.state == "up" for one in cluster.members)
+        print_text(f"{printable(cluster_text(cluster))}; {moved}", "" if is_whole else "red")
     if cache.scrub is not None:
         print_text(_scrub(cache.scrub))
     for prefix in status.pins:
@@ -356,6 +361,9 @@ def _explained(found: to.ExplanationDocument) -> Iterator[tuple[str, str]]:
         yield "pinned", f"by {pin}: it is not evicted"
     if found.blocks is not None:
         yield from _blocks(found.blocks, known.bytes or 0)
+    for one in found.owners:
+        name = f"{one.address}{' (this node)' if one.this_node else ''}"
+        yield "owner", f"{name}: {counted(one.first, 'block')}, and {one.second} as the second"
     total = f"{counted(held.blocks, 'block')}, {size_text(held.bytes)}"
     yield "held", f"{total}, of all versions together" if held.blocks else "nothing of any version"
     yield "kept", "yes" if found.why_not_kept is None else f"no: {found.why_not_kept}"

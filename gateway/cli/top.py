@@ -19,7 +19,15 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from gateway.admin.formatting import DISK_STATES, counted, origin_text, size_text, waiting_text, wrong_with
+from gateway.admin.formatting import (
+    DISK_STATES,
+    cluster_text,
+    counted,
+    origin_text,
+    size_text,
+    waiting_text,
+    wrong_with,
+)
 from gateway.cli.checkpoints import share_text
 from gateway.cli.common import AdminUrlOption, ConfigOption, JsonOption, admin_address, printable
 from gateway.cli.jobs import JOBS
@@ -355,6 +363,8 @@ def _health(status: to.Status) -> Iterator[Line]:
         yield printable(text), "red" if origin.problem is not None else ""
     ratio = "" if cache.hit_ratio is None else f", {cache.hit_ratio:.1%} of bytes from it since the start"
     yield f"cache     {size_text(cache.usage_bytes)} of {size_text(cache.capacity_bytes)} in use{ratio}", ""
+    if (cluster := status.cluster) is not None and any(one.state != "up" for one in cluster.members):
+        yield f"nodes     {printable(cluster_text(cluster))}", "red"
     if cache.disk.state != "well":
         yield f"disk      {'; '.join(DISK_STATES[cache.disk.state])}", "bold red"
 

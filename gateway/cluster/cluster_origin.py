@@ -48,7 +48,7 @@ DOUBTS_MAX: Final = 16
 """Limit of messages about damage at the same time."""
 
 _BODY = frozenset({200, 206})
-_ANSWERS = _BODY | {304, 404, 412, 416}
+_ANSWERS = _BODY | {201, 304, 404, 412, 416}
 _BUSY, _ASK_OTHERS = 503, 303
 
 Reason: TypeAlias = Literal["unreachable", "busy", "refused", "old", "damaged"]
@@ -68,6 +68,10 @@ class ClusterRoles:
         if not owners or owners[0] is view.me:
             return headers
         return {**headers, COPY: "1"} if headers else COPY_ALONE
+
+    def owners(self, key: ObjectKey, number: int) -> tuple[tuple[str, bool], ...]:
+        view = self.view()
+        return tuple((one.address, one is view.me) for one in view.owners(key, number))
 
 
 @dataclass(eq=False, slots=True)

@@ -6,11 +6,17 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.origin.peer_protocol import VERSION
+from gateway.core.model import Homes
+from gateway.origin.peer_protocol import VERSION, home_digest
 
 HELLO_BYTES_MAX: Final = 64 * 1024
+SILENT_TOLD: Final = 100
 
 Name = Annotated[str, Field(max_length=256)]
+
+
+def digests_of(homes: Homes) -> tuple[str, ...]:
+    return tuple(sorted({*map(home_digest, (homes.main, *homes.by_bucket.values()))}))
 
 
 class Hello(BaseModel):
@@ -32,6 +38,9 @@ class Hello(BaseModel):
 
     age_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """Seconds for which it has been a member without a gap."""
+
+    silent: Annotated[tuple[Name, ...], Field(max_length=1024)] = ()
+    """Addresses of members that do not answer it, SILENT_TOLD at most."""
 
     at: Annotated[float, Field(allow_inf_nan=False)]
     """Its wall clock, in seconds since 1970."""

@@ -32,7 +32,8 @@ class Member:
     """One node. Blocks are placed by `name`: a node that takes over the name owns the same blocks.
 
     `address` is its peer port's. `caches`: False while its directory is closed; then it owns nothing. `since`: from
-    when on it has been a member without a gap, on this machine's monotonic clock; None until it has told.
+    when on it has been a member without a gap, on this machine's monotonic clock; None until it has told. `answers`:
+    False if it has not answered the last hello; it stays a member, and owns what it owned.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Member:
     weight: int = 1
     caches: bool = True
     since: float | None = None
+    answers: bool = True
 
 
 @immutable

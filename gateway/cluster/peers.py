@@ -82,18 +82,22 @@ class Peers:
 
     async def ask(self, address: str, request: OriginRequest) -> PeerAnswer | None:
         """Return the proved answer to a request, to be closed; None: there is none."""
+        try:
+            return await self._proved(address, request)
+        except OriginUnreachable:
+            return None
+
+    async def _proved(self, address: str, request: OriginRequest) -> PeerAnswer:
         peer, nonce = self._peer(address), new_nonce()
         request = replace(request, headers={**request.headers, NONCE: nonce})
         began = self._clock.monotonic()
-        try:
-            response = await peer.origin.send(request)
-        except OriginUnreachable:
-            return None
+        response = await peer.origin.send(request)
         seconds = self._clock.monotonic() - began
         if not self._is_proved(nonce, response):
             await response.aclose()
-            _log.warning("a node of the cluster does not prove that it knows the secret", address, address=address)
-            return None
+            problem = "a node of the cluster does not prove that it knows the secret"
+            _log.warning(problem, address, address=address)
+            raise OriginUnreachable(f"{problem}, or does not accept this node's: it answers {response.status}")
         metrics.CLUSTER_PEER_SECONDS.observe(seconds)
         if response.headers.get("x-forebay-cache") == "hit":
             self._took(peer, seconds)
@@ -101,10 +105,7 @@ class Peers:
 
     async def hello(self, address: str) -> bytes:
         """Return what the node at an address says of itself. Raises OriginUnreachable or OriginBodyError."""
-        answer = await self.ask(address, OriginRequest("GET", "-", "hello"))
-        if answer is None:
-            raise OriginUnreachable(f"{address} does not answer as a node of the cluster")
-        async with answer:
+        async with await self._proved(address, OriginRequest("GET", "-", "hello")) as answer:
             if answer.status != 200:
                 raise OriginUnreachable(f"{address} answers {answer.status}")
             content = await answer.read(HELLO_BYTES_MAX)

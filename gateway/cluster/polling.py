@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from gateway.core.errors import ForebayError
 from gateway.core.model import immutable
 from gateway.disk.atomic_write import write_durably
 from gateway.origin.peer_protocol import VERSION
+from gateway.telemetry import metrics
 
 BY_NAME: Final = "dns://"
 """How an entry of `cluster.members` begins that stands for all addresses of a name."""
@@ -148,10 +150,21 @@ class Polling:
         """The members in the order of the list. One that has never answered counts as being like this node."""
         own = replace(self._own(), since=self._membership.since)
         alike = replace(own, caches=True, since=None)
-        return [
-            own if address == own.address else self._known.get(address) or replace(alike, name=address, address=address)
-            for address in self._listed or ()
-        ]
+        found = list[Member]()
+        for address in self._listed or ():
+            member = self._known.get(address) or replace(alike, name=address, address=address)
+            answers = self.heard.get(address, Heard()).problem is None
+            found.append(own if address == own.address else replace(member, answers=answers))
+        return found
+
+    def state_of(self, member: Member) -> str:
+        """Return one of `metrics.MEMBER_STATES`."""
+        heard, is_me = self.heard.get(member.address, Heard()), member.address == self._own().address
+        if not is_me and heard.hello is None:
+            return "unknown"
+        if not is_me and heard.problem is not None:
+            return "silent"
+        return "up" if member.caches else "closed"
 
     async def run(self) -> None:
         """Look after the members for ever."""
@@ -243,9 +256,12 @@ class Polling:
 
     async def _publish(self) -> None:
         """Write the view file if it would change."""
-        now = self._clock.monotonic()
+        members, now = self.members, self._clock.monotonic()
+        counts = Counter(map(self.state_of, members))
+        for state in metrics.MEMBER_STATES:
+            metrics.CLUSTER_MEMBERS.set(counts[state], state)
         self._gone = {one.member.address: one for one in self._gone.values() if now < one.at + SETTLED_SECONDS}
-        content = view_document(self.members, list(self._gone.values()))
+        content = view_document(members, list(self._gone.values()))
         if self._listed is None or content == self._written:
             return
         try:

@@ -16,7 +16,7 @@ from gateway.core.errors import AdminPortError, NoAdminPort
 from gateway.doctor import Area, Finding
 from gateway.telemetry import metrics
 
-AREA, SLOTS = Area("running gateway"), Area("slots")
+AREA, SLOTS, CLUSTER = Area("running gateway"), Area("slots"), Area("cluster")
 
 _READS_MIN = 200
 """Fewer say little."""
@@ -44,6 +44,8 @@ def running(client: AdminClient, settings: Settings | None) -> Iterator[Finding]
             "give its --config to check that one",
         )
     yield from _pending(status)
+    if status.cluster is not None:
+        yield from of_cluster(status.cluster)
     yield from advised(slots, exposition)
 
 
@@ -95,6 +97,46 @@ def _profile(bucket: to.BucketProfile) -> Finding:
     if {"ignored", "refused"} & {*bucket.conditions.values()}:
         return AREA.warning(found, "flushes look by HEAD before they write: let nobody else write under these slots")
     return AREA.ok(found)
+
+
+def of_cluster(cluster: to.ClusterDocument) -> Iterator[Finding]:
+    """Yield what this node finds of the other members by their hellos."""
+    if not any(one.this_node for one in cluster.members):
+        text = f"{cluster.address} is not among the members: this node asks them, and looks after no blocks"
+        yield CLUSTER.warning(text, "set cluster.advertise to the address by which the others know it")
+    found = [one for member in cluster.members if not member.this_node for one in _of_member(member)]
+    yield from found[:_MEMBERS_SHOWN]
+    if len(found) > _MEMBERS_SHOWN:
+        yield CLUSTER.note(f"{len(found) - _MEMBERS_SHOWN} more findings about members", "forebay cluster status")
+    if not found:
+        text = f"{counted(len(cluster.members), 'member')} of {cluster.name}: all answer and reach this node, with one"
+        yield CLUSTER.ok(f"{text} secret, one version, the same origins, and clocks that agree")
+
+
+def _of_member(one: to.ClusterMember) -> Iterator[Finding]:
+    name = f"{one.name} ({one.address})" if one.name else one.address
+    if one.state in ("silent", "unknown"):
+        yield CLUSTER.error(f"{name} does not answer: {one.problem or 'it was not asked yet'}", _UNANSWERED)
+        return
+    if one.state == "closed":
+        why = one.problem or "its cache directory cannot be used"
+        yield CLUSTER.warning(f"{name} owns no blocks: {why}", "forebay doctor on that node says more")
+    if one.reaches_this_node is False:
+        yield CLUSTER.error(f"{name} gets no answer from this node, which gets its answers", _UNANSWERED)
+    if one.same_homes is False:
+        text = f"{name} has other origins: it answers only for buckets that both have at one endpoint"
+        yield CLUSTER.error(text, "give all nodes the same origin.endpoint_url and [[buckets]]")
+    if one.version != __version__:
+        yield CLUSTER.note(f"{name} has version {one.version}, and this command {__version__}", "finish the upgrade")
+    if (seconds := abs(one.clock_seconds or 0.0)) > _CLOCK_SECONDS:
+        is_refused = seconds > _CLOCK_SECONDS_MAX
+        text = f"the clock of {name} differs by {seconds:.0f} s; nodes refuse {_CLOCK_SECONDS_MAX:.0f} s"
+        yield (CLUSTER.error if is_refused else CLUSTER.warning)(text, "set the clocks: chronyc tracking, timedatectl")
+
+
+_UNANSWERED = "see that it runs, that the network passes the peer port both ways, and that secret and clock agree"
+_CLOCK_SECONDS, _CLOCK_SECONDS_MAX = 30.0, 60.0
+_MEMBERS_SHOWN = 20
 
 
 @dataclass(slots=True)

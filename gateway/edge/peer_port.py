@@ -34,9 +34,9 @@ from gateway.telemetry import metrics
 
 HELLO = b"/-/hello"
 
-_OUTCOMES = {200: "served", 206: "served", 304: "served", 204: "verified", 303: "named", 404: "absent", 412: "changed"}
+_OUTCOMES = {204: "verified", 303: "named", 404: "absent", 421: "misdirected", 503: "busy"}
+_OUTCOMES |= dict.fromkeys((200, 201, 206, 304), "served") | dict.fromkeys((412, 416), "changed")
 _OUTCOMES |= dict.fromkeys((400, 403, 405, 501), "refused")
-_OUTCOMES |= {416: "changed", 421: "misdirected", 503: "busy"}
 
 _ADDRESS = re.compile(r"[A-Za-z0-9.:\[\]_-]{1,255}")
 

@@ -40,6 +40,10 @@ class Explainer:
             known=_known(known, slot, version),
             pins=sorted(pins),
             blocks=_blocks(found),
+            owners=[
+                to.BlockOwner(address=one.address, this_node=one.is_this_node, first=one.first, second=one.second)
+                for one in found.owners
+            ],
             held=to.HeldBlocks(blocks=found.holding.blocks, bytes=found.holding.size_bytes),
             why_not_kept=found.why_not_kept or "; ".join(sorted(habits.reasons(version))) or None,
             pending=None,

@@ -67,6 +67,7 @@ class Job:
     `bytes_done` of an eviction are those that it has dropped, of every version. `full` says that the cache had no room
     for the rest. Times are seconds since 1970. `name` is that of the snapshot that a job makes: its objects are done as
     they are found. With `allow_empty`, finding none is no failure. What `was_pinned` before stays so.
+    Of a warm-up of the `cluster` each block goes to the node that looks after it, and no copy stays here.
     """
 
     id: str
@@ -89,6 +90,7 @@ class Job:
     name: str = ""
     allow_empty: bool = False
     was_pinned: bool = False
+    cluster: bool = False
 
     def failed_with(self, error: str) -> Job:
         """One object more could not be done."""

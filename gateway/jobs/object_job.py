@@ -227,6 +227,12 @@ class ObjectJob:
         blocks = self._dependencies.blocks
         fetch = partial(blocks.fetch, version, piece, slot=slot.name, purpose=Purpose.WARM, come=come)
         try:
+            if self.job.cluster and not self.job.full:
+                at_owner = partial(blocks.fetch_at_owner, version, piece, slot=slot.name, purpose=Purpose.WARM)
+                elsewhere_bytes = await with_retries(self._dependencies.clock, at_owner)
+                if elsewhere_bytes is not None:
+                    self._count(piece, elsewhere_bytes, arrived)
+                    return
             fetched_bytes, kept = (0, False) if self.job.full else await with_retries(self._dependencies.clock, fetch)
         except asyncio.CancelledError:
             if come_bytes == piece.length:  # all of it is here, and about to be published

@@ -131,10 +131,10 @@ class Jobs:
         run = self._runs.get(job_id)
         return run.pace() if run is not None and job_id not in self._ended else UNKNOWN_PACE
 
-    async def start(self, kind: JobKind, prefix: str, *, allow_empty: bool = False) -> Job:
+    async def start(self, kind: JobKind, prefix: str, *, allow_empty: bool = False, cluster: bool = False) -> Job:
         """Begin a job about all keys under `prefix`, or return its pin. TooManyJobs, StoreUnavailable, PinRefused."""
         if kind is not JobKind.PIN:
-            return await self._start(self._new(kind, prefix))
+            return await self._start(replace(self._new(kind, prefix), cluster=cluster))
         for job in self._running():
             if (job.kind, job.prefix) == (kind, prefix):
                 return job
@@ -167,9 +167,9 @@ class Jobs:
                 await self.cancel(job.id)
         return await self._dependencies.blocks.unpin(prefix) or was_pinned
 
-    async def start_listed(self, kind: JobKind, manifest: AsyncIterator[bytes]) -> Job:
+    async def start_listed(self, kind: JobKind, manifest: AsyncIterator[bytes], *, cluster: bool = False) -> Job:
         """Begin a job about the objects of a manifest, in its order; BadManifest, TooManyJobs, StoreUnavailable."""
-        job = self._new(kind, "", manifest=True)
+        job = replace(self._new(kind, "", manifest=True), cluster=cluster)
         lines, count = ManifestLines(), 0
         worklist = Worklist(self._store.objects(job.id))
         try:

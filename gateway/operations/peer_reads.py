@@ -14,9 +14,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from gateway.blocks.cache import BlockCache
 from gateway.blocks.complete_ranges import CompleteRange, CompleteRanges
 from gateway.blocks.origin_gets import UnpinnedResponse
-from gateway.core.errors import OriginAnswered
+from gateway.core.errors import OriginAnswered, OriginBusy
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion, PinnedFileSpan
 from gateway.metadata.entries import Freshness, ObjectHead
 from gateway.operations.context import NO_BODY, Answer, AppContext, RequestContext, Response
@@ -105,6 +106,7 @@ class PeerReads:
                 return self._doubted(question, version, byte_range)
             if request.method == "GET":
                 return self._of_version(question, version, byte_range)
+            return self._kept(question, version, byte_range)
         head = _remembered(question)
         if head is None:
             return Response(404) if question.only_cached else self._asked(question)
@@ -173,6 +175,17 @@ class PeerReads:
     async def _doubted(self, question: PeerQuestion, version: ObjectVersion, byte_range: ByteRange) -> Response:
         await self._ranges.drop_if_damaged(version, byte_range, slot=question.slot.name)
         return Response(204)
+
+    async def _kept(self, question: PeerQuestion, version: ObjectVersion, byte_range: ByteRange) -> Response:
+        """Bring a range to disk that another node warms the cluster with."""
+        blocks = self._services.blocks
+        if not isinstance(blocks, BlockCache):
+            raise OriginBusy("this node has no cache directory")
+        slot, purpose = question.slot.name, question.purpose
+        fetched_bytes, kept = await blocks.fetch(version, byte_range, slot=slot, purpose=purpose, of_peer=True)
+        if not kept:
+            raise OriginBusy("the disk does not take the block")
+        return Response(201 if fetched_bytes else 200)
 
     # The current version
 

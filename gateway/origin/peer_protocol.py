@@ -43,7 +43,10 @@ NONCE = "x-forebay-nonce"
 PURPOSE = "x-forebay-purpose"
 """The `Purpose` of the read."""
 DOUBT = "x-forebay-doubt"
-"""`1`, with a HEAD of a range: these bytes came damaged, so verify them on the disk, and drop what is damaged."""
+"""`1`, with a HEAD of a range: these bytes came damaged, so verify them on the disk, and drop what is damaged.
+
+A HEAD of a range of a named version without it has the peer keep these bytes: 200 if it has them, 201 once it has.
+"""
 
 # Of answers; the proof covers all of them.
 AGE = "x-forebay-age"
@@ -78,6 +81,9 @@ class Roles(Protocol):
 
     def headers(self, key: ObjectKey, number: int, headers: Mapping[str, str], slot: str) -> Mapping[str, str]:
         """Return the headers for a request for bytes of block `number`: with COPY if another node looks after it."""
+
+    def owners(self, key: ObjectKey, number: int) -> tuple[tuple[str, bool], ...]:
+        """Return the addresses of a block's first and second owner, each with whether that is this node."""
 
 
 def home_digest(endpoint_url: str) -> str:

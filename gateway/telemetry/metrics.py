@@ -416,6 +416,15 @@ ORIGIN_REQUEST_SECONDS = Histogram(
     "From sending a request to the origin to the head of its answer, and to the end of a body of at most 256 KiB.",
     purpose=_PURPOSES,
 )
+MEMBER_STATES = ("up", "silent", "closed", "unknown")
+
+CLUSTER_MEMBERS = LatestGauge(
+    "forebay_cluster_members{state} members",
+    "Members of the cluster as this node knows them, itself included. state: up, silent (it does not answer any more), "
+    "closed (it owns nothing: its cache directory cannot be used, or it speaks another protocol) or unknown (it has "
+    "never answered).",
+    state=" ".join(MEMBER_STATES),
+)
 CLUSTER_PEER_BYTES = Counter(
     "forebay_cluster_peer_bytes_total{slot,direction} bytes",
     "Bytes of objects moved between nodes of the cluster. direction: sent (this node gave them) or received.",

@@ -9,6 +9,7 @@ import httpx
 from gateway import __version__
 from gateway.admin.app import control_app, describe
 from gateway.admin.backends import Backends, StateHolder
+from gateway.cluster.hello import digests_of
 from gateway.cluster.members import Member
 from gateway.cluster.polling import Polling
 from gateway.config import ClusterSettings, Settings
@@ -50,14 +51,16 @@ async def test_all_that_is_known_of_the_members_is_told(tmp_path: Path) -> None:
         assert me["share"] == 0.4
         assert (document["sent_bytes"], document["received_bytes"]) == (0, 0)
         assert second["clock_seconds"] == 3.0
+        assert (second["same_homes"], second["reaches_this_node"]) == (False, True)
         assert second["heard_at"] == node.clock.now()
         assert (third["state"], third["share"]) == ("closed", 0.0)
         assert (fourth["state"], fourth["problem"], fourth["share"]) == ("unknown", "refused", 0.4)
         del node.peers.hellos[SECOND]
-        node.peers.change(THIRD, protocol="9")
+        node.peers.change(THIRD, protocol="9", homes=digests_of(Settings().homes), silent=(FIRST,))
         await node.turn()
         _, second, third, _ = (await answered(tmp_path, node.polling)).json()["members"]
         assert (second["state"], second["name"], second["share"]) == ("silent", "gpu-2", 0.2)
+        assert (third["same_homes"], third["reaches_this_node"]) == (True, False)
         assert third["problem"] == "it speaks version 9 of the protocol between nodes, this node 1"
     described = describe()["paths"][PATH]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
     assert set(described["properties"]) == set(document)

@@ -39,6 +39,9 @@ class Others:
         self.asked.append((key.key, number))
         return {**headers, COPY: "1"} if key.key.startswith(self.prefix) else headers
 
+    def owners(self, key: ObjectKey, number: int) -> tuple[tuple[str, bool], ...]:
+        return (("others", False),) if key.key.startswith(self.prefix) else (("me", True),)
+
 
 @dataclass
 class Seen:

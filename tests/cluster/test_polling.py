@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ async def test_a_member_never_heard_of_counts_as_being_like_this_node(tmp_path: 
     """So nodes that start at once agree before they have spoken; and a silent one stays a member as it was."""
     node = PolledNode(tmp_path, [FIRST, SECOND])
     async with node.running():
-        assert node.seen()[SECOND] == Member(SECOND, SECOND, "a", 7, True, None)
+        assert node.seen()[SECOND] == Member(SECOND, SECOND, "a", 7, True, None, answers=False)
         assert node.polling.heard[SECOND].problem == "refused"
         node.peers.hellos |= Peers(node.clock, SECOND).hellos
         await node.turn()
@@ -46,7 +47,7 @@ async def test_a_member_never_heard_of_counts_as_being_like_this_node(tmp_path: 
         assert node.polling.heard[SECOND].problem is None
         del node.peers.hellos[SECOND]
         await node.turn()
-        assert node.seen()[SECOND] == told
+        assert node.seen()[SECOND] == replace(told, answers=False)
         assert node.polling.heard[SECOND].problem == "refused"
         assert node.polling.heard[SECOND].hello is not None
 
@@ -117,7 +118,7 @@ async def test_a_process_that_takes_over_keeps_what_the_one_before_it_had_found_
     known, gone = Member(SECOND, SECOND, "b", 3, True, -50.0), Gone(Member(THIRD, THIRD, "", 1, True, -9.0), 0.0)
     node.file.write_bytes(view_document([node.own, known], [gone]))
     async with node.running():
-        assert node.seen()[SECOND] == known
+        assert node.seen()[SECOND] == replace(known, answers=False)
         assert read_view(node.file)[1] == [gone]
 
 

@@ -353,6 +353,19 @@ async def test_only_cached_asks_nobody(peers: PeerGateway) -> None:
     assert not peers.gateway.origin.calls
 
 
+@with_peers
+async def test_a_node_that_warms_the_cluster_has_a_block_kept_here(peers: PeerGateway) -> None:
+    """No byte is sent; the answer tells whether the bucket was asked."""
+    etag, size = peers.gateway.origin.put("bucket", "key", some_bytes(3 * MIB)), 3 * MIB
+    first = of_version(etag, size, 0, BLOCK - 1) | {peer.PURPOSE: "warm"}
+    assert [(await peers.ask("HEAD", headers=first)).status for _ in range(2)] == [201, 200]
+    assert len(peers.gateway.origin.calls) == 1
+    cached = await peers.read(KEY, etag, size, 0, BLOCK - 1, only="cached")
+    assert cached.body == some_bytes(3 * MIB)[:BLOCK]
+    peers.gateway.origin.put("bucket", "key", b"another")
+    assert (await peers.ask("HEAD", headers=of_version(etag, size, BLOCK, size - 1))).status == 412
+
+
 async def damage(peers: PeerGateway, tmp_path: Path) -> None:
     """Change a byte of the largest block file, and all that this process knows of it."""
     files = (path for path in tmp_path.rglob("*-*") if path.is_file() and path.name != "peer-nonces")

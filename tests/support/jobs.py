@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gateway.blocks.cache import BlockCache
 from gateway.core.clock import Clock, SystemClock
@@ -16,6 +17,7 @@ from gateway.jobs.snapshot_service import SnapshotService
 from gateway.metadata.catalog import Catalog
 from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.origin.client import Origin
+from gateway.origin.peer_protocol import Roles
 from gateway.policy.slots import Slots
 from tests.support.blocks import BLOCK, BUCKET, MIB, make_origin, open_cache, stored, until
 from tests.support.memory_origin import MemoryOrigin
@@ -55,12 +57,12 @@ async def job_bench(
     slots: Sequence[Slot] = (),
     clock: Clock | None = None,
     capacity_bytes: int = 64 * MIB,
+    roles: Roles | None = None,
 ) -> AsyncIterator[JobBench]:
     clock, front, policy = clock or SystemClock(), through or origin, Slots(slots)
     store = JobStore(directory / "jobs")
-    async with open_cache(
-        directory / "blocks", front, slots=policy, capacity_bytes=capacity_bytes, readahead_bytes=0
-    ) as cache:
+    settings: dict[str, Any] = {"slots": policy, "capacity_bytes": capacity_bytes, "readahead_bytes": 0}
+    async with open_cache(directory / "blocks", front, roles=roles, **settings) as cache:
         catalog = await Catalog.open(
             directory / "catalog",
             front,

@@ -293,6 +293,7 @@ function draw(overview, now) {
     status.frozen.filter((one) => one.problem).map((one) => h("p", {}, tag(`slot ${one.slot}: ${one.problem}`, "bad"))));
   show("pins", status.pins.length ? table(["prefix", ""], status.pins.map((prefix) => [prefix, button("Unpin…", `unpin ${prefix}`, () => prefixAction("unpin", prefix))])) : empty("Nothing is pinned."));
   drawIndexes(status.indexes);
+  drawCluster(status.cluster);
   drawGateway(overview, now);
   if (gateway && gateway.generation !== settingsOf && byId("settings").open) loadSettings();
 }
@@ -429,6 +430,13 @@ function drawCheckpoints(checkpoints, now) {
         h("div", {}, tag(one.state, CHECKPOINT[one.state]), h("span", { class: "note" }, `${bytes(one.bytes_flushed)} of ${bytes(one.bytes)} at the origin, ${counted(one.ranks, "rank")}`), bar([[one.bytes ? one.bytes_flushed / one.bytes : Number(one.state === "durable"), "flushed"]]),
           ranks.length ? h("div", { class: "ranks", role: "img", "aria-label": `ranks that have written: ${one.ranks_seen.join(", ")}` }, ranks.map((rank) => h("i", { class: absent.includes(rank) ? "absent" : "", title: `rank ${rank}${absent.includes(rank) ? " is missing" : ""}` }))) : null));
     })));
+}
+
+function drawCluster(cluster) {
+  byId("cluster-card").hidden = !cluster;
+  if (!cluster) return;
+  show("cluster", h("p", { class: "note" }, `${cluster.members.filter((one) => one.state === "up").length} of ${counted(cluster.members.length, "member")} of ${cluster.name} up. This node gave ${bytes(cluster.sent_bytes)} to others, and took ${bytes(cluster.received_bytes)} from them.`),
+    some("cluster", "node", [...cluster.members].sort((one, other) => (one.state === "up") - (other.state === "up")), 12, (part) => table(["node", "zone", "state", "blocks", "version", "problem"], part.map((one) => [`${one.name || one.address}${one.this_node ? " (this node)" : ""}`, one.zone || "–", tag(one.state, one.state === "up" ? "good" : "bad"), percent(one.share), one.version ?? "–", one.problem ?? ""]))));
 }
 
 function drawGateway({ status, host }, now) {

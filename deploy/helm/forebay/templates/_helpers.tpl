@@ -94,6 +94,20 @@ seccompProfile:
       value: {{ .Values.cache.capacity | quote }}
     - name: FOREBAY_CACHE__PERSISTENT
       value: {{ include "forebay.persistent" . | quote }}
+    {{- if .Values.cluster.enabled }}
+    - name: FOREBAY_CLUSTER__NAME
+      value: {{ .Values.cluster.name | quote }}
+    - name: FOREBAY_CLUSTER__SECRET_FILE
+      value: /etc/forebay/cluster/{{ .Values.cluster.secretKey }}
+    - name: FOREBAY_CLUSTER__NODE
+      valueFrom:
+        fieldRef:
+          fieldPath: spec.nodeName
+    - name: FOREBAY_CLUSTER__LISTEN
+      value: "0.0.0.0:{{ .Values.ports.peer }}"
+    - name: FOREBAY_CLUSTER__MEMBERS  # the addresses of all pods; each knows its own
+      value: '["dns://{{ include "forebay.name" . }}-peers:{{ .Values.ports.peer }}"]'
+    {{- end }}
   ports:
     {{- if ne .Values.mode "sidecar" }}
     - name: s3
@@ -101,6 +115,10 @@ seccompProfile:
     {{- end }}
     - name: admin
       containerPort: {{ .Values.ports.admin }}
+    {{- if .Values.cluster.enabled }}
+    - name: peer
+      containerPort: {{ .Values.ports.peer }}
+    {{- end }}
   {{- if .Values.drain.enabled }}
   lifecycle:
     preStop:  # with write = "back": what the bucket does not have yet gets there; at once where there is none
@@ -140,6 +158,11 @@ seccompProfile:
     - name: forebay-keys
       mountPath: /etc/forebay/keys
       readOnly: true
+    {{- if .Values.cluster.enabled }}
+    - name: forebay-cluster
+      mountPath: /etc/forebay/cluster
+      readOnly: true
+    {{- end }}
     - name: forebay-cache
       mountPath: /var/lib/forebay
     - name: forebay-scratch
@@ -155,6 +178,12 @@ seccompProfile:
   secret:
     secretName: {{ .Values.secrets.keys.name }}
     defaultMode: 0440
+{{- if .Values.cluster.enabled }}
+- name: forebay-cluster
+  secret:
+    secretName: {{ .Values.cluster.secretName }}
+    defaultMode: 0440
+{{- end }}
 - name: forebay-cache
   {{- with .Values.cache.volume }}
   {{- if eq .type "hostPath" }}
