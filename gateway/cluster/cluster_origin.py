@@ -43,7 +43,7 @@ RATION_SECONDS_MAX: Final = 60.0
 """Seconds for which a request waits for its part of the ration."""
 
 DOUBTS_MAX: Final = 16
-"""Peers that are told of damage at the same time."""
+"""Limit of messages about damage at the same time."""
 
 _CHUNK_BYTES = 64 * 1024
 _BODY = frozenset({200, 206})

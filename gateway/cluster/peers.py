@@ -63,7 +63,7 @@ class Peers:
         self._closing: set[asyncio.Task[None]] = set()
 
     def apply_settings(self, secrets: Sequence[bytes]) -> None:
-        """Believe whoever knows one of these secrets from now on."""
+        """Accept proofs by one of these secrets from now on."""
         self._secrets = tuple(secrets)
 
     def is_away(self, member: Member) -> bool:
@@ -171,7 +171,7 @@ class WrappedResponse:
         await self.aclose()
 
     def _ended(self) -> None:
-        """Nothing more is wanted of it. May be called again."""
+        """Release the response's share of anything. Idempotent."""
 
 
 class PeerAnswer(WrappedResponse):
