@@ -115,7 +115,13 @@ class PeerReads:
         head = _remembered(question)
         if head is None:
             return _absent() if question.only_cached else self._asked(question)
-        return _of_head(question, head) if request.method == "HEAD" else self._of_current(question, head)
+        if request.method == "HEAD":
+            return _of_head(question, head)
+        told = self._of_object(question, head, None)
+        if isinstance(told, Response):
+            return told
+        told.close()  # the version may turn out to be an old one meanwhile
+        return self._of_current(question, head)
 
     def _block_number(self, question: PeerQuestion, byte_range: ByteRange) -> int:
         number = self._ranges.block_number(byte_range, question.slot.name)
@@ -193,19 +199,21 @@ class PeerReads:
             head = await _current(question)
         finally:
             question.age_seconds = clock.monotonic() - began
-        return _of_head(question, head) if question.request.method == "HEAD" else await self._of_current(question, head)
+        if question.request.method == "HEAD":
+            return _of_head(question, head)
+        return await self._of_current(question, head)
 
     async def _of_current(self, question: PeerQuestion, head: ObjectHead) -> Response:
         """Answer a GET by a version; by the next one if the origin has another by now."""
         try:
-            return await self._of_object(question, head, None)
+            return await _awaited(self._of_object(question, head, None))
         except OriginAnswered as refused:
             if question.only_cached or not head.remembered or not is_refusal(refused):
                 raise
         question.age_seconds = 0.0
-        return await self._of_object(question, await _current(question), None)
+        return await _awaited(self._of_object(question, await _current(question), None))
 
-    async def _of_object(self, question: PeerQuestion, head: ObjectHead, answer: UnpinnedResponse | None) -> Response:
+    def _of_object(self, question: PeerQuestion, head: ObjectHead, answer: UnpinnedResponse | None) -> Answer:
         if not is_cacheable(question.context(), head):
             raise _misdirected("This object is read from the origin.")
         question.date = head.headers.get("date")
@@ -216,7 +224,12 @@ class PeerReads:
         byte_range = question.range_of(head.version.size_bytes)
         number = self._block_number(question, byte_range)
         named = self._others(question, head.version, number)
-        return named or await self._fetched(question, head.version, byte_range, fields, answer)
+        if named is not None:
+            return named
+        complete = self._ranges.now(head.version, byte_range, slot=question.slot.name)
+        if complete is not None:
+            return _sent(question, (head.version, number), complete, fields, byte_range.length)
+        return self._fetched(question, head.version, byte_range, fields, answer)
 
     async def _at_once(self, question: PeerQuestion) -> Response | None:
         """Return the answer if the origin gives version and bytes at once; None: ask for the version."""
@@ -230,9 +243,13 @@ class PeerReads:
             async with get.turns:
                 head, answer = await ask_unpinned(context, unpinned)
                 try:
-                    return await self._of_object(question, head, answer) if head is not None else None
+                    return await _awaited(self._of_object(question, head, answer)) if head is not None else None
                 finally:
                     await answer.aclose()
+
+
+async def _awaited(told: Answer) -> Response:
+    return told if isinstance(told, Response) else await told
 
 
 def _named_version(question: PeerQuestion) -> ObjectVersion:
