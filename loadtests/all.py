@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from loadtests import (
     auto_bandwidth,
     checkpoint_save,
+    cluster,
     cold_epoch,
     cold_large,
     crawl,
@@ -84,6 +85,7 @@ TESTS: dict[str, tuple[command.Test, Options]] = {
     "crawl": (crawl.test, Options(2, 2, 0.1)),
     "epochs": (epochs.test, Options(2, 2, 1)),
     "training": (training.test, Options(2, 3, 0.5)),
+    "cluster": (cluster.test, Options(2, 3, 0.3)),
 }
 """In the order they run; with the options of --quick."""
 

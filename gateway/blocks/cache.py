@@ -28,6 +28,7 @@ from gateway.blocks.origin_gets import UnpinnedGet, UnpinnedResponse
 from gateway.blocks.plan import Explanation, ReadPlan
 from gateway.blocks.reader import RangeReader
 from gateway.blocks.scrubber import Scrubber, ScrubSettings
+from gateway.blocks.small_block_fetch import whole_of
 from gateway.blocks.spans import HeldObject, WarmSpan, span_of
 from gateway.blocks.store import IngestedFile, describe
 from gateway.core.clock import Clock
@@ -129,7 +130,10 @@ class PassthroughCache:
             return None
         ids = layout.BlockIds(version, answer.get.object_id)
         block = layout.block_at(version, 0, size_bytes, ids)
-        content = dependencies.fetches.start_inline(block, slot, headers, answer)
+        if dependencies.passes_on(slot, headers):
+            content = whole_of(block, answer)
+        else:
+            content = dependencies.fetches.start_inline(block, slot, headers, answer)
         if content is None:
             return None
         return content[byte_range.first : byte_range.stop]

@@ -410,17 +410,18 @@ async def _verified(
 ) -> AsyncGenerator[memoryview, None]:
     """Yield the chunks of a peer's body that are as promised; _ChunkDiffers at the first that is not."""
     length = headers.get("content-length", "")
-    checksums, held = ChunkChecksums(int(length) if length.isdecimal() else 0), bytearray()
+    checksums, held = ChunkChecksums(int(length) if length.isdecimal() else 0), b""
     try:
         async for piece in stream:
             before = checksums.complete_bytes
-            held += piece
             checksums.update(piece)
             if not is_as_promised(checksums.packed, promised):
                 raise _DAMAGED
-            if (count := checksums.complete_bytes - before) > 0:
-                whole, held = memoryview(held)[:count], held[count:]
-                yield whole
+            count = checksums.complete_bytes - before
+            whole = memoryview(held + piece if held else piece)
+            held = bytes(whole[count:])
+            if count > 0:
+                yield whole[:count]
     finally:
         if isinstance(stream, AsyncGenerator):
             await stream.aclose()

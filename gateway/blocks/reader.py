@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from gateway.blocks.dependencies import CacheDependencies
-from gateway.blocks.layout import Block, Extent
+from gateway.blocks.layout import CHUNK_BYTES, Block, Extent
 from gateway.blocks.origin_gets import PinnedGet
 from gateway.blocks.plan import Outcome, ReadPlan, why_block_missing
 from gateway.blocks.single_flight import BlockPublished, InflightFetch, MovedToFile
@@ -29,6 +29,8 @@ from gateway.core.model import (
     size_of,
 )
 from gateway.origin.client import Purpose
+from gateway.origin.http1_client.response_stream import WHOLE_BYTES_MAX
+from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.telemetry import metrics
 
 
@@ -116,26 +118,31 @@ class OriginSource:
 
     def __init__(self, get: PinnedGet, rest: ByteRange) -> None:
         self.stop = rest.stop
-        self._skipped = rest.first - get.range.first
         self._get = get
-        self._pieces = get.pieces()
+        is_large = get.range.length > WHOLE_BYTES_MAX  # what is not comes as a whole
+        self._buffer = ReceiveBuffer(RELAYED_BYTES, RELAYED_BYTES) if is_large else None
+        self._pieces = get.pieces(self._buffer)
+        self._piece = memoryview(b"")
+        self._first = get.range.first
+        """The first byte of the piece."""
 
     @property
     def from_peer(self) -> bool:
         return self._get.is_from_peer
 
-    async def read(self, first: int, stop: int) -> bytes | memoryview:
-        while True:
-            piece = await anext(self._pieces)
-            skipped = min(self._skipped, len(piece))
-            self._skipped -= skipped
-            if len(piece) > skipped:
-                return piece[skipped : skipped + stop - first]
+    async def read(self, first: int, stop: int) -> BorrowedBuffer:
+        while first >= self._first + len(self._piece):
+            self._first += len(self._piece)
+            self._piece = memoryview(await anext(self._pieces))
+        return BorrowedBuffer(self._piece[first - self._first : stop - self._first])
 
     async def close(self) -> None:
         await self._pieces.aclose()
         await self._get.aclose()
 
+
+RELAYED_BYTES = 8 * CHUNK_BYTES
+"""Bytes of the origin that are passed on at once: whole chunks, which stay in the second-level cache."""
 
 REFILLS_MAX = 3
 """A block found damaged this often in one read is not tried again: the disk eats what it is given."""
@@ -415,6 +422,7 @@ class RangeReader:
             metrics.CACHE_STORE_UNAVAILABLE.add(1)
         rest, asked, headers = plan.past_the_cache(position, last)
         get = dependencies.pinned_get(plan.version, asked, headers, plan.purpose, plan.slot)
+        get.begin_with(plan.answer)
         try:
             await get.start()
         except BaseException:

@@ -25,7 +25,7 @@ from gateway.blocks.block_file import ChunkChecksums
 from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.fetch_locks import LockKey
 from gateway.blocks.layout import Block, Reservation
-from gateway.blocks.origin_gets import BodyCheck, PinnedGet, is_as_promised
+from gateway.blocks.origin_gets import BodyCheck, PinnedGet, UnpinnedResponse, is_as_promised
 from gateway.blocks.single_flight import FetchDependencies, InflightFetch
 from gateway.blocks.store import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBlock
 from gateway.core.errors import BlockDamaged, NotKept, StoreUnavailable
@@ -341,6 +341,17 @@ def _held_bytes(content: memoryview) -> int:
     return memoryview(content.obj).nbytes
 
 
+def whole_of(block: Block, response: UnpinnedResponse) -> memoryview | None:
+    """Return a block's bytes, if the unpinned GET has brought them all, as promised. It has ended then."""
+    headers, told, content = response.headers, response.told, response.whole(block.range)
+    if content is None or not _is_promised(content, headers, block):
+        return None
+    if told is not None and not is_as_promised(_checksums(content), told.checksums):
+        told.doubt()
+        return None
+    return content
+
+
 GATHERED_BYTES = 256 * 1024
 GATHERING_SECONDS_MAX = 0.1
 """Readers learn of this many bytes, or of all that came in this time: mostly once, when the block is complete."""
@@ -373,11 +384,8 @@ class SmallBlockFetcher:
         response, block = fetch.response, fetch.block
         if response is None or not self.writer(fetch).has_room(block.length):
             return False
-        headers, told, content = response.headers, response.told, response.whole(block.range)
-        if content is None or not _is_promised(content, headers, block):
-            return False
-        if told is not None and not is_as_promised(_checksums(content), told.checksums):
-            told.doubt()
+        told, content = response.told, whole_of(block, response)
+        if content is None:
             return False
         fetch.is_from_peer = told is not None
         response.get.whole = True

@@ -101,6 +101,7 @@ def gateway(
     link: Mapping[str, Any] | None = None,
     before: Callable[[Path], None] | None = None,
     names_threads: bool = False,
+    cluster: Mapping[str, Any] | None = None,
 ) -> Iterator[Gateway]:
     """One worker, bucket `load` as one slot, `consistency = "immutable"` unless `slot` says otherwise; on one core
     unless `cores` are given. `link` is more of `[origin]`. `more_slots` lie beside that one, or within it. `before` is
@@ -116,6 +117,8 @@ def gateway(
         "server": dict(server or {}),
         "slots": [{"name": "load", "prefix": f"s3://{BUCKET}/"} | known, *more_slots],
     }
+    if cluster is not None:
+        config["cluster"] = cluster
     directory = Path(tempfile.mkdtemp(prefix="forebay-load-"))
     try:
         if before is not None:

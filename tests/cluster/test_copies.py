@@ -15,6 +15,7 @@ import pytest
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.fetch_locks import lock_of_place
 from gateway.blocks.layout import object_id
+from gateway.blocks.origin_gets import UnpinnedResponse
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.metadata.catalog import Catalog
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
@@ -99,6 +100,28 @@ async def test_a_slot_that_keeps_no_copies_passes_them_through(tmp_path: Path, k
         await cache.settle()
         assert held(cache, [version, own]) == [False, True]
     assert (len(origin.copies), len(origin.own)) == (8, 1)
+
+
+@pytest.mark.parametrize("size_bytes", [40 * KIB, BLOCK])
+async def test_a_first_answer_is_passed_through_and_not_asked_for_again(tmp_path: Path, size_bytes: int) -> None:
+    origin = Seen(make_origin())
+    version = stored(origin.origin, "others/k", size_bytes)
+    settings: dict[str, Any] = {"slots": slots("none"), "small_object_bytes_max": BLOCK}
+    async with open_cache(tmp_path, origin, roles=Others(), **settings) as cache:
+        get = cache.begin_unpinned_get(version.key, 0, {COPY: "1"})
+        assert get is not None
+        with get:
+            response = await origin.send(OriginRequest("GET", BUCKET, "others/k", headers={COPY: "1"}))
+            answer = UnpinnedResponse(get, whole(version), response)
+            fields: dict[str, Any] = {"slot": "data", "headers": {COPY: "1"}, "answer": answer}
+            body = cache.inline_response(version, whole(version), **fields)
+            if body is None:
+                reader = await cache.open_range(version, whole(version), slot="data", answer=answer)
+                body = memoryview(await take(reader))
+            assert body == content_of(origin.origin, version)
+        await cache.settle()
+        assert held(cache, [version]) == [False]
+    assert origin.copies == ["others/k"]
 
 
 async def test_parts_that_are_passed_through_are_asked_for_in_whole_chunks(tmp_path: Path) -> None:
