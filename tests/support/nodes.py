@@ -180,6 +180,19 @@ class Nodes:
             seen = {one.result() for one in reads}
         return Spent(*self.asked(asked), seen)
 
+    def askers(self, keys: Sequence[str]) -> set[str]:
+        """Return the nodes that have asked the bucket for any of these objects, by what they call themselves there."""
+        self.origin.settle()
+        lines = {f"GET /{BUCKET}/{key}".encode() for key in keys}
+        requests = zip(self.origin.request_lines, self.origin.request_headers, strict=True)
+        return {dict(fields)[b"x-forebay-hop"].decode() for line, fields in requests if line in lines}
+
+    def asked_by(self, number: int, key: str = "asked") -> set[str]:
+        """Return who asks the bucket for a new object that is read through a node."""
+        self.origin.model.put(BUCKET, key, os.urandom(1000))
+        self.read(number, key)
+        return self.askers([key])
+
     def asked(self, since: int = 0) -> tuple[int, int]:
         """Return how many questions about objects the bucket got since its request of this number, and how many bytes
         nodes wanted.
@@ -250,6 +263,7 @@ def nodes(
     """
     secret_file = directory / "secret"
     secret_file.write_text(SECRET)
+    secret_file.chmod(0o600)
     running = count if running is None else running
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(count)]
     with StrictOrigin() as origin, ExitStack() as undo:
