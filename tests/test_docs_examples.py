@@ -42,6 +42,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With the files that the examples name: a secret, a certificate with its key, an authority."""
     directory = tmp_path_factory.mktemp("examples")
     (directory / "secret").write_text("a-secret-of-a-caller", encoding="utf-8")
+    (directory / "secret-of-cluster").write_text("a-secret-of-a-cluster, which is long", encoding="utf-8")
     authority = trustme.CA()
     tls_files(authority.issue_cert("localhost"), directory)
     authority.cert_pem.write_to_path(directory / "ca.pem")
@@ -58,6 +59,7 @@ def test_a_fragment_of_configuration_loads(name: str, directory: Path, monkeypat
     for pattern, path in (
         (r'directory = "[^"]*"', directory / "cache"),
         (r'(?:secret_access_key|web_identity_token)_file = "[^"]*"', directory / "secret"),
+        (r'\bsecret_file = "[^"]*"', directory / "secret-of-cluster"),
         (r'certificate_file = "[^"]*"', directory / "certificate.pem"),
         (r'\bkey_file = "[^"]*"', directory / "key.pem"),
         (r'ca_bundle = "[^"]*"', directory / "ca.pem"),

@@ -66,7 +66,7 @@ async def members_of(
 
 @dataclass(frozen=True, slots=True)
 class Clustered:
-    """What makes a process one of a node in a cluster. `origin` is the bucket's, with the other nodes before it."""
+    """The parts by which a process belongs to a cluster. `origin` asks the other nodes, then the bucket."""
 
     members: Members
     peers: Peers

@@ -27,12 +27,17 @@ from gateway.blocks.spans import READ_BYTES, UnreadSpan, WarmSpan, read_leased, 
 from gateway.core.errors import BlockDamaged, BlockError, OriginBusy, StoreUnavailable
 from gateway.core.model import BodyStream, BorrowedBuffer, ByteRange, FileSpan, ObjectVersion
 from gateway.origin.client import Purpose
-from gateway.origin.peer_protocol import chunk_checksums
+from gateway.origin.peer_protocol import COPY_ALONE, chunk_checksums
 from gateway.telemetry import metrics
 
 _CRC_BYTES = 4
 _ATTEMPTS = 3
 """A block may be evicted, or found damaged, between its fetch and its use."""
+
+ARRIVES_SECONDS_MAX = 2.0
+"""Seconds for which another node waits for bytes that are arriving here."""
+
+_LOOK_SECONDS = 0.005
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -62,11 +67,9 @@ class CompleteRanges:
     def __init__(self, dependencies: CacheDependencies) -> None:
         self._dependencies = dependencies
 
-    def block_number(self, byte_range: ByteRange, slot: str) -> int | None:
-        """Return the number of the block that a range lies in; None if it is not a range that can be asked for."""
+    def may_be_asked(self, byte_range: ByteRange, slot: str) -> bool:
         size_bytes = self._dependencies.settings.block_size_of(slot)
-        number = byte_range.first // size_bytes
-        return number if byte_range.first % CHUNK_BYTES == 0 and byte_range.last // size_bytes == number else None
+        return byte_range.first % CHUNK_BYTES == 0 and byte_range.first // size_bytes == byte_range.last // size_bytes
 
     def now(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> CompleteRange | None:
         """Return a range that needs no wait; None: call `get`."""
@@ -84,28 +87,44 @@ class CompleteRanges:
         *,
         slot: str,
         purpose: Purpose,
-        only_cached: bool = False,
         answer: UnpinnedResponse | None = None,
-    ) -> CompleteRange | None:
-        """Return a range, fetched from the origin if it is missing; None: it is missing, and wanted `only_cached`.
+    ) -> CompleteRange:
+        """Return a range, fetched from the origin if it is missing.
 
         Raises as `BlockCache.open_range`, and OriginBusy if the disk does not take what is too large for memory.
         """
         was_cached = True
         for _ in range(_ATTEMPTS):
-            place = self._place(version, byte_range, slot)
-            if place is not None:
-                complete = await self._verified(place, byte_range.length, slot)
-                if complete is not None:
-                    return complete._replace(was_cached=was_cached)
-            elif only_cached:
-                return None
-            else:
-                was_cached = False
-                content = await self._fetched(version, byte_range, slot, purpose, answer)
-                if content is not None:
-                    return CompleteRange(content, chunk_checksums(content), was_cached=False)
+            complete = await self._on_disk(version, byte_range, slot)
+            if complete is not None:
+                return complete._replace(was_cached=was_cached)
+            was_cached = False
+            content = await self._fetched(version, byte_range, slot, purpose, answer)
+            if content is not None:
+                return CompleteRange(content, chunk_checksums(content), was_cached=False)
         raise OriginBusy("the disk does not keep the block")
+
+    async def cached(
+        self, version: ObjectVersion, byte_range: ByteRange, *, slot: str, is_arriving: bool
+    ) -> CompleteRange | None:
+        """Return a range that is on disk, or if it `is_arriving` from another node, will be in moments; else None."""
+        until = self._dependencies.clock.monotonic() + (ARRIVES_SECONDS_MAX if is_arriving else 0.0)
+        while (complete := await self._on_disk(version, byte_range, slot)) is None:
+            if self._dependencies.clock.monotonic() >= until or not self._is_coming(version, byte_range, slot):
+                return None
+            await self._dependencies.clock.sleep(_LOOK_SECONDS)
+        return complete
+
+    async def _on_disk(self, version: ObjectVersion, byte_range: ByteRange, slot: str) -> CompleteRange | None:
+        place = self._place(version, byte_range, slot)
+        return await self._verified(place, byte_range.length, slot) if place is not None else None
+
+    def _is_coming(self, version: ObjectVersion, byte_range: ByteRange, slot: str) -> bool:
+        """Return True if a process fetches what has the range from another node."""
+        size_bytes = self._dependencies.settings.block_size_of(slot)
+        sizes = (size_bytes, SUB_BLOCK_BYTES) if are_used(size_bytes) else (size_bytes,)
+        blocks = (layout.block_at(version, byte_range.first // size, size) for size in sizes)
+        return any(self._dependencies.fetches.is_anywhere(block, COPY_ALONE) for block in blocks)
 
     async def drop_if_damaged(self, version: ObjectVersion, byte_range: ByteRange, *, slot: str) -> None:
         """Verify what is on disk of a range that came damaged to another node."""

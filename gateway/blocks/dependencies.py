@@ -43,7 +43,7 @@ class CacheDependencies(FetchDependencies):
     fetches: SingleFlight
     unpinned_gets: UnpinnedGets
     writers: tuple[GroupCommitWriter, GroupCommitWriter]
-    """Of own small blocks, and of those that other nodes look after."""
+    """The writers of own small blocks, and of copies of other nodes' blocks."""
 
     residency: Residency = field(default_factory=Residency)
     ahead_marks: OrderedDict[bytes, None] = field(default_factory=OrderedDict)

@@ -174,7 +174,7 @@ class UnpinnedGets:
     watcher: FileWatcher
     turns: Turns
     turns_of_copies: Turns
-    """Of those that ask other nodes: what other nodes ask for never waits for them."""
+    """Turns of GETs that ask other nodes: GETs for other nodes never wait for these."""
 
     _own: dict[LockKey, UnpinnedGet] = field(default_factory=dict)
     _known_empty: OrderedDict[LockKey, None] = field(default_factory=OrderedDict)
@@ -381,7 +381,7 @@ class PinnedGet:
 
 
 class ChunkTaker(Protocol):
-    """Takes the bytes of a range, and compares chunks with what another node promised before anybody gets them."""
+    """Takes the bytes of a range, and compares chunks with another node's checksums before a reader gets them."""
 
     promised: bytes | None
     """The packed checksums of the chunks of the whole range; None: nothing was promised."""

@@ -211,8 +211,10 @@ class RangeReader:
             source = self._source or source
         if self.outcome == "hit" and not source.cached:
             self.outcome = "partial" if several else "miss"
-        if source.from_peer and (source.stop >= plan.range.stop or plan.is_of_others()):
-            self.outcome = "peer"
+        if self.outcome != "hit" and plan.roles is not None and (source.from_peer or source.cached):
+            with suppress(StoreUnavailable):  # the reader that comes to the block finds it out
+                if plan.is_of_others():
+                    self.outcome = "peer"
 
     def whole(self) -> WarmSpan | None:
         """Return the whole range, if one file has it, verified and in memory.

@@ -68,7 +68,7 @@ class FetchDependencies:
         return COPY in headers and self.settings.copies_of(slot) == "none"
 
     def is_idle_copy(self, slot: str, headers: Mapping[str, str]) -> bool:
-        """Return True if what is fetched with these headers is kept only where nobody else uses the room."""
+        """Return True if blocks fetched with these headers are kept in idle room only."""
         return COPY in headers and self.settings.copies_of(slot) == "idle"
 
     def refusal(self) -> StoreUnavailable:
@@ -302,7 +302,7 @@ REFUSED_MAX = 4096
 
 @dataclass(slots=True)
 class _Kind:
-    """Fetches of one kind, of which `ahead_max` may be ahead of their readers."""
+    """Counts of one kind of fetches: at most `ahead_max` may be ahead of their readers."""
 
     turns: Turns
     ahead_max: int

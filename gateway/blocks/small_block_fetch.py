@@ -359,7 +359,7 @@ class SmallBlockFetcher:
     dependencies: FetchDependencies
     own_writer: GroupCommitWriter
     copy_writer: GroupCommitWriter
-    """Of blocks that other nodes look after, with memory of its own: what other nodes ask for never waits for them."""
+    """The writer of other nodes' blocks. It has memory of its own: fetches for other nodes never wait for it."""
 
     def writer(self, fetch: InflightFetch) -> GroupCommitWriter:
         return self.copy_writer if fetch.is_copy else self.own_writer

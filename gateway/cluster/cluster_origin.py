@@ -12,7 +12,6 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
 import structlog
@@ -25,7 +24,7 @@ from gateway.core.errors import OriginBodyError, OriginBusy
 from gateway.core.model import ByteRange, Homes, ObjectKey, ObjectVersion
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import BegunRead, FromPeer, OnEnd, Origin, OriginRequest, OriginResponse, begin_read_of
-from gateway.origin.peer_protocol import COPY, FROM_BUCKET
+from gateway.origin.peer_protocol import COPY, COPY_ALONE, FROM_BUCKET
 from gateway.origin.retry import retry_after_seconds
 from gateway.policy.slots import Slots
 from gateway.s3.headers import first_and_last, parse_content_range
@@ -39,13 +38,15 @@ BUSY_SECONDS_MAX: Final = 8.0
 BUSY_SECONDS: Final = 0.1
 """The least seconds between two requests to a busy peer."""
 
+FOLLOWED_MAX: Final = 6
+"""Nodes that a request asks one after the other because the one before has named them."""
+
 RATION_SECONDS_MAX: Final = 60.0
 """Seconds for which a request waits for its part of the ration."""
 
 DOUBTS_MAX: Final = 16
-"""Peers that are told of damage at the same time."""
+"""Limit of messages about damage at the same time."""
 
-_CHUNK_BYTES = 64 * 1024
 _BODY = frozenset({200, 206})
 _ANSWERS = _BODY | {304, 404, 412, 416}
 _BUSY, _ASK_OTHERS = 503, 303
@@ -53,8 +54,6 @@ _BUSY, _ASK_OTHERS = 503, 303
 Reason: TypeAlias = Literal["unreachable", "busy", "refused", "old", "damaged"]
 
 _log = RateLimitedLog(structlog.get_logger("forebay.cluster"))
-
-_COPY_ALONE: Mapping[str, str] = MappingProxyType({COPY: "1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class ClusterRoles:
         owners = view.owners(key, number)
         if not owners or owners[0] is view.me:
             return headers
-        return {**headers, COPY: "1"} if headers else _COPY_ALONE
+        return {**headers, COPY: "1"} if headers else COPY_ALONE
 
 
 @dataclass(eq=False, slots=True)
@@ -98,7 +97,9 @@ class ClusterOrigin:
         copy = request.headers.get(COPY)
         if copy is None:
             before = self._owner_before(request)
-            answer = await self._cached_by(before, request) if before is not None else None
+            answer = await self._cached_by(before, request, peer.CACHED) if before is not None else None
+            if before is not None and answer is not None and answer.status == _ASK_OTHERS:
+                answer = await self._of_takers(before, answer, request)
             return answer or await self.bucket.send(request)
         request = replace(request, headers={name: value for name, value in request.headers.items() if name != COPY})
         if copy == FROM_BUCKET:
@@ -150,28 +151,41 @@ class ClusterOrigin:
                 with cancellation.turn():
                     await self.clock.sleep(seconds)
             elif answer.status == _ASK_OTHERS and not more:
-                await answer.aclose()
-                of_other = await self._of_others(answer, request)
-                if of_other is not None:
-                    return of_other
+                of_taker = await self._of_takers(owner.address, answer, request)
+                if of_taker is not None:
+                    return of_taker
                 more = {peer.LAST: "1"}
             else:
                 return await self._judged(owner.address, answer, request, began)
 
-    async def _of_others(self, answer: PeerAnswer, request: OriginRequest) -> PeerAnswer | None:
-        """Return the answer of one of the nodes that have just got the bytes."""
-        view = self.view()
-        known = {one.address for one in view.members if one is not view.me}
-        named = [one for one in map(str.strip, answer.told.get(peer.ASK, "").split(",")) if one in known]
-        return await self._cached_by(random.choice(named), request) if named else None
+    async def _of_takers(self, address: str, answer: PeerAnswer, request: OriginRequest) -> PeerAnswer | None:
+        """Return the bytes of a node that has just got them: one that an answer names, or the next one names.
 
-    async def _cached_by(self, address: str, request: OriginRequest) -> PeerAnswer | None:
-        """Return the bytes if the node at an address has them on its disk."""
+        No node is asked twice, nor again the one at `address`, which gave the answer.
+        """
+        others = {one.address for one in self.view().members if one is not self.view().me} - {address}
+        for _ in range(FOLLOWED_MAX):
+            named = [one for one in map(str.strip, answer.told.get(peer.ASK, "").split(",")) if one in others]
+            await answer.aclose()
+            if not named:
+                return None
+            address = random.choice(named)
+            others.discard(address)
+            told = await self._cached_by(address, request, peer.TAKEN)
+            if told is None or told.status in _BODY:
+                return told
+            answer = told
+        await answer.aclose()
+        return None
+
+    async def _cached_by(self, address: str, request: OriginRequest, only: str) -> PeerAnswer | None:
+        """Return the bytes if the node at an address has them on its disk, or its answer that others have them."""
         began = self.clock.monotonic()
-        answer = await self.peers.ask(address, self._to_peer(request, {peer.ONLY: "cached"}))
-        if answer is None or answer.status not in _BODY:
-            if answer is not None:
-                await answer.aclose()
+        answer = await self.peers.ask(address, self._to_peer(request, {peer.ONLY: only}))
+        if answer is None or answer.status == _ASK_OTHERS:
+            return answer
+        if answer.status not in _BODY:
+            await answer.aclose()
             return None
         told = await self._judged(address, answer, request, began)
         return None if isinstance(told, str) else told
@@ -183,7 +197,7 @@ class ClusterOrigin:
         if request.size_bytes is None and not request.may_be_remembered:
             return None
         asked = self._range(request)
-        if asked is None or asked.first % _CHUNK_BYTES:
+        if asked is None or asked.first % peer.CHUNK_BYTES:
             return None
         size_bytes = self.block_size_of(request.slot)
         number = asked.first // size_bytes
@@ -241,7 +255,7 @@ class ClusterOrigin:
         status, is_pinned = answer.status, request.size_bytes is not None
         if status not in _ANSWERS:
             return "refused"
-        if not is_pinned and (status in _BODY or status == 404):
+        if not is_pinned:
             age_seconds = _age(answer)
             if age_seconds is None or age_seconds > max(self._age_max(request, is_absent=status == 404), seconds):
                 return "old"

@@ -20,11 +20,12 @@ from typing import Final, Self
 
 import structlog
 
+from gateway.cluster.hello import HELLO_BYTES_MAX
 from gateway.cluster.members import Member
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginUnreachable
 from gateway.origin.client import FromPeer, OriginRequest, OriginResponse
-from gateway.origin.peer_protocol import CRC32C, DATE, NONCE, PROOF, new_nonce, proof
+from gateway.origin.peer_protocol import CHUNK_BYTES, CRC32C, DATE, NONCE, PROOF, new_nonce, proof
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.origin.s3 import S3Origin
 from gateway.telemetry import metrics
@@ -37,8 +38,6 @@ SLOW_SECONDS_MIN: Final = 0.1
 
 LEFT_OUT_SECONDS: Final = 10.0
 IDLE_SECONDS: Final = 300.0
-_HELLO_BYTES_MAX = 64 * 1024
-_CHUNK_BYTES = 64 * 1024
 
 _log = RateLimitedLog(structlog.get_logger("forebay.cluster"))
 
@@ -63,7 +62,7 @@ class Peers:
         self._closing: set[asyncio.Task[None]] = set()
 
     def apply_settings(self, secrets: Sequence[bytes]) -> None:
-        """Believe whoever knows one of these secrets from now on."""
+        """Accept proofs by one of these secrets from now on."""
         self._secrets = tuple(secrets)
 
     def is_away(self, member: Member) -> bool:
@@ -98,7 +97,7 @@ class Peers:
         async with answer:
             if answer.status != 200:
                 raise OriginUnreachable(f"{address} answers {answer.status}")
-            return await answer.read(_HELLO_BYTES_MAX)
+            return await answer.read(HELLO_BYTES_MAX)
 
     async def aclose(self) -> None:
         peers, self._peers = list(self._peers.values()), {}
@@ -171,7 +170,7 @@ class WrappedResponse:
         await self.aclose()
 
     def _ended(self) -> None:
-        """Nothing more is wanted of it. May be called again."""
+        """Release the response's share of anything. Idempotent."""
 
 
 class PeerAnswer(WrappedResponse):
@@ -196,7 +195,7 @@ class PeerAnswer(WrappedResponse):
             packed = array("I", base64.b64decode(self.told.get(CRC32C, ""), validate=True))
         except (binascii.Error, ValueError):
             return None
-        if not length.isdecimal() or len(packed) != -(-int(length) // _CHUNK_BYTES):
+        if not length.isdecimal() or len(packed) != -(-int(length) // CHUNK_BYTES):
             return None
         packed.byteswap()
         return packed.tobytes()

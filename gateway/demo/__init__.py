@@ -25,8 +25,9 @@ from gateway.demo.story import run_job
 def main(json: bool = False, workload: Workload | None = None, nodes: int = 1) -> int:
     """Run the demo; with `json` the figures go to stdout as one JSON document. Several `nodes` are shown as a cluster.
 
-    Returns the exit code: 0 when everything was read, written and verified, and everything read again came from cache,
-    1 when a step failed, 128 + n when signal n ended it. In any event all processes are stopped and all files removed.
+    Returns the exit code: 0 when everything was read, written and verified, and everything read again came from cache
+    (in a cluster: everything came from the bucket once), 1 when a step failed, 128 + n when signal n ended it. In any
+    event all processes are stopped and all files removed.
     """
     console = Console(stderr=True)
     interruptions = Interruptions()
@@ -37,7 +38,9 @@ def main(json: bool = False, workload: Workload | None = None, nodes: int = 1) -
             if nodes > 1:
                 of_nodes = run_nodes(nodes, workload or NODES_WORKLOAD, narrator, interruptions)
                 _print(of_nodes.as_dict(), of_nodes.table(), as_json=json)
-                return 0
+                if of_nodes.problem is not None:
+                    console.print(f"forebay demo failed: {of_nodes.problem}", soft_wrap=True)
+                return 0 if of_nodes.problem is None else 1
             report = _run(workload or Workload(), narrator, interruptions)
     except Interrupted as interrupted:
         console.print("forebay demo: interrupted; what it started is stopped, what it wrote is removed", soft_wrap=True)

@@ -24,6 +24,9 @@ from gateway.demo.stack import REGION, DemoError, Interruptions, Servers, starte
 
 NODES_WORKLOAD = Workload(shard_count=8, file_count=200)
 _EPOCHS = 2
+_ONCE = 1.02
+"""Bytes that the bucket sends to a cluster, of those that the data set has: at most."""
+
 _BYTES_FROM_BUCKET = re.compile(rb'^forebay_origin_bytes_total\{[^}]*direction="read"[^}]*\} (\S+)', re.MULTILINE)
 
 
@@ -47,6 +50,14 @@ class NodesReport:
 
     def as_dict(self) -> dict[str, Any]:
         return {"nodes": self.nodes, "bytes": self.size_bytes, "epochs": [asdict(one) for one in self.epochs]}
+
+    @property
+    def problem(self) -> str | None:
+        """What the cluster did not do as promised, in words, or None."""
+        first, second = self.epochs[-_EPOCHS:]
+        if first.bucket_bytes > _ONCE * self.size_bytes or second.bucket_bytes > (_ONCE - 1) * self.size_bytes:
+            return f"the cluster read more than once from the bucket: {first.bucket_bytes}, {second.bucket_bytes} bytes"
+        return None
 
     def table(self) -> Table:
         size = f"{self.size_bytes / 1e6:.0f} MB"

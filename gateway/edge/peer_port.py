@@ -69,7 +69,7 @@ class PeerApp:
             exchange.is_broken = True
         finally:
             question = exchange.question
-            if question is not None and question.block is not None:
+            if question is not None and question.sent is not None:
                 metrics.CLUSTER_PEER_BYTES.add(record.sent_bytes, question.slot.name, "sent")
             outcome = "broken-off" if exchange.is_broken else _OUTCOMES.get(int(record.status), "failed")
             metrics.CLUSTER_PEER_REQUESTS.add(1, outcome)
@@ -111,9 +111,9 @@ class PeerApp:
 
     async def _send(self, exchange: _Exchange, reply: Response, scope: Scope, send: Send) -> None:
         record, question = exchange.record, exchange.question
-        block = question.block if question is not None else None
-        if block is not None:
-            self.reads.handouts.begin(block)
+        sent = question.sent if question is not None and reply.status == 206 else None
+        if sent is not None:
+            self.reads.handouts.begin(sent)
         try:
             whole = whole_response(reply, scope, record)
             if whole is not None:
@@ -129,9 +129,9 @@ class PeerApp:
             reply.failed(error)
             _log.warning("answer to another node broken off", request_id=record.request_id, exc_info=error)
         finally:
-            if block is not None and question is not None:
+            if sent is not None and question is not None:
                 is_taken = record.sent_bytes == reply.length_bytes and _ADDRESS.fullmatch(question.asker) is not None
-                self.reads.handouts.end(block, question.asker if is_taken else "")
+                self.reads.handouts.end(sent, question.asker if is_taken else "")
             if not reply.close_now():
                 await reply.aclose()
 

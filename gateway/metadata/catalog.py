@@ -707,7 +707,7 @@ def is_plainly_asked(headers: Mapping[str, str]) -> bool:
 def headers_of_question(
     roles: Roles | None, key: ObjectKey, number: int, slot: Slot, headers: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Return the headers of a question about an object's version, or its block of that number, too.
+    """Return the headers for a question about an object's version, perhaps together with one of its blocks.
 
     They have COPY where another node is to answer.
     """

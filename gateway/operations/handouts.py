@@ -1,59 +1,87 @@
-"""Which nodes have just got a block from this process, so that the next ones can ask them.
+"""Which nodes have just got bytes from this process, so that the next ones can ask them.
 
-A block that all nodes want at once would take the bandwidth of one node as often as there are nodes.
+What all nodes want at once would take the bandwidth of one node as often as there are nodes. So a few get it, the
+others wait for these moments, and then ask who has got it; whom they ask does the same.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gateway.core.model import ObjectVersion
+from gateway.core.model import ByteRange, ObjectVersion
 
 SENT_AT_ONCE = 4
-"""A block that is being sent to so many nodes is not sent to another one if others have it."""
+"""What is being sent to so many nodes is not sent to another one, if others have it or are about to."""
 
 TAKERS_NAMED_MAX = 3
-_BLOCKS_MAX = 4096
+WAIT_SECONDS_MAX = 2.0
+"""Seconds for which a node waits until it is sent the bytes, or told who has them."""
 
-BlockName = tuple[ObjectVersion, int]
-"""A version, and the number of a block of it."""
+REMEMBERED_MAX = 4096
+
+Bytes = tuple[ObjectVersion, ByteRange]
+"""What nodes ask for: who has got a part of it is no help."""
 
 
 @dataclass(slots=True)
 class _Handout:
-    sending: int = 0
-    takers: deque[str] = field(default_factory=lambda: deque(maxlen=TAKERS_NAMED_MAX + 1))
-    """Addresses, the last one last; one more than are named, as the asker itself may be among them."""
+    count: int = 0
+    """Nodes that they are being sent to now."""
+
+    takers: tuple[str, ...] = ()
+    """Addresses, the last one first; one more than are named, as the asker itself may be among them."""
+
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def others(self, asker: str) -> Sequence[str]:
+        return [one for one in self.takers if one != asker][:TAKERS_NAMED_MAX]
 
 
 class Handouts:
-    """Counts what one process sends now, and remembers who got it, for the last blocks. Event loop only."""
+    """Counts what one process sends now, and remembers who got it, for the last bytes. Event loop only."""
 
     def __init__(self) -> None:
-        self._blocks: OrderedDict[BlockName, _Handout] = OrderedDict()
+        self._sending: dict[Bytes, _Handout] = {}
+        self._sent: OrderedDict[Bytes, _Handout] = OrderedDict()
 
-    def others(self, block: BlockName, asker: str) -> Sequence[str]:
-        """Return the addresses that an asker is to ask instead; none: send it the block."""
-        handout = self._blocks.get(block)
-        if handout is None or handout.sending < SENT_AT_ONCE:
+    def others(self, asked: Bytes, asker: str) -> Sequence[str] | None:
+        """Return the addresses that an asker is to ask instead; none: send it the bytes; None: it waits (`turn`)."""
+        handout = self._sending.get(asked)
+        if handout is None or handout.count < SENT_AT_ONCE:
             return ()
-        return [taker for taker in reversed(handout.takers) if taker != asker][:TAKERS_NAMED_MAX]
+        others = handout.others(asker)
+        return others if len(others) == TAKERS_NAMED_MAX else None
 
-    def begin(self, block: BlockName) -> None:
-        """Count a block that is being sent; `end` follows."""
-        handout = self._blocks.get(block)
+    async def turn(self, asked: Bytes, asker: str) -> Sequence[str]:
+        """Return as `others`, when the asker need not wait, or has waited for long enough."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_SECONDS_MAX):
+                while (others := self.others(asked, asker)) is None:
+                    await self._sending[asked].changed.wait()
+                return others
+        handout = self._sending.get(asked)
+        return handout.others(asker) if handout is not None else ()
+
+    def begin(self, asked: Bytes) -> None:
+        """Count bytes that are being sent; `end` follows."""
+        handout = self._sending.get(asked)
         if handout is None:
-            handout = self._blocks[block] = _Handout()
-        self._blocks.move_to_end(block)
-        handout.sending += 1
-        while len(self._blocks) > _BLOCKS_MAX and not next(iter(self._blocks.values())).sending:
-            self._blocks.popitem(last=False)
+            handout = self._sending[asked] = self._sent.pop(asked) if asked in self._sent else _Handout()
+        handout.count += 1
 
-    def end(self, block: BlockName, taker: str) -> None:
-        """Note that a block is no longer being sent; `taker` is who has got all of it, or empty."""
-        handout = self._blocks[block]
-        handout.sending -= 1
+    def end(self, asked: Bytes, taker: str) -> None:
+        """Note that bytes are no longer being sent; `taker` is who has got all of them, or empty."""
+        handout = self._sending[asked]
+        handout.count -= 1
         if taker and taker not in handout.takers:
-            handout.takers.append(taker)
+            handout.takers = (taker, *handout.takers[:TAKERS_NAMED_MAX])
+        if not handout.count:
+            self._sent[asked] = self._sending.pop(asked)
+            if len(self._sent) > REMEMBERED_MAX:
+                self._sent.popitem(last=False)
+        handout.changed.set()  # who waits now looks again
+        handout.changed.clear()

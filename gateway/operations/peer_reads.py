@@ -20,7 +20,7 @@ from gateway.core.errors import OriginAnswered
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion, PinnedFileSpan
 from gateway.metadata.entries import Freshness, ObjectHead
 from gateway.operations.context import NO_BODY, Answer, AppContext, RequestContext, Response
-from gateway.operations.handouts import BlockName, Handouts
+from gateway.operations.handouts import Bytes, Handouts
 from gateway.operations.read_object import (
     VersionAnswers,
     ask_unpinned,
@@ -55,27 +55,21 @@ class PeerQuestion:
     """Seconds since the origin was asked about the object; None: nothing of it is remembered, or wanted."""
 
     date: str | None = None
-    block: BlockName | None = None
-    """The block that is sent."""
+    sent: Bytes | None = None
+    """The bytes that are sent."""
 
     only_cached: bool = field(init=False)
     purpose: Purpose = field(init=False)
 
     def __post_init__(self) -> None:
         headers = self.request.headers
-        self.only_cached = headers.get(peer.ONLY) == "cached"
+        self.only_cached = headers.get(peer.ONLY) in (peer.CACHED, peer.TAKEN)
         purpose = headers.get(peer.PURPOSE, Purpose.LIVE)
         self.purpose = Purpose(purpose) if purpose in _PURPOSES else Purpose.LIVE
 
     @property
     def asker(self) -> str:
         return self.request.headers.get(peer.FROM, "")
-
-    def range_of(self, size_bytes: int) -> ByteRange:
-        found = parse_range(self.request.headers.get("range"), size_bytes)
-        if found is None:
-            raise s3_error("InvalidRequest", "Another node asks for a range of bytes.")
-        return found
 
     def context(self) -> RequestContext:
         return RequestContext(self.services, self.request, NO_BODY, EVERYTHING, None, self.slot, of_peer=True)
@@ -106,36 +100,37 @@ class PeerReads:
         request = question.request
         if peer.SIZE in request.headers:
             version = _named_version(question)
-            byte_range = question.range_of(version.size_bytes)
-            number = self._block_number(question, byte_range)
+            byte_range = self._range(question, version)
             if peer.DOUBT in request.headers:
                 return self._doubted(question, version, byte_range)
             if request.method == "GET":
-                return self._of_version(question, version, byte_range, number)
+                return self._of_version(question, version, byte_range)
         head = _remembered(question)
         if head is None:
-            return _absent() if question.only_cached else self._asked(question)
+            return Response(404) if question.only_cached else self._asked(question)
         return _of_head(question, head) if request.method == "HEAD" else self._of_current(question, head)
 
-    def _block_number(self, question: PeerQuestion, byte_range: ByteRange) -> int:
-        number = self._ranges.block_number(byte_range, question.slot.name)
-        if number is None:
+    def _range(self, question: PeerQuestion, version: ObjectVersion) -> ByteRange:
+        found = parse_range(question.request.headers.get("range"), version.size_bytes)
+        if found is None:
+            raise s3_error("InvalidRequest", "Another node asks for a range of bytes.")
+        if not self._ranges.may_be_asked(found, question.slot.name):
             raise s3_error("InvalidRequest", "The range must begin at a multiple of 64 KiB and lie in one block.")
-        return number
+        return found
 
     # A version that the asker names
 
-    def _of_version(self, question: PeerQuestion, version: ObjectVersion, byte_range: ByteRange, number: int) -> Answer:
-        named = self._others(question, version, number)
-        if named is not None:
-            return named
+    def _of_version(self, question: PeerQuestion, version: ObjectVersion, byte_range: ByteRange) -> Answer:
+        others = self._others(question, (version, byte_range))
+        if others:
+            return _named(others)
         fields = [
             ("etag", version.etag),
             ("content-range", f"bytes {byte_range.first}-{byte_range.last}/{version.size_bytes}"),
         ]
-        complete = self._ranges.now(version, byte_range, slot=question.slot.name)
+        complete = self._ranges.now(version, byte_range, slot=question.slot.name) if others is not None else None
         if complete is not None:
-            return _sent(question, (version, number), complete, fields, byte_range.length)
+            return _sent(question, (version, byte_range), complete, fields)
         return self._fetched(question, version, byte_range, fields)
 
     async def _fetched(
@@ -146,34 +141,34 @@ class PeerReads:
         fields: Sequence[tuple[str, str]],
         answer: UnpinnedResponse | None = None,
     ) -> Response:
-        number, slot = self._block_number(question, byte_range), question.slot.name
+        asked, slot, ranges = (version, byte_range), question.slot.name, self._ranges
         try:
-            complete = await self._ranges.get(
-                version,
-                byte_range,
-                slot=slot,
-                purpose=question.purpose,
-                only_cached=question.only_cached,
-                answer=answer,
-            )
+            if question.only_cached:
+                is_arriving = question.request.headers[peer.ONLY] == peer.TAKEN
+                complete = await ranges.cached(version, byte_range, slot=slot, is_arriving=is_arriving)
+            else:
+                complete = await ranges.get(version, byte_range, slot=slot, purpose=question.purpose, answer=answer)
         except OriginAnswered as refused:
             if is_refusal(refused) and self._services.catalog.has_learned(version):
                 self._services.catalog.refused(version)
             raise
         if complete is None:
-            return _absent()
-        named = self._others(question, version, number)
-        if named is None:
-            return _sent(question, (version, number), complete, fields, byte_range.length)
+            return Response(404)
+        try:
+            others = self._others(question, asked)
+            if others is None and answer is None:  # else it has a turn that other reads wait for
+                others = await self.handouts.turn(asked, question.asker)
+        except BaseException:
+            await Response(200, body=complete.body).aclose()
+            raise
+        if not others:
+            return _sent(question, asked, complete, fields)
         await Response(200, body=complete.body).aclose()
-        return named
+        return _named(others)
 
-    def _others(self, question: PeerQuestion, version: ObjectVersion, number: int) -> Response | None:
-        """Return the answer that names other nodes to ask; None: this one sends the block."""
-        if question.only_cached or peer.LAST in question.request.headers:
-            return None
-        others = self.handouts.others((version, number), question.asker)
-        return Response(303, [(peer.ASK, ", ".join(others))]) if others else None
+    def _others(self, question: PeerQuestion, asked: Bytes) -> Sequence[str] | None:
+        """Return as `Handouts.others`."""
+        return () if peer.LAST in question.request.headers else self.handouts.others(asked, question.asker)
 
     async def _doubted(self, question: PeerQuestion, version: ObjectVersion, byte_range: ByteRange) -> Response:
         await self._ranges.drop_if_damaged(version, byte_range, slot=question.slot.name)
@@ -213,10 +208,9 @@ class PeerReads:
         fields = EncodedHeaders(judged.lines).pairs
         if not judged.body_bytes:
             return Response(judged.status, fields)
-        byte_range = question.range_of(head.version.size_bytes)
-        number = self._block_number(question, byte_range)
-        named = self._others(question, head.version, number)
-        return named or await self._fetched(question, head.version, byte_range, fields, answer)
+        byte_range = self._range(question, head.version)
+        others = self._others(question, (head.version, byte_range))
+        return _named(others) if others else await self._fetched(question, head.version, byte_range, fields, answer)
 
     async def _at_once(self, question: PeerQuestion) -> Response | None:
         """Return the answer if the origin gives version and bytes at once; None: ask for the version."""
@@ -277,26 +271,20 @@ def _of_head(question: PeerQuestion, head: ObjectHead) -> Response:
     return Response(judged.status, [*fields, _cache(was_cached=head.remembered)], length_bytes=judged.length_bytes)
 
 
-def _sent(
-    question: PeerQuestion,
-    block: BlockName,
-    complete: CompleteRange,
-    fields: Sequence[tuple[str, str]],
-    length_bytes: int,
-) -> Response:
-    question.block = block
+def _sent(question: PeerQuestion, asked: Bytes, complete: CompleteRange, fields: Sequence[tuple[str, str]]) -> Response:
+    question.sent = asked
     checksums = peer.encode_checksums(complete.checksums)
     own = [*fields, (peer.CRC32C, checksums), _cache(was_cached=complete.was_cached)]
     on_failure = complete.body.failed if isinstance(complete.body, PinnedFileSpan) else None
-    return Response(206, own, complete.body, on_failure=on_failure, length_bytes=length_bytes)
+    return Response(206, own, complete.body, on_failure=on_failure, length_bytes=asked[1].length)
+
+
+def _named(others: Sequence[str]) -> Response:
+    return Response(303, [(peer.ASK, ", ".join(others))])
 
 
 def _cache(*, was_cached: bool) -> tuple[str, str]:
     return "x-forebay-cache", "hit" if was_cached else "miss"
-
-
-def _absent() -> Response:
-    return Response(404)
 
 
 def _misdirected(why: str) -> Exception:

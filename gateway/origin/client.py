@@ -265,7 +265,7 @@ class OriginResponse(OriginHead, Protocol):
 
 @immutable
 class FromPeer:
-    """What the sender of an answer knows of it beside status and headers, if another node gave it.
+    """Facts about an answer of another node, beside its status and headers.
 
     `checksums` are those of the body's chunks, packed; nobody has compared them with the body. `doubt` tells the peer
     that they differ.
@@ -277,7 +277,7 @@ class FromPeer:
 
 
 def from_peer(response: object) -> FromPeer | None:
-    """Return what is known of a peer's answer; None: the bucket gave it."""
+    """Return the facts about a peer's answer; None for an answer of the bucket."""
     return getattr(response, "from_peer", None)
 
 

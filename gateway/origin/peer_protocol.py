@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, Protocol
 
 from awscrt.checksums import crc32c
@@ -31,7 +32,8 @@ SIZE = "x-forebay-size"
 MAX_AGE = "x-forebay-max-age"
 """The greatest age in seconds that the asker can use of what is remembered of an object."""
 ONLY = "x-forebay-only"
-"""`cached`: answer from the disk, or 404; nobody is asked."""
+"""Answer from the disk, or 404; nobody is asked. The value is CACHED, or TAKEN if the bytes are just arriving there."""
+CACHED, TAKEN = "cached", "taken"
 LAST = "x-forebay-last"
 """`1`: send the bytes, and name nobody else."""
 FROM = "x-forebay-from"
@@ -56,7 +58,7 @@ PROOF = "x-forebay-proof"
 
 _PROVED = ("etag", "content-range", "content-length", AGE, DATE, CRC32C, ASK, "x-forebay-cache")
 
-_CHUNK_BYTES = 64 * 1024
+CHUNK_BYTES = 64 * 1024
 
 COPY = "x-forebay-copy"
 """Among the headers of a request to the origin: another node looks after these bytes, so ask it.
@@ -65,6 +67,7 @@ It never leaves the process. Fetches with it share nothing with those without: a
 it never waits for a fetch that asks a peer, and two nodes never wait for each other.
 """
 
+COPY_ALONE: Final[Mapping[str, str]] = MappingProxyType({COPY: "1"})
 
 FROM_BUCKET = "bucket"
 """As the value of COPY: what a peer sent is of no use, so ask the bucket, by ration."""
@@ -84,7 +87,7 @@ def home_digest(endpoint_url: str) -> str:
 def chunk_checksums(content: bytes | memoryview) -> bytes:
     """Return the checksums of a body, packed as CRC32C has them."""
     view = memoryview(content)
-    parts = (view[at : at + _CHUNK_BYTES] for at in range(0, len(view), _CHUNK_BYTES))
+    parts = (view[at : at + CHUNK_BYTES] for at in range(0, len(view), CHUNK_BYTES))
     return b"".join(crc32c(part).to_bytes(4, "big") for part in parts)
 
 

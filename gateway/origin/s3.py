@@ -379,7 +379,8 @@ class S3Origin:
             raise
         if span is not None:
             span.answered(stream.head.status)
-        self._report(request, sending.attempts, stream.head.status, started, kind, stream.head_seconds)
+        if begun is None or not begun.is_reported:
+            self._report(request, sending.attempts, stream.head.status, started, kind, stream.head_seconds)
         return stream
 
     def _given_up(self, sending: _Sending, stream: ResponseStream, seconds: float) -> bool:
@@ -539,6 +540,7 @@ class _BegunRead:
         "_origin",
         "_request",
         "answer",
+        "is_reported",
         "passes",
         "started",
     )
@@ -557,7 +559,7 @@ class _BegunRead:
         self._breaker = breaker
         self._on_end: OnEnd | None = on_end
         self._context = copy_context()
-        self._is_used = False
+        self._is_used = self.is_reported = False
         self.passes: Callable[[int], bool] = bool
         self.started = origin._clock.monotonic()
         self._kind = kind = answer_kind(request)
@@ -585,6 +587,7 @@ class _BegunRead:
         origin._hedging.heads.add(answer.head_seconds)
         origin._budget.release(1)
         origin._report(self._request, 1, answer.status, self.started, self._kind, answer.head_seconds)
+        self.is_reported = True  # it may still be handed over: its bytes may be wrong
         return answer.whole()
 
     def goes_on(self) -> bool:

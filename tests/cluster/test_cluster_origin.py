@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from gateway.cluster.cluster_origin import BUSY_SECONDS_MAX
+from gateway.cluster.cluster_origin import BUSY_SECONDS_MAX, FOLLOWED_MAX
+from gateway.cluster.members import Member
 from gateway.core.model import ObjectKey
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import OriginRequest, age_of, from_peer
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.telemetry import metrics
-from tests.cluster.nodes import SECRET, Cluster, pinned
+from tests.cluster.nodes import SECRET, Cluster, Node, pinned
 from tests.support.blocks import BLOCK, BUCKET, content_of
 from tests.support.counting import by_label
 from tests.support.memory_origin.content import BytesContent
@@ -194,7 +195,33 @@ async def test_a_node_that_an_owner_names_is_asked_for_what_it_has() -> None:
     cluster.nodes["one"].replies = [named("elsewhere", "three", "me")]
     assert await cluster.read(version) == content_of(cluster.bucket, version)
     assert cluster.asked() == {"one": 1, "three": 1}
-    assert cluster.nodes["three"].headers()[peer.ONLY] == "cached"
+    assert cluster.nodes["three"].headers()[peer.ONLY] == "taken"
+
+
+async def test_nodes_that_named_nodes_name_are_asked_each_once() -> None:
+    """Two that name each other end no request."""
+    cluster = Cluster()
+    version = cluster.store("k", BLOCK)
+    cluster.nodes["one"].replies = [named("two")]
+    cluster.nodes["two"].replies = [named("three")]
+    cluster.nodes["three"].replies = [named("two", "one")]
+    assert await cluster.read(version) == content_of(cluster.bucket, version)
+    assert (cluster.asked(), cluster.from_bucket()) == ({"one": 2, "two": 1, "three": 1}, 0)
+    assert cluster.nodes["one"].headers()[peer.LAST] == "1"
+
+
+async def test_named_nodes_are_followed_six_times() -> None:
+    cluster = Cluster()
+    version = cluster.store("k", BLOCK)
+    names = [f"node {number}" for number in range(20)]
+    members = cluster.view.members
+    cluster.view.members = (*members, *(Member(name, name) for name in names))
+    for name in names:
+        cluster.nodes[name] = Node(cluster.at_nodes, cluster.clock, replies=[named(*names)])
+    cluster.nodes["one"].replies = [named(*names)]
+    assert await cluster.read(version) == content_of(cluster.bucket, version)
+    assert sorted(cluster.asked().values()) == [1] * FOLLOWED_MAX + [2]
+    assert cluster.asked()["one"] == 2
 
 
 async def test_the_owner_is_asked_again_where_the_named_node_has_nothing() -> None:
@@ -271,6 +298,15 @@ async def test_12_6_the_owner_before_tells_the_version_too_where_an_answer_of_so
         assert (cluster.asked(), cluster.from_bucket()) == ({"three": 1}, from_bucket)
 
 
+async def test_the_owner_before_may_name_others() -> None:
+    cluster = Cluster()
+    version = cluster.store("k", BLOCK)
+    cluster.view.before = cluster.member("three")
+    cluster.nodes["three"].replies = [named("two")]
+    assert await cluster.read(version, copy="") == content_of(cluster.bucket, version)
+    assert (cluster.asked(), cluster.from_bucket()) == ({"three": 1, "two": 1}, 0)
+
+
 async def test_requests_without_a_wait_never_go_to_a_peer() -> None:
     cluster = Cluster()
     assert cluster.origin.begin_read(question("GET"), lambda _: None) is None
@@ -317,6 +353,20 @@ async def test_what_is_too_old_or_of_no_age_is_no_answer(age_seconds: float | No
         async with await cluster.origin.send(question(method, **more)) as response:
             assert (response.status, from_peer(response)) == (200 if method == "HEAD" else 206, None)
     assert fallbacks()["old"] == before.get("old", 0) + 2
+
+
+@pytest.mark.parametrize("status", [304, 412, 416])
+async def test_what_is_judged_by_an_old_version_is_no_answer(status: int) -> None:
+    """An answer without a body is of a version, too."""
+    cluster = Cluster(slots=slot_of())
+    cluster.store("k", BLOCK)
+    for name in ("one", "two"):
+        cluster.nodes[name].replies = [MemoryResponse(status, {peer.AGE: "60.5"})]
+    async with await cluster.origin.send(question()) as response:
+        assert response.status == 200
+    cluster.nodes["one"].replies = [MemoryResponse(status, {peer.AGE: "59.5"})]
+    async with await cluster.origin.send(question()) as response:
+        assert (response.status, age_of(response)) == (status, 59.5)
 
 
 async def test_an_absence_is_believed_for_as_long_as_the_slot_allows() -> None:

@@ -119,7 +119,8 @@ async def test_no_harmed_byte_is_given_or_kept(kind: str, kept: Literal["idle", 
                 cluster.nodes[name].unreachable = True
             calls = cluster.from_bucket()
             assert await read_of(cache, cluster, version, whole(version))
-            assert (cluster.from_bucket() > calls) is (kept == "none")
+            if kept != "idle":  # such a copy may have made room for the next one
+                assert (cluster.from_bucket() > calls) is (kept == "none")
             for name in ("one", "two"):
                 cluster.nodes[name].unreachable = False
     await cluster.settle()

@@ -27,7 +27,8 @@ import sys
 from gateway.demo import main
 from gateway.demo.dataset import Workload
 sizes = dict(image_bytes=20_000, shard_count=4, images_per_shard=30, file_count=12, checkpoint_bytes=11_000_000)
-sys.exit(main(json="--json" in sys.argv, workload=Workload(**sizes, first_byte_seconds=0.005)))
+workload = Workload(**sizes, first_byte_seconds=0.005)
+sys.exit(main(json="--json" in sys.argv, workload=workload, nodes=2 if "--nodes" in sys.argv else 1))
 """
 
 
@@ -107,6 +108,20 @@ def test_the_whole_job_on_small_data(tmp_path: Path) -> None:
     for one in results.values():
         assert len(one["direct_seconds"]) == len(one["forebay_seconds"]) == 3
         assert all(seconds > 0 for seconds in one["direct_seconds"] + one["forebay_seconds"])
+
+
+def test_12_1_the_bucket_sends_a_data_set_to_a_cluster_once(tmp_path: Path) -> None:
+    """And to each of the same nodes, if they are alone. Nothing is left."""
+    with _demo(tmp_path / "demo", "--json", "--nodes") as run:
+        code, output, errors = run.finish()
+        assert code == 0, errors
+        assert run.left_behind() == []
+    report = json.loads(output)
+    assert [one["what"] for one in report["epochs"]] == [
+        f"{name}, epoch {number}" for name in ("alone", "cluster") for number in (1, 2)
+    ]
+    sent = [one["bucket_bytes"] / report["bytes"] for one in report["epochs"]]
+    assert sent == pytest.approx([2, 0, 1, 0], abs=0.02)
 
 
 @pytest.mark.parametrize(

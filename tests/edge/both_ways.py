@@ -305,6 +305,10 @@ class Twin:
         await settle(self.gateway)
 
 
+def put(key: str, content: bytes, twin: Twin) -> None:
+    twin.origin.memory.put("bucket", key, content)
+
+
 class Told(NamedTuple):
     """What came of a request: the answer, what the origin was asked, and what the gateway has counted and knows."""
 

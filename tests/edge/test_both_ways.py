@@ -12,14 +12,16 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
 from gateway.core.model import ObjectKey
+from gateway.metadata.catalog import HABITS_SECONDS
 from gateway.writeback.journal.buckets import LastOwnWrite
-from tests.edge.both_ways import FIXED_KEYS, SIZES, WAYS, Asked, Twin, Twins, certificate_in, head_of, known, twins
+from tests.edge.both_ways import FIXED_KEYS, SIZES, WAYS, Asked, Twin, Twins, certificate_in, head_of, known, put, twins
 from tests.origin.spoken_origin import SPOILT, STUCK, Fault
 from tests.support.gateway_app import BLOCK_SIZE_BYTES
 from tests.support.head_mutations import first_head, mutated
@@ -208,3 +210,18 @@ def test_both_ways_say_the_same(tmp_path: Path, encrypted: bool) -> None:
         assert min(seen[name] for name in ("200", "206", "prepared")) > steps / 50
         assert min(seen[name] for name in ("cold", "asked", "cold, left")) > steps / 200
         assert min(seen[name] for name in ("304", "412", "403")) > 0
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_each_fault_of_first_and_strict_reads(tmp_path: Path, times: int) -> None:
+    async with twins(tmp_path, 1, sizes=(1000,)) as both:
+        strict = Asked("GET", "x/a", {})
+        for number, name in enumerate(("warm", *SPOILT)):
+            fault = Fault(name, "GET HEAD", 1 if name in STUCK else times) if number else None
+            first = Asked("GET", f"d/{number}", {})
+            await both.change(partial(put, first.key, b"content of it"))
+            for asked in (first, strict):
+                await both.ask(asked, fault)
+                both.clock.ahead_seconds += HABITS_SECONDS + 1  # what it has shown of the bucket is forgotten
+                await both.ask(asked)
+        assert both.seen["cold"] + both.seen["cold, left"] >= len(SPOILT)

@@ -19,14 +19,10 @@ from gateway.origin.client import KeyPair
 from gateway.origin.signing import StaticCredentials
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
 from gateway.policy.callers import CallerClass, Callers, CallersPlan, Limits
-from tests.edge.both_ways import Asked, Twin, Twins, twins
+from tests.edge.both_ways import Asked, Twins, put, twins
 from tests.origin.test_proxies import tunnelling
 from tests.origin.told_origin import Reach
 from tests.support.manual_clock import ManualClock
-
-
-def put(key: str, content: bytes, twin: Twin) -> None:
-    twin.origin.memory.put("bucket", key, content)
 
 
 async def read(both: Twins, prefix: str, **fields: str) -> None:

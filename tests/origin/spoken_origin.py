@@ -224,11 +224,20 @@ class SpokenOrigin:
         assert self._client is not None
         self._over.set()
         self._asked_again.set()
-        pool = self._client.origin._client._pool
+        client = self._client.origin._client
+        pool, is_proxied = client._pool, client._proxy is not None
 
         def is_quiet() -> bool:
             self._writers = {writer for writer in self._writers if not writer.is_closing()}
-            return not self._answering and not pool._busy and len(pool._open) == len(self._writers)
+            return not self._answering and not pool._busy and ours() == theirs()
+
+        def ours() -> object:
+            ports = {connection._transport.get_extra_info("sockname")[1] for connection in pool._open}
+            return len(ports) if is_proxied else ports
+
+        def theirs() -> object:
+            ports = {writer.get_extra_info("peername")[1] for writer in self._writers}
+            return len(ports) if is_proxied else ports
 
         await until(is_quiet)
 

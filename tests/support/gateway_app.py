@@ -25,6 +25,7 @@ from gateway.metadata.snapshots.store import SnapshotStore
 from gateway.operations.context import AppContext
 from gateway.operations.warm_up_queue import WarmUpQueue
 from gateway.origin.client import Origin, begin_read_of
+from gateway.origin.peer_protocol import Roles
 from gateway.policy.slots import EVERYTHING, Grant, Slots
 from gateway.writeback.buffer import WritebackBuffer
 from tests.support.asgi import ACCESS_KEY_ID, SECRET_ACCESS_KEY
@@ -67,6 +68,7 @@ async def gateway_app(
     writeback: bool = False,
     buffer_closed: bool = False,
     capacity_bytes: int = 256 * 1024**2,
+    roles: Roles | None = None,
 ) -> AsyncIterator[GatewayApp]:
     """A gateway with one bucket, `bucket`. `through` stands between the gateway and `origin`, where given."""
     clock = clock or SystemClock()
@@ -77,7 +79,7 @@ async def gateway_app(
     settings = BlockSettings(
         directory, capacity_bytes=capacity_bytes, block_size_bytes=block_size_bytes, slots=Slots(slots)
     )
-    blocks = await BlockCache.open(settings, front, worker=worker, clock=clock)
+    blocks = await BlockCache.open(settings, front, worker=worker, clock=clock, roles=roles)
     try:
         catalog = await Catalog.open(
             directory / "catalog",
@@ -86,6 +88,7 @@ async def gateway_app(
             clock=clock,
             slots=Slots(slots),
             process=worker,
+            roles=roles,
         )
     except BaseException:
         await blocks.close()
@@ -113,6 +116,7 @@ async def gateway_app(
             writeback=buffer,
             buffer_closed=buffer_closed,
             begin_read=begin_read_of(front),
+            roles=roles,
         )
         authenticator = Authenticator(
             keyring or ConfiguredKeyring([Key(ACCESS_KEY_ID, SECRET_ACCESS_KEY, None, grant)]),

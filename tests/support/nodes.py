@@ -231,10 +231,10 @@ class Nodes:
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
-    def states(self, number: int) -> list[str]:
-        """The states of the members as a node knows them."""
-        answer = self[number].client.get(f"{self[number].gateway.admin_url}/api/v1/cluster")
-        return [one["state"] for one in answer.json()["members"]]
+    def wait_for_states(self, number: int, states: Sequence[str]) -> None:
+        """Until a node tells these states of the members."""
+        client, url = self[number].client, f"{self[number].gateway.admin_url}/api/v1/cluster"
+        self.wait_until(lambda: [one["state"] for one in client.get(url).json()["members"]] == list(states))
 
 
 @dataclass(frozen=True)
