@@ -1,7 +1,7 @@
 """The origin of a node in a cluster: what another node looks after is asked there, all else of the bucket.
 
 COPY → the first owner, the second, then the bucket by ration
-a block of this node's own, pinned → who owned it before, if the members have just changed, then the bucket
+a block of this node's own → who owned it before, if the members have just changed, then the bucket
 all else → the bucket
 """
 
@@ -100,7 +100,7 @@ class ClusterOrigin:
         """As `Origin.send`."""
         copy = request.headers.get(COPY)
         if copy is None:
-            before = self._owner_before(request) if request.size_bytes is not None else None
+            before = self._owner_before(request)
             answer = await self._cached_by(before, request, peer.CACHED) if before is not None else None
             if before is not None and answer is not None and answer.status == _ASK_OTHERS:
                 answer = await self._of_takers(before, answer, request)
@@ -113,7 +113,9 @@ class ClusterOrigin:
 
     def begin_read(self, request: OriginRequest, on_end: OnEnd) -> BegunRead | None:
         """As `BeginRead`: a peer is waited for."""
-        return None if COPY in request.headers else begin_read_of(self.bucket)(request, on_end)
+        if COPY in request.headers or self._owner_before(request) is not None:
+            return None
+        return begin_read_of(self.bucket)(request, on_end)
 
     async def aclose(self) -> None:
         """End what this has begun. The bucket's origin and the peers are closed by who made them."""
@@ -195,6 +197,8 @@ class ClusterOrigin:
     def _owner_before(self, request: OriginRequest) -> str | None:
         """Return the address of who owned this node's block before, if such a node can be asked for these bytes."""
         if request.method != "GET" or request.bucket is None or request.key is None:
+            return None
+        if request.size_bytes is None and not request.may_be_remembered:
             return None
         asked = self._range(request)
         if asked is None or asked.first % peer.CHUNK_BYTES:

@@ -709,11 +709,17 @@ def headers_of_question(
 ) -> Mapping[str, str]:
     """Return the headers for a question about an object's version, perhaps together with one of its blocks.
 
-    They have COPY where another node may answer: nobody writes in the slot, and an answer of some age will do.
+    They have COPY where another node is to answer.
     """
-    if roles is None or slot.mode != "read-only" or slot.consistency not in ("ttl", "immutable"):
+    if roles is None or not may_be_remembered(slot, headers):
         return headers
-    return roles.headers(key, number, headers, slot.name) if is_plainly_asked(headers) else headers
+    return roles.headers(key, number, headers, slot.name)
+
+
+def may_be_remembered(slot: Slot, headers: Mapping[str, str]) -> bool:
+    """Return True if another node may answer: nobody writes in the slot, and an answer of some age will do."""
+    is_read_only = slot.mode == "read-only" and slot.consistency in ("ttl", "immutable")
+    return is_read_only and is_plainly_asked(headers)
 
 
 def _answer(key: ObjectKey, entry: CatalogEntry, headers: Mapping[str, str]) -> ObjectHead:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
@@ -32,7 +32,7 @@ from gateway.blocks.plan import Outcome
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginError, OriginUnreachable
 from gateway.core.model import BodyStream, ByteRange, MissReason, ObjectKey, ObjectVersion, PinnedFileSpan
-from gateway.metadata.catalog import CHECKSUM_MODE, headers_of_question, is_remembered
+from gateway.metadata.catalog import CHECKSUM_MODE, is_remembered, may_be_remembered
 from gateway.metadata.entries import ObjectHead, ObservedAt, object_head_of_get, of_part
 from gateway.operations.context import Answer, AppContext, CacheLabel, RequestContext, Response
 from gateway.operations.passthrough import forward, forward_joined, handed_on, no_body, onward_request, streamed_reply
@@ -478,9 +478,10 @@ def begin_unpinned(
     if habits.weak_etags or habits.no_ranges or habits.withheld_etags:
         return None  # the answer could not be continued
     fields: Mapping[str, str] = vary_headers(headers)
-    if services.roles is not None and not of_peer and "cache-control" not in asked.headers:
-        number = wanted.first // blocks.block_size_of(slot.name)
-        fields = headers_of_question(services.roles, key, number, slot, fields)
+    roles = services.roles
+    by_nodes = roles is not None and "cache-control" not in asked.headers and may_be_remembered(slot, fields)
+    if roles is not None and by_nodes and not of_peer:
+        fields = roles.headers(key, wanted.first // blocks.block_size_of(slot.name), fields, slot.name)
         if COPY in fields and whole:
             return None  # the checksums come with the HEAD, and the bytes from each block's owner
         if COPY in fields:
@@ -489,6 +490,8 @@ def begin_unpinned(
     if get is None:
         return None
     request = _request(key, slot.name, conditions, None if whole else wanted)
+    if by_nodes:
+        request = replace(request, may_be_remembered=True)
     return UnpinnedQuestion(get, wanted, request, since or catalog.now(key), headers, fields, whole)
 
 

@@ -170,8 +170,8 @@ class OriginRequest:
     since. Every other may be sent again by the retry policy, where `retry.repetition` allows that. `purpose` and `slot`
     (its name) say on whose account it goes. `keys` are those that its body names. `signed_by` is the key pair of a
     caller in whose own name it goes; None: it goes in the gateway's. `size_bytes` is the length of the version that
-    If-Match names, where it is known. Earlier requests for the same bytes have taken `waited_seconds`, by which this
-    one waits less for its turn.
+    If-Match names, where it is known. `may_be_remembered`: an answer of some age will do. Earlier requests for the same
+    bytes have taken `waited_seconds`, by which this one waits less for its turn.
     """
 
     method: str
@@ -186,6 +186,7 @@ class OriginRequest:
     keys: Sequence[str] = ()
     signed_by: KeyPair | None = None
     size_bytes: int | None = None
+    may_be_remembered: bool = False
     waited_seconds: float = 0.0
     begun: BegunRead | None = None
     """The request as it was sent already: `send` goes on with it."""

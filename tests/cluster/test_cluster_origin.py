@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -284,6 +285,19 @@ async def test_the_owner_before_is_asked_for_what_it_has() -> None:
     assert (cluster.asked(), cluster.from_bucket()) == ({"three": 2}, 4)
 
 
+async def test_12_6_the_owner_before_tells_the_version_too_where_an_answer_of_some_age_will_do() -> None:
+    cluster = Cluster()
+    cluster.store("k", BLOCK)
+    cluster.view.before = cluster.member("three")
+    asked = OriginRequest("GET", BUCKET, "k", headers={"range": f"bytes=0-{BLOCK - 1}"})
+    for may_be_remembered, from_bucket in ((True, 0), (False, 1)):
+        request = replace(asked, may_be_remembered=may_be_remembered)
+        async with await cluster.origin.send(request) as response:
+            assert response.status == 206
+            assert (from_peer(response) is None) == (not may_be_remembered)
+        assert (cluster.asked(), cluster.from_bucket()) == ({"three": 1}, from_bucket)
+
+
 async def test_the_owner_before_may_name_others() -> None:
     cluster = Cluster()
     version = cluster.store("k", BLOCK)
@@ -296,6 +310,9 @@ async def test_the_owner_before_may_name_others() -> None:
 async def test_requests_without_a_wait_never_go_to_a_peer() -> None:
     cluster = Cluster()
     assert cluster.origin.begin_read(question("GET"), lambda _: None) is None
+    cluster.view.before = cluster.member("three")
+    asked = OriginRequest("GET", BUCKET, "k", headers={"range": "bytes=0-65535"}, may_be_remembered=True)
+    assert cluster.origin.begin_read(asked, lambda _: None) is None
 
 
 async def test_roles_name_what_another_node_owns() -> None:

@@ -1,0 +1,296 @@
+"""Whole gateways of one cluster, before one origin that notes what it is asked for.
+
+with nodes(tmp_path, 3) as cluster:
+    keys = cluster.store("k", [100_000])
+    assert cluster.read(0, keys[0]) in ("miss", "peer")
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+
+from gateway.app.cluster import MEMBERSHIP
+from gateway.cluster.members import Member
+from gateway.cluster.placement import Placement
+from gateway.core.model import ObjectKey
+from gateway.s3.headers import first_and_last
+from tests.support.asgi import signed_headers
+from tests.support.gateway_process import GatewayProcess, to_toml
+from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
+
+BUCKET = "bucket"
+SECRET = "the secret of the cluster: 32 characters or more"
+PATIENCE_SECONDS = 60.0
+BLOCK = 1024 * 1024
+_CHUNK_BYTES = 64 * 1024
+FOR_CLIENTS = {"x-forebay-cache", "x-forebay-origin-request-id", "x-forebay-request-id", "x-forebay-durable"}
+"""What an answer says of Forebay; all else is between nodes."""
+
+READ_ONLY: Mapping[str, Any] = {
+    "name": "data",
+    "prefix": f"s3://{BUCKET}/",
+    "mode": "read-only",
+    "consistency": "ttl",
+    "metadata_ttl": "1h",
+}
+"""The slot of a data set."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(eq=False)
+class Node:
+    """One gateway, and a client of it. `address` is its peer port's."""
+
+    address: str
+    config: dict[str, Any]
+    gateway: GatewayProcess
+    _is_started: bool = False
+    _is_stopped: bool = False
+
+    def __post_init__(self) -> None:
+        limits = httpx.Limits(max_connections=None)
+        self.client = httpx.Client(trust_env=False, timeout=PATIENCE_SECONDS, limits=limits)
+
+    def start(self) -> None:
+        self.gateway.__enter__()
+        self._is_started = True
+
+    def restart(self, members: Sequence[str], member_for_seconds: float) -> None:
+        """End it, and start it with other members, as one that has been a member for so long."""
+        self.gateway.terminate()
+        self.config["cluster"]["members"] = list(members)
+        self.gateway.config_file.write_text(to_toml(self.config), encoding="utf-8")
+        note = self.gateway.directory / MEMBERSHIP
+        noted = orjson.loads(note.read_bytes())
+        note.write_bytes(orjson.dumps({**noted, "since": noted["seen"] - member_for_seconds}))
+        self.gateway.start()
+
+    def kill(self) -> None:
+        """SIGKILL all its processes at once."""
+        pids = [*_children(self.gateway.pid), self.gateway.pid]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Stop all its processes, until they are to continue."""
+        self._is_stopped = True
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._is_stopped = False
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in (self.gateway.pid, *_children(self.gateway.pid)):
+            os.kill(pid, number)
+
+    def close(self) -> None:
+        self.client.close()
+        if self._is_stopped:
+            self.go_on()
+        if self._is_started:
+            self.gateway.__exit__(*sys.exc_info())
+
+    def request(self, method: str, key: str, **options: Any) -> httpx.Response:
+        return self.client.request(method, f"{self.gateway.s3_url}/{BUCKET}/{key}", **options)
+
+    def signed(self, method: str, key: str, headers: Mapping[str, str], *, sign_key: Sequence[str]) -> httpx.Response:
+        """A request that is signed by a key pair."""
+        host = self.gateway.s3_url.removeprefix("http://")
+        pair = {"access_key_id": sign_key[0], "secret_access_key": sign_key[1]}
+        said = signed_headers(method, f"/{BUCKET}/{key}", headers, b"", host=host, **pair)
+        return self.request(method, key, headers=said)
+
+    def metric(self, name: str) -> float:
+        """The value of a metric with its labels."""
+        text = self.client.get(f"{self.gateway.admin_url}/metrics").text
+        return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"{name} "))
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += [int(child), *_children(int(child))]
+    return found
+
+
+@dataclass(eq=False)
+class Nodes:
+    """The cluster."""
+
+    origin: StrictOrigin
+    nodes: list[Node]
+    secret_file: Path
+
+    def __getitem__(self, number: int) -> Node:
+        return self.nodes[number]
+
+    @property
+    def addresses(self) -> list[str]:
+        return [node.address for node in self.nodes]
+
+    def store(self, prefix: str, sizes: Sequence[int]) -> list[str]:
+        """Put objects in the bucket, each time with other contents; their keys."""
+        keys = [f"{prefix}{number}" for number in range(len(sizes))]
+        for key, size_bytes in zip(keys, sizes, strict=True):
+            self.origin.model.put(BUCKET, key, os.urandom(size_bytes))
+        return keys
+
+    def content(self, key: str) -> bytes:
+        return self.origin.model.data(BUCKET, key)
+
+    def size_bytes(self, keys: Sequence[str]) -> int:
+        return sum(len(self.content(key)) for key in keys)
+
+    def read(self, number: int, key: str) -> str:
+        """Read an object whole, and compare each byte; where it came from."""
+        content, answer = self.content(key), self.nodes[number].request("GET", key)
+        assert answer.status_code == 200, f"{key} of node {number}: {answer.text}"
+        assert answer.content == content, f"{key} of node {number}"
+        assert not [name for name in answer.headers if name.startswith("x-forebay-") and name not in FOR_CLIENTS]
+        return str(answer.headers["x-forebay-cache"].partition(";")[0])
+
+    def epoch(self, keys: Sequence[str], of: Sequence[int], *, threads_each: int = 2) -> Spent:
+        """Let these nodes read all objects at the same time, each in an order of its own; what it costs the bucket."""
+        orders = {number: random.sample(keys, len(keys)) for number in of}
+        asked = len(self.origin.request_lines)
+        with ThreadPoolExecutor(threads_each * len(of)) as pool:
+            reads = [pool.submit(self.read, number, orders[number][i]) for i in range(len(keys)) for number in of]
+            seen = {one.result() for one in reads}
+        return Spent(*self.asked(asked), seen)
+
+    def askers(self, keys: Sequence[str]) -> set[str]:
+        """Return the nodes that have asked the bucket for any of these objects, by what they call themselves there."""
+        self.origin.settle()
+        lines = {f"GET /{BUCKET}/{key}".encode() for key in keys}
+        requests = zip(self.origin.request_lines, self.origin.request_headers, strict=True)
+        return {dict(fields)[b"x-forebay-hop"].decode() for line, fields in requests if line in lines}
+
+    def asked_by(self, number: int, key: str = "asked") -> set[str]:
+        """Return who asks the bucket for a new object that is read through a node."""
+        self.origin.model.put(BUCKET, key, os.urandom(1000))
+        self.read(number, key)
+        return self.askers([key])
+
+    def asked(self, since: int = 0) -> tuple[int, int]:
+        """Return how many questions about objects the bucket got since its request of this number, and how many bytes
+        nodes wanted.
+
+        What one node asks for twice counts once: it asks again where an answer is late, on a busy machine.
+        """
+        self.origin.settle()
+        questions, chunks = set[tuple[str, bytes]](), dict[tuple[str, bytes, int], int]()
+        requests = list(zip(self.origin.request_lines, self.origin.request_headers, strict=True))[since:]
+        for line, fields in requests:
+            method, key = line.partition(b" ")[0], line.removeprefix(b"GET ").removeprefix(f"/{BUCKET}/".encode())
+            if b"/bucket/" not in line:
+                continue
+            headers = {name.decode(): value.decode("latin-1") for name, value in fields}
+            node = headers["x-forebay-hop"]
+            if "if-match" not in headers:
+                questions.add((node, line))
+            if method == b"GET":
+                size_bytes = len(self.content(key.decode()))
+                first, last = first_and_last(headers.get("range")) or (0, None)
+                stop = min(size_bytes, size_bytes if last is None else last + 1)
+                for chunk in range(first // _CHUNK_BYTES, -(-stop // _CHUNK_BYTES)):
+                    chunks[node, key, chunk] = min(_CHUNK_BYTES, size_bytes - chunk * _CHUNK_BYTES)
+        return len(questions), sum(chunks.values())
+
+    def owned_by(self, number: int, prefix: str, count: int) -> list[str]:
+        """Return keys whose first block a node owns if all are members."""
+        placement = Placement(Member(address, address) for address in self.addresses)
+        keys = (f"{prefix}{i}" for i in itertools.count())
+        own = (key for key in keys if placement.owners(ObjectKey(BUCKET, key), 0)[0].address == self[number].address)
+        return list(itertools.islice(own, count))
+
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not is_so():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def wait_for_states(self, number: int, states: Sequence[str]) -> None:
+        """Until a node tells these states of the members."""
+        client, url = self[number].client, f"{self[number].gateway.admin_url}/api/v1/cluster"
+        self.wait_until(lambda: [one["state"] for one in client.get(url).json()["members"]] == list(states))
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What the bucket was asked for; and what clients were told of where their bytes came from."""
+
+    questions: int
+    size_bytes: int
+    seen: set[str]
+
+
+@contextmanager
+def nodes(
+    directory: Path,
+    count: int,
+    slots: Sequence[Mapping[str, Any]] = (READ_ONLY,),
+    *,
+    running: int | None = None,
+    views: Mapping[int, Sequence[int]] | None = None,
+    of_one: Mapping[int, Mapping[str, Any]] | None = None,
+    **tables: Mapping[str, Any],
+) -> Iterator[Nodes]:
+    """Yield a cluster of `count` nodes, of which the first `running` run.
+
+    `views`: whom a node has for members, if not those that run. `tables`: more settings; `of_one`: of one node.
+    """
+    secret_file = directory / "secret"
+    secret_file.write_text(SECRET)
+    secret_file.chmod(0o600)
+    running = count if running is None else running
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(count)]
+    with StrictOrigin() as origin, ExitStack() as undo:
+        origin.model.create_bucket(BUCKET)
+        cluster = Nodes(origin, [], secret_file)
+        keys = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
+        for number, address in enumerate(addresses):
+            members = (views or {}).get(number, range(running if number < running else count))
+            config: dict[str, Any] = {
+                "server": {"port": 0, "allow_unsigned": True, "workers": 1},
+                "admin": {"port": 0},
+                "origin": {"endpoint_url": origin.endpoint_url, **keys},
+                "cache": {"directory": str(directory / str(number)), "block_size": "1MiB", "capacity": "256MiB"},
+                "slots": [dict(slot) for slot in slots],
+                "cluster": {
+                    "name": "train",
+                    "secret_file": str(secret_file),
+                    "listen": address,
+                    "advertise": address,
+                    "members": [addresses[one] for one in members],
+                },
+            }
+            for more in (tables, (of_one or {}).get(number, {})):
+                for name, table in more.items():
+                    config[name] = table if isinstance(table, list) else {**config.get(name, {}), **table}
+            gateway = GatewayProcess(config, directory=Path(config["cache"]["directory"]))
+            cluster.nodes.append(undo.enter_context(closing(Node(address, config, gateway))))
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(Node.start, cluster.nodes[:running]))
+        yield cluster
