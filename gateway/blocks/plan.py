@@ -420,7 +420,7 @@ class Holding(NamedTuple):
 
 
 class BlockOwner(NamedTuple):
-    """How many of the first OWNERS_LOOKED_AT blocks of a version a node owns as the first and as the second."""
+    """One node's part of a version: of the first OWNERS_LOOKED_AT blocks, how many it owns as `first` and as `second`."""
 
     address: str
     is_this_node: bool

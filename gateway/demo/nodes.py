@@ -53,7 +53,7 @@ class NodesReport:
 
     @property
     def problem(self) -> str | None:
-        """What the cluster did not do as promised, in words, or None."""
+        """Return the broken promise of the cluster in words, or None."""
         first, second = self.epochs[-_EPOCHS:]
         if first.bucket_bytes > _ONCE * self.size_bytes or second.bucket_bytes > (_ONCE - 1) * self.size_bytes:
             return f"the cluster read more than once from the bucket: {first.bucket_bytes}, {second.bucket_bytes} bytes"

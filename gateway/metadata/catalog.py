@@ -717,7 +717,7 @@ def headers_of_question(
 
 
 def may_be_remembered(slot: Slot, headers: Mapping[str, str]) -> bool:
-    """Return True if another node may answer: nobody writes in the slot, and an answer of some age will do."""
+    """Return True if another node may answer: the slot is read-only, and it allows an answer of some age."""
     is_read_only = slot.mode == "read-only" and slot.consistency in ("ttl", "immutable")
     return is_read_only and is_plainly_asked(headers)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from gateway.core.model import ByteRange, ObjectVersion
 
 SENT_AT_ONCE = 4
-"""What is being sent to so many nodes is not sent to another one, if others have it or are about to."""
+"""Nodes that one process sends the same bytes to at a time; the next one asks another node for them."""
 
 TAKERS_NAMED_MAX = 3
 WAIT_SECONDS_MAX = 2.0
@@ -24,7 +24,7 @@ WAIT_SECONDS_MAX = 2.0
 REMEMBERED_MAX = 4096
 
 Bytes = tuple[ObjectVersion, ByteRange]
-"""What nodes ask for: who has got a part of it is no help."""
+"""The exact range that nodes ask for: a node that has got only a part of it is no help."""
 
 
 @dataclass(slots=True)

@@ -265,7 +265,7 @@ class OriginResponse(OriginHead, Protocol):
 
 @immutable
 class FromPeer:
-    """Facts about an answer of another node, beside its status and headers.
+    """Facts about an answer that another node has given.
 
     `checksums` are those of the body's chunks, packed; nobody has compared them with the body. `doubt` tells the peer
     that they differ.

@@ -1,4 +1,4 @@
-"""What one node of a cluster says to another: S3 GET and HEAD, and the headers beside S3's.
+"""The protocol between the nodes of a cluster: S3 GET and HEAD, and the headers beside S3's.
 
 A peer is an origin that already has the block: a node sends it the GET with `If-Match` that it would send the bucket,
 signed with SigV4 by the cluster's secret. The answer carries a proof that the peer knows the secret, and the
@@ -32,10 +32,10 @@ SIZE = "x-forebay-size"
 MAX_AGE = "x-forebay-max-age"
 """The greatest age in seconds that the asker can use of what is remembered of an object."""
 ONLY = "x-forebay-only"
-"""Answer from the disk, or 404; nobody is asked. The value is CACHED, or TAKEN if the bytes are just arriving there."""
+"""The peer answers from its disk, or 404, and asks nobody. With TAKEN it waits for bytes that are just arriving there."""
 CACHED, TAKEN = "cached", "taken"
 LAST = "x-forebay-last"
-"""`1`: send the bytes, and name nobody else."""
+"""`1`: the peer sends the bytes, and names nobody else."""
 FROM = "x-forebay-from"
 """The asker's own address, which others may be told."""
 NONCE = "x-forebay-nonce"
