@@ -420,7 +420,7 @@ class Holding(NamedTuple):
 
 
 class BlockOwner(NamedTuple):
-    """One node's part of a version: of the first OWNERS_LOOKED_AT blocks, how many it owns as `first` and as `second`."""
+    """One node's part of a version: how many of the first OWNERS_LOOKED_AT blocks it owns."""
 
     address: str
     is_this_node: bool
