@@ -23,6 +23,7 @@ from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.origin.client import Purpose
 from gateway.s3.requests import Operation
 from tests.support.asgi import Answer, call
+from tests.support.blocks import bytes_of
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.gateway_process import GatewayProcess
 from tests.support.memory_origin import MemoryOrigin
@@ -151,7 +152,7 @@ async def test_1_3_without_any_cache_too(effect: str) -> None:
 
     async def read() -> bytes:
         reader = await cache.open_range(version, ByteRange(0, SIZE_BYTES - 1))
-        return b"".join([bytes(piece) async for piece in reader.body() if isinstance(piece, bytes)])
+        return b"".join([bytes_of(piece) async for piece in reader.body()])
 
     fault = origin.inject(on(Operation.GET_OBJECT), EFFECTS[effect], times=None)
     with pytest.raises(OriginError):
