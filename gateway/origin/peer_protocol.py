@@ -48,7 +48,7 @@ DOUBT = "x-forebay-doubt"
 A HEAD of a range of a named version without it has the peer keep these bytes: 200 if it has them, 201 once it has.
 """
 
-# Of answers; the proof covers all of them.
+# Of answers; the proof covers them and all that tells of the object.
 AGE = "x-forebay-age"
 """Seconds since the bucket was asked about the object."""
 DATE = "x-forebay-date"
@@ -59,7 +59,8 @@ ASK = "x-forebay-ask"
 """With status 303: addresses of up to three nodes that have just got these bytes."""
 PROOF = "x-forebay-proof"
 
-_PROVED = ("etag", "content-range", "content-length", AGE, DATE, CRC32C, ASK, "x-forebay-cache")
+_UNPROVED = frozenset({"connection", "date", "server", "x-amz-id-2", "x-amz-request-id", PROOF})
+"""Headers that the server adds to each answer, or that tell nothing of the object."""
 
 CHUNK_BYTES = 64 * 1024
 
@@ -106,6 +107,7 @@ def new_nonce() -> str:
 
 
 def proof(secret: bytes, nonce: str, status: int, headers: Mapping[str, str]) -> str:
-    """Return the value of PROOF for an answer to the request with this nonce; `headers` have lower-case names."""
-    told = "\n".join([nonce, str(status), *(headers.get(name, "") for name in _PROVED)])
+    """Return the value of PROOF for an answer with these headers to the request with this nonce."""
+    lines = sorted(f"{name.lower()}:{value}" for name, value in headers.items() if name.lower() not in _UNPROVED)
+    told = "\n".join([nonce, str(status), *lines])
     return base64.b64encode(hmac.digest(secret, told.encode("latin-1"), "sha256")).decode()
