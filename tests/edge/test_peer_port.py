@@ -617,9 +617,11 @@ def test_a_client_with_a_key_like_the_clusters_is_none(tmp_path: Path) -> None:
 
 
 def test_the_tests_judge_proofs() -> None:
-    """A proof is of this nonce, status and headers."""
+    """A proof is of this nonce and status, and of all headers that tell of the object."""
     headers = {"etag": '"a"', "content-length": "1"}
     proved = Answer(200, {**headers, peer.PROOF: peer.proof(SECRET, "n", 200, headers)}, b"", complete=True)
     assert is_proved(proved, "n")
     assert not is_proved(proved, "m")
     assert not is_proved(Answer(206, proved.headers, b"", complete=True), "n")
+    assert not is_proved(Answer(200, {**proved.headers, "x-amz-meta-a": "b"}, b"", complete=True), "n")
+    assert is_proved(Answer(200, {**proved.headers, "x-amz-request-id": "b"}, b"", complete=True), "n")
