@@ -8,18 +8,15 @@ So what another node gets never breaks off because the origin does, and has a ch
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from types import MappingProxyType
 from typing import NamedTuple
 
-from awscrt import checksums as crt
-
 from gateway.blocks import layout
 from gateway.blocks.block_file import check, read_verified
 from gateway.blocks.dependencies import CacheDependencies
-from gateway.blocks.layout import CHUNK_BYTES, Extent
+from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Extent
 from gateway.blocks.origin_gets import UnpinnedResponse
 from gateway.blocks.plan import SUB_BLOCK_BYTES, ReadPlan, are_used
 from gateway.blocks.reader import RangeReader
@@ -30,7 +27,6 @@ from gateway.origin.client import Purpose
 from gateway.origin.peer_protocol import COPY_ALONE, chunk_checksums
 from gateway.telemetry import metrics
 
-_CRC_BYTES = 4
 _ATTEMPTS = 3
 """A block may be evicted, or found damaged, between its fetch and its use."""
 
@@ -43,7 +39,7 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class CompleteRange(NamedTuple):
-    """The bytes of a range. `checksums` has the CRC32C of each 64 KiB from its first byte on, 4 bytes big-endian each.
+    """The bytes of a range. `checksums` has the CRC32C of each 64 KiB from its first byte on.
 
     `was_cached`: they were on disk. A stream verifies each piece as it reads it.
     """
@@ -261,11 +257,9 @@ def _packed(descriptor: int, extent: Extent, position: int, count: int) -> bytes
     """Return the checksums of verified bytes, as they were computed when the origin sent them. BlockDamaged."""
     stop = position + count
     first, behind = position // CHUNK_BYTES, layout.chunk_count(stop)
-    packed = array("I", extent.checksums[first * _CRC_BYTES : behind * _CRC_BYTES])
-    packed.byteswap()
+    packed = extent.checksums[first * CHECKSUM_BYTES : behind * CHECKSUM_BYTES]
     rest = stop % CHUNK_BYTES
     if rest and stop != extent.length:
         part = read_verified(descriptor, extent, stop - rest, rest)
-        last: int = crt.crc32c(part)
-        return bytes(packed[:-1]) + last.to_bytes(_CRC_BYTES, "big")
-    return bytes(packed)
+        return packed[:-CHECKSUM_BYTES] + chunk_checksums(part)
+    return packed

@@ -21,7 +21,6 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from gateway.blocks import layout, store
-from gateway.blocks.block_file import ChunkChecksums
 from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.fetch_locks import LockKey
 from gateway.blocks.layout import Block, Reservation
@@ -31,6 +30,7 @@ from gateway.blocks.store import RECORDS_MAX, SEGMENT_BYTES_MAX, Placed, SmallBl
 from gateway.core.errors import BlockDamaged, NotKept, StoreUnavailable
 from gateway.core.model import ByteRange, immutable
 from gateway.origin.client import Purpose
+from gateway.origin.peer_protocol import chunk_checksums
 from gateway.telemetry import metrics
 
 PARTS_OF_CAPACITY = 256
@@ -346,7 +346,7 @@ def whole_of(block: Block, response: UnpinnedResponse) -> memoryview | None:
     headers, told, content = response.headers, response.told, response.whole(block.range)
     if content is None or not _is_promised(content, headers, block):
         return None
-    if told is not None and not is_as_promised(_checksums(content), told.checksums):
+    if told is not None and not is_as_promised(chunk_checksums(content), told.checksums):
         told.doubt()
         return None
     return content
@@ -455,12 +455,6 @@ class SmallBlockFetcher:
             # Opened here and now: a file that has just been written costs no look at the disk.
             with self.dependencies.open_files.opened(extent, directory.store.open_published) as file:
                 fetch.move(file, extent)
-
-
-def _checksums(content: memoryview) -> bytes:
-    checksums = ChunkChecksums(len(content))
-    checksums.update(content)
-    return bytes(checksums.packed)
 
 
 def _end(persisted: asyncio.Future[bool], kept: bool) -> None:

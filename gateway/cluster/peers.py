@@ -10,7 +10,6 @@ import asyncio
 import base64
 import binascii
 import hmac
-from array import array
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.client import FromPeer, OriginRequest, OriginResponse
 from gateway.origin.peer_protocol import (
+    CHECKSUM_BYTES,
     CHUNK_BYTES,
     CRC32C,
     DATE,
@@ -206,13 +206,11 @@ class PeerAnswer(WrappedResponse):
         """Return the checksums of the body, packed as blocks have them; None: they are not all there."""
         length = self.told.get("content-length", "")
         try:
-            packed = array("I", base64.b64decode(self.told.get(CRC32C, ""), validate=True))
+            packed = base64.b64decode(self.told.get(CRC32C, ""), validate=True)
         except (binascii.Error, ValueError):
             return None
-        if not length.isdecimal() or len(packed) != -(-int(length) // CHUNK_BYTES):
-            return None
-        packed.byteswap()
-        return packed.tobytes()
+        is_whole = length.isdecimal() and len(packed) == CHECKSUM_BYTES * -(-int(length) // CHUNK_BYTES)
+        return packed if is_whole else None
 
     async def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncGenerator[bytes | memoryview, None]:
         pieces = self._response.stream(buffer)

@@ -148,7 +148,7 @@ class _Exchange:
 
 def _proved(reply: Response, asker: Asker, question: PeerQuestion | None, method: str) -> Sequence[tuple[str, str]]:
     """Return the headers of an answer with its length, its checksums, the age of its facts, and proof."""
-    headers, body = dict(reply.headers), reply.body
+    headers, body = {name.lower(): value for name, value in reply.headers}, reply.body
     headers.update(reply.encoded.pairs)
     headers.pop("content-length", None)
     if isinstance(body, (bytes, memoryview)) and peer.CRC32C not in headers and body and method != "HEAD":

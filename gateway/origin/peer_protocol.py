@@ -54,7 +54,7 @@ AGE = "x-forebay-age"
 DATE = "x-forebay-date"
 """The `Date` of the bucket's answer."""
 CRC32C = "x-forebay-crc32c"
-"""Base64 of the CRC32C of each 64 KiB of the body, from its first byte on, 4 bytes big-endian each."""
+"""Base64 of the CRC32C of each 64 KiB of the body, from its first byte on, as the blocks on disk have them."""
 ASK = "x-forebay-ask"
 """With status 303: addresses of up to three nodes that have just got these bytes."""
 PROOF = "x-forebay-proof"
@@ -62,7 +62,7 @@ PROOF = "x-forebay-proof"
 _UNPROVED = frozenset({"connection", "date", "server", "x-amz-id-2", "x-amz-request-id", PROOF})
 """Headers that the server adds to each answer, or that tell nothing of the object."""
 
-CHUNK_BYTES = 64 * 1024
+CHUNK_BYTES, CHECKSUM_BYTES = 64 * 1024, 4
 
 COPY = "x-forebay-copy"
 """Among the headers of a request to the origin: another node looks after these bytes, so ask it.
@@ -95,7 +95,7 @@ def chunk_checksums(content: bytes | memoryview) -> bytes:
     """Return the checksums of a body, packed as CRC32C has them."""
     view = memoryview(content)
     parts = (view[at : at + CHUNK_BYTES] for at in range(0, len(view), CHUNK_BYTES))
-    return b"".join(crc32c(part).to_bytes(4, "big") for part in parts)
+    return b"".join(crc32c(part).to_bytes(CHECKSUM_BYTES, "little") for part in parts)
 
 
 def encode_checksums(packed: bytes) -> str:
@@ -107,7 +107,7 @@ def new_nonce() -> str:
 
 
 def proof(secret: bytes, nonce: str, status: int, headers: Mapping[str, str]) -> str:
-    """Return the value of PROOF for an answer with these headers to the request with this nonce."""
-    lines = sorted(f"{name.lower()}:{value}" for name, value in headers.items() if name.lower() not in _UNPROVED)
+    """Return PROOF of an answer with these headers, whose names are in lower case, to the request with this nonce."""
+    lines = sorted(f"{name}:{value}" for name, value in headers.items() if name not in _UNPROVED)
     told = "\n".join([nonce, str(status), *lines])
     return base64.b64encode(hmac.digest(secret, told.encode("latin-1"), "sha256")).decode()

@@ -24,7 +24,7 @@ CHUNK = 64 * KIB
 
 def packed(content: bytes) -> bytes:
     parts = (content[at : at + CHUNK] for at in range(0, len(content), CHUNK))
-    return b"".join(crc32c(part).to_bytes(4, "big") for part in parts)
+    return b"".join(crc32c(part).to_bytes(4, "little") for part in parts)
 
 
 async def bytes_of(complete: CompleteRange | None) -> bytes:

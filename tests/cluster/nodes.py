@@ -32,7 +32,7 @@ _CHUNK_BYTES = 64 * 1024
 def packed(body: bytes) -> str:
     """Checksums as they are on the wire."""
     parts = [body[at : at + _CHUNK_BYTES] for at in range(0, len(body), _CHUNK_BYTES)]
-    return base64.b64encode(b"".join(crc32c(part).to_bytes(4, "big") for part in parts)).decode()
+    return base64.b64encode(b"".join(crc32c(part).to_bytes(4, "little") for part in parts)).decode()
 
 
 Harm = Callable[[bytes], bytes]

@@ -91,7 +91,7 @@ def is_proved(answer: Answer, nonce: str, secret: bytes = SECRET) -> bool:
 def checksums(body: bytes) -> str:
     """Computed apart from the gateway's own code."""
     parts = [body[at : at + CHUNK_BYTES] for at in range(0, len(body), CHUNK_BYTES)]
-    return base64.b64encode(b"".join(crc32c(part).to_bytes(4, "big") for part in parts)).decode()
+    return base64.b64encode(b"".join(crc32c(part).to_bytes(4, "little") for part in parts)).decode()
 
 
 @asynccontextmanager
