@@ -92,7 +92,7 @@ def _epoch(cluster: Nodes, work: Paths, seed: int) -> float:
 
 
 def _epochs(report: Report, options: Options) -> None:
-    """Of objects of a part of a block, of one and of several."""
+    """Measure epochs over objects of less than a block, of one block and of several."""
     families = (
         Family("part/", options.of(1000, least=50), _SMALL_BYTES),
         Family("one/", options.of(32, least=4), _BLOCK_BYTES),
@@ -145,7 +145,7 @@ class _Size:
     least: int
     unit: str
     per_answer: float
-    """What one answer counts: its bytes in GB, or its milliseconds."""
+    """The bytes of one answer in GB, or its milliseconds: figures are for one `unit` of these."""
 
     owner: Target
     asker: Mapping[str, Target | None]

@@ -315,7 +315,7 @@ class BlockCache(PassthroughCache):
     async def fetch_at_owner(
         self, version: ObjectVersion, piece: ByteRange, *, slot: str, purpose: Purpose
     ) -> int | None:
-        """Have the owner of one of the `pieces` fetch it to its own disk. Return how many bytes the owner fetched.
+        """Ask the owner of one of the `pieces` to fetch it to its own disk. Return how many bytes the owner fetched.
 
         None: this node looks after it. Raises as `fetch`; OriginUnreachable if no such node can be asked.
         """

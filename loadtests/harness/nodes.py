@@ -36,7 +36,7 @@ class Nodes:
     addresses: Sequence[str]
 
     def owned_by(self, number: int, paths: Sequence[str]) -> list[str]:
-        """Those objects whose first block a node looks after."""
+        """Return the objects whose first block a node owns."""
         placement = Placement(Member(address, address) for address in self.addresses)
 
         def owner(path: str) -> str:

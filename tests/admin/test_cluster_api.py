@@ -36,7 +36,7 @@ async def answered(directory: Path, polling: Polling | None, *, is_alone: bool =
 
 
 async def test_all_that_is_known_of_the_members_is_told(tmp_path: Path) -> None:
-    """Shares are of the zone; whoever owns nothing has none. Each state has its name."""
+    """A share is of the blocks of the zone; a node that owns nothing has none. Each state has its name."""
     node = PolledNode(tmp_path, [FIRST, SECOND, THIRD, "10.0.0.4:9002"], SECOND, THIRD)
     node.peers.change(SECOND, zone="a", weight=1, name="gpu-2", version="7")
     node.peers.change(THIRD, caches=False, zone="a")

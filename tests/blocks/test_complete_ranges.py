@@ -28,7 +28,7 @@ def packed(content: bytes) -> bytes:
 
 
 async def bytes_of(complete: CompleteRange | None) -> bytes:
-    """Take the bytes as the server does; they are those of which the checksums are."""
+    """Return the bytes, read as the server reads them; the checksums must be theirs."""
     assert complete is not None
     body = complete.body
     if isinstance(body, PinnedFileSpan):

@@ -210,7 +210,7 @@ class Packing(RuleBasedStateMachine):
 
     @rule(worker=st.integers(0, 1), count=st.integers(16, 40), size=st.integers(1, 900))
     def append_many(self, worker: int, count: int, size: int) -> None:
-        """So many that room is set aside for others, too."""
+        """Append so many blocks that the index sets room aside for later ones, too."""
         blocks = self._blocks([size] * count, "default")
         append_all(self.appenders[worker], "default", blocks, others_come=True)
         assert kept_content(self.opened, blocks[-1].block) == bytes(blocks[-1].content)
@@ -346,7 +346,7 @@ def test_segments_end_at_their_bounds(tmp_path: Path) -> None:
 
 
 def test_a_batch_is_written_a_little_at_a_time(tmp_path: Path) -> None:
-    """What is long enough for the kernel's largest pages never comes in one write."""
+    """No write is long enough for the kernel to take its largest pages for it."""
     opened, sizes = opened_at(tmp_path / "c", 4096 * MIB), list[int]()
 
     def noting(write: Callable[..., int]) -> Callable[..., int]:
@@ -392,7 +392,7 @@ def test_room_for_several_batches_is_set_aside_at_once_and_what_is_left_given_ba
 
 
 def test_what_has_room_for_one_batch_alone_is_kept(tmp_path: Path) -> None:
-    """Nobody is refused because more cannot be set aside."""
+    """The index takes a block even if it cannot set more room aside."""
     opened = opened_at(tmp_path / "c", 64 * MIB)
     held = Reservation("x", "default", 64 * MIB - 64 * KIB)
     opened.blocks.reserve(held)

@@ -36,7 +36,7 @@ def packed(body: bytes) -> str:
 
 
 Harm = Callable[[bytes], bytes]
-"""What becomes of a body on its way."""
+"""Changes a body between two nodes."""
 
 
 @dataclass(eq=False)
