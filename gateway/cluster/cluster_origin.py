@@ -20,7 +20,7 @@ from gateway.cluster.members import Member, View
 from gateway.cluster.peers import PeerAnswer, Peers, WrappedResponse
 from gateway.core import cancellation
 from gateway.core.clock import Clock
-from gateway.core.errors import OriginBodyError, OriginBusy
+from gateway.core.errors import OriginBodyError, OriginBusy, OriginUnreachable
 from gateway.core.model import ByteRange, Homes, ObjectKey, ObjectVersion
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import BegunRead, FromPeer, OnEnd, Origin, OriginRequest, OriginResponse, begin_read_of
@@ -41,6 +41,9 @@ BUSY_SECONDS: Final = 0.1
 FOLLOWED_MAX: Final = 6
 """Nodes that a request asks one after the other because the one before has named them."""
 
+CACHED_SECONDS_MAX: Final = 5.0
+"""Seconds for which a node is waited for that is asked for what is on its disk."""
+
 RATION_SECONDS_MAX: Final = 60.0
 """Seconds for which a request waits for its part of the ration."""
 
@@ -49,9 +52,9 @@ DOUBTS_MAX: Final = 16
 
 _BODY = frozenset({200, 206})
 _ANSWERS = _BODY | {201, 304, 404, 412, 416}
-_BUSY, _ASK_OTHERS = 503, 303
+_BUSY, _ASK_OTHERS = frozenset({429, 503}), 303
 
-Reason: TypeAlias = Literal["unreachable", "busy", "refused", "old", "damaged"]
+Reason: TypeAlias = Literal["unreachable", "busy", "refused", "bucket-away", "old", "damaged"]
 
 _log = RateLimitedLog(structlog.get_logger("forebay.cluster"))
 
@@ -92,6 +95,8 @@ class ClusterOrigin:
     fallback_requests: int
     _ration: asyncio.Semaphore = field(init=False)
     _doubts: set[asyncio.Task[None]] = field(default_factory=set)
+    _bucket_is_away: bool = False
+    """The last request by ration got no answer."""
 
     def __post_init__(self) -> None:
         self._ration = asyncio.Semaphore(self.fallback_requests)
@@ -137,6 +142,8 @@ class ClusterOrigin:
             if not isinstance(told, str):
                 return told
             why = told
+            if told == "bucket-away" and self._bucket_is_away:
+                break  # the second owner would ask the same bucket
         return why
 
     async def _of_owner(self, owner: Member, request: OriginRequest, deadline: float) -> PeerAnswer | Reason:
@@ -146,7 +153,7 @@ class ClusterOrigin:
             answer = await self.peers.ask(owner.address, self._to_peer(request, more))
             if answer is None:
                 return "unreachable"
-            if answer.status == _BUSY:
+            if answer.status in _BUSY:
                 await answer.aclose()
                 asked = retry_after_seconds(answer.headers, self.clock.now()) or 0.0
                 seconds = min(max(asked, BUSY_SECONDS), deadline - self.clock.monotonic())
@@ -185,7 +192,11 @@ class ClusterOrigin:
     async def _cached_by(self, address: str, request: OriginRequest, only: str) -> PeerAnswer | None:
         """Return the bytes if the node at an address has them on its disk, or its answer that others have them."""
         began = self.clock.monotonic()
-        answer = await self.peers.ask(address, self._to_peer(request, {peer.ONLY: only}))
+        try:
+            async with asyncio.timeout(CACHED_SECONDS_MAX):
+                answer = await self.peers.ask(address, self._to_peer(request, {peer.ONLY: only}))
+        except TimeoutError:
+            return None
         if answer is None or answer.status == _ASK_OTHERS:
             return answer
         if answer.status not in _BODY:
@@ -258,7 +269,7 @@ class ClusterOrigin:
     def _why_not(self, answer: PeerAnswer, request: OriginRequest, seconds: float) -> Reason | None:
         status, is_pinned = answer.status, request.size_bytes is not None
         if status not in _ANSWERS:
-            return "refused"
+            return "bucket-away" if status == peer.BUCKET_AWAY else "refused"
         if not is_pinned:
             age_seconds = _age(answer)
             if age_seconds is None or age_seconds > max(self._age_max(request, is_absent=status == 404), seconds):
@@ -312,10 +323,14 @@ class ClusterOrigin:
         except TimeoutError:
             raise OriginBusy("the bucket is asked for too many blocks of other nodes") from None
         try:
-            return _Rationed(await self.bucket.send(request), self._ration)
-        except BaseException:
+            response = await self.bucket.send(request)
+        except BaseException as error:
             self._ration.release()
+            if isinstance(error, OriginUnreachable) and not isinstance(error, OriginBusy):
+                self._bucket_is_away = True
             raise
+        self._bucket_is_away = False
+        return _Rationed(response, self._ration)
 
 
 class _Rationed(WrappedResponse):

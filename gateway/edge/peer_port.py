@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from gateway.core import cancellation
-from gateway.core.errors import ClientDisconnected
+from gateway.core.errors import ClientDisconnected, OriginBodyError, OriginBusy, OriginUnreachable
 from gateway.core.model import PinnedFileSpan
 from gateway.edge.asgi import RequestRecord, send_reply, whole_response
 from gateway.edge.cycle import RESPONSE, in_task
@@ -67,6 +67,9 @@ class PeerApp:
             await self._send(exchange, reply, scope, send)
         except ClientDisconnected:
             exchange.is_broken = True
+        except BaseException:
+            exchange.is_broken = True
+            raise
         finally:
             question = exchange.question
             if question is not None and question.sent is not None:
@@ -83,6 +86,8 @@ class PeerApp:
             raise
         except Exception as error:  # noqa: BLE001 - whatever happened, the asker gets an answer and the log a line
             reply = reply_to(error, record.request_id, record.path)
+            if isinstance(error, OriginUnreachable | OriginBodyError) and not isinstance(error, OriginBusy):
+                reply.status = peer.BUCKET_AWAY
         if exchange.asker is not None:
             reply.headers = _proved(reply, exchange.asker, exchange.question, scope["method"])
         return reply

@@ -51,6 +51,9 @@ class Node:
     date: str | None = None
     silent: bool = False
     unreachable: bool = False
+    says_nothing: bool = False
+    """For ever; it lives all the same."""
+
     seconds: float = 0.0
     cache: str = "hit"
     replies: list[MemoryResponse | None] = field(default_factory=list)
@@ -63,6 +66,8 @@ class Node:
         self.asked.append(request)
         if self.unreachable or self.silent:
             raise OriginUnreachable("no answer")
+        if self.says_nothing:
+            await asyncio.Event().wait()
         if self.seconds:
             cast("TestClock", self.clock).time += self.seconds
         given = self.replies.pop(0) if self.replies else None
