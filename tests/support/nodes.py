@@ -31,6 +31,7 @@ from gateway.core.model import ObjectKey
 from gateway.s3.headers import first_and_last
 from tests.support.asgi import signed_headers
 from tests.support.gateway_process import GatewayProcess, to_toml
+from tests.support.names import looked_up_in, tell
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 BUCKET = "bucket"
@@ -55,6 +56,25 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+class PeerName:
+    """A name that stands for the peer ports of nodes, each on an address of its own."""
+
+    def __init__(self, directory: Path, count: int) -> None:
+        port = free_port()
+        self.file = directory / "names.json"
+        self.addresses = [f"127.0.0.{11 + number}:{port}" for number in range(count)]
+        self.entry = f"dns://localhost:{port}"
+
+    def tell(self, addresses: Sequence[str] | None) -> None:
+        """Have the name stand for these from now on; None: nobody can find out for which."""
+        hosts = None if addresses is None else [one.partition(":")[0] for one in addresses]
+        tell(self.file, {"localhost": hosts})
+
+    def looked_up_at(self) -> int:
+        file = looked_up_in(self.file)
+        return file.stat().st_mtime_ns if file.exists() else 0
 
 
 @dataclass(eq=False)
@@ -255,17 +275,21 @@ def nodes(
     running: int | None = None,
     views: Mapping[int, Sequence[int]] | None = None,
     of_one: Mapping[int, Mapping[str, Any]] | None = None,
+    peers: PeerName | None = None,
     **tables: Mapping[str, Any],
 ) -> Iterator[Nodes]:
     """Yield a cluster of `count` nodes, of which the first `running` run.
 
-    `views`: whom a node has for members, if not those that run. `tables`: more settings; `of_one`: of one node.
+    `views`: whom a node has for members, if not those that run. `peers`: by which they find each other instead.
+    `tables`: more settings; `of_one`: of one node.
     """
     secret_file = directory / "secret"
     secret_file.write_text(SECRET)
     secret_file.chmod(0o600)
     running = count if running is None else running
-    addresses = [f"127.0.0.1:{free_port()}" for _ in range(count)]
+    addresses = peers.addresses if peers is not None else [f"127.0.0.1:{free_port()}" for _ in range(count)]
+    if peers is not None:
+        peers.tell(addresses[:running])
     with StrictOrigin() as origin, ExitStack() as undo:
         origin.model.create_bucket(BUCKET)
         cluster = Nodes(origin, [], secret_file)
@@ -283,13 +307,15 @@ def nodes(
                     "secret_file": str(secret_file),
                     "listen": address,
                     "advertise": address,
-                    "members": [addresses[one] for one in members],
+                    "members": [addresses[one] for one in members] if peers is None else [peers.entry],
                 },
             }
             for more in (tables, (of_one or {}).get(number, {})):
                 for name, table in more.items():
                     config[name] = table if isinstance(table, list) else {**config.get(name, {}), **table}
-            gateway = GatewayProcess(config, directory=Path(config["cache"]["directory"]))
+            gateway = GatewayProcess(
+                config, directory=Path(config["cache"]["directory"]), names=peers.file if peers is not None else None
+            )
             cluster.nodes.append(undo.enter_context(closing(Node(address, config, gateway))))
         with ThreadPoolExecutor(count) as pool:
             list(pool.map(Node.start, cluster.nodes[:running]))
