@@ -16,9 +16,9 @@ from gateway.policy.slots import Prefix, Slots
 from gateway.s3.headers import format_http_date
 from tests.cluster.nodes import Cluster
 from tests.support.asgi import Answer, call
-from tests.support.blocks import BLOCK, BUCKET
+from tests.support.blocks import BLOCK, BUCKET, content_of
 from tests.support.gateway_app import GatewayApp, gateway_app
-from tests.support.slots import Slot
+from tests.support.slots import Slot, slot_with
 from tests.support.snapshots import freeze
 
 PREFIX = Prefix.parse(f"s3://{BUCKET}/")
@@ -40,6 +40,42 @@ async def ask(gateway: GatewayApp, method: str, target: str, **headers: str) -> 
     await gateway.catalog.settle()
     await gateway.blocks.settle()
     return answer
+
+
+@pytest.mark.parametrize(("method", "is_there"), [("HEAD", True), ("GET", True), ("HEAD", False)])
+async def test_12_3_what_a_peer_tells_is_as_old_here_as_there(tmp_path: Path, method: str, *, is_there: bool) -> None:
+    async with asking(tmp_path, slot_with(TTL, negative_ttl_seconds=60.0)) as (gateway, cluster):
+        cluster.store("k" if is_there else "another", 1000)
+        cluster.nodes["one"].age_seconds = 40.0
+        for passes, asked in ((0, 1), (19, 1), (2, 2)):
+            cluster.clock.time += passes
+            assert (await ask(gateway, method, "/k")).status == (200 if is_there else 404)
+            assert (cluster.asked(), cluster.from_bucket()) == ({"one": asked}, 0)
+
+
+async def test_12_3_a_strict_slot_asks_the_bucket_though_nobody_writes_there(tmp_path: Path) -> None:
+    async with asking(tmp_path, slot_with(TTL, consistency="strict")) as (gateway, cluster):
+        cluster.store("k", 1000)
+        for method in ("GET", "HEAD", "GET"):
+            assert (await ask(gateway, method, "/k")).status == 200
+        assert (cluster.asked(), cluster.from_bucket()) == ({}, 3)
+
+
+@pytest.mark.parametrize("size_bytes", [1000, 70_000, BLOCK, 3 * BLOCK])
+async def test_12_2_a_first_answer_that_came_damaged_reaches_nobody(tmp_path: Path, size_bytes: int) -> None:
+    """The answer that tells the version brings its first bytes."""
+
+    def harm(body: bytes) -> bytes:
+        return body[:-1] + bytes([body[-1] ^ 1])
+
+    async with asking(tmp_path, TTL) as (gateway, cluster):
+        version = cluster.store("k", size_bytes)
+        cluster.nodes["one"].harm = cluster.nodes["two"].harm = harm
+        for _ in range(2):
+            answer = await ask(gateway, "GET", "/k")
+            assert (answer.status, answer.body) == (200, content_of(cluster.bucket, version))
+        assert cluster.asked()
+        await cluster.settle()
 
 
 @pytest.mark.parametrize(("after_seconds", "settled"), [(None, False), (1.0, False), (SETTLED_SECONDS, True)])
