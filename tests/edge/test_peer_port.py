@@ -405,7 +405,8 @@ def test_a_doubted_block_is_verified_before_it_is_sent_again(tmp_path: Path, *, 
             await peers.read(KEY, etag, BLOCK, 0, BLOCK - 1)
             version, whole = ObjectVersion(KEY, etag, BLOCK), ByteRange(0, BLOCK - 1)
             at_once = peers.app.reads._ranges.now(version, whole, slot="default")
-            assert isinstance(at_once and at_once.body, PinnedFileSpan)
+            assert at_once is not None
+            assert isinstance(at_once.body, PinnedFileSpan)
             at_once.body.close()
             if is_damaged:
                 await damage(peers, tmp_path)
