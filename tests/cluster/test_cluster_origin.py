@@ -11,6 +11,7 @@ import pytest
 from gateway.cluster import cluster_origin
 from gateway.cluster.cluster_origin import BUSY_SECONDS_MAX, FOLLOWED_MAX
 from gateway.cluster.members import Member
+from gateway.cluster.peers import LEFT_OUT_SECONDS
 from gateway.core.errors import OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.origin import peer_protocol as peer
@@ -186,6 +187,15 @@ async def test_busy_owners_are_not_waited_for_for_ever() -> None:
     assert BUSY_SECONDS_MAX <= cluster.clock.time - began < BUSY_SECONDS_MAX + 1
     assert (cluster.asked()["two"], cluster.from_bucket()) == (1, 1)
     assert fallbacks()["busy"] == before.get("busy", 0) + 1
+    for number in range(2, 5):  # nor by each request anew
+        began = cluster.clock.time
+        assert await cluster.read(version) == content_of(cluster.bucket, version)
+        assert (cluster.clock.time > began, cluster.from_bucket()) == (number == 2, number)
+    cluster.clock.time += LEFT_OUT_SECONDS
+    for name in ("one", "two"):
+        cluster.nodes[name].replies[:] = [MemoryResponse(503, {})]
+    assert await cluster.read(version) == content_of(cluster.bucket, version)
+    assert cluster.from_bucket() == 4
 
 
 async def test_12_5_an_owner_that_gets_nothing_from_the_bucket_is_not_waited_for() -> None:

@@ -167,7 +167,8 @@ def peers_tell_versions_everywhere(patch: Patch) -> None:
 
 
 WRITES: Mapping[str, float] = {"read": 20.0, "put": 5.0, "change": 5.0, "pass_time": 2.0}
-ABSENCES: Mapping[str, float] = {"read": 20.0, "change": 4.0, "delete": 4.0, "pass_time": 1.0}
+AGES: Mapping[str, float] = {"read": 30.0, "change": 2.0}
+ABSENCES: Mapping[str, float] = {"read": 30.0, "change": 3.0, "delete": 3.0}
 BUSY: Mapping[str, float] = {"read": 20.0, "busy": 4.0, "pass_time": 3.0}
 MOVES: Mapping[str, float] = {"read": 20.0, "leave": 1.0, "join": 2.0, "pass_time": 3.0}
 LINKS: Mapping[str, float] = {"read": 20.0, "cut_node": 3.0, "heal": 1.0, "pass_time": 1.0}
@@ -187,8 +188,8 @@ class Case:
 CASES = (
     Case("no wrong byte", damage_is_not_looked_for),
     Case("reads are as young as promised", clocks_go_slowly, WRITES, 150, "ttl"),
-    Case("reads are as young as promised", what_peers_say_is_fresh, WRITES, 150, "ttl"),
-    Case("reads are as young as promised", absences_are_believed_for_too_long, ABSENCES, 150, "ttl"),
+    Case("reads are as young as promised", what_peers_say_is_fresh, AGES, 200, "ttl"),
+    Case("reads are as young as promised", absences_are_believed_for_too_long, ABSENCES, 200, "ttl"),
     Case("each question once", ages_are_not_sent, {"read": 20.0, "pass_time": 5.0}, 150, "ttl"),
     Case("own writes are read", own_writes_are_not_forgotten, WRITES, 150, "ttl"),
     Case("what the bucket has is answered", the_bucket_is_not_asked_for_others),
