@@ -35,6 +35,13 @@ def packed(body: bytes) -> str:
     return base64.b64encode(b"".join(crc32c(part).to_bytes(4, "little") for part in parts)).decode()
 
 
+class AtOnce(MemoryResponse):
+    """An answer whose body has come together with its head."""
+
+    def whole(self) -> memoryview | None:
+        return memoryview(self.content.read(0, self.content.size_bytes))
+
+
 Harm = Callable[[bytes], bytes]
 """Changes a body between two nodes."""
 
@@ -56,6 +63,9 @@ class Node:
 
     seconds: float = 0.0
     cache: str = "hit"
+    at_once: bool = False
+    """Bodies are here with their heads."""
+
     replies: list[MemoryResponse | None] = field(default_factory=list)
     """Answers to the next requests, before they are proved; None: the object's."""
 
@@ -76,6 +86,8 @@ class Node:
         reply.headers = {**reply.headers, peer.PROOF: peer.proof(self.secret, nonce, reply.status, reply.headers)}
         if self.harm is not None and reply.content.size_bytes:
             reply.content = BytesContent(self.harm(reply.content.read(0, reply.content.size_bytes)))
+        if self.at_once:
+            return AtOnce(reply.status, reply.headers, reply.content, reply.with_body)
         return reply
 
     async def _of_object(self, request: OriginRequest) -> MemoryResponse:

@@ -61,8 +61,11 @@ async def test_12_3_a_strict_slot_asks_the_bucket_though_nobody_writes_there(tmp
         assert (cluster.asked(), cluster.from_bucket()) == ({}, 3)
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("size_bytes", [1000, 70_000, BLOCK, 3 * BLOCK])
-async def test_12_2_a_first_answer_that_came_damaged_reaches_nobody(tmp_path: Path, size_bytes: int) -> None:
+async def test_12_2_a_first_answer_that_came_damaged_reaches_nobody(
+    tmp_path: Path, size_bytes: int, *, at_once: bool
+) -> None:
     """The answer that tells the version brings its first bytes."""
 
     def harm(body: bytes) -> bytes:
@@ -70,7 +73,8 @@ async def test_12_2_a_first_answer_that_came_damaged_reaches_nobody(tmp_path: Pa
 
     async with asking(tmp_path, TTL) as (gateway, cluster):
         version = cluster.store("k", size_bytes)
-        cluster.nodes["one"].harm = cluster.nodes["two"].harm = harm
+        for node in (cluster.nodes["one"], cluster.nodes["two"]):
+            node.harm, node.at_once = harm, at_once
         for _ in range(2):
             answer = await ask(gateway, "GET", "/k")
             assert (answer.status, answer.body) == (200, content_of(cluster.bucket, version))

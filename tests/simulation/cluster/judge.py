@@ -84,6 +84,9 @@ class ClusterJudge:
     known_until: dict[tuple[int, str, str], float] = field(default_factory=dict)
     """Until when a node need not ask about an object again, by period."""
 
+    asked_at: dict[tuple[str, str], float] = field(default_factory=dict)
+    """When a node has asked the bucket about an object the last time."""
+
     answered: Counter[str] = field(default_factory=Counter)
     """How many answers were judged, by their kind."""
 
@@ -106,13 +109,18 @@ class ClusterJudge:
                 self.violated("each byte once", f"chunk {chunk} of {key} {etag}, {calm:.0f} s after calm began")
 
     def bucket_told(self, node: str, key: str, begun: float, now: float, seconds: float) -> None:
-        """The bucket has told a node of an object, which need not ask again for so long."""
-        place = (self.period, node, key)
-        if begun >= self.calm_at:
-            known_until = self.known_until.get(place, -math.inf)
-            if now < known_until and self.made[key][-1].at < known_until - seconds:
-                self.violated("each question once", f"{node} asks about {key}, {known_until - begun:.1f} s early")
-        self.known_until[place] = max(begun + seconds, self.known_until.get(place, -math.inf))
+        """The bucket has told a node of an object, which need not ask again for so long.
+
+        If it has found another version than the one before, it may ask once more.
+        """
+        place, last = (self.period, node, key), self.asked_at.get((node, key), -math.inf)
+        self.asked_at[node, key] = begun
+        if begun >= self.calm_at and now < self.known_until.get(place, -math.inf):
+            self.violated(
+                "each question once", f"{node} asks about {key}, {self.known_until[place] - begun:.1f} s early"
+            )
+        if all(one.at < last for one in self.made[key]):
+            self.known_until[place] = begun + seconds
 
     def trouble(self, until: float) -> None:
         """Something has changed that lets bytes be asked for again; `until`: when that has been overcome."""

@@ -168,9 +168,9 @@ def peers_tell_versions_everywhere(patch: Patch) -> None:
 
 WRITES: Mapping[str, float] = {"read": 20.0, "put": 5.0, "change": 5.0, "pass_time": 2.0}
 AGES: Mapping[str, float] = {"read": 30.0, "change": 2.0}
-ABSENCES: Mapping[str, float] = {"read": 30.0, "change": 3.0, "delete": 3.0}
+ABSENCES: Mapping[str, float] = {"read": 20.0, "rush": 6.0, "change": 3.0, "delete": 4.0}
 BUSY: Mapping[str, float] = {"read": 20.0, "busy": 4.0, "pass_time": 3.0}
-MOVES: Mapping[str, float] = {"read": 20.0, "leave": 1.0, "join": 2.0, "pass_time": 3.0}
+MOVES: Mapping[str, float] = {"read": 30.0, "rush": 5.0, "leave": 0.5, "join": 1.0, "pass_time": 2.0}
 LINKS: Mapping[str, float] = {"read": 20.0, "cut_node": 3.0, "heal": 1.0, "pass_time": 1.0}
 
 
@@ -189,13 +189,13 @@ CASES = (
     Case("no wrong byte", damage_is_not_looked_for),
     Case("reads are as young as promised", clocks_go_slowly, WRITES, 150, "ttl"),
     Case("reads are as young as promised", what_peers_say_is_fresh, AGES, 200, "ttl"),
-    Case("reads are as young as promised", absences_are_believed_for_too_long, ABSENCES, 200, "ttl"),
+    Case("reads are as young as promised", absences_are_believed_for_too_long, ABSENCES, 250, "ttl"),
     Case("each question once", ages_are_not_sent, {"read": 20.0, "pass_time": 5.0}, 150, "ttl"),
     Case("own writes are read", own_writes_are_not_forgotten, WRITES, 150, "ttl"),
     Case("what the bucket has is answered", the_bucket_is_not_asked_for_others),
     Case("nobody waits for long", owners_are_asked_late),
     Case("each byte once", nobody_owns_anything, {"read": 20.0, "pass_time": 5.0}),
-    Case("each byte once", owners_before_are_not_asked, MOVES),
+    Case("each byte once", owners_before_are_not_asked, MOVES, 100),
     Case("each byte once", busy_nodes_are_not_waited_for, BUSY),
     Case("nobody waits for long", busy_nodes_are_waited_for_for_ever, BUSY),
     Case("who is silent is asked no more", silence_is_forgotten),

@@ -41,7 +41,7 @@ from tests.support.memory_origin.store import StoredObject
 from tests.support.slots import Slot, slot_with
 
 BUCKET = "bucket"
-TTL_SECONDS, NEGATIVE_SECONDS = 20.0, 5.0
+TTL_SECONDS, NEGATIVE_SECONDS = 20.0, 10.0
 SETTLES_SECONDS = 75.0
 KEYS_OF_SLOT = 5
 CHUNK = 64 * 1024
@@ -354,7 +354,7 @@ class ClusterWorld:
 
     async def _provoke(self) -> None:
         """Have nodes ask each other."""
-        for key in {self._key() for _ in range(3)}:
+        for key in dict.fromkeys(self._key() for _ in range(3)):
             for node in self._alive():
                 await node.evict(ObjectKey(BUCKET, key))
                 self._begin_read(node, key)
