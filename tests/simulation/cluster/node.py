@@ -286,7 +286,7 @@ class ClusterNode:
             found += [f"fetches: {one}" for one in (fetches._fetches, fetches._tasks, fetches._inline) if one]
             found += [f"locks: {parts.locks._held}"] * bool(parts.locks._held)
         if self.app is not None:
-            found += [f"sending {one}" for one in self.app.reads.handouts._sending]
+            found += [f"sending {one}" for one, of in self.app.reads.handouts._of.items() if of.count]
         return found
 
     def names_of_tasks(self) -> set[str]:
