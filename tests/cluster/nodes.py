@@ -166,7 +166,7 @@ class Cluster:
         return len(self.bucket.calls)
 
     async def settle(self) -> None:
-        await asyncio.gather(*self.origin._doubts)
+        await asyncio.gather(*self.peers._in_background)
 
 
 def pinned(version: ObjectVersion, first: int = 0, last: int | None = None, copy: str = "1") -> OriginRequest:

@@ -277,7 +277,7 @@ class ClusterNode:
     def held(self) -> list[str]:
         """What it holds that nobody waits for in quiet."""
         found = [f"{self.origin._ration._value} of the ration"] * (self.origin._ration._value != FALLBACK_REQUESTS)
-        found += [f"doubts: {self.origin._doubts}"] * bool(self.origin._doubts)
+        found += [f"doubts: {self.peers._in_background}"] * bool(self.peers._in_background)
         if isinstance(self.blocks, BlockCache):
             parts = self.blocks._dependencies
             fetches, unpinned = parts.fetches, parts.unpinned_gets
