@@ -12,20 +12,12 @@ from typing import NamedTuple, cast
 
 from gateway.blocks.origin_gets import UnpinnedResponse
 from gateway.core.errors import S3Error
-from gateway.core.model import ByteRange, MissReason, ObjectKey
+from gateway.core.model import MissReason, ObjectKey
 from gateway.metadata.catalog import is_remembered
 from gateway.operations.context import AppContext
-from gateway.operations.read_object import (
-    AnswerHead,
-    Refused,
-    UnpinnedQuestion,
-    VersionAnswers,
-    begin_unpinned,
-    get_must_bypass,
-    has_cacheable_bytes,
-    judged_by_the_origin,
-    understood_answer,
-)
+from gateway.operations.read_wishes import get_must_bypass, judged_by_the_origin
+from gateway.operations.unpinned_reads import Refused, UnpinnedQuestion, begin_unpinned, understood_answer
+from gateway.operations.version_answers import AnswerHead, VersionAnswers, has_cacheable_bytes
 from gateway.origin.client import BegunRead, OriginResponse
 from gateway.policy.slots import Slot
 from gateway.s3.headers import READ_CONDITIONS
@@ -81,8 +73,7 @@ class ColdRead:
         blocks, slot, version = services.blocks, self.slot, head.version
         is_new = is_remembered(slot, question.headers) and blocks.keeps_all_it_fetches
         reason = "first-read" if is_new else blocks.why_missing(version, slot=slot.name, before=None)
-        asked = ByteRange(judged.first, judged.first + judged.body_bytes - 1)
-        body = blocks.inline_response(version, asked, slot=slot.name, headers=question.fields, answer=response)
+        body = blocks.inline_response(version, judged.sent, slot=slot.name, headers=question.fields, answer=response)
         if body is None:
             return None
         learned = services.catalog.learned

@@ -21,13 +21,8 @@ from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import CHECKSUM_MODE, BegunHead, HeldVersion, ObjectHead
 from gateway.metadata.snapshots.registry import OpenSnapshot, SnapshotRegistry
 from gateway.operations.context import AppContext
-from gateway.operations.read_object import (
-    PLAIN_FIELDS,
-    AnswerHead,
-    VersionAnswers,
-    has_cacheable_bytes,
-    judged_by_the_origin,
-)
+from gateway.operations.read_wishes import judged_by_the_origin
+from gateway.operations.version_answers import AnswerHead, VersionAnswers, has_cacheable_bytes
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Slot
 from gateway.s3.headers import is_one_range
@@ -342,13 +337,6 @@ def _identity(head: ObjectHead) -> bytes:
     if request_id is None:
         return b""
     return b"\r\nx-forebay-origin-request-id: %b\r\naccept-ranges: bytes\r\n" % request_id.encode("latin-1")
-
-
-def is_plain(request: S3Request) -> bool:
-    """Return whether a request asks for bytes or metadata of an object's current version, and nothing else."""
-    if request.method not in ("GET", "HEAD") or not PLAIN_FIELDS.issuperset(request.headers):
-        return False
-    return request.headers.get(CHECKSUM_MODE, "ENABLED").upper() == "ENABLED"
 
 
 def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> PreparedRead | StrictRead | None:
