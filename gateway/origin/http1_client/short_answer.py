@@ -160,6 +160,7 @@ class ShortAnswer:
         raise NotImplementedError("there is always a destination")
 
     def received_there(self, count: int) -> None:
+        has_more = count == len(self._rest)  # else the kernel has given all that it had
         self._filled += count
         if not self.has_head and not self._take_head():
             return
@@ -169,7 +170,7 @@ class ShortAnswer:
             return
         self._over()
         if self.stream is None:  # what has come behind it must not answer the next request
-            is_alone = self.received_bytes == self._length and not self._connection.unread_bytes()
+            is_alone = self.received_bytes == self._length and not (has_more and self._connection.unread_bytes())
             self._connection.answered(keep_alive=is_alone)
 
     def ended(self, reason: str, *, orderly: bool, silent: bool) -> None:
