@@ -7,7 +7,6 @@ along, and what has come of the origin's answer to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple, cast
 
 from gateway.blocks.origin_gets import UnpinnedResponse
@@ -18,7 +17,7 @@ from gateway.operations.context import AppContext
 from gateway.operations.read_wishes import get_must_bypass, judged_by_the_origin
 from gateway.operations.unpinned_reads import Refused, UnpinnedQuestion, begin_unpinned, understood_answer
 from gateway.operations.version_answers import AnswerHead, VersionAnswers, has_cacheable_bytes
-from gateway.origin.client import BegunRead, OriginResponse
+from gateway.origin.client import BegunRead, OnEnd, OriginResponse
 from gateway.policy.slots import Slot
 from gateway.s3.headers import READ_CONDITIONS
 from gateway.s3.origin_habits import NO_HABITS
@@ -49,10 +48,10 @@ class ColdRead:
         self.key = key
         self.slot = slot
 
-    def begin(self, on_end: Callable[[ColdRead], None]) -> bool:
+    def begin(self, on_end: OnEnd) -> bool:
         """Ask the origin; `on_end` is called once, unless it is closed before. False: that needs a wait."""
         if self._question is not None:
-            self._begun = self._services.begin_read(self._question.request, lambda _: on_end(self))
+            self._begun = self._services.begin_read(self._question.request, on_end)
         return self._begun is not None
 
     def answer(self) -> ColdAnswer | None:
@@ -100,7 +99,7 @@ class ColdRead:
             question.get.on_end(question.get)
 
 
-def begin_cold_read(services: AppContext, request: S3Request, on_end: Callable[[ColdRead], None]) -> ColdRead | None:
+def begin_cold_read(services: AppContext, request: S3Request, on_end: OnEnd) -> ColdRead | None:
     """Ask the origin for an object that catalog and index do not know; None: call `read_object`.
 
     `request` is a plain GET (`is_plain`) whose caller may read the object.

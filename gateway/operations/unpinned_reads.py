@@ -127,16 +127,16 @@ def understood_answer(
 
     The whole object, or the range under a wrong status, is such an answer.
     """
-    first = answer.range.first
-    if response.status in (400, 405, 416, 501):
+    first, status, headers = answer.range.first, response.status, response.headers
+    if status in (400, 405, 416, 501):
         return None  # of an empty object, behind the end, or from an origin that refuses ranges: HEAD tells which
-    if response.status not in (200, 206):
-        raise Refused(response.status, list(response.headers.items()), b"")
+    if status not in (200, 206):
+        raise Refused(status, list(headers.items()), b"")
     try:
-        head, body = object_head_of_get(key, response.status, response.headers)
+        head, body = object_head_of_get(key, status, headers)
     except OriginBodyError:
         return None
     if body is None or not body.first <= first < body.stop:
         return None
     answer.range = body
-    return None if not question.whole and response.status == 200 and body == question.wanted else head
+    return None if not question.whole and status == 200 and body == question.wanted else head
