@@ -18,12 +18,13 @@ from gateway.origin import peer_protocol as peer
 from gateway.origin.client import OriginRequest, age_of, from_peer
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.telemetry import metrics
-from tests.cluster.nodes import SECRET, Cluster, Node, packed, pinned
+from tests.cluster.nodes import Cluster, Node, pinned
 from tests.support.blocks import BLOCK, BUCKET, content_of
 from tests.support.counting import by_label
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.faults import Unreachable, on
 from tests.support.memory_origin.response import MemoryResponse
+from tests.support.peers import SECRET, checksums
 
 
 def slot_of(**changed: Any) -> Slots:
@@ -111,7 +112,7 @@ async def test_an_answer_without_a_valid_proof_is_none() -> None:
 async def test_the_proof_covers_what_is_told_of_the_bytes(changed: str) -> None:
     cluster = Cluster()
     version = cluster.store("k", BLOCK)
-    node, told = cluster.nodes["one"], packed(bytes(BLOCK)) if changed == peer.CRC32C else f'"{changed}"'
+    node, told = cluster.nodes["one"], checksums(bytes(BLOCK)) if changed == peer.CRC32C else f'"{changed}"'
 
     class Changing(type(node)):  # type: ignore[misc]
         async def send(self, request: OriginRequest) -> object:
