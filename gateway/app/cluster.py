@@ -142,9 +142,18 @@ def _peer_settings(settings: Settings, cluster: ClusterSettings, address: str) -
 
 
 def hello_of(
-    live: LiveSettings, cluster: ClusterSettings, members: Members, clock: Clock, *, closed: bool
+    live: LiveSettings,
+    cluster: ClusterSettings,
+    members: Members,
+    clock: Clock,
+    store: Callable[[], str],
+    *,
+    closed: bool,
 ) -> Callable[[], bytes]:
-    """Return what makes the document for `GET /-/hello`. `closed`: this process has no cache directory."""
+    """Return what makes the document for `GET /-/hello`. `closed`: this process has no cache directory.
+
+    `store` returns the name of this node's buffer.
+    """
     digests = digests_of(live.now.homes)
 
     def hello() -> bytes:
@@ -158,6 +167,7 @@ def hello_of(
             zone=own.zone,
             weight=own.weight,
             caches=own.caches,
+            store=store(),
             homes=digests,
             silent=tuple(silent[:SILENT_TOLD]),
             age_seconds=max(0.0, clock.monotonic() - since) if since is not None else 0.0,

@@ -249,6 +249,10 @@ async def s3_application(
             allow_unsigned=settings.server.allow_unsigned,
             allow_signature_v2=settings.server.allow_signature_v2,
         )
+
+        def store_name() -> str:
+            return services.writeback.node_id if services.writeback is not None else ""
+
         services = AppContext(
             node.origin,
             catalog,
@@ -261,7 +265,7 @@ async def s3_application(
             homes=settings.homes,
             begin_read=begin_read_of(node.origin),
             roles=None if closed else node.roles,
-            hello=_hello(live, node, closed=closed),
+            hello=_hello(live, node, store_name, closed=closed),
             reads=stack.enter_context(_counted_reads(shared_directory, worker, node.clock)),
         )
         stack.push_async_callback(answers.close)
@@ -381,10 +385,10 @@ async def background_services(
             snapshots.close()
 
 
-def _hello(live: LiveSettings, node: _Node, *, closed: bool) -> Callable[[], bytes]:
+def _hello(live: LiveSettings, node: _Node, store: Callable[[], str], *, closed: bool) -> Callable[[], bytes]:
     if node.cluster is None or live.now.cluster is None:
         return bytes
-    return hello_of(live, live.now.cluster, node.cluster.members, node.clock, closed=closed)
+    return hello_of(live, live.now.cluster, node.cluster.members, node.clock, store, closed=closed)
 
 
 @asynccontextmanager

@@ -33,7 +33,8 @@ class Member:
 
     `address` is its peer port's. `caches`: False while its directory is closed; then it owns nothing. `since`: from
     when on it has been a member without a gap, on this machine's monotonic clock; None until it has told. `answers`:
-    False if it has not answered the last hello; it stays a member, and owns what it owned.
+    False if it has not answered the last hello; it stays a member, and owns what it owned. `store`: the name of its
+    write-back buffer; empty: it has none.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Member:
     caches: bool = True
     since: float | None = None
     answers: bool = True
+    store: str = ""
 
 
 @immutable

@@ -244,7 +244,7 @@ class Polling:
         if known is not None and known.since is not None and abs(known.since - since) < TURN_SECONDS:
             since = known.since  # it is as old as it was: answers take unequal time
         caches = hello.caches and hello.protocol == VERSION
-        self._known[address] = Member(address, address, hello.zone, hello.weight, caches, since)
+        self._known[address] = Member(address, address, hello.zone, hello.weight, caches, since, store=hello.store)
         self._gone.pop(address, None)
 
     def _hear(self, address: str, heard: Heard) -> bool:

@@ -356,6 +356,13 @@ class SlotSettings(Section):
         "room that nobody else uses; they leave before all others. `none`: none. `all`: all, like its own.",
         allowed="idle, none or all",
     )
+    own_writes: Literal["cluster", "node"] = setting(
+        "node",
+        "In a cluster with `cluster.redis`: who sees at once what a client has written through this node. `cluster`: "
+        "readers on all nodes; each read of the slot that is not read-only asks the registry. `node`: readers on this "
+        "node; the others see it as they see the writes of others, and later if it is not flushed yet.",
+        allowed="cluster or node; cluster needs cluster.redis",
+    )
     read_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
         None, "Ceiling on reads from the origin, over all workers.", allowed='at least 64KiB/s, such as "4GiB/s"'
     )
@@ -475,6 +482,13 @@ class SlotSettings(Section):
     def is_buffered(self) -> bool:
         """Return whether writes are acknowledged when this node's disk has them."""
         return self.write != "through"
+
+    @property
+    def asks_other_nodes(self) -> bool:
+        """Return whether other nodes' writes must be known in it, and are not told by the origin each time."""
+        if self.own_writes != "cluster" or self.mode == "read-only" or self.write == "scratch":
+            return False
+        return self.is_buffered or self.consistency in ("ttl", "immutable")
 
     @property
     def index_refresh_in_force_seconds(self) -> float | None:

@@ -188,6 +188,10 @@ class BufferDamaged(WritebackError):
     """Bytes in the buffer are not those that were acknowledged: they stay, neither served nor sent to the origin."""
 
 
+class RegistryAway(ForebayError):
+    """It cannot be found out now what other nodes of the cluster have written."""
+
+
 class BlockError(ForebayError):
     """Something about cached blocks went wrong; never a reason to fail a read that the origin can serve."""
 

@@ -26,6 +26,7 @@ _MAY_BE_UNSIGNED = frozenset(
         "authorization",
         "connection",
         "content-length",
+        "expect",
         "traceparent",
         "tracestate",
         "user-agent",

@@ -2,7 +2,8 @@
 
     scope → s3.requests → peer_access → operations.peer_reads → the proof → send
 
-A question is S3's GET or HEAD of an object, or `GET /-/hello`. An answer is complete before it begins, has the
+A question is S3's GET or HEAD of an object, `GET /-/hello`, or about this node's buffer (operations/peer_writes.py). An
+answer to a read is complete before it begins, has the
 checksums of its body, and proves that this node knows the cluster's secret (origin/peer_protocol.py).
 """
 
@@ -26,6 +27,7 @@ from gateway.edge.receiving import AsgiRequestBody, Receive
 from gateway.edge.sending import PlainSend, Scope, Send
 from gateway.operations.context import NO_BODY, AppContext, Response, reply_to
 from gateway.operations.peer_reads import PeerQuestion, PeerReads
+from gateway.operations.peer_writes import answer_for_store, is_for_store
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import ACCOUNT
 from gateway.s3.error_codes import s3_error
@@ -93,8 +95,10 @@ class PeerApp:
         has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
         record.body = AsgiRequestBody(receive, request.headers, None) if has_body else NO_BODY
         exchange.asker = self.access.admit(request)
+        if is_for_store(request):
+            return answer_for_store(self.services, request, record.body)
         if has_body:
-            raise s3_error("NotImplemented", "No request to this port has a body.")
+            raise s3_error("NotImplemented", "Such a request to this port has no body.")
         if request.raw_path == HELLO and request.method == "GET" and not request.query:
             return Response(200, [("content-type", "application/json")], self.services.hello())
         question = exchange.question = self.reads.question(request)

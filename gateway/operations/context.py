@@ -35,6 +35,7 @@ from gateway.core.model import BodyStream, Homes, MissReason, ObjectKey, PinnedF
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog, ObjectHead
 from gateway.metadata.snapshots.registry import SnapshotRegistry
+from gateway.operations.cluster_writes import ClusterWrites
 from gateway.operations.warm_up_queue import WarmUpQueue
 from gateway.origin.client import BeginRead, KeyPair, Origin, never_begun
 from gateway.origin.peer_protocol import Roles
@@ -312,6 +313,9 @@ class AppContext:
     hello: Callable[[], bytes] = bytes
     """Returns this node's word on itself, for the other nodes of its cluster."""
 
+    cluster_writes: ClusterWrites | None = None
+    """Knows what other nodes of the cluster have written; None: they write nothing that this node must know."""
+
     buffer_closed: bool = False
     """This node's disk may have acknowledged writes, but cannot be used."""
 
@@ -365,7 +369,8 @@ class RequestContext:
 
     `pair` is the caller's own key pair; None: the gateway's, or none. `signed_by` is that pair if the request is about
     a slot with `authorization = "origin"`: it is then forwarded in the caller's own name. `may_read`: the origin lets
-    the caller read the object (origin_rights.py). `of_peer`: another node asks: none is asked for it.
+    the caller read the object (origin_rights.py). `of_peer`: another node asks: none is asked for it. `past_memory`:
+    the origin is asked, whatever is remembered. `stamps`: its keys' last changes by other nodes (registry.py).
     """
 
     services: AppContext
@@ -384,6 +389,8 @@ class RequestContext:
     signed_by: KeyPair | None = None
     may_read: bool = False
     of_peer: bool = False
+    past_memory: bool = False
+    stamps: Mapping[ObjectKey, int | None] = field(default_factory=dict)
 
     @property
     def buffer(self) -> WritebackBuffer:

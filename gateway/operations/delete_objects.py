@@ -20,7 +20,7 @@ from gateway.operations.context import RequestContext, Response, s3_error_of, xm
 from gateway.operations.origin_rights import judge_deletions
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
-from gateway.operations.visibility import changed_keys, with_invalidation
+from gateway.operations.visibility import changed_by, changed_keys, with_invalidation
 from gateway.operations.writeback.past_the_buffer import FlushWait, conflict, deleted_through
 from gateway.operations.writeback.write_back_policy import may_be_deleted_here
 from gateway.policy.slots import refusal_of_write
@@ -121,6 +121,7 @@ async def delete_pending(context: RequestContext) -> Response:
     tombstone = await _acknowledge(context, context.object_key)
     if tombstone is not None:
         await FlushWait(context).for_write(context.object_key, tombstone.sequence)
+    await changed_by(context).forget_everywhere()
     return Response(204, cache="absorbed")
 
 
@@ -154,6 +155,7 @@ async def _write_tombstones(
             errors.append(DeleteError(entry.key, entry.version_id, error.code, error.message))
         else:
             (deleted.append(entry.key) if is_buried else left.append(entry))
+    await changed_keys(context, deleted).forget_everywhere()
     return left, deleted
 
 

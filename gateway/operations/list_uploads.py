@@ -133,7 +133,7 @@ class _Listing:
         after = before(wanted.begin) if wanted.begin else self.query.key_marker
         while True:
             for upload in tx.uploads.under(self.bucket, wanted.prefix.decode(), (after, "")):
-                row = self.row(wanted, _listed(upload), is_ours=True)
+                row = self.row(wanted, listed_upload(upload), is_ours=True)
                 if row is None:
                     continue
                 if len(rows) > wanted.limit and rows[-1].name != row.name:
@@ -212,7 +212,7 @@ def _in_order(rows: list[_Row]) -> list[_Row]:
     return sorted(rows, key=lambda row: (row.name, row.rank))
 
 
-def _listed(upload: Write) -> ListedUpload:
+def listed_upload(upload: Write) -> ListedUpload:
     storage_class = upload.spec.headers.get("x-amz-storage-class", "STANDARD")
     initiated = format_iso_date(upload.began_at).removesuffix("Z") + ".000Z"
     rest = element("StorageClass", storage_class) + element("Initiated", initiated)

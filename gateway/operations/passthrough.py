@@ -55,8 +55,6 @@ def is_plain(request: S3Request, *, besides: frozenset[str] = frozenset()) -> bo
     return not set(judged) - _CHANGES_NOTHING - besides
 
 
-READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-
 _WITHOUT_BODY = frozenset({204, 304})
 """RFC 9110, 6.4.1: answers with these end with the head, whatever Content-Length says."""
 

@@ -37,7 +37,8 @@ from gateway.metadata.entries import ObjectHead, ObservedAt, object_head_of_get,
 from gateway.operations.context import Answer, AppContext, CacheLabel, RequestContext, Response
 from gateway.operations.passthrough import forward, forward_joined, handed_on, no_body, onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
-from gateway.operations.visibility import changed_by, invalidate
+from gateway.operations.visibility import changed_by
+from gateway.operations.write_scope import invalidate
 from gateway.origin.client import OriginHead, OriginRequest, Purpose, age_of
 from gateway.origin.peer_protocol import COPY
 from gateway.origin.retry import asks_for_retry
@@ -363,7 +364,9 @@ def must_bypass(request: S3Request) -> bool:
 
 
 def wants_revalidation(context: RequestContext) -> bool:
-    """Return whether the caller wants the origin asked, whatever is remembered: `Cache-Control: no-cache`, signed."""
+    """Return whether the origin is asked, whatever is remembered: the caller says `Cache-Control: no-cache`, signed."""
+    if context.past_memory:
+        return True
     asked = context.request.headers.get("cache-control")
     if asked is None or context.anonymous:
         return False

@@ -48,6 +48,14 @@ DOUBT = "x-forebay-doubt"
 A HEAD of a range of a named version without it has the peer keep these bytes: 200 if it has them, 201 once it has.
 """
 
+STORE = "x-forebay-store"
+"""The name of the peer's buffer that the request is about: a client's, sent on, or a question at STORE_PATH.
+
+In an answer, NOT_PENDING: what it asks for is not pending there.
+"""
+ANY_STORE, NOT_PENDING = "*", "not-pending"
+STORE_PATH: Final = b"/-/store"
+
 # Of answers; the proof covers them and all that tells of the object.
 AGE = "x-forebay-age"
 """Seconds since the bucket was asked about the object."""

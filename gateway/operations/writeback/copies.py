@@ -20,6 +20,7 @@ from gateway.core.errors import OriginAnswered, OriginBodyError, S3Error
 from gateway.core.model import BorrowedBuffer, FileSpan, ObjectKey, PinnedFileSpan
 from gateway.core.steps import each, in_steps
 from gateway.operations.context import NO_BODY, Answer, RequestContext, Response, Sink, awaited, xml_response
+from gateway.operations.other_nodes import Claim
 from gateway.operations.payload import receive_payload
 from gateway.operations.writeback.parts import (
     ANSWER_SIZE_BYTES_MAX,
@@ -39,6 +40,7 @@ from gateway.operations.writeback.parts import (
 from gateway.operations.writeback.past_the_buffer import FlushWait, goes_through, whole_document, with_retries
 from gateway.operations.writeback.put_object import (
     ExpectedVersionQuery,
+    claimed_version,
     expected_version,
     goes_through_unseen,
     waits_for_version,
@@ -111,12 +113,12 @@ async def _copied(context: RequestContext, source: Write, leave: Callable[[], Aw
     headers, now = context.request.headers, context.services.clock.now()
     check_copy_source(headers, etag=source.etag, last_modified=source.acknowledged_at, now=now)
     spec = WriteSpec(context.object_key, _fixed(headers, source, context.object_key), context.slot.name)
-    expected = ExpectedVersion.unknown(context.services.clock)
+    expected, claim = ExpectedVersion.unknown(context.services.clock), Claim()
     if context.slot.write != "scratch":
         waits = waits_for_version(context, capabilities_of(context))
         async with aclosing(ExpectedVersionQuery(context, waits=waits)) as question:
             try:
-                expected = await expected_version(context, question)
+                claim, expected = await claimed_version(context, expected_version(context, question))
             except OriginAnswered as refusal:
                 await goes_through_unseen(context, refusal)
                 return await leave()
@@ -134,9 +136,12 @@ async def _copied(context: RequestContext, source: Write, leave: Callable[[], Aw
             acknowledged_at=now,
             is_etag_local=not is_foretold(capabilities_of(context), of_parts=source.multipart),
         )
-        if await context.buffer.acknowledge_sharing(copy):
+        async with claim:
+            is_acknowledged = await context.buffer.acknowledge_sharing(copy)
+        if is_acknowledged:
             fields = element("ETag", copy.etag) + element("LastModified", format_iso_date(now))
             return xml_response(document("CopyObjectResult", fields), "absorbed")
+    claim.release()
     refuse_unless_kept_here(context, Reason.SOURCE)
     goes_through(context, Reason.SOURCE)
     return await leave()

@@ -10,12 +10,15 @@ the client announced is verified here either way.
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, suppress
+from collections.abc import Coroutine
+from contextlib import aclosing, closing, suppress
 from dataclasses import replace
+from typing import Any
 
 from gateway.core.errors import BufferUnavailable, OriginAnswered, OriginBodyError, OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.operations.context import RequestContext, Response
+from gateway.operations.other_nodes import Claim, claimed
 from gateway.operations.passthrough import forward_write
 from gateway.operations.payload import BUFFERED_SIZE_BYTES_MAX, Payload, receive_payload
 from gateway.operations.writeback.parts import acknowledged, room_for_body, stage_body
@@ -90,7 +93,7 @@ async def _absorb(context: RequestContext, capabilities: BucketCapabilities | No
     async with aclosing(ExpectedVersionQuery(context, waits=waits_for_version(context, capabilities))) as question:
         part = await stage_body(context, context.slot.name, 1)
         try:
-            expected = await expected_version(context, question)
+            claim, expected = await claimed_version(context, expected_version(context, question))
         except OriginAnswered as refusal:
             try:
                 await goes_through_unseen(context, refusal)
@@ -104,7 +107,8 @@ async def _absorb(context: RequestContext, capabilities: BucketCapabilities | No
             raise
     is_etag_local = not is_foretold(capabilities, of_parts=False)
     write = _write(context, part, expected, question.nothing.asked_at, is_etag_local=is_etag_local)
-    await context.buffer.acknowledge(write)
+    async with claim:
+        await context.buffer.acknowledge(write)
     return acknowledged(part)
 
 
@@ -307,6 +311,25 @@ async def current_expected_version(
     async with aclosing(ExpectedVersionQuery(context)) as question:
         now = await question.answer(deadline)
     return expected if is_old and not now.is_told else now
+
+
+async def claimed_version(
+    context: RequestContext, unchanged: Coroutine[Any, Any, ExpectedVersion]
+) -> tuple[Claim, ExpectedVersion]:
+    """Claim the request's key for this node; return the version to expect: `unchanged`, or what other nodes made of it.
+
+    Raises as `claimed`, and OriginAnswered if the origin refuses.
+    """
+    with closing(unchanged):
+        claim = await claimed(context)
+        try:
+            if not claim.is_changed:
+                return claim, await unchanged
+            async with aclosing(ExpectedVersionQuery(context)) as question:
+                return claim, await question.answer()
+        except BaseException:
+            claim.release()
+            raise
 
 
 def is_for_want_of_rights(refusal: OriginAnswered) -> bool:

@@ -25,6 +25,7 @@ from gateway.core.errors import BufferUnavailable, OriginAnswered, OriginUnreach
 from gateway.core.model import ObjectKey
 from gateway.core.steps import Steps, each, in_steps
 from gateway.operations.context import RequestContext, Response, xml_response
+from gateway.operations.other_nodes import Claim
 from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import receive_document, receive_payload
 from gateway.operations.pending_versions import type_of_checksums
@@ -46,6 +47,7 @@ from gateway.operations.writeback.past_the_buffer import (
 )
 from gateway.operations.writeback.put_object import (
     ExpectedVersionQuery,
+    claimed_version,
     current_expected_version,
     goes_through_unseen,
     is_for_want_of_rights,
@@ -314,13 +316,18 @@ async def buffer_complete(context: RequestContext) -> Response:
     if reason is not None:
         goes_through(context, reason)
         return await _left_to_the_origin(context, made)
+    claim = Claim()
     try:
         if context.slot.write != "scratch":
-            made = replace(made, expected=await current_expected_version(context, made.expected))
+            claim, expected = await claimed_version(context, current_expected_version(context, made.expected))
+            made = replace(made, expected=expected)
     except OriginAnswered as refusal:
         await goes_through_unseen(context, refusal)
         return await _left_to_the_origin(context, made)
-    completed = await context.buffer.complete(replace(made, acknowledged_at=context.services.clock.now()))
+    async with claim:
+        completed = await context.buffer.complete(replace(made, acknowledged_at=context.services.clock.now()))
+    if completed is None:
+        claim.release()
     if completed is None and context.buffer.look(lambda tx: tx.uploads.upload(upload_id)) is None:
         return await _completed_before(context, upload_id, listed)
     if completed is None:

@@ -1,0 +1,141 @@
+"""What the nodes of a cluster tell each other about their writes, as requests ask it.
+
+A registry finds: it says which node has a write of a key pending, and when a key was changed last. It keeps nothing
+that the nodes' journals and the bucket do not have, and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal, NamedTuple, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.core.model import ObjectKey, immutable
+from gateway.origin.client import OriginRequest, OriginResponse
+from gateway.policy.slots import Slot
+
+KEYS_MAX: Final = 1000
+"""The most keys of one question."""
+
+WHOLE_BUCKET: Final = ""
+"""In the place of a key: all keys of the bucket."""
+
+
+@immutable
+class Known:
+    """What is known of a key.
+
+    `store`: the buffer of another node that has a write of it pending; None: none. `claim`: the number of that write;
+    with the same number it is the same one. `stamp`: the number of the key's last change by any node; 0: none lately;
+    None: nobody can say, so nothing that is remembered of the key counts.
+    """
+
+    store: str | None = None
+    claim: int = 0
+    stamp: int | None = 0
+
+
+class KnownKeys(NamedTuple):
+    """What is known of some keys of a bucket, in order. Nothing is known from the key `end` on; None: these are all."""
+
+    rows: Sequence[tuple[bytes, Known]]
+    end: bytes | None = None
+
+
+class Registry(Protocol):
+    """What is known of all nodes' writes. Each method raises RegistryAway if it cannot be found out now."""
+
+    def asks(self, slot: Slot) -> bool:
+        """Return whether other nodes may write in a slot, or have something pending there."""
+
+    async def look(self, keys: Sequence[ObjectKey]) -> Sequence[Known]: ...
+
+    async def rows(self, bucket: str, start: bytes, stop: bytes, count: int) -> KnownKeys:
+        """Return the first `count` keys of [start, stop) of which anything is known."""
+
+    async def begin(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
+        """Tell that a write which goes to the bucket is about to begin: a change."""
+
+    async def end(self, keys: Sequence[ObjectKey]) -> None:
+        """Tell that the keys have changed: what is remembered of them no longer counts on any node."""
+
+    @property
+    def can_claim(self) -> bool:
+        """Return whether `claim` works now: else writes go through."""
+
+    async def claim(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
+        """Tell that this node acknowledges writes of all keys; of none if another node has one pending."""
+
+    async def confirm(self, keys: Sequence[ObjectKey]) -> None:
+        """Tell again what `claim` has told, if that may be lost. To be called between commit and answer."""
+
+    def release(self, keys: Sequence[ObjectKey]) -> None:
+        """Tell, soon, that what `claim` has told is over, and has changed the keys."""
+
+
+class StoreEntry(BaseModel):
+    """A pending write as LIST shows it; `template` are the parts of an `EntryTemplate`. A deletion has neither."""
+
+    model_config = ConfigDict(frozen=True)
+
+    is_deleted: bool = False
+    modified: str = ""
+    etag: str = ""
+    size_bytes: int = 0
+    template: tuple[str, str | None, str] = ("", None, "")
+
+
+class StoreUpload(BaseModel):
+    """An open upload as ListMultipartUploads shows it. `rest` is XML; `origin_upload_id`: the origin's name of it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    key: str
+    upload_id: str
+    initiated: float
+    rest: str
+    origin_upload_id: str | None
+
+
+class StoreQuestion(BaseModel):
+    """A question to another node about what its buffer has pending; `forget` and `hurry` ask it to do something.
+
+    `entries`: what of these keys is pending there? `names`: which are the first KEYS_MAX keys from the first of these
+    two places (bytes, as Latin-1) to before the second? `uploads`: which uploads are open under a prefix (the one key)?
+    `forget`: the keys have changed. `hurry`: flush them before others.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    verb: Literal["entries", "names", "uploads", "forget", "hurry"]
+    bucket: Annotated[str, Field(max_length=255)]
+    keys: Annotated[tuple[str, ...], Field(max_length=KEYS_MAX)]
+
+
+class StoreAnswer(BaseModel):
+    """`entries` are in the order of the keys; None: nothing is pending. `store` is the buffer that answers."""
+
+    model_config = ConfigDict(frozen=True)
+
+    store: str = ""
+
+    entries: tuple[StoreEntry | None, ...] = ()
+    names: tuple[str, ...] = ()
+    uploads: tuple[StoreUpload, ...] = ()
+
+
+class Stores(Protocol):
+    """The other nodes' buffers, by the names that the registry and upload ids have of them.
+
+    Each method raises RegistryAway if the node does not answer as one that has that buffer.
+    """
+
+    def is_known(self, store: str) -> bool: ...
+
+    def all(self) -> Sequence[str]: ...
+
+    async def send(self, store: str, request: OriginRequest) -> OriginResponse | None:
+        """Return the answer to a client's request, to be closed; None: what it asks for is not pending there."""
+
+    async def tell(self, store: str, question: StoreQuestion) -> StoreAnswer: ...
