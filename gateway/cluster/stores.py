@@ -80,7 +80,7 @@ class PeerStores:
         """Return a member's answer. RegistryAway."""
         headers = self._addressed(store, question.bucket)
         body = question.model_dump_json().encode()
-        request = OriginRequest("POST", "-", "store", (), headers, body, Purpose.FORWARD, sent_once=True)
+        request = OriginRequest("PUT", "-", "store", (), headers, body, Purpose.FORWARD, sent_once=True)
         try:
             async with asyncio.timeout(SECONDS_MAX):
                 answer = await self.peers.ask(member.address, request)

@@ -31,6 +31,7 @@ from gateway.operations.peer_writes import answer_for_store, is_for_store
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import ACCOUNT
 from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import NO_HEADERS
 from gateway.s3.requests import parse_request
 from gateway.telemetry import metrics
 
@@ -154,7 +155,8 @@ def _proved(reply: Response, asker: Asker, question: PeerQuestion | None, method
     """Return the headers of an answer with its length, its checksums, the age of its facts, and proof."""
     headers, body = {name.lower(): value for name, value in reply.headers}, reply.body
     headers.update(reply.encoded.pairs)
-    headers.pop("content-length", None)
+    reply.encoded = NO_HEADERS
+    told_length = headers.pop("content-length", None)
     if isinstance(body, (bytes, memoryview)) and peer.CRC32C not in headers and body and method != "HEAD":
         headers[peer.CRC32C] = peer.encode_checksums(peer.chunk_checksums(body))
     if question is not None and question.age_seconds is not None:
@@ -162,6 +164,8 @@ def _proved(reply: Response, asker: Asker, question: PeerQuestion | None, method
         if question.date is not None:
             headers[peer.DATE] = question.date
     length_bytes = reply.length_bytes
+    if length_bytes is None and told_length is not None and told_length.isdecimal():
+        length_bytes = int(told_length)
     if length_bytes is None and not isinstance(body, PinnedFileSpan) and reply.status not in (204, 304):
         length_bytes = len(body) if isinstance(body, (bytes, memoryview)) else None
     if length_bytes is not None:

@@ -29,6 +29,7 @@ from gateway.core.errors import (
     OriginBusy,
     OriginUnreachable,
     OutcomeUnknown,
+    RegistryAway,
     S3Error,
 )
 from gateway.core.model import BodyStream, Homes, MissReason, ObjectKey, PinnedFileSpan
@@ -464,6 +465,9 @@ def s3_error_of(error: Exception) -> S3Error:
             return s3_error("ServiceUnavailable", "The origin does not answer. Try again later.", headers=_LATER)
         case BufferUnavailable():
             return s3_error("ServiceUnavailable", f"The write-back buffer cannot be used now: {error}")
+        case RegistryAway():
+            message = f"It cannot be found out now what other nodes have written: {error}. Try again."
+            return s3_error("ServiceUnavailable", message, headers=_LATER)
         case OriginBodyError():
             return s3_error("ServiceUnavailable", "The origin's answer broke off or did not match. Please try again.")
     return s3_error("InternalError")
@@ -486,6 +490,7 @@ _EXPECTED: Mapping[type[Exception], str] = {
     CredentialsUnavailable: "no key to ask the origin with",
     OriginUnreachable: "origin unreachable",
     BufferUnavailable: "write-back buffer unavailable",
+    RegistryAway: "other nodes' writes unknown",
     OriginBodyError: "origin body refused",
 }
 """Log events for expected errors: the first class that fits counts."""

@@ -39,7 +39,7 @@ def answer_for_store(services: AppContext, request: S3Request, body: ClientBody)
     buffer = services.writeback
     if store not in (peer.ANY_STORE, buffer.node_id if buffer is not None else ""):
         raise s3_error("MisdirectedRequest", "This node has another buffer.", status=_MISDIRECTED)
-    if request.raw_path == peer.STORE_PATH and request.method == "POST":
+    if request.raw_path == peer.STORE_PATH and request.method == "PUT":
         return _told(services, request, body)
     if buffer is None or request.bucket is None or request.key is None:
         raise s3_error("NotImplemented", "This port answers requests about pending objects and uploads.")

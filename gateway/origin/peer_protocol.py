@@ -67,7 +67,9 @@ ASK = "x-forebay-ask"
 """With status 303: addresses of up to three nodes that have just got these bytes."""
 PROOF = "x-forebay-proof"
 
-_UNPROVED = frozenset({"connection", "date", "server", "x-amz-id-2", "x-amz-request-id", PROOF})
+_UNPROVED = frozenset(
+    {"connection", "date", "server", "x-amz-id-2", "x-amz-request-id", "x-forebay-cache", "x-forebay-request-id", PROOF}
+)
 """Headers that the server adds to each answer, or that tell nothing of the object."""
 
 CHUNK_BYTES, CHECKSUM_BYTES = 64 * 1024, 4

@@ -133,8 +133,6 @@ class Stores(Protocol):
 
     def is_known(self, store: str) -> bool: ...
 
-    def all(self) -> Sequence[str]: ...
-
     async def send(self, store: str, request: OriginRequest) -> OriginResponse | None:
         """Return the answer to a client's request, to be closed; None: what it asks for is not pending there."""
 

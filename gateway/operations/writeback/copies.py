@@ -54,6 +54,7 @@ from gateway.operations.writeback.write_back_policy import (
     is_supported_header,
     refuse_unless_kept_here,
     why_of_bucket,
+    why_of_cluster,
     why_of_headers,
     why_of_key,
 )
@@ -94,7 +95,7 @@ def buffer_copy(context: RequestContext, leave: Callable[[], Awaitable[Response]
     source = parse_copy_source(headers.get("x-amz-copy-source", ""))
     pending = context.buffer.pending(source.key) if source.version_id is None else None
     of_parts = pending is not None and pending.multipart
-    reason = why_of_key(key.key) or why_of_headers(headers, _is_foreseen)
+    reason = why_of_key(key.key) or why_of_headers(headers, _is_foreseen) or why_of_cluster(context)
     if not is_scratch:
         reason = reason or why_of_bucket(context, capabilities_of(context), of_parts=of_parts, headers=headers)
     if reason is None and (pending is None or pending.deleted or pending.size_bytes > COPY_SIZE_BYTES_MAX):

@@ -39,6 +39,7 @@ from gateway.operations.writeback.write_back_policy import (
     makes_md5_etags,
     refuse_unless_kept_here,
     why_of_bucket,
+    why_of_cluster,
     why_of_headers,
     why_of_key,
 )
@@ -61,6 +62,7 @@ async def buffer_put(context: RequestContext) -> Response:
     """Acknowledge an object on this node's disk, or write it through if its answer cannot be foretold."""
     headers = context.request.headers
     reason = why_of_key(context.object_key.key) or why_of_headers(headers, is_supported_header)
+    reason = reason or why_of_cluster(context)
     refuse_unless_kept_here(context, reason)
     capabilities = None
     if context.slot.write != "scratch":

@@ -67,6 +67,7 @@ from gateway.operations.writeback.write_back_policy import (
     refuse_unless_kept_here,
     tells_encryption,
     why_of_bucket,
+    why_of_cluster,
     why_of_key,
 )
 from gateway.origin.retry import may_be_done
@@ -136,7 +137,7 @@ async def buffer_create(context: RequestContext) -> Response:
         return await _begun_here(context)
     capabilities = capabilities_of(context)
     of_bucket = why_of_bucket(context, capabilities, of_parts=True) if capabilities is not None else None
-    reason = why_of_the_key or of_bucket
+    reason = why_of_the_key or of_bucket or why_of_cluster(context)
     if reason is not None:
         goes_through(context, reason)
     elif not leaves_to_the_origin(context, takes_room=True):
@@ -352,6 +353,8 @@ def _why_of_the_origin(context: RequestContext, made: Write, *, are_here: bool) 
         return Reason.HEADER
     if context.slot.write == "scratch":
         return None
+    if (reason := why_of_cluster(context)) is not None:
+        return reason
     if made.is_etag_local and context.slot.etag != "local":
         return Reason.BUCKET_ETAGS
     capabilities = capabilities_of(context)
