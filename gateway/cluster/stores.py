@@ -18,7 +18,7 @@ from gateway.core.errors import OriginBodyError, RegistryAway
 from gateway.core.model import Homes, ObjectKey
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
-from gateway.policy.registry import KEYS_MAX, Known, KnownKeys, StoreAnswer, StoreQuestion
+from gateway.policy.registry import KEYS_MAX, Known, KnownKeys, StoreAnswer, StoreQuestion, StoreUpload
 from gateway.policy.slots import Slot
 
 ANSWER_BYTES_MAX: Final = 4 * 1024**2
@@ -95,6 +95,11 @@ class PeerStores:
                 return StoreAnswer.model_validate_json(content)
         except (TimeoutError, OriginBodyError, ValueError) as error:
             raise RegistryAway(f"the node at {member.address} gives no answer: {error}") from error
+
+    async def uploads(self, bucket: str, prefix: str) -> Sequence[StoreUpload]:
+        """As `Stores.uploads`."""
+        answers = await self.ask_all(StoreQuestion(verb="uploads", bucket=bucket, keys=(prefix,)))
+        return [upload for answer in answers for upload in answer.uploads]
 
     async def ask_all(self, question: StoreQuestion) -> list[StoreAnswer]:
         """Return the answers of all other members. RegistryAway if one is missing."""

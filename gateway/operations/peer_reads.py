@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.complete_ranges import CompleteRange, CompleteRanges
 from gateway.blocks.origin_gets import UnpinnedResponse
-from gateway.core.errors import OriginAnswered, OriginBusy
+from gateway.core.errors import OriginAnswered, OriginBusy, S3Error
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion, PinnedFileSpan
 from gateway.metadata.entries import Freshness, ObjectHead
 from gateway.operations.context import NO_BODY, Answer, AppContext, RequestContext, Response
@@ -89,11 +89,8 @@ class PeerReads:
         if request.operation not in _READS or request.bucket is None or request.key is None or request.query:
             code = "NotImplemented" if request.method in ("GET", "HEAD") else "MethodNotAllowed"
             raise s3_error(code, "This port answers GET and HEAD of objects.")
-        services, headers, key = self._services, request.headers, ObjectKey(request.bucket, request.key)
-        if headers.get(peer.PEER) != peer.VERSION:
-            raise _misdirected(f"This node speaks version {peer.VERSION} of the protocol between nodes.")
-        if headers.get(peer.HOME) != peer.home_digest(services.homes.of(key.bucket)):
-            raise _misdirected("This node has the bucket at another endpoint.")
+        services, key = self._services, ObjectKey(request.bucket, request.key)
+        check_addressed(services, request, key.bucket)
         return PeerQuestion(request, key, services.slots.find(*key), services)
 
     def answer(self, question: PeerQuestion) -> Answer:
@@ -215,7 +212,7 @@ class PeerReads:
 
     async def _of_object(self, question: PeerQuestion, head: ObjectHead, answer: UnpinnedResponse | None) -> Response:
         if not is_cacheable(question.context(), head):
-            raise _misdirected("This object is read from the origin.")
+            raise misdirected("This object is read from the origin.")
         question.date = head.headers.get("date")
         judged = VersionAnswers(head).judge(question.request.headers, self._services.clock)
         fields = EncodedHeaders(judged.lines).pairs
@@ -240,6 +237,14 @@ class PeerReads:
                     return await self._of_object(question, head, answer) if head is not None else None
                 finally:
                     await answer.aclose()
+
+
+def check_addressed(services: AppContext, request: S3Request, bucket: str) -> None:
+    """Raise S3Error 421 if the asker means another bucket, or speaks another version of the protocol."""
+    if request.headers.get(peer.PEER) != peer.VERSION:
+        raise misdirected(f"This node speaks version {peer.VERSION} of the protocol between nodes.")
+    if request.headers.get(peer.HOME) != peer.home_digest(services.homes.of(bucket)):
+        raise misdirected("This node has the bucket at another endpoint.")
 
 
 def _named_version(question: PeerQuestion) -> ObjectVersion:
@@ -300,5 +305,5 @@ def _cache(*, was_cached: bool) -> tuple[str, str]:
     return "x-forebay-cache", "hit" if was_cached else "miss"
 
 
-def _misdirected(why: str) -> Exception:
+def misdirected(why: str) -> S3Error:
     return s3_error("MisdirectedRequest", why, status=_MISDIRECTED)

@@ -14,6 +14,7 @@ from gateway.operations.context import Answer, AppContext, ClientBody, RequestCo
 from gateway.operations.list_sources import pending_entry
 from gateway.operations.list_uploads import listed_upload
 from gateway.operations.payload import receive_document
+from gateway.operations.peer_reads import check_addressed, misdirected
 from gateway.operations.router import perform
 from gateway.operations.write_scope import WriteScope, invalidate
 from gateway.origin import peer_protocol as peer
@@ -25,7 +26,6 @@ from gateway.writeback.buffer import WritebackBuffer
 
 QUESTION_BYTES_MAX = 4 * 1024**2
 UPLOADS_TOLD_MAX = 10_000
-_MISDIRECTED = 421
 
 
 def is_for_store(request: S3Request) -> bool:
@@ -38,11 +38,12 @@ def answer_for_store(services: AppContext, request: S3Request, body: ClientBody)
     store = request.headers[peer.STORE]
     buffer = services.writeback
     if store not in (peer.ANY_STORE, buffer.node_id if buffer is not None else ""):
-        raise s3_error("MisdirectedRequest", "This node has another buffer.", status=_MISDIRECTED)
+        raise misdirected("This node has another buffer.")
     if request.raw_path == peer.STORE_PATH and request.method == "PUT":
         return _told(services, request, body)
     if buffer is None or request.bucket is None or request.key is None:
         raise s3_error("NotImplemented", "This port answers requests about pending objects and uploads.")
+    check_addressed(services, request, request.bucket)
     key, upload_id = ObjectKey(request.bucket, request.key), request.parameter("uploadId")
     if upload_id is None and (request.method not in ("GET", "HEAD") or buffer.pending(key) is None):
         return Response(404, [(peer.STORE, peer.NOT_PENDING)])
@@ -59,6 +60,7 @@ async def _told(services: AppContext, request: S3Request, body: ClientBody) -> R
         question = StoreQuestion.model_validate_json(await receive_document(asking, QUESTION_BYTES_MAX))
     except ValueError as error:
         raise s3_error("InvalidRequest", f"No question of a node: {error}") from None
+    check_addressed(services, request, question.bucket)
     return Response(
         200, [("content-type", "application/json")], (await _answer(services, question)).model_dump_json().encode()
     )

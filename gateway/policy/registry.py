@@ -137,3 +137,6 @@ class Stores(Protocol):
         """Return the answer to a client's request, to be closed; None: what it asks for is not pending there."""
 
     async def tell(self, store: str, question: StoreQuestion) -> StoreAnswer: ...
+
+    async def uploads(self, bucket: str, prefix: str) -> Sequence[StoreUpload]:
+        """Return the uploads that are open in all of them under a prefix."""

@@ -148,6 +148,9 @@ def test_an_upload_may_be_continued_anywhere(tmp_path: Path) -> None:
             etags.append(answer.headers["etag"])
         listed_parts = await nodes.ask(1, "GET", f"/{BUCKET}/key?uploadId={upload_id}")
         assert listed_parts.body.count(b"<Part>") == 3
+        uploads = await nodes.ask(1, "GET", f"/{BUCKET}?uploads")
+        assert uploads.body.count(b"<Upload>") == 1, uploads.body
+        assert text_of(uploads.body, "UploadId") == upload_id
         parts = "".join(f"<Part><PartNumber>{n + 1}</PartNumber><ETag>{e}</ETag></Part>" for n, e in enumerate(etags))
         document = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
         done = await nodes.ask(2, "POST", f"/{BUCKET}/key?uploadId={upload_id}", body=document)
