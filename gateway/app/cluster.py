@@ -16,6 +16,7 @@ from gateway.cluster.hello import SILENT_TOLD, Hello, digests_of
 from gateway.cluster.members import VIEW, Member, Members, View
 from gateway.cluster.peers import Peers
 from gateway.cluster.polling import Ask, Membership, Polling, addresses_of
+from gateway.cluster.stores import PeerStores
 from gateway.config import ClusterSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock
@@ -71,6 +72,7 @@ class Clustered:
     peers: Peers
     origin: ClusterOrigin
     roles: ClusterRoles
+    stores: PeerStores
 
 
 @asynccontextmanager
@@ -112,7 +114,7 @@ async def clustered(
     following = asyncio.create_task(members.follow(), name="view of the cluster")
     try:
         with live.following(apply_settings):
-            yield Clustered(members, peers, origin, ClusterRoles(view))
+            yield Clustered(members, peers, origin, ClusterRoles(view), PeerStores(peers, view, settings.homes))
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

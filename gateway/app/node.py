@@ -367,7 +367,8 @@ async def background_services(
             await blocks.move_between_slots()
 
         try:
-            events = OriginEvents(catalog, blocks, node.slots)
+            others = node.cluster.stores if node.cluster is not None else None
+            events = OriginEvents(catalog, blocks, node.slots, others)
             service = SnapshotService(tools, jobs)
             services = FlushServices(node.origin, catalog, blocks, node.slots, node.clock)
             async with flushing(settings, buffer, services, shared_directory) as flusher:

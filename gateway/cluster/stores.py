@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+import structlog
+
 from gateway.cluster.members import Member, View
 from gateway.cluster.peers import Peers
 from gateway.core.errors import OriginBodyError, RegistryAway
@@ -20,10 +22,15 @@ from gateway.origin import peer_protocol as peer
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.policy.registry import KEYS_MAX, Known, KnownKeys, StoreAnswer, StoreQuestion, StoreUpload
 from gateway.policy.slots import Slot
+from gateway.telemetry.logs import RateLimitedLog
 
 ANSWER_BYTES_MAX: Final = 4 * 1024**2
 SECONDS_MAX: Final = 5.0
 """Seconds in which a node must answer a question about its buffer."""
+
+
+_UNHEARD = "a node does not hear that keys have changed"
+_log = RateLimitedLog(structlog.get_logger("forebay.cluster"))
 
 
 @dataclass(eq=False, slots=True)
@@ -95,6 +102,18 @@ class PeerStores:
                 return StoreAnswer.model_validate_json(content)
         except (TimeoutError, OriginBodyError, ValueError) as error:
             raise RegistryAway(f"the node at {member.address} gives no answer: {error}") from error
+
+    async def forget(self, bucket: str, keys: Sequence[str]) -> None:
+        """As `Stores.forget`."""
+        for question in _questions("forget", [ObjectKey(bucket, key) for key in keys]):
+            members = self.others()
+            asking = (self.ask(one, peer.ANY_STORE, question) for one in members)
+            answers = await asyncio.gather(*asking, return_exceptions=True)
+            for member, answer in zip(members, answers, strict=True):
+                if isinstance(answer, RegistryAway):
+                    _log.warning(_UNHEARD, member.address, address=member.address, error=str(answer))
+                elif isinstance(answer, BaseException):
+                    raise answer
 
     async def uploads(self, bucket: str, prefix: str) -> Sequence[StoreUpload]:
         """As `Stores.uploads`."""

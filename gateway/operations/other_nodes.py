@@ -25,6 +25,7 @@ from gateway.operations.list_sources import Listing, ObjectRow, ObjectRows, Sour
 from gateway.operations.merged_page import Kind, PageRow, Rows
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
+from gateway.operations.read_object import wants_revalidation
 from gateway.policy.registry import KEYS_MAX, WHOLE_BUCKET, Registry, StoreEntry, StoreQuestion, Stores
 from gateway.s3.error_codes import s3_error
 from gateway.s3.list_result import EntryTemplate, ListedEntry
@@ -54,14 +55,16 @@ def of_other_nodes(context: RequestContext, here: Handler) -> Answer | None:
     if request.key is None and is_about_objects(request):
         under = context.services.slots.under(request.bucket, request.parameter("prefix") or "")
         return _of_bucket(context, writes, here) if any(map(writes.asks, under)) else None
-    keys = [key for key in _keys(context) if writes.asks(context.services.slots.find(*key))]
-    if not keys:  # DeleteObjects and other writes that go through look as they begin, LIST as it goes on
-        return None
     if request.operation in _READS:
+        is_fresh, asks = wants_revalidation(context), writes.asks(context.slot)
         buffer = context.services.writeback
         is_here = buffer is not None and buffer.pending(context.object_key) is not None
-        return None if is_here else _read(context, writes, here)
-    return _when_free(context, writes, keys, here)
+        if is_here or not (asks or is_fresh):
+            return None
+        return _asked_anew(context, writes, here) if is_fresh else _read(context, writes, here)
+    # DeleteObjects and other writes that go through look as they begin, LIST as it goes on.
+    keys = [key for key in _keys(context) if writes.asks(context.services.slots.find(*key))]
+    return _when_free(context, writes, keys, here) if keys else None
 
 
 def _store_of_upload(upload_id: str | None, stores: Stores) -> str | None:
@@ -98,6 +101,17 @@ async def _read(context: RequestContext, writes: ClusterWrites, here: Handler) -
         if reply is not None:
             return reply
     raise s3_error("ServiceUnavailable", "Other nodes change this object again and again: try again.")
+
+
+async def _asked_anew(context: RequestContext, writes: ClusterWrites, here: Handler) -> Response:
+    """Answer a read with `Cache-Control: no-cache`; afterwards no node remembers another version."""
+    reply = await (_read(context, writes, here) if writes.asks(context.slot) else awaited(here(context)))
+    try:
+        await writes.stores.forget(context.object_key.bucket, [context.object_key.key])
+    except BaseException:
+        await reply.aclose()
+        raise
+    return reply
 
 
 async def _of_bucket(context: RequestContext, writes: ClusterWrites, here: Handler) -> Response:

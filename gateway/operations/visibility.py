@@ -24,6 +24,7 @@ from gateway.metadata.catalog import Catalog
 from gateway.operations.context import Closable, RequestContext, Response
 from gateway.operations.write_scope import WriteScope, invalidate
 from gateway.origin.retry import may_be_done
+from gateway.policy.registry import Stores
 from gateway.policy.slots import Slots
 from gateway.s3.events import ObjectEvent
 from gateway.s3.headers import plain_etag
@@ -119,9 +120,11 @@ _KEYS_AT_ONCE = 128
 
 
 class OriginEvents:
-    """Applies events for all workers, over their shared state."""
+    """Applies events for all workers, over their shared state, and for the other nodes of the cluster."""
 
-    def __init__(self, catalog: Catalog, blocks: BlockCache, slots: Slots) -> None:
+    def __init__(self, catalog: Catalog, blocks: BlockCache, slots: Slots, others: Stores | None = None) -> None:
+        """`others` are the other nodes of the cluster, which hear of the events too."""
+        self._others = others
         self._catalog = catalog
         self._blocks = blocks
         self._slots = slots
@@ -139,6 +142,8 @@ class OriginEvents:
             following = iter(keys)
             while batch := list(islice(following, _KEYS_AT_ONCE)):
                 await invalidate(WriteScope(self._catalog, self._slots, bucket, batch))
+                if self._others is not None:
+                    await self._others.forget(bucket, batch)
         for key in {ObjectKey(event.bucket, event.key): None for event in outdated}:
             await self._blocks.invalidate(key)
         return reasons

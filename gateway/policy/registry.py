@@ -138,5 +138,8 @@ class Stores(Protocol):
 
     async def tell(self, store: str, question: StoreQuestion) -> StoreAnswer: ...
 
+    async def forget(self, bucket: str, keys: Sequence[str]) -> None:
+        """Have the other nodes forget what they remember of keys; those that do not answer keep to their bounds."""
+
     async def uploads(self, bucket: str, prefix: str) -> Sequence[StoreUpload]:
         """Return the uploads that are open in all of them under a prefix."""

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from gateway.core.model import ObjectKey
+from gateway.core.prefixes import Prefix
+from gateway.operations.visibility import OriginEvents
+from gateway.s3.events import ObjectEvent
 from gateway.s3.headers import multipart_etag
 from gateway.s3.xml import text_of
 from tests.support.slots import Slot
-from tests.support.writing_nodes import BUCKET, WritingNodes, writing_nodes, writing_slot
+from tests.support.writing_nodes import BUCKET, DirectPeer, WritingNodes, writing_nodes, writing_slot
 
 PART_BYTES = 5 * 1024**2
 
@@ -31,6 +34,7 @@ def run(tmp_path: Path, test: Test, count: int = 2, slot: Slot | None = None, **
     asyncio.run(scenario())
 
 
+READ_ONLY = Slot("data", Prefix.parse(f"s3://{BUCKET}/"), "read-only", "ttl", 3600.0)
 THROUGH = [partial(writing_slot, "through", consistency) for consistency in ("ttl", "immutable")]
 
 
@@ -215,3 +219,36 @@ def test_without_a_registry_all_nodes_are_asked(tmp_path: Path) -> None:
             assert (await nodes.get(reader, "key")).body == b"second"
 
     run(tmp_path, test, 3, asks_all=True)
+
+
+def test_no_cache_reaches_all_nodes(tmp_path: Path) -> None:
+    async def test(nodes: WritingNodes) -> None:
+        nodes.origin.put(BUCKET, "key", b"first")
+        for reader in range(3):
+            assert (await nodes.get(reader, "key")).body == b"first"
+        nodes.origin.put(BUCKET, "key", b"second")
+        assert (await nodes.get(0, "key")).body == b"first"  # within its bound
+        assert (await nodes.get(1, "key", headers={"Cache-Control": "no-cache"})).body == b"second"
+        for reader in range(3):
+            assert (await nodes.get(reader, "key")).body == b"second"
+
+    run(tmp_path, test, 3, READ_ONLY, writeback=False)
+
+
+def test_events_reach_all_nodes(tmp_path: Path) -> None:
+    async def test(nodes: WritingNodes) -> None:
+        nodes.origin.put(BUCKET, "key", b"first")
+        for reader in range(3):
+            assert (await nodes.get(reader, "key")).body == b"first"
+        nodes.origin.put(BUCKET, "key", b"second")
+        gateway = nodes.nodes[2].gateway
+        services = gateway.app.services
+        assert services.cluster_writes is not None
+        nodes.direct[2, 0] = DirectPeer(lambda: nodes.nodes[0].app)
+        nodes.direct[2, 0].is_down = True  # it keeps to its bound
+        events = OriginEvents(gateway.catalog, gateway.blocks, services.slots, services.cluster_writes.stores)
+        assert await events.apply([ObjectEvent("Records[0]", "ObjectCreated:Put", BUCKET, "key", None)]) == [None]
+        found = [(await nodes.get(reader, "key")).body for reader in range(3)]
+        assert found == [b"first", b"second", b"second"]
+
+    run(tmp_path, test, 3, READ_ONLY, writeback=False)
