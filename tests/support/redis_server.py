@@ -38,12 +38,19 @@ def programs() -> dict[str, str]:
 class RedisServer:
     """A server on a free port. `more` are options of its command line."""
 
-    def __init__(self, directory: Path, *more: str, program: str | None = None, port: int | None = None) -> None:
-        self.port = port or free_port()
-        self._directory = directory
-        self._more = more
+    def __init__(self, directory: Path, *more: str, program: str | None = None, tls: bool = False) -> None:
+        self.port, self.tls_port = free_port(), free_port() if tls else 0
+        self._more = ["--save", "", "--dir", str(directory), "--tls-port", str(self.tls_port), *more]
         self._program = program or next(iter(programs().values()))
+        self._files: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def sentinel(cls, config: Path) -> Self:
+        """A Sentinel with this file."""
+        made = cls(config.parent)
+        made._files, made._more = [str(config)], ["--sentinel"]
+        return made
 
     @property
     def url(self) -> str:
@@ -54,8 +61,7 @@ class RedisServer:
         return redis.Redis(port=self.port)
 
     def start(self) -> None:
-        options = ["--bind", "127.0.0.1", "--port", str(self.port), "--save", "", "--loglevel", "warning"]
-        command = [self._program, *options, "--dir", str(self._directory), *self._more]
+        command = [self._program, *self._files, "--bind", "127.0.0.1", "--port", str(self.port), *self._more]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
