@@ -35,6 +35,7 @@ BATCH_WORDS_MAX: Final = 1500
 QUEUE_WORDS_MAX: Final = 100_000
 REASON_CHARACTERS_MAX: Final = 200
 
+_HANDSHAKE: Final = Script("handshake", "")
 _RUN = re.compile("[0-9a-f]{40}")
 _OLDEST: Final = {"valkey_version": (7, 2), "redis_version": (7, 0)}
 
@@ -105,6 +106,10 @@ class RedisLink:
         self._has_questions.set()
         return await question.answer
 
+    async def run_of_primary(self) -> str:
+        """Return the run as the primary tells it now. Raise RegistryAway."""
+        return (await self.call(_HANDSHAKE, ())).run
+
     def renew(self) -> None:
         """Connect anew before the next call: the server may be another one, or no primary any more."""
         self._is_outdated = True
@@ -141,6 +146,9 @@ class RedisLink:
                 if batch[0].script is ASK:
                     words = [self.store, *(word for one in batch for word in one.words)]
                     floor, values = await primary.call(ASK, words)
+                elif batch[0].script is _HANDSHAKE:
+                    await primary.shake_hands()
+                    floor, values = 0, [None]
                 else:
                     floor, values = 0, [await primary.call(batch[0].script, batch[0].words)]
         except (TimeoutError, OSError, RedisError, RegistryAway) as error:
@@ -189,7 +197,13 @@ class Primary:
         self.run = ""
 
     async def begin(self) -> None:
-        """Shake hands. Raise RegistryAway if it is none, or too old."""
+        """Make ready for calls. Raise RegistryAway if it is no primary, or too old."""
+        await self.shake_hands()
+        for script in SCRIPTS:
+            await self._send("SCRIPT", "LOAD", script.text)
+
+    async def shake_hands(self) -> None:
+        """Find out its run. It is another one after a demotion, even if the process and the connection have stayed."""
         about = {**await self._info("server"), **await self._info("replication")}
         name, oldest = next((one for one in _OLDEST.items() if one[0] in about), ("", (0, 0)))
         version = re.match(r"(\d+)\.(\d+)", about.get(name, ""))
@@ -200,8 +214,6 @@ class Primary:
         of_process, of_primary = about.get("run_id", ""), about.get("master_replid", "")
         if not (_RUN.fullmatch(of_process) and _RUN.fullmatch(of_primary)):
             raise RegistryAway("it does not name its run: is there a proxy in between?")
-        for script in SCRIPTS:
-            await self._send("SCRIPT", "LOAD", script.text)
         self.run = xxh3_64_hexdigest(of_process + of_primary)
 
     async def call(self, script: Script, words: Sequence[Word]) -> Any:

@@ -11,9 +11,11 @@ All keys begin with `{fb:<cluster>}`:
     w            nodes that acknowledge writes            h            living node → its horizon
     r, b         the run, and ms of its first beat        g, c         nodes that have signed the run; all have
 
-A stamp or claim is a sequence number, 0: none. A token names the write that has claimed, so that an older one's flush
-does not settle it. A script begins with `#!lua`: servers that are no primary, full, or without their replicas then
-refuse it, although it may only read.
+A stamp or claim is a sequence number, 0: none. A token names the write that claimed the key last, and behind a `#` the
+number of that claim: an older write's flush does not settle it, nor does a process that has not seen that claim.
+
+A script begins with `#!lua`: servers that are no primary, full, or without their replicas then refuse it, although it
+may only read.
 """
 
 from __future__ import annotations
@@ -80,9 +82,8 @@ local fb, own, answers, at = KEYS[1], ARGV[1], {}, 2
     + """
 local function claim(bucket, key, token, sequence)
   local stamp, before = read(bucket, key)
-  if before ~= '0' then sequence = before end
   redis.call('ZADD', fb .. 's:' .. own, 0, bucket .. '\\0' .. key)
-  return write(bucket, key, stamp, sequence, token, own)
+  return write(bucket, key, stamp, before ~= '0' and before or sequence, token .. '#' .. sequence, own)
 end
 local verbs = {}
 function verbs.look(bucket, first, last)
@@ -124,7 +125,7 @@ function verbs.settle(bucket, first, last)
   local count = 0
   for i = first, last, 2 do
     local _, _, token, store = read(bucket, ARGV[i])
-    if store == own and token == ARGV[i + 1] then
+    if store == own and (token == ARGV[i + 1] or string.match(token, '^(.*)#') == ARGV[i + 1]) then
       redis.call('ZREM', fb .. 's:' .. own, bucket .. '\\0' .. ARGV[i])
       put_stamp(bucket, ARGV[i], redis.call('INCR', fb .. 'q'), '0', '-', '')
       count = count + 1
@@ -271,7 +272,7 @@ def prefix_of(cluster: str) -> str:
 
 
 def key_bytes(key: str) -> bytes:
-    return key.encode("utf-8", "surrogateescape")
+    return key.encode("utf-8", "surrogatepass")
 
 
 def question(verb: str, bucket: str, words: Sequence[Word]) -> list[Word]:

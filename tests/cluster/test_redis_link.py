@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -265,7 +266,7 @@ async def test_a_server_that_is_too_old_or_hides_its_run_is_refused(
     async with linked(place(server)) as (link, _):
         assert "is needed" in await away(link)
     monkeypatch.setattr(redis_link, "_OLDEST", {"redis_version": (7, 0)})
-    monkeypatch.setattr(redis_link, "_RUN", redis_link.re.compile("none"))
+    monkeypatch.setattr(redis_link, "_RUN", re.compile("none"))
     async with linked(place(server)) as (link, _):
         assert "proxy" in await away(link)
 

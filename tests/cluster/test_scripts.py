@@ -72,7 +72,7 @@ class Dice(random.Random):
                 behind = self.choice([None, (bucket.encode(), self.choice(keys))])
                 questions += scripts.own_question(behind)
             else:
-                words = [word for one in keys for word in (one, f"t{self.randint(1, 2)}")]
+                words = [word for one in keys for word in (one, self.choice(["t1", "t2", f"t1#{self.randint(1, 99)}"]))]
                 questions += scripts.question(verb, bucket, keys if verb in ("look", "stamp") else words)
         return [f"store-{self.randint(0, 2)}", *questions]
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.cluster import scripts
+from gateway.cluster.redis_link import Answer
 from gateway.cluster.scripts import Script, Word
+from gateway.core.errors import RegistryAway
 
 Entry = tuple[int, int, bytes, bytes]
 Name = tuple[bytes, bytes]
@@ -44,13 +46,13 @@ class Content:
 
 
 def _words(words: Sequence[Word]) -> list[bytes]:
-    return [one if isinstance(one, bytes) else str(one).encode("utf-8", "surrogateescape") for one in words]
+    return [one if isinstance(one, bytes) else str(one).encode("utf-8", "surrogatepass") for one in words]
 
 
 class RedisModel:
     """A server. `now_ms` is its clock."""
 
-    def __init__(self, run: str = "run-1") -> None:
+    def __init__(self, run: str = f"{1:016x}") -> None:
         self.run = run
         self.now_ms = 1_000_000
         self.content = Content()
@@ -96,7 +98,11 @@ class RedisModel:
     def _claim(self, own: bytes, name: Name, token: bytes, sequence: int) -> None:
         stamp, before, _, _ = self._read(name)
         self.content.pending.setdefault(own, set()).add(name)
-        self._write(name, (stamp, before or sequence, token, own))
+        self._write(name, (stamp, before or sequence, b"%s#%d" % (token, sequence), own))
+
+    def _is_claimed(self, name: Name, token: bytes, own: bytes) -> bool:
+        _, _, last, store = self._read(name)
+        return store == own and token in (last, last.rpartition(b"#")[0])
 
     # Scripts
 
@@ -137,7 +143,7 @@ class RedisModel:
             if verb == b"put" and self._read(name)[3] == b"":
                 self._claim(own, name, token, self._count())
                 count += 1
-            elif verb == b"settle" and self._read(name)[2:] == (token, own):
+            elif verb == b"settle" and self._is_claimed(name, token, own):
                 self.content.pending[own].discard(name)
                 self._stamp(name, self._count(), (0, b"-", b""))
                 count += 1
@@ -216,3 +222,37 @@ class RedisModel:
             has.signed.discard(node)
             has.version += 1
         return len(left)
+
+
+class ModelLink:
+    """As `RedisLink`, to a model. `problem`: why it cannot be reached."""
+
+    def __init__(self, model: RedisModel, store: str) -> None:
+        self.model = model
+        self.store = store
+        self.problem = ""
+        self.run_of_connection = ""
+
+    async def run_of_primary(self) -> str:
+        self._check()
+        return self.run_of_connection
+
+    async def ask(self, question: Sequence[Word]) -> Answer:
+        self._check()
+        floor, (value,) = self.model.call(scripts.ASK, [self.store, *question])
+        return Answer(self.run_of_connection, int(floor), value)
+
+    async def call(self, script: Script, words: Sequence[Word]) -> Answer:
+        self._check()
+        return Answer(self.run_of_connection, 0, self.model.call(script, words))
+
+    def renew(self) -> None:
+        self.run_of_connection = ""
+
+    def _check(self) -> None:
+        if self.problem:
+            raise RegistryAway(self.problem)
+        if self.run_of_connection != self.model.run:
+            broken, self.run_of_connection = self.run_of_connection, self.model.run
+            if broken:
+                raise RegistryAway("the connection has broken")
