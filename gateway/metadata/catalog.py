@@ -456,6 +456,8 @@ class Catalog:
             roles = None if look or of_peer else self._roles
             head = await self._learn(key, slot, headers_of_question(roles, key, 0, slot, headers), purpose)
         except (OriginUnreachable, OriginAnswered) as error:
+            if look and isinstance(error, OriginAnswered) and error.status == 404:
+                self.shown(key, None)
             entry = self._lookup(key)
             if (
                 entry is None
@@ -467,6 +469,8 @@ class Catalog:
                 raise
             metrics.CATALOG_LOOKUPS.add(1, slot.name, "stale")
             return _answer(key, entry, headers)
+        if look:  # a fresh entry would answer until this one lands
+            self.shown(key, head.version.etag)
         metrics.CATALOG_LOOKUPS.add(1, slot.name, "miss")
         return head
 
