@@ -17,10 +17,10 @@ import structlog
 from gateway.cluster.members import Member, View
 from gateway.cluster.peers import Peers
 from gateway.core.errors import OriginBodyError, RegistryAway
-from gateway.core.model import Homes, ObjectKey
+from gateway.core.model import Claim, Homes, Known, ObjectKey
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
-from gateway.policy.registry import KEYS_MAX, Known, KnownKeys, StoreAnswer, StoreQuestion, StoreUpload
+from gateway.policy.registry import KEYS_MAX, KnownKeys, StoreAnswer, StoreQuestion, StoreUpload
 from gateway.policy.slots import Slot
 from gateway.telemetry.logs import RateLimitedLog
 
@@ -35,7 +35,7 @@ _log = RateLimitedLog(structlog.get_logger("forebay.cluster"))
 
 @dataclass(eq=False, slots=True)
 class PeerStores:
-    """As `operations.registry.Stores`, over the peer ports of the members of the present view."""
+    """As `policy.registry.Stores`, over the peer ports of the members of the present view."""
 
     peers: Peers
     view: Callable[[], View]
@@ -130,13 +130,11 @@ class PeerStores:
 
 
 class AskAll:
-    """As `operations.registry.Registry`, by asking all members each time. Nothing can be claimed."""
+    """As `policy.registry.Registry`, by asking all members each time. Nothing can be claimed."""
 
-    def __init__(self, stores: PeerStores) -> None:
+    def __init__(self, stores: PeerStores, asks: Callable[[Slot], bool]) -> None:
         self._stores = stores
-
-    def asks(self, slot: Slot) -> bool:
-        return slot.asks_other_nodes
+        self.asks = asks
 
     async def look(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
         known = dict.fromkeys(keys, Known(stamp=None))
@@ -147,7 +145,7 @@ class AskAll:
                         known[ObjectKey(question.bucket, key)] = Known(answer.store, stamp=None)
         return [known[key] for key in keys]
 
-    async def rows(self, bucket: str, start: bytes, stop: bytes, count: int) -> KnownKeys:
+    async def rows(self, bucket: str, start: bytes, stop: bytes) -> KnownKeys:
         question = StoreQuestion(verb="names", bucket=bucket, keys=(start.decode("latin-1"), stop.decode("latin-1")))
         answers = await self._stores.ask_all(question)
         found = {name.encode(): Known(answer.store, stamp=None) for answer in answers for name in answer.names}
@@ -168,13 +166,13 @@ class AskAll:
 
     can_claim = False
 
-    async def claim(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
+    async def claim(self, claim: Claim) -> Known:
         raise RegistryAway("the registry of pending writes is away")
 
-    async def confirm(self, keys: Sequence[ObjectKey]) -> None:
+    async def confirm(self, claim: Claim, known: Known) -> None:
         """Do nothing: whoever asks all nodes finds what is pending here."""
 
-    def release(self, keys: Sequence[ObjectKey]) -> None:
+    async def release(self, claim: Claim) -> None:
         """Do nothing: nothing was claimed."""
 
 

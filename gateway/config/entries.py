@@ -357,11 +357,11 @@ class SlotSettings(Section):
         allowed="idle, none or all",
     )
     own_writes: Literal["cluster", "node"] = setting(
-        "node",
-        "In a cluster with `cluster.redis`: who sees at once what a client has written through this node. `cluster`: "
-        "readers on all nodes; each read of the slot that is not read-only asks the registry. `node`: readers on this "
-        "node; the others see it as they see the writes of others, and later if it is not flushed yet.",
-        allowed="cluster or node; cluster needs cluster.redis",
+        "cluster",
+        "With `cluster.redis`: who sees at once what a client has written through this node. `cluster`: readers on all "
+        "nodes; requests in the slot ask the registry first, unless it is read-only, or strict and not write-back. "
+        "`node`: readers on this node; the others see it like a write of others, once the bucket has it.",
+        allowed="cluster or node",
     )
     read_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
         None, "Ceiling on reads from the origin, over all workers.", allowed='at least 64KiB/s, such as "4GiB/s"'

@@ -7,6 +7,7 @@ ForebayError
 │   └── NoAdminPort            nothing listens at its address
 ├── S3Error                the client's answer: code, status, message (built by `s3.error_codes.s3_error`)
 ├── ClientDisconnected     the client went away
+├── RegistryAway           the registry of the cluster cannot be had, or not be believed: the message says why
 ├── OriginError
 │   ├── OriginUnreachable      no connection, no answer in time, or the retry budget is spent
 │   │   ├── OriginBusy         no connection to it was free in time
@@ -104,6 +105,10 @@ class ClientDisconnected(ForebayError):
     """The client closed its connection before the exchange was over."""
 
 
+class RegistryAway(ForebayError):
+    """The registry of what the nodes of the cluster have pending cannot be asked now, or not be believed."""
+
+
 class OriginError(ForebayError):
     """Something between the gateway and the origin went wrong."""
 
@@ -186,10 +191,6 @@ class BufferRefused(BufferUnavailable):
 
 class BufferDamaged(WritebackError):
     """Bytes in the buffer are not those that were acknowledged: they stay, neither served nor sent to the origin."""
-
-
-class RegistryAway(ForebayError):
-    """It cannot be found out now what other nodes of the cluster have written."""
 
 
 class BlockError(ForebayError):

@@ -12,10 +12,10 @@ from typing import Final
 
 from gateway.core import cancellation
 from gateway.core.clock import Clock
-from gateway.core.model import ObjectKey
+from gateway.core.model import Claim, Known, ObjectKey
 from gateway.metadata.catalog import Catalog
 from gateway.operations.write_scope import WriteScope, invalidate
-from gateway.policy.registry import WHOLE_BUCKET, Known, Registry, StoreQuestion, Stores
+from gateway.policy.registry import WHOLE_BUCKET, Registry, StoreQuestion, Stores
 from gateway.policy.slots import Slots
 from gateway.s3.error_codes import s3_error
 
@@ -83,9 +83,14 @@ class ClusterWrites:
         """Tell that a write which goes through is about to begin, once nobody else has one of its keys pending."""
         await self._until_free(keys, self.registry.begin)
 
-    async def claim(self, key: ObjectKey) -> Sequence[Known]:
+    async def claim(self, claim: Claim) -> Known:
         """Tell that this node is about to acknowledge a write of a key, once nobody else has one pending."""
-        return await self._until_free([key], self.registry.claim)
+
+        async def ask(_keys: Sequence[ObjectKey]) -> Sequence[Known]:
+            return [await self.registry.claim(claim)]
+
+        [known] = await self._until_free([claim.key], ask)
+        return known
 
     async def _until_free(
         self, keys: Sequence[ObjectKey], ask: Callable[[Sequence[ObjectKey]], Awaitable[Sequence[Known]]]

@@ -10,13 +10,13 @@ change (write_scope.py), or this node claims the key and acknowledges the write.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
 from gateway.core.errors import BufferRefused, BufferUnavailable
-from gateway.core.model import ObjectKey
+from gateway.core.model import Claim, Known, ObjectKey
 from gateway.metadata.listing.pages import ListRequest, prefix_end
 from gateway.metadata.listing.records import pack
 from gateway.operations.cluster_writes import ClusterWrites
@@ -26,10 +26,11 @@ from gateway.operations.merged_page import Kind, PageRow, Rows
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
 from gateway.operations.read_object import wants_revalidation
-from gateway.policy.registry import KEYS_MAX, WHOLE_BUCKET, Registry, StoreEntry, StoreQuestion, Stores
+from gateway.policy.registry import WHOLE_BUCKET, Registry, StoreEntry, StoreQuestion, Stores
 from gateway.s3.error_codes import s3_error
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.s3.requests import CHANGES_NO_OBJECT, READ_METHODS, Operation, is_about_objects, parse_copy_source
+from gateway.writeback.journal.records import token_of
 
 LOOKS_MAX: Final = 4
 """Looks of one read that finds something pending on another node, and then not there."""
@@ -119,8 +120,10 @@ async def _of_bucket(context: RequestContext, writes: ClusterWrites, here: Handl
     bucket, prefix = context.request.bucket or "", context.request.parameter("prefix") or ""
     start: bytes | None = prefix.encode()
     while start is not None:
-        found = await writes.registry.rows(bucket, start, prefix_end(prefix.encode()), KEYS_MAX)
-        await writes.free([ObjectKey(bucket, name.decode()) for name, known in found.rows if known.store])
+        found = await writes.registry.rows(bucket, start, prefix_end(prefix.encode()))
+        await writes.free(
+            [ObjectKey(bucket, name.decode("utf-8", "surrogatepass")) for name, known in found.rows if known.store]
+        )
         start = found.end
     return await awaited(here(context))
 
@@ -158,8 +161,8 @@ async def seek_elsewhere(writes: ClusterWrites, listing: Listing, wanted: ListRe
     bucket = listing.bucket
     [of_bucket] = await writes.look([ObjectKey(bucket, WHOLE_BUCKET)])
     listing.context.past_memory |= of_bucket.stamp is None
-    found = await writes.registry.rows(bucket, wanted.start, wanted.stop, KEYS_MAX)
-    names = [(ObjectKey(bucket, name.decode()), known) for name, known in found.rows]
+    found = await writes.registry.rows(bucket, wanted.start, wanted.stop)
+    names = [(ObjectKey(bucket, name.decode("utf-8", "surrogatepass")), known) for name, known in found.rows if name]
     await writes.apply(names)
     by_store: dict[str, list[str]] = defaultdict(list)
     for key, known in names:
@@ -191,20 +194,21 @@ def _row(wanted: ListRequest, name: bytes, entry: StoreEntry) -> ObjectRow | Non
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """This node's word to the others that it is about to acknowledge a write of these keys: as a context, it does.
+class Claimed:
+    """This node's word to the others that it is about to acknowledge a write of a key: as a context, it does.
 
-    `is_changed`: other nodes may have changed a key since the request came, or an upload began. Release a claim that is
+    `is_changed`: other nodes may have changed the key since the request came, or an upload began. Release one that is
     not entered.
     """
 
     registry: Registry | None = None
-    keys: Sequence[ObjectKey] = ()
+    claim: Claim | None = None
+    known: Known | None = None
     is_changed: bool = False
 
-    def release(self) -> None:
-        if self.registry is not None:
-            self.registry.release(self.keys)
+    async def release(self) -> None:
+        if self.registry is not None and self.claim is not None:
+            await self.registry.release(self.claim)
 
     async def __aenter__(self) -> None:
         """Acknowledge now."""
@@ -212,16 +216,19 @@ class Claim:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None and self.registry is not None:
-            await self.registry.confirm(self.keys)
+        if self.registry is None or self.claim is None or self.known is None:
+            return
+        if kind is None:
+            await self.registry.confirm(self.claim, self.known)
         elif not isinstance(error, BufferUnavailable) or isinstance(error, BufferRefused):
-            self.release()  # else it may be acknowledged all the same
+            await self.release()  # else it may be acknowledged all the same
 
 
-async def claimed(context: RequestContext) -> Claim:
+async def claimed(context: RequestContext, acknowledged_at: float) -> Claimed:
     """Claim the request's key, once no other node has a write of it pending. S3Error, RegistryAway."""
     writes, key = context.services.cluster_writes, context.object_key
     if writes is None or not writes.asks(context.slot):
-        return Claim()
-    [known] = await writes.claim(key)
-    return Claim(writes.registry, [key], known.stamp is None or context.stamps.get(key) != known.stamp)
+        return Claimed()
+    claim = Claim(key, token_of(acknowledged_at))
+    known = await writes.claim(claim)
+    return Claimed(writes.registry, claim, known, known.stamp is None or context.stamps.get(key) != known.stamp)

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.core.model import ObjectKey, immutable
+from gateway.core.model import Claim, Known, ObjectKey
 from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.policy.slots import Slot
 
@@ -22,20 +22,6 @@ WHOLE_BUCKET: Final = ""
 """In the place of a key: all keys of the bucket."""
 
 
-@immutable
-class Known:
-    """What is known of a key.
-
-    `store`: the buffer of another node that has a write of it pending; None: none. `claim`: the number of that write;
-    with the same number it is the same one. `stamp`: the number of the key's last change by any node; 0: none lately;
-    None: nobody can say, so nothing that is remembered of the key counts.
-    """
-
-    store: str | None = None
-    claim: int = 0
-    stamp: int | None = 0
-
-
 class KnownKeys(NamedTuple):
     """What is known of some keys of a bucket, in order. Nothing is known from the key `end` on; None: these are all."""
 
@@ -44,34 +30,38 @@ class KnownKeys(NamedTuple):
 
 
 class Registry(Protocol):
-    """What is known of all nodes' writes. Each method raises RegistryAway if it cannot be found out now."""
+    """What is known of all nodes' writes. All but `asks`, `can_claim` and `release` raise RegistryAway.
+
+    A write that goes through stamps its keys when it begins and when it ends. What a node's buffer takes is claimed
+    before its journal has it, so that every node finds it there.
+    """
 
     def asks(self, slot: Slot) -> bool:
-        """Return whether other nodes may write in a slot, or have something pending there."""
+        """Return whether requests in a slot look here first: other nodes may write there."""
 
     async def look(self, keys: Sequence[ObjectKey]) -> Sequence[Known]: ...
 
-    async def rows(self, bucket: str, start: bytes, stop: bytes, count: int) -> KnownKeys:
-        """Return the first `count` keys of [start, stop) of which anything is known."""
+    async def rows(self, bucket: str, start: bytes, stop: bytes) -> KnownKeys:
+        """Return the first of the keys in [start, stop) of which anything is known."""
 
     async def begin(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
-        """Tell that a write which goes to the bucket is about to begin: a change."""
+        """Stamp keys that are about to be written past the buffer."""
 
     async def end(self, keys: Sequence[ObjectKey]) -> None:
-        """Tell that the keys have changed: what is remembered of them no longer counts on any node."""
+        """Stamp keys again, when the write is over or in doubt."""
 
     @property
     def can_claim(self) -> bool:
         """Return whether `claim` works now: else writes go through."""
 
-    async def claim(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
-        """Tell that this node acknowledges writes of all keys; of none if another node has one pending."""
+    async def claim(self, claim: Claim) -> Known:
+        """Claim a key for this node's buffer, before its journal has the write; not if another node has it pending."""
 
-    async def confirm(self, keys: Sequence[ObjectKey]) -> None:
-        """Tell again what `claim` has told, if that may be lost. To be called between commit and answer."""
+    async def confirm(self, claim: Claim, known: Known) -> None:
+        """Claim again if what `claim` has told may be lost: to be called between the commit and the answer."""
 
-    def release(self, keys: Sequence[ObjectKey]) -> None:
-        """Tell, soon, that what `claim` has told is over, and has changed the keys."""
+    async def release(self, claim: Claim) -> None:
+        """Take back a claim whose write is not acknowledged."""
 
 
 class StoreEntry(BaseModel):

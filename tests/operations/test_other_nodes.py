@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.model import ObjectKey
+from gateway.core.model import Claim, ObjectKey
 from gateway.core.prefixes import Prefix
 from gateway.operations.visibility import OriginEvents
 from gateway.s3.events import ObjectEvent
@@ -202,7 +202,7 @@ def test_a_claim_without_a_commit_hides_nothing(tmp_path: Path) -> None:
         await nodes.flush(0)
         writes = nodes.nodes[0].gateway.app.services.cluster_writes
         assert writes is not None
-        await writes.claim(ObjectKey(BUCKET, "key"))
+        await writes.claim(Claim(ObjectKey(BUCKET, "key"), "token"))
         assert (await nodes.get(1, "key")).body == b"first"
 
     run(tmp_path, test)

@@ -20,12 +20,12 @@ from gateway.cluster.peers import Peers
 from gateway.cluster.stores import AskAll, PeerStores
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.errors import OriginUnreachable, RegistryAway
-from gateway.core.model import ObjectKey
+from gateway.core.model import Claim, Known, ObjectKey
 from gateway.core.prefixes import Prefix
 from gateway.operations.cluster_writes import ClusterWrites
 from gateway.origin.client import OriginRequest, OriginSettings, StreamedBody
 from gateway.origin.signing import Addressing
-from gateway.policy.registry import Known, KnownKeys, Registry
+from gateway.policy.registry import KEYS_MAX, KnownKeys, Registry
 from gateway.policy.slots import Slot as AnySlot
 from tests.support.asgi import Answer, call, signed_headers
 from tests.support.memory_origin import MemoryOrigin
@@ -74,12 +74,12 @@ class MemoryRegistry:
         await self._turn()
         return [self._known(key) for key in keys]
 
-    async def rows(self, bucket: str, start: bytes, stop: bytes, count: int) -> KnownKeys:
+    async def rows(self, bucket: str, start: bytes, stop: bytes) -> KnownKeys:
         await self._turn()
         keys = {key for key in (*self._shared.pending, *self._shared.stamps) if key.bucket == bucket and key.key}
         named = sorted((key.key.encode(), key) for key in keys if start <= key.key.encode() < stop)
-        rows = [(name, self._known(key)) for name, key in named[:count]]
-        return KnownKeys(rows, rows[-1][0] + b"\0" if len(named) > count else None)
+        rows = [(name, self._known(key)) for name, key in named[:KEYS_MAX]]
+        return KnownKeys(rows, rows[-1][0] + b"\0" if len(named) > KEYS_MAX else None)
 
     async def begin(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
         await self._turn()
@@ -92,20 +92,19 @@ class MemoryRegistry:
         await self._turn()
         self._shared.stamps |= {key: self._shared.next() for key in keys}
 
-    async def claim(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
+    async def claim(self, claim: Claim) -> Known:
         await self._turn()
-        known = [self._known(key) for key in keys]
-        if all(one.store is None for one in known):
-            self._shared.pending |= {key: (self._store, self._shared.next()) for key in keys}
+        known = self._known(claim.key)
+        if known.store is None:
+            self._shared.pending[claim.key] = (self._store, self._shared.next())
         return known
 
-    async def confirm(self, keys: Sequence[ObjectKey]) -> None:
+    async def confirm(self, claim: Claim, known: Known) -> None:
         await self._turn()
 
-    def release(self, keys: Sequence[ObjectKey]) -> None:
-        for key in keys:
-            if self._shared.pending.pop(key, None) is not None:
-                self._shared.stamps[key] = self._shared.next()
+    async def release(self, claim: Claim) -> None:
+        if self._shared.pending.pop(claim.key, None) is not None:
+            self._shared.stamps[claim.key] = self._shared.next()
 
     async def _turn(self) -> None:
         await asyncio.sleep(0)
@@ -181,7 +180,8 @@ class WritingNodes:
         await client.flush()
         services = self.nodes[number].gateway.app.services
         assert services.cluster_writes is not None
-        services.cluster_writes.registry.release(before)
+        for key in before:
+            await services.cluster_writes.registry.release(Claim(key, ""))
 
     def is_pending(self, number: int, key: str) -> bool:
         buffer = self.nodes[number].gateway.buffer
@@ -220,7 +220,7 @@ async def writing_nodes(
             peers = Peers(connect, [SECRET], clock)
             view = View(members, members[number].address, "", clock)
             stores = PeerStores(peers, partial(_same, view), MEMORY_HOME)
-            registry: Registry = AskAll(stores) if asks_all else MemoryRegistry(shared, _store(node))
+            registry: Registry = AskAll(stores, _asks) if asks_all else MemoryRegistry(shared, _store(node))
             services.cluster_writes = ClusterWrites(registry, stores, services.catalog, services.slots, clock)
         found = WritingNodes(origin, shared, nodes, direct)
         for node in nodes if writeback else ():
@@ -232,6 +232,10 @@ async def writing_nodes(
 
 def _same(view: View) -> View:
     return view
+
+
+def _asks(slot: AnySlot) -> bool:
+    return slot.asks_other_nodes
 
 
 def _store(node: PeerGateway) -> str:

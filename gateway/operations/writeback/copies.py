@@ -20,7 +20,7 @@ from gateway.core.errors import OriginAnswered, OriginBodyError, S3Error
 from gateway.core.model import BorrowedBuffer, FileSpan, ObjectKey, PinnedFileSpan
 from gateway.core.steps import each, in_steps
 from gateway.operations.context import NO_BODY, Answer, RequestContext, Response, Sink, awaited, xml_response
-from gateway.operations.other_nodes import Claim
+from gateway.operations.other_nodes import Claimed
 from gateway.operations.payload import receive_payload
 from gateway.operations.writeback.parts import (
     ANSWER_SIZE_BYTES_MAX,
@@ -114,12 +114,12 @@ async def _copied(context: RequestContext, source: Write, leave: Callable[[], Aw
     headers, now = context.request.headers, context.services.clock.now()
     check_copy_source(headers, etag=source.etag, last_modified=source.acknowledged_at, now=now)
     spec = WriteSpec(context.object_key, _fixed(headers, source, context.object_key), context.slot.name)
-    expected, claim = ExpectedVersion.unknown(context.services.clock), Claim()
+    expected, claim = ExpectedVersion.unknown(context.services.clock), Claimed()
     if context.slot.write != "scratch":
         waits = waits_for_version(context, capabilities_of(context))
         async with aclosing(ExpectedVersionQuery(context, waits=waits)) as question:
             try:
-                claim, expected = await claimed_version(context, expected_version(context, question))
+                claim, expected = await claimed_version(context, now, expected_version(context, question))
             except OriginAnswered as refusal:
                 await goes_through_unseen(context, refusal)
                 return await leave()
@@ -142,7 +142,7 @@ async def _copied(context: RequestContext, source: Write, leave: Callable[[], Aw
         if is_acknowledged:
             fields = element("ETag", copy.etag) + element("LastModified", format_iso_date(now))
             return xml_response(document("CopyObjectResult", fields), "absorbed")
-    claim.release()
+    await claim.release()
     refuse_unless_kept_here(context, Reason.SOURCE)
     goes_through(context, Reason.SOURCE)
     return await leave()

@@ -18,7 +18,7 @@ from typing import Any
 from gateway.core.errors import BufferUnavailable, OriginAnswered, OriginBodyError, OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.operations.context import RequestContext, Response
-from gateway.operations.other_nodes import Claim, claimed
+from gateway.operations.other_nodes import Claimed, claimed
 from gateway.operations.passthrough import forward_write
 from gateway.operations.payload import BUFFERED_SIZE_BYTES_MAX, Payload, receive_payload
 from gateway.operations.writeback.parts import acknowledged, room_for_body, stage_body
@@ -95,7 +95,7 @@ async def _absorb(context: RequestContext, capabilities: BucketCapabilities | No
     async with aclosing(ExpectedVersionQuery(context, waits=waits_for_version(context, capabilities))) as question:
         part = await stage_body(context, context.slot.name, 1)
         try:
-            claim, expected = await claimed_version(context, expected_version(context, question))
+            claim, expected = await claimed_version(context, part.stored_at, expected_version(context, question))
         except OriginAnswered as refusal:
             try:
                 await goes_through_unseen(context, refusal)
@@ -316,21 +316,21 @@ async def current_expected_version(
 
 
 async def claimed_version(
-    context: RequestContext, unchanged: Coroutine[Any, Any, ExpectedVersion]
-) -> tuple[Claim, ExpectedVersion]:
+    context: RequestContext, acknowledged_at: float, unchanged: Coroutine[Any, Any, ExpectedVersion]
+) -> tuple[Claimed, ExpectedVersion]:
     """Claim the request's key for this node; return the version to expect: `unchanged`, or what other nodes made of it.
 
     Raises as `claimed`, and OriginAnswered if the origin refuses.
     """
     with closing(unchanged):
-        claim = await claimed(context)
+        claim = await claimed(context, acknowledged_at)
         try:
             if not claim.is_changed:
                 return claim, await unchanged
             async with aclosing(ExpectedVersionQuery(context)) as question:
                 return claim, await question.answer()
         except BaseException:
-            claim.release()
+            await claim.release()
             raise
 
 

@@ -25,7 +25,7 @@ from gateway.core.errors import BufferUnavailable, OriginAnswered, OriginUnreach
 from gateway.core.model import ObjectKey
 from gateway.core.steps import Steps, each, in_steps
 from gateway.operations.context import RequestContext, Response, xml_response
-from gateway.operations.other_nodes import Claim
+from gateway.operations.other_nodes import Claimed
 from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import receive_document, receive_payload
 from gateway.operations.pending_versions import type_of_checksums
@@ -317,18 +317,18 @@ async def buffer_complete(context: RequestContext) -> Response:
     if reason is not None:
         goes_through(context, reason)
         return await _left_to_the_origin(context, made)
-    claim = Claim()
+    claim, now = Claimed(), context.services.clock.now()
     try:
         if context.slot.write != "scratch":
-            claim, expected = await claimed_version(context, current_expected_version(context, made.expected))
+            claim, expected = await claimed_version(context, now, current_expected_version(context, made.expected))
             made = replace(made, expected=expected)
     except OriginAnswered as refusal:
         await goes_through_unseen(context, refusal)
         return await _left_to_the_origin(context, made)
     async with claim:
-        completed = await context.buffer.complete(replace(made, acknowledged_at=context.services.clock.now()))
+        completed = await context.buffer.complete(replace(made, acknowledged_at=now))
     if completed is None:
-        claim.release()
+        await claim.release()
     if completed is None and context.buffer.look(lambda tx: tx.uploads.upload(upload_id)) is None:
         return await _completed_before(context, upload_id, listed)
     if completed is None:
