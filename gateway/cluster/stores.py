@@ -97,7 +97,7 @@ class PeerStores:
                     content = await answer.read(ANSWER_BYTES_MAX)
                 if answer.status != 200:
                     raise RegistryAway(f"the node at {member.address} answers {answer.status}")
-                if peer.encode_checksums(peer.chunk_checksums(content)) != answer.told.get(peer.CRC32C):
+                if peer.chunk_checksums(content) != answer.checksums:
                     raise RegistryAway(f"the answer of the node at {member.address} came damaged")
                 return StoreAnswer.model_validate_json(content)
         except (TimeoutError, OriginBodyError, ValueError) as error:
@@ -126,7 +126,7 @@ class PeerStores:
 
     def _addressed(self, store: str, bucket: str) -> dict[str, str]:
         home = peer.home_digest(self.homes.of(bucket))
-        return {peer.PEER: peer.VERSION, peer.HOME: home, peer.STORE: store}
+        return {peer.PEER: peer.VERSION, peer.HOME: home, peer.NONCE: peer.new_nonce(), peer.STORE: store}
 
 
 class AskAll:

@@ -67,9 +67,7 @@ ASK = "x-forebay-ask"
 """With status 303: addresses of up to three nodes that have just got these bytes."""
 PROOF = "x-forebay-proof"
 
-_UNPROVED = frozenset(
-    {"connection", "date", "server", "x-amz-id-2", "x-amz-request-id", "x-forebay-cache", "x-forebay-request-id", PROOF}
-)
+_UNPROVED = frozenset({"connection", "date", "server", "x-amz-id-2", "x-amz-request-id", PROOF})
 """Headers that the server adds to each answer, or that tell nothing of the object."""
 
 CHUNK_BYTES, CHECKSUM_BYTES = 64 * 1024, 4
@@ -118,6 +116,13 @@ def new_nonce() -> str:
 
 def proof(secret: bytes, nonce: str, status: int, headers: Mapping[str, str]) -> str:
     """Return PROOF of an answer with these headers, whose names are in lower case, to the request with this nonce."""
-    lines = sorted(f"{name}:{value}" for name, value in headers.items() if name not in _UNPROVED)
-    told = "\n".join([nonce, str(status), *lines])
-    return base64.b64encode(hmac.digest(secret, told.encode("latin-1"), "sha256")).decode()
+    return proof_of(secret, proved_text(nonce, status, headers))
+
+
+def proved_text(nonce: str, status: int, headers: Mapping[str, str]) -> bytes:
+    lines = sorted([f"{name}:{value}" for name, value in headers.items() if name not in _UNPROVED])
+    return "\n".join([nonce, str(status), *lines]).encode("latin-1")
+
+
+def proof_of(secret: bytes, text: bytes) -> str:
+    return base64.b64encode(hmac.digest(secret, text, "sha256")).decode()
