@@ -490,6 +490,15 @@ class SlotSettings(Section):
             return False
         return self.is_buffered or self.consistency in ("ttl", "immutable")
 
+    def believing_at_most(self, seconds: float) -> Self:
+        """Return the same slot, which believes nothing that it has learned of objects longer ago than that."""
+        is_immutable = self.consistency == "immutable"
+        fresh_seconds = seconds if is_immutable else min(self.metadata_ttl_seconds, seconds)
+        stale_seconds = 0.0 if is_immutable else min(self.stale_if_unreachable_seconds, seconds - fresh_seconds)
+        bounded = {"metadata_ttl_seconds": fresh_seconds, "stale_if_unreachable_seconds": stale_seconds}
+        kept = {name: value for name, value in self.__dict__.items() if name in type(self).model_fields}
+        return type(self).model_construct(**{**kept, "stated_consistency": "ttl", **bounded})
+
     @property
     def index_refresh_in_force_seconds(self) -> float | None:
         """Return the interval that applies, even if `index_refresh` is omitted. None: never."""
