@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
 from gateway import __version__
+from gateway.app.registry import InRedis, in_redis, members_on_disk
 from gateway.cluster.cluster_origin import ClusterOrigin, ClusterRoles
 from gateway.cluster.hello import SILENT_TOLD, Hello, digests_of
 from gateway.cluster.members import VIEW, Member, Members, View
 from gateway.cluster.peers import Peers
 from gateway.cluster.polling import Ask, Membership, Polling, addresses_of
+from gateway.cluster.scripts import BEAT_SECONDS
 from gateway.config import ClusterSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock
@@ -24,6 +27,9 @@ from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import S3Origin
 from gateway.origin.signing import StaticCredentials
 from gateway.policy.slots import Slots
+
+if TYPE_CHECKING:
+    from gateway.cluster.registry_beats import RegistryBeats
 
 MEMBERSHIP = "cluster.json"
 """The file in the cache directory that says since when this node has been a member."""
@@ -52,14 +58,19 @@ async def members_of(
     cluster = settings.cluster
     if cluster is None:
         return None
+    file = shared_directory / VIEW if shared_directory is not None else None
+    if cluster.redis:
+        own = own_member(cluster, caches=True)
+        known = await asyncio.to_thread(members_on_disk, settings.cache.directory)
+        first = [own, *(one for one in known if one.name != own.name)]
+        return Members(file, first, own.address, own.zone, clock, is_silent)
     try:
         listed = await addresses_of(cluster.members)
     except OSError as error:  # the background process goes on trying
         _log.warning("the names in cluster.members cannot be resolved", error=str(error))
         listed = []
-    own = _own_member(cluster, caches=True)
+    own = own_member(cluster, caches=True)
     first = [own if one == own.address else Member(one, one, own.zone, own.weight) for one in listed]
-    file = shared_directory / VIEW if shared_directory is not None else None
     return Members(file, first, own.address, own.zone, clock, is_silent)
 
 
@@ -71,6 +82,7 @@ class Clustered:
     peers: Peers
     origin: ClusterOrigin
     roles: ClusterRoles
+    in_redis: InRedis | None
 
 
 @asynccontextmanager
@@ -111,8 +123,13 @@ async def clustered(
 
     following = asyncio.create_task(members.follow(), name="view of the cluster")
     try:
-        with live.following(apply_settings):
-            yield Clustered(members, peers, origin, ClusterRoles(view))
+        async with AsyncExitStack() as stack:
+            way: InRedis | None = None
+            if cluster.redis and shared_directory is not None:
+                opened = in_redis(settings, cluster, shared_directory, view, clock)
+                way = await stack.enter_async_context(opened)
+            stack.enter_context(live.following(apply_settings))
+            yield Clustered(members, peers, origin, ClusterRoles(view), way)
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -148,7 +165,7 @@ def hello_of(
     digests = digests_of(live.now.homes)
 
     def hello() -> bytes:
-        own = _own_member(live.now.cluster or cluster, caches=not closed)
+        own = own_member(live.now.cluster or cluster, caches=not closed)
         since = members.view.me.since if members.view.me is not None else None
         silent = [one.address for one in members.view.members if not one.answers]
         return Hello(
@@ -168,20 +185,35 @@ def hello_of(
 
 
 def polling(
-    live: LiveSettings, ask: Ask, shared_directory: Path, clock: Clock, *, is_closed: Callable[[], bool]
+    live: LiveSettings,
+    ask: Ask,
+    shared_directory: Path,
+    clock: Clock,
+    *,
+    is_closed: Callable[[], bool],
+    beats: RegistryBeats | None = None,
 ) -> Polling | None:
-    """Return what finds out who is in the cluster; None: this node is alone."""
+    """Return what finds out who is in the cluster; None: this node is alone. `beats` lists the members, if given."""
     cluster = live.now.cluster
     if cluster is None:
         return None
     file = None if is_closed() else live.now.cache.directory / MEMBERSHIP
 
     def own() -> Member:
-        return _own_member(live.now.cluster or cluster, caches=not is_closed())
+        return own_member(live.now.cluster or cluster, caches=not is_closed())
 
-    membership = Membership(file, cluster.name, clock)
-    return Polling(cluster.members, own, membership, shared_directory / VIEW, clock, ask)
+    membership, view = Membership(file, cluster.name, clock), shared_directory / VIEW
+    if beats is None:
+        return Polling(cluster.members, own, membership, view, clock, ask)
+
+    async def addresses(_entries: Sequence[str]) -> list[str]:
+        return [one.address for one in beats.members()]
+
+    return Polling(
+        [], own, membership, view, clock, ask, resolve=addresses, resolve_seconds=BEAT_SECONDS, told=beats.at
+    )
 
 
-def _own_member(cluster: ClusterSettings, *, caches: bool) -> Member:
-    return Member(cluster.advertise, cluster.advertise, cluster.zone, cluster.weight or 1, caches)
+def own_member(cluster: ClusterSettings, *, caches: bool) -> Member:
+    name = cluster.node if cluster.redis else cluster.advertise
+    return Member(name, cluster.advertise, cluster.zone, cluster.weight or 1, caches)

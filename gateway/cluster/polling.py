@@ -127,8 +127,13 @@ class Polling:
         ask: Ask,
         *,
         resolve: Callable[[Sequence[str]], Awaitable[list[str]]] = addresses_of,
+        resolve_seconds: float = RESOLVE_SECONDS,
+        told: Callable[[str], Member | None] = lambda _address: None,
     ) -> None:
-        """`own` returns this node as it is configured now; `file` is the view file."""
+        """`own` returns this node as it is configured now; `file` is the view file.
+
+        `told` returns what the registry says of the node at an address, which counts for its name and what it writes.
+        """
         self._entries = entries
         self._own = own
         self._membership = membership
@@ -136,6 +141,8 @@ class Polling:
         self._clock = clock
         self._ask = ask
         self._resolve = resolve
+        self._resolve_seconds = resolve_seconds
+        self._told = told
         self._listed: list[str] | None = None
         self._known: dict[str, Member] = {}
         self._gone: dict[str, Gone] = {}
@@ -149,10 +156,13 @@ class Polling:
     def members(self) -> list[Member]:
         """The members in the order of the list. One that has never answered counts as being like this node."""
         own = replace(self._own(), since=self._membership.since)
-        alike = replace(own, caches=True, since=None)
+        alike = replace(own, caches=True, since=None, prefixes=(), store="")
         found = list[Member]()
         for address in self._listed or ():
-            member = self._known.get(address) or replace(alike, name=address, address=address)
+            told, heard = self._told(address), self._known.get(address)
+            member = heard or told or replace(alike, name=address, address=address)
+            if told is not None:
+                member = replace(member, name=told.name, prefixes=told.prefixes, store=told.store)
             answers = self.heard.get(address, Heard()).problem is None
             found.append(own if address == own.address else replace(member, answers=answers))
         return found
@@ -190,7 +200,7 @@ class Polling:
                 self._list(await self._resolve(self._entries))
             except OSError as error:
                 self._tell_failure(f"the names in cluster.members cannot be resolved: {error}")
-            await self._clock.sleep(RESOLVE_SECONDS)
+            await self._clock.sleep(self._resolve_seconds)
 
     def _list(self, addresses: list[str]) -> None:
         if not addresses or addresses == self._listed:  # no name stands for no node

@@ -227,7 +227,7 @@ async def _keep_up(context: ChildContext, lent: Backends, tried: asyncio.Event) 
             ) as kept:
                 lent.jobs, lent.changes, lent.snapshots = kept.jobs, kept.events, kept.snapshots
                 lent.explainer, lent.indexes, lent.writeback = kept.explainer, kept.indexes, kept.writeback
-                lent.cluster = kept.cluster
+                lent.cluster, lent.registry = kept.cluster, kept.beats
                 tried.set()
                 await _work(kept, lent)
                 pause_seconds = 0.0
