@@ -81,7 +81,6 @@ def cluster_document(
 ) -> to.ClusterDocument:
     """Return the members as `polling` knows them, and what this node gave and took."""
     members, homes = polling.members, digests_of(settings.homes)
-    in_redis = {one.address: one.name for one in beats.members()} if beats is not None else {}
     weights = Counter[str]()
     for one in members:
         weights[one.zone] += one.weight if one.caches else 0
@@ -92,7 +91,7 @@ def cluster_document(
         hello = heard.hello
         total = weights[member.zone] if member.caches else 0
         return to.ClusterMember(
-            name=cluster.node if is_me else hello.name if hello is not None else in_redis.get(member.address, ""),
+            name=cluster.node if is_me else hello.name if hello is not None else _told_name(member),
             address=member.address,
             this_node=is_me,
             zone=member.zone,
@@ -119,6 +118,11 @@ def cluster_document(
         redis=_redis_document(beats) if beats is not None else None,
         members=[document(one) for one in members],
     )
+
+
+def _told_name(member: Member) -> str:
+    """Return the name that Redis has told; empty without Redis: then the address is the name."""
+    return member.name if member.name != member.address else ""
 
 
 def _redis_document(beats: RegistryBeats) -> to.RedisState:

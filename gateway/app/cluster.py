@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import structlog
 
@@ -15,21 +15,18 @@ from gateway import __version__
 from gateway.app.registry import InRedis, in_redis, members_on_disk
 from gateway.cluster.cluster_origin import ClusterOrigin, ClusterRoles
 from gateway.cluster.hello import SILENT_TOLD, Hello, digests_of
-from gateway.cluster.members import VIEW, Member, Members, View
+from gateway.cluster.members import VIEW, Member, Members, View, alike
 from gateway.cluster.peers import Peers
-from gateway.cluster.polling import Ask, Membership, Polling, addresses_of
+from gateway.cluster.polling import Membership, Polling, addresses_of
 from gateway.cluster.scripts import BEAT_SECONDS
 from gateway.config import ClusterSettings, Settings
 from gateway.config.live import LiveSettings
-from gateway.core.clock import Clock
+from gateway.core.clock import Clock, SystemClock
 from gateway.origin.client import KeyPair, Origin, OriginSettings
 from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import S3Origin
 from gateway.origin.signing import StaticCredentials
 from gateway.policy.slots import Slots
-
-if TYPE_CHECKING:
-    from gateway.cluster.registry_beats import RegistryBeats
 
 MEMBERSHIP = "cluster.json"
 """The file in the cache directory that says since when this node has been a member."""
@@ -45,41 +42,11 @@ QUIET_SECONDS_MAX = 1.0
 _log = structlog.get_logger("forebay.cluster")
 
 
-async def members_of(
-    settings: Settings,
-    shared_directory: Path | None,
-    clock: Clock,
-    is_silent: Callable[[Member], bool] = lambda _member: False,
-) -> Members | None:
-    """Return the members as this process knows them, and for it to follow; None: this node is alone.
-
-    Until the background process has asked them, all those that are listed count as being like this node.
-    """
-    cluster = settings.cluster
-    if cluster is None:
-        return None
-    file = shared_directory / VIEW if shared_directory is not None else None
-    if cluster.redis:
-        own = own_member(cluster, caches=True)
-        known = await asyncio.to_thread(members_on_disk, settings.cache.directory)
-        first = [own, *(one for one in known if one.name != own.name)]
-        return Members(file, first, own.address, own.zone, clock, is_silent)
-    try:
-        listed = await addresses_of(cluster.members)
-    except OSError as error:  # the background process goes on trying
-        _log.warning("the names in cluster.members cannot be resolved", error=str(error))
-        listed = []
-    own = own_member(cluster, caches=True)
-    first = [own if one == own.address else Member(one, one, own.zone, own.weight) for one in listed]
-    return Members(file, first, own.address, own.zone, clock, is_silent)
-
-
 @dataclass(frozen=True, slots=True)
 class Clustered:
     """The parts by which a process belongs to a cluster. `origin` asks the other nodes, then the bucket."""
 
     members: Members
-    peers: Peers
     origin: ClusterOrigin
     roles: ClusterRoles
     in_redis: InRedis | None
@@ -99,6 +66,43 @@ async def clustered(
     silence: OriginHealth,
 ) -> AsyncIterator[Clustered]:
     """Yield this process's part in the cluster."""
+    async with _peers_of(live, cluster, clock, instance_id, silence) as peers:
+        own = own_member(cluster, caches=True)
+        first = await _first_members(cluster, own, live.now.cache.directory)
+        file = shared_directory / VIEW if shared_directory is not None else None
+        members = Members(file, first, own.address, own.zone, clock, peers.is_away)
+
+        def view() -> View:
+            return members.view
+
+        ration, homes = max(1, cluster.fallback_requests // live.now.server.workers), live.now.homes
+        origin = ClusterOrigin(bucket, peers, view, slots, block_size_of, homes, clock, ration)
+        following = asyncio.create_task(members.follow(), name="view of the cluster")
+        try:
+            async with in_redis(live.now, cluster, shared_directory, view, clock) as way:
+                yield Clustered(members, origin, ClusterRoles(view), way)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            await origin.aclose()
+
+
+async def _first_members(cluster: ClusterSettings, own: Member, directory: Path) -> list[Member]:
+    """Return the members until the background process has found out who they are."""
+    if cluster.redis:
+        return [own, *(one for one in await members_on_disk(directory) if one.name != own.name)]
+    try:
+        listed = await addresses_of(cluster.members)
+    except OSError as error:  # the background process goes on trying
+        _log.warning("the names in cluster.members cannot be resolved", error=str(error))
+        listed = []
+    return [own if one == own.address else alike(own, one) for one in listed]
+
+
+@asynccontextmanager
+async def _peers_of(
+    live: LiveSettings, cluster: ClusterSettings, clock: Clock, instance_id: str, silence: OriginHealth
+) -> AsyncIterator[Peers]:
     settings = live.now
     credentials = StaticCredentials(_pair_of(cluster))
 
@@ -107,33 +111,16 @@ async def clustered(
         return S3Origin(home, credentials, clock, instance_id=instance_id, silence=silence, hedges=False)
 
     peers = Peers(connect, cluster.secrets, clock)
-    members = await members_of(settings, shared_directory, clock, peers.is_away)
-    assert members is not None  # noqa: S101 - there is a cluster
-
-    def view() -> View:
-        return members.view
-
-    ration = max(1, cluster.fallback_requests // settings.server.workers)
-    origin = ClusterOrigin(bucket, peers, view, slots, block_size_of, settings.homes, clock, ration)
 
     async def apply_settings() -> None:
         if live.now.cluster is not None:
             credentials.apply_settings(_pair_of(live.now.cluster))
             peers.apply_settings(live.now.cluster.secrets)
 
-    following = asyncio.create_task(members.follow(), name="view of the cluster")
     try:
-        async with AsyncExitStack() as stack:
-            way: InRedis | None = None
-            if cluster.redis and shared_directory is not None:
-                opened = in_redis(settings, cluster, shared_directory, view, clock)
-                way = await stack.enter_async_context(opened)
-            stack.enter_context(live.following(apply_settings))
-            yield Clustered(members, peers, origin, ClusterRoles(view), way)
+        with live.following(apply_settings):
+            yield peers
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-        await origin.aclose()
         await peers.aclose()
 
 
@@ -184,34 +171,41 @@ def hello_of(
     return hello
 
 
-def polling(
-    live: LiveSettings,
-    ask: Ask,
-    shared_directory: Path,
-    clock: Clock,
-    *,
-    is_closed: Callable[[], bool],
-    beats: RegistryBeats | None = None,
-) -> Polling | None:
-    """Return what finds out who is in the cluster; None: this node is alone. `beats` lists the members, if given."""
-    cluster = live.now.cluster
+@asynccontextmanager
+async def polling(
+    live: LiveSettings, instance_id: str, shared_directory: Path, silence: OriginHealth, *, closed: bool
+) -> AsyncIterator[Polling | None]:
+    """Find out who is in the cluster, for all processes of this node; None: it is alone.
+
+    `closed`: there is no cache directory. This node owns nothing then, and asks the others all the same.
+    """
+    cluster, clock = live.now.cluster, SystemClock()
     if cluster is None:
-        return None
-    file = None if is_closed() else live.now.cache.directory / MEMBERSHIP
+        yield None
+        return
 
     def own() -> Member:
-        return own_member(live.now.cluster or cluster, caches=not is_closed())
+        return own_member(live.now.cluster or cluster, caches=not closed)
 
-    membership, view = Membership(file, cluster.name, clock), shared_directory / VIEW
-    if beats is None:
-        return Polling(cluster.members, own, membership, view, clock, ask)
+    told: dict[str, Member] = {}
 
-    async def addresses(_entries: Sequence[str]) -> list[str]:
-        return [one.address for one in beats.members()]
+    async def in_redis_now(_entries: Sequence[str]) -> list[str]:
+        told.clear()
+        told.update({one.address: one for one in await members_on_disk(live.now.cache.directory)})
+        return [own().address, *(address for address, one in told.items() if one.name != own().name)]
 
-    return Polling(
-        [], own, membership, view, clock, ask, resolve=addresses, resolve_seconds=BEAT_SECONDS, told=beats.at
-    )
+    by_redis: dict[str, Any] = {"resolve": in_redis_now, "resolve_seconds": BEAT_SECONDS, "told": told.get}
+    membership = Membership(None if closed else live.now.cache.directory / MEMBERSHIP, cluster.name, clock)
+    async with _peers_of(live, cluster, clock, instance_id, silence) as peers:
+        view = shared_directory / VIEW
+        more = by_redis if cluster.redis else {}
+        found = Polling(cluster.members, own, membership, view, clock, peers.hello, **more)
+        task = asyncio.create_task(found.run(), name="polling of the cluster")
+        try:
+            yield found
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 def own_member(cluster: ClusterSettings, *, caches: bool) -> Member:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gateway.app.bandwidth import CapacityFinder, SharedLimits
-from gateway.app.cluster import Clustered, clustered, hello_of, own_member, polling
+from gateway.app.cluster import Clustered, clustered, hello_of, own_member
 from gateway.app.origins import OriginKeys, routed_origin
 from gateway.app.registry import beating
 from gateway.app.write_back import (
@@ -27,7 +27,6 @@ from gateway.blocks.cache import BlockCache, PassthroughCache
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.scrubber import Scrubber, ScrubSettings
 from gateway.cluster.members import Member
-from gateway.cluster.polling import Polling
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock, SystemClock
@@ -324,7 +323,6 @@ class BackgroundServices:
     scrubber: Scrubber | None
     snapshots: SnapshotService
     flushing: Flushing | None
-    cluster: Polling | None
     beats: RegistryBeats | None
     settle: Callable[[], Awaitable[None]]
     """Brings the disk in line with the new settings, once all processes keep to them."""
@@ -350,7 +348,6 @@ async def background_services(
         _directory(settings, node, BACKGROUND_PROCESS) as (blocks, catalog),
         opened_buffer(settings, BACKGROUND_PROCESS, node.slots, node.clock, blocks) as buffer,
         _beating(live, node, catalog, buffer) as beats,
-        _polling(live, node, shared_directory, beats) as cluster,
     ):
         snapshots = await asyncio.to_thread(SnapshotStore, settings.cache.directory / SNAPSHOTS)
         tools = JobDependencies(node.origin, catalog, blocks, node.slots, node.clock, snapshots, homes=settings.homes)
@@ -383,7 +380,7 @@ async def background_services(
             async with flushing(settings, buffer, services, shared_directory) as flusher:
                 scrubber = _scrubber(settings, blocks)
                 kept = BackgroundServices(
-                    jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, cluster, beats, settle
+                    jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, beats, settle
                 )
                 with live.following(apply_settings):
                     if live.now is not settings:  # changed while all this was opened
@@ -416,24 +413,6 @@ async def _beating(
 
     async with beating(live, way, own, catalog, buffer, node.clock) as beats:
         yield beats
-
-
-@asynccontextmanager
-async def _polling(
-    live: LiveSettings, node: _Node, shared_directory: Path | None, beats: RegistryBeats | None
-) -> AsyncIterator[Polling | None]:
-    """Find out who is in the cluster, for all processes of this node; None: it is alone."""
-    found = None
-    if node.cluster is not None and shared_directory is not None:
-        ask = node.cluster.peers.hello
-        found = polling(live, ask, shared_directory, node.clock, is_closed=bool, beats=beats)
-    task = asyncio.create_task(found.run(), name="polling of the cluster") if found is not None else None
-    try:
-        yield found
-    finally:
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,9 +43,12 @@ class InRedis:
 
 @asynccontextmanager
 async def in_redis(
-    settings: Settings, cluster: ClusterSettings, shared_directory: Path, view: Callable[[], View], clock: Clock
-) -> AsyncIterator[InRedis]:
-    """Yield the way to the registry. Nothing is connected before the first question."""
+    settings: Settings, cluster: ClusterSettings, shared_directory: Path | None, view: Callable[[], View], clock: Clock
+) -> AsyncIterator[InRedis | None]:
+    """Yield the way to the registry; None: there is none. Nothing is connected before the first question."""
+    if not cluster.redis or shared_directory is None:
+        yield None
+        return
     from gateway.cluster.redis_link import RedisLink, RedisPlace
     from gateway.cluster.redis_registry import RedisRegistry
 
@@ -101,11 +104,12 @@ async def beating(
         yield beats
 
 
-def members_on_disk(directory: Path) -> Iterable[Member]:
-    """Return the members as Redis had them last. Blocks."""
+async def members_on_disk(directory: Path) -> list[Member]:
+    """Return the members as Redis had them last."""
     from gateway.cluster.registry_beats import member_of, read_members
 
-    return [member_of(name, info) for name, info in read_members(directory / MEMBERS).members.items()]
+    listed = await asyncio.to_thread(read_members, directory / MEMBERS)
+    return [member_of(name, info) for name, info in listed.members.items()]
 
 
 @asynccontextmanager

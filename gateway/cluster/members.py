@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,6 +47,11 @@ class Member:
     answers: bool = True
     prefixes: tuple[str, ...] = ()
     store: str = ""
+
+
+def alike(own: Member, address: str) -> Member:
+    """Return a member that has never answered: like this node, so nodes that start at once agree."""
+    return replace(own, name=address, address=address, caches=True, since=None)
 
 
 @immutable

@@ -143,15 +143,6 @@ class RegistryBeats:
             self._unsettled.update(dict.fromkeys(claims))
             self._has_unsettled.set()
 
-    def members(self) -> list[Member]:
-        """Return the members as they have told, this node included."""
-        own = self._own()
-        return [own, *(member_of(name, info) for name, info in self.listed.members.items() if name != own.name)]
-
-    def at(self, address: str) -> Member | None:
-        """Return what the node at an address says of itself; None: none is known there."""
-        return next((one for one in self.members() if one.address == address), None)
-
     async def forget_node(self, node: str, *, only_ask: bool = False) -> int | None:
         """Give up a node that does not beat. Raise RegistryAway.
 
