@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 from xxhash import xxh3_64_hexdigest
 
 from gateway.cluster.scripts import ASK, SCRIPTS, Script, Word
@@ -87,6 +87,8 @@ class RedisLink:
         self._is_outdated = False
         self._pause_seconds = PAUSE_SECONDS_MIN
         self._again_at = 0.0
+        self.about: Mapping[str, str] = {}
+        """The fields of INFO, as the server told them in the last handshake."""
         self.problem = ""
         """Why the last call failed; empty: it did not."""
 
@@ -147,12 +149,15 @@ class RedisLink:
                     words = [self.store, *(word for one in batch for word in one.words)]
                     floor, values = await primary.call(ASK, words)
                 elif batch[0].script is _HANDSHAKE:
-                    await primary.shake_hands()
+                    self.about = await primary.shake_hands()
                     floor, values = 0, [None]
                 else:
                     floor, values = 0, [await primary.call(batch[0].script, batch[0].words)]
-        except (TimeoutError, OSError, RedisError, RegistryAway) as error:
-            await self._fail(str(error)[:REASON_CHARACTERS_MAX] or "no answer in time", batch)
+                if len(values) != len(batch):
+                    raise RegistryAway("it gives an answer to another question")
+        except Exception as error:  # noqa: BLE001 - whoever waits is told, and the next call begins anew
+            reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+            await self._fail(reason[:REASON_CHARACTERS_MAX], batch)
         except BaseException:
             await self._fail("this process ends", batch)
             raise
@@ -202,9 +207,12 @@ class Primary:
         for script in SCRIPTS:
             await self._send("SCRIPT", "LOAD", script.text)
 
-    async def shake_hands(self) -> None:
-        """Find out its run. It is another one after a demotion, even if the process and the connection have stayed."""
-        about = {**await self._info("server"), **await self._info("replication")}
+    async def shake_hands(self) -> Mapping[str, str]:
+        """Find out its run, and return what it says of itself.
+
+        The run is another one after a demotion, even if process and connection have stayed.
+        """
+        about = await self._info("server", "clients", "memory", "replication")
         name, oldest = next((one for one in _OLDEST.items() if one[0] in about), ("", (0, 0)))
         version = re.match(r"(\d+)\.(\d+)", about.get(name, ""))
         if version is None or (int(version[1]), int(version[2])) < oldest:
@@ -215,6 +223,7 @@ class Primary:
         if not (_RUN.fullmatch(of_process) and _RUN.fullmatch(of_primary)):
             raise RegistryAway("it does not name its run: is there a proxy in between?")
         self.run = xxh3_64_hexdigest(of_process + of_primary)
+        return about
 
     async def call(self, script: Script, words: Sequence[Word]) -> Any:
         try:
@@ -226,8 +235,11 @@ class Primary:
         """Close the connection without waiting."""
         await self._connection.disconnect(nowait=True)
 
-    async def _info(self, section: str) -> Mapping[str, str]:
-        text = (await self._send("INFO", section)).decode(errors="replace")
+    async def _info(self, *sections: str) -> Mapping[str, str]:
+        try:
+            text = (await self._send("INFO", *sections)).decode(errors="replace")
+        except ResponseError as error:
+            raise RegistryAway(f"it does not tell its state, as Redis 7.0 does: {error}") from error
         return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
     async def _send(self, *words: Word) -> Any:

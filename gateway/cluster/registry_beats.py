@@ -9,6 +9,7 @@ has not applied, the node forgets what it remembers. Its horizon tells Redis whi
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field
@@ -23,6 +24,7 @@ from gateway.cluster.members import Member, member_from
 from gateway.cluster.redis_link import RedisLink
 from gateway.cluster.scripts import (
     BEAT,
+    BEAT_SECONDS,
     FORGET,
     LEASE_SECONDS,
     ROWS_MAX,
@@ -37,22 +39,23 @@ from gateway.core.clock import Clock
 from gateway.core.errors import ForebayError, RegistryAway
 from gateway.core.model import Claim, ObjectKey, immutable
 from gateway.disk.atomic_write import write_durably
+from gateway.policy.registry import BOUND_SECONDS_MAX
 from gateway.telemetry import metrics
 
-BEAT_SECONDS: Final = 1.0
 SWEEP_PAUSE_SECONDS: Final = 0.05
 RECONCILE_SECONDS: Final = 60.0
 """Seconds between two comparisons of journal and registry, and for which a claim that the journal lacks is left alone:
 it precedes its commit."""
 
-BOUND_SECONDS_MAX: Final = 600.0
-"""The longest time for which a slot that asks the registry believes what it remembers."""
-
 HORIZON_SECONDS: Final = BOUND_SECONDS_MAX + 60.0
 PAGE: Final = 100
 """Claims that one look into the journal reads, on the event loop."""
 
-UNSETTLED_MAX: Final = 20_000
+UNSETTLED_MAX = 20_000
+
+FOLLOWED_SECONDS: Final = 5.0
+"""Seconds after which all processes of this node keep to members that Redis has told: the view file has them after 3,
+and the processes look at it every second."""
 
 _log = structlog.get_logger("forebay.cluster")
 
@@ -66,10 +69,10 @@ class Journal(Protocol):
 
 @immutable
 class Listed:
-    """The members as Redis has told them in a run; `seen` is the version, on this node's disk by now."""
+    """The members as Redis has told them in a run, on this node's disk by now."""
 
     run: str = ""
-    seen: int = 0
+    version: int = 0
     members: Mapping[str, bytes] = field(default_factory=dict)
     alive: frozenset[str] = frozenset()
 
@@ -84,7 +87,7 @@ class RegistryBeats:
         own: Callable[[], Member],
         journal: Journal | None,
         forget: Callable[[], Awaitable[None]],
-        file: Path | None,
+        file: Path,
         clock: Clock,
     ) -> None:
         """`own` is what this node says of itself: a store if it acknowledges writes, or still has some.
@@ -106,6 +109,9 @@ class RegistryBeats:
         self._number = belief.read().number
         self._sequences: deque[tuple[float, int]] = deque()
         """Sequence numbers that Redis has told, and when."""
+        self._seen = 0
+        """The version of the members that all processes of this node keep to."""
+        self._listed_at = -math.inf
         self._view_at = 0.0
         self._unsettled: dict[Claim, None] = {}
         self._has_unsettled = asyncio.Event()
@@ -115,8 +121,20 @@ class RegistryBeats:
         self.problem = "it was not asked yet"
         """Why Redis is not believed; empty: it is."""
         self.believed_since: float | None = None
+        """In seconds since 1970."""
+        self.clock_seconds: float | None = None
+        """Seconds by which Redis' clock is ahead of this node's."""
 
     # For others
+
+    @property
+    def about(self) -> Mapping[str, str]:
+        """Return what the server says of itself, as INFO has it."""
+        return self._link.about
+
+    def settled(self, claim: Claim) -> None:
+        """As `settle`, of one claim."""
+        self.settle([claim])
 
     def settle(self, claims: Sequence[Claim]) -> None:
         """Take claims out of the registry, whose writes the bucket has: soon, unless a later write has claimed the key.
@@ -127,21 +145,19 @@ class RegistryBeats:
             self._unsettled.update(dict.fromkeys(claims))
             self._has_unsettled.set()
 
-    def addresses(self) -> list[str]:
-        return [one.address for one in self.members()]
+    async def forget_node(self, node: str, *, only_ask: bool = False) -> int | None:
+        """Give up a node that does not beat. Raise RegistryAway.
 
-    def members(self) -> list[Member]:
-        """Return the members as they have told, this node included."""
-        own = self._own()
-        return [own, *(member_of(name, info) for name, info in self.listed.members.items() if name != own.name)]
-
-    async def forget_node(self, node: str) -> bool:
-        """Give up a node that does not beat, and all that it alone has. False: it beats. Raise RegistryAway."""
+        Return how many keys it alone has pending, which are given up too; None: it beats.
+        """
         info = self.listed.members.get(node)
         store = member_of(node, info).store if info is not None else ""
-        while (left := (await self._link.call(FORGET, [node, store])).value) > 0:
-            pass
-        return bool(left == 0)
+        pending = left = (await self._link.call(FORGET, [node, store, 1])).value
+        while left >= 0 and not only_ask:
+            left = (await self._link.call(FORGET, [node, store, 0])).value
+            if left == 0:
+                break
+        return None if left < 0 else int(pending)
 
     # The tasks
 
@@ -155,14 +171,7 @@ class RegistryBeats:
 
     def _take_up(self) -> None:
         """Begin with the members that the process before this one knew. Blocks."""
-        try:
-            document = orjson.loads(self._file.read_bytes()) if self._file is not None else {}
-            members = {name: orjson.dumps(info) for name, info in document.get("members", {}).items()}
-            self.listed = Listed(document.get("run", ""), 0, members)
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, AttributeError) as error:
-            _log.warning("this node begins without the members that it knew", error=str(error))
+        self.listed = read_members(self._file)
 
     async def _keep_beating(self) -> None:
         while True:
@@ -170,7 +179,7 @@ class RegistryBeats:
             try:
                 if await self._beat() == SWEPT_MAX:
                     pause_seconds = SWEEP_PAUSE_SECONDS
-            except RegistryAway as error:
+            except ForebayError as error:  # Redis is away, or the journal cannot be read
                 self._doubt(str(error))
             await self._clock.sleep(pause_seconds)
 
@@ -178,13 +187,17 @@ class RegistryBeats:
         """Beat once; return how many stamps that has removed."""
         began = self._clock.monotonic()
         run = await self._link.run_of_primary()
+        if (told := self.about.get("server_time_usec", "")).isdecimal():
+            self.clock_seconds = int(told) / 1e6 - self._clock.now()
         if run != self._run:
             self._begin_run(run)
         if (outlived := self._outlived(began)) > self._horizon:
             self._horizon = outlived  # the workers must know it before Redis removes a stamp for it
             self._belief.write(self._belief.read()._replace(horizon=outlived))
-        own, wants = self._own(), began >= self._view_at
-        flags = (bool(own.store), run, self._is_signed, self.listed.seen, self._horizon, wants)
+        if began >= self._listed_at + FOLLOWED_SECONDS:
+            self._seen = self.listed.version
+        own, has = self._own(), self.listed.version if began >= self._view_at else None
+        flags = (bool(own.store), run, self._is_signed, self._seen, self._horizon, has)
         beat = Beat(own.name, orjson.dumps(own), *flags, self._others(own.name))
         answer = await self._link.call(BEAT, beat.words())
         if answer.run != run:
@@ -205,7 +218,7 @@ class RegistryBeats:
         self._doubt("this node has just found another run of Redis")
         self._run, self._is_signed, self._is_outdated, self._horizon = run, False, True, 0
         self._sequences.clear()
-        self._view_at = 0.0
+        self._view_at, self._seen = 0.0, 0
         self.listed = Listed(self.listed.run, 0, self.listed.members)
         self._belief.write(Belief(self._number, run))
 
@@ -233,13 +246,13 @@ class RegistryBeats:
     async def _list(self, run: str, beaten: Beaten) -> None:
         members = beaten.members or {}
         content = {"run": run, "members": {name: orjson.Fragment(info) for name, info in members.items()}}
-        if self._file is not None:
-            try:
-                await asyncio.to_thread(write_durably, self._file, orjson.dumps(content))
-            except OSError as error:
-                raise RegistryAway(f"this node cannot write down who is in the cluster: {error}") from error
+        try:
+            await asyncio.to_thread(write_durably, self._file, orjson.dumps(content))
+        except OSError as error:
+            raise RegistryAway(f"this node cannot write down who is in the cluster: {error}") from error
         self.listed = Listed(run, beaten.version, members, beaten.alive)
-        self._view_at = self._clock.monotonic() + len(members) / 100
+        self._listed_at = self._clock.monotonic()
+        self._view_at = self._listed_at + len(members) / 100
 
     def _believe(self, beaten: Beaten, until: float) -> None:
         if not self._is_signed:
@@ -344,6 +357,21 @@ class RegistryBeats:
         for answer in await asyncio.gather(*asked):
             if answer.run != run:
                 raise RegistryAway("the primary is another one than a moment ago")
+
+
+def read_members(file: Path) -> Listed:
+    """Return the members that a node knew last; none if it knew none. Blocks."""
+    try:
+        document = orjson.loads(file.read_bytes())
+        members = {name: orjson.dumps(info) for name, info in document["members"].items()}
+        for name, info in members.items():
+            member_of(name, info)
+        return Listed(document["run"], 0, members)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        _log.warning("this node begins without the members that it knew", file=str(file), error=str(error))
+    return Listed()
 
 
 def member_of(name: str, info: bytes) -> Member:

@@ -6,7 +6,7 @@ All keys begin with `{fb:<cluster>}`:
     e:<bucket>   key → "stamp claim token store"          k:<bucket>   the same keys, in S3's order
     t            "bucket NUL key" → its stamp             s:<store>    "bucket NUL key" of what the store has pending
     n            node → what it says of itself            v            the version of the members
-    p            node → the version in which that came    o            living node → the version that it has on its disk
+    p            node → the version in which that came    o            living node → the version that it keeps to
     a            living node → ms of its last beat        d            other node → ms at which its lease ran out
     w            nodes that acknowledge writes            h            living node → its horizon
     r, b         the run, and ms of its first beat        g, c         nodes that have signed the run; all have
@@ -27,6 +27,8 @@ from typing import Any, Final, NamedTuple
 from gateway.core.model import ObjectKey
 
 Word = bytes | str | int
+
+BEAT_SECONDS: Final = 1.0
 
 LEASE_SECONDS: Final = 5.0
 """Seconds without a beat after which a node's horizon holds no stamp any more."""
@@ -162,7 +164,7 @@ BEAT = Script(
     "beat",
     """#!lua
 local fb = KEYS[1]
-local node, info, acknowledges, run, signs, seen, horizon, wants = unpack(ARGV, 1, 8)
+local node, info, acknowledges, run, signs, seen, horizon, has = unpack(ARGV, 1, 8)
 local lease, first, away = ARGV[9], ARGV[10], ARGV[11]
 """
     + _ENTRIES
@@ -226,7 +228,7 @@ for _, name in ipairs(swept) do
 end
 local version = redis.call('GET', fb .. 'v') or '0'
 local view = false
-if wants == '1' and version ~= seen then
+if has ~= '' and version ~= has then
   view = {redis.call('HGETALL', fb .. 'n'), redis.call('ZRANGE', fb .. 'a', 0, -1)}
 end
 local least = redis.call('ZRANGE', fb .. 'o', 0, 0, 'WITHSCORES')[2]
@@ -241,11 +243,12 @@ return {
 FORGET = Script(
     "forget",
     """#!lua
-local fb, node, own = KEYS[1], ARGV[1], ARGV[2]
+local fb, node, own, only_asks = KEYS[1], ARGV[1], ARGV[2], ARGV[3] == '1'
 """
     + _ENTRIES
     + """
 if redis.call('ZSCORE', fb .. 'a', node) then return -1 end
+if only_asks then return redis.call('ZCARD', fb .. 's:' .. own) end
 for _, name in ipairs(redis.call('ZRANGE', fb .. 's:' .. own, 0, 499)) do
   local bucket, key = string.match(name, '^([^%z]*)%z(.*)$')
   redis.call('ZREM', fb .. 's:' .. own, name)
@@ -261,8 +264,8 @@ end
 return left
 """,
 )
-"""Takes a node that does not beat, and its store, and gives up some of what it has pending; then the node. Gives how
-much is left; -1: the node beats."""
+"""Takes a node that does not beat, and its store; gives up some of its pending keys, or 1: only counts them; at last
+the node. Gives how many are left; -1: the node beats."""
 
 SCRIPTS: Final = (ASK, BEAT, FORGET)
 
@@ -317,7 +320,11 @@ _NOTHING: Final = Entry()
 
 
 class Beat(NamedTuple):
-    """A node's word on itself. `info` is what others see; `others` are known members that acknowledge, with theirs."""
+    """A node's word on itself. `info` is what others see; `others` are known members that acknowledge, with theirs.
+
+    `seen`: the version of the members that all its processes keep to. `has`: the version that it has already; None: it
+    wants none now.
+    """
 
     node: str
     info: bytes
@@ -326,17 +333,18 @@ class Beat(NamedTuple):
     signs: bool
     seen: int
     horizon: int
-    wants: bool
+    has: int | None
     others: Sequence[tuple[str, bytes]] = ()
 
     def words(self) -> list[Word]:
-        flags = (int(self.acknowledges), self.run, int(self.signs), self.seen, self.horizon, int(self.wants))
+        has = "" if self.has is None else self.has
+        flags = (int(self.acknowledges), self.run, int(self.signs), self.seen, self.horizon, has)
         milliseconds = (int(1000 * one) for one in (LEASE_SECONDS, FIRST_SECONDS, AWAY_SECONDS))
         return [self.node, self.info, *flags, *milliseconds, *(word for pair in self.others for word in pair)]
 
 
 class Beaten(NamedTuple):
-    """The registry's answer. `is_known`: all living nodes have this one's word on their disks."""
+    """The registry's answer. `is_known`: all living nodes keep to this one's word."""
 
     sequence: int
     floor: int

@@ -15,6 +15,9 @@ from gateway.core.model import Claim, Known, ObjectKey
 from gateway.origin.client import OriginRequest, OriginResponse
 from gateway.policy.slots import Slot
 
+BOUND_SECONDS_MAX: Final = 600.0
+"""The longest time for which a slot that asks the registry believes what it remembers."""
+
 KEYS_MAX: Final = 1000
 """The most keys of one question."""
 

@@ -36,6 +36,9 @@ class PendingClaims:
         """Return the names of the slots in which something is pending, as they were called then."""
         return self._journal.read(lambda tx: [name for name, one in tx.files.usages().items() if one.objects])
 
+    def buckets(self) -> Sequence[str]:
+        return sorted(self._journal.read(lambda tx: tx.writes.buckets_in_use()))
+
 
 def _token(tx: JournalTransaction, write_id: int) -> str:
     try:

@@ -15,8 +15,9 @@ import trustme
 
 from gateway.cluster import redis_link
 from gateway.cluster.redis_link import PAUSE_SECONDS_MAX, QUEUE_WORDS_MAX, RedisLink, RedisPlace
-from gateway.cluster.scripts import FORGET, Entry, prefix_of, question
+from gateway.cluster.scripts import BEAT, FORGET, Entry, prefix_of, question
 from gateway.core.errors import RegistryAway
+from tests.cluster.test_scripts import NODES, Dice, Pair
 from tests.support.manual_clock import ManualClock
 from tests.support.redis_server import RedisServer, programs
 
@@ -210,6 +211,32 @@ async def test_a_server_that_wants_a_password_gets_it_and_nobody_reads_it(tmp_pa
             await stamp(link)
 
 
+async def test_an_answer_that_is_none_is_told_to_who_waits(server: RedisServer) -> None:
+    """And the link goes on."""
+    async with linked(place(server)) as (link, clock):
+        two = [*question("look", "bucket", ["one"]), *question("look", "bucket", ["two"])]
+        with pytest.raises(RegistryAway, match="another question"):
+            await link.ask(two)
+        await clock.advance(PAUSE_SECONDS_MAX)
+        await stamp(link)
+
+
+async def test_a_user_with_the_rights_that_the_documentation_lists_is_enough(tmp_path: Path) -> None:
+    """For all that the scripts do, as often as they are called at random."""
+    page = (Path(__file__).parents[2] / "docs/security.md").read_text()
+    (rights,) = (line.strip() for line in page.splitlines() if line.strip().startswith("ACL SETUSER"))
+    with RedisServer(tmp_path) as server, server.client as client:
+        client.execute_command(*rights.replace("PASSWORD", "word").split())
+        dice, model = Dice(5), Pair(client)
+        async with linked(place(server, user="forebay", password="word", database=0)) as (link, _):
+            for _ in range(300):
+                await link.ask(dice.question())
+                await link.call(BEAT, dice.beat(model))
+                await link.call(FORGET, [dice.choice(NODES), "store-1", 0])
+        async with linked(place(server, user="forebay", password="word", database=1)) as (link, _):
+            await stamp(link)
+
+
 async def test_a_replica_is_refused_and_so_is_a_primary_that_has_become_one(
     server: RedisServer, tmp_path: Path
 ) -> None:
@@ -237,7 +264,7 @@ async def test_scripts_that_somebody_flushes_are_sent_again(server: RedisServer)
         with server.client as client:
             client.script_flush()
         await stamp(link)
-        assert (await link.call(FORGET, ["nobody", "no-store"])).value == 0
+        assert (await link.call(FORGET, ["nobody", "no-store", 0])).value == 0
 
 
 async def test_a_server_that_starts_again_or_is_promoted_again_is_another_run(

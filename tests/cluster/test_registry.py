@@ -15,8 +15,14 @@ from gateway.cluster import registry_beats, scripts
 from gateway.cluster.belief import Belief, SharedBelief
 from gateway.cluster.members import Member, View
 from gateway.cluster.redis_registry import CONFIRM_SECONDS_MAX, SEQUENCE_BITS, RedisRegistry
-from gateway.cluster.registry_beats import BEAT_SECONDS, HORIZON_SECONDS, RECONCILE_SECONDS, RegistryBeats
-from gateway.cluster.scripts import AWAY_SECONDS, FIRST_SECONDS, LEASE_SECONDS
+from gateway.cluster.registry_beats import (
+    FOLLOWED_SECONDS,
+    HORIZON_SECONDS,
+    RECONCILE_SECONDS,
+    RegistryBeats,
+    member_of,
+)
+from gateway.cluster.scripts import AWAY_SECONDS, BEAT_SECONDS, FIRST_SECONDS, LEASE_SECONDS
 from gateway.core.errors import RegistryAway
 from gateway.core.model import Claim, Known, ObjectKey
 from gateway.core.prefixes import Prefix
@@ -83,6 +89,10 @@ class Node:
 
     async def _forget(self) -> None:
         self.forgotten += 1
+
+    def members(self) -> dict[str, int]:
+        """Return the weights of all members that it knows."""
+        return {name: member_of(name, info).weight for name, info in self.beats.listed.members.items()}
 
     async def look(self, name: str = "key") -> Known:
         return (await self.registry.look([key(name)]))[0]
@@ -158,7 +168,7 @@ class Cluster:
 
     async def settle_down(self) -> None:
         """Until a new run can be complete."""
-        await self.pass_time(FIRST_SECONDS + 4 * BEAT_SECONDS)
+        await self.pass_time(FIRST_SECONDS + FOLLOWED_SECONDS)
 
 
 @asynccontextmanager
@@ -261,13 +271,15 @@ async def test_a_node_that_is_forgotten_is_not_waited_for_and_its_keys_are_free(
     async with cluster_of(tmp_path, "a", "b") as cluster:
         a, b = cluster["a"], cluster["b"]
         await b.absorb()
-        assert not await a.beats.forget_node("b"), "it beats"
+        assert await a.beats.forget_node("b") is None, "it beats"
         await b.stop()
         await cluster.pass_time(LEASE_SECONDS + 2)
-        assert await a.beats.forget_node("b")
+        assert await a.beats.forget_node("b", only_ask=True) == 1
+        assert (await a.look()).store == "store-b"
+        assert await a.beats.forget_node("b") == 1
         await cluster.pass_time(2)
         assert (await a.look()).store is None
-        assert [one.name for one in a.beats.members()] == ["a"]
+        assert a.members() == {"a": 1}
         cluster.model.restart_empty(RUNS[1])
         await cluster.settle_down()
         assert await a.believes()
@@ -434,12 +446,14 @@ async def test_a_node_claims_once_all_others_have_its_word_on_disk(tmp_path: Pat
         with pytest.raises(RegistryAway):
             await b.absorb()
         cluster["a"].link.problem = ""
+        await cluster.pass_time(FOLLOWED_SECONDS)
+        assert not b.belief.read().is_known
         await cluster.pass_time(3)
         assert b.belief.read().is_known
         assert (await b.absorb()).store is None
         b.own = replace(b.own, weight=5)
         await cluster.pass_time(3)
-        assert [one.weight for one in cluster["a"].beats.members()] == [1, 5]
+        assert cluster["a"].members() == {"a": 1, "b": 5}
 
 
 async def test_a_background_process_that_is_killed_is_replaced_within_the_lease(tmp_path: Path) -> None:
@@ -452,7 +466,7 @@ async def test_a_background_process_that_is_killed_is_replaced_within_the_lease(
         await cluster.pass_time(2)
         assert await a.believes()
         assert a.forgotten == 2
-        assert [one.name for one in a.beats.members()] == ["a", "b"]
+        assert a.members() == {"a": 1, "b": 1}
 
 
 async def test_a_worker_that_is_connected_to_another_run_believes_nothing(tmp_path: Path) -> None:

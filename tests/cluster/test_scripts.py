@@ -61,20 +61,19 @@ class Dice(random.Random):
     """Random words for the scripts."""
 
     def ask(self) -> list[Word]:
-        questions: list[Word] = []
-        for _ in range(self.randint(1, 4)):
-            verb, bucket = self.choice(["look", "stamp", "claim", "put", "settle", "rows", "own"]), self.choice(BUCKETS)
-            keys = [scripts.key_bytes(one) for one in self.sample(KEYS, self.randint(1, 4))]
-            if verb == "rows":
-                stop = self.choice([None, self.choice(KEYS).encode()])
-                questions += scripts.rows_question(bucket, self.choice(keys), stop)
-            elif verb == "own":
-                behind = self.choice([None, (bucket.encode(), self.choice(keys))])
-                questions += scripts.own_question(behind)
-            else:
-                words = [word for one in keys for word in (one, self.choice(["t1", "t2", f"t1#{self.randint(1, 99)}"]))]
-                questions += scripts.question(verb, bucket, keys if verb in ("look", "stamp") else words)
+        questions = [word for _ in range(self.randint(1, 4)) for word in self.question()]
         return [f"store-{self.randint(0, 2)}", *questions]
+
+    def question(self) -> list[Word]:
+        verb, bucket = self.choice(["look", "stamp", "claim", "put", "settle", "rows", "own"]), self.choice(BUCKETS)
+        keys = [scripts.key_bytes(one) for one in self.sample(KEYS, self.randint(1, 4))]
+        if verb == "rows":
+            return scripts.rows_question(bucket, self.choice(keys), self.choice([None, self.choice(KEYS).encode()]))
+        if verb == "own":
+            return scripts.own_question(self.choice([None, (bucket.encode(), self.choice(keys))]))
+        tokens = ["t1", "t2", f"t1#{self.randint(1, 99)}"]
+        words = [word for one in keys for word in (one, self.choice(tokens))]
+        return scripts.question(verb, bucket, keys if verb in ("look", "stamp") else words)
 
     def beat(self, pair: Pair) -> list[Word]:
         has = pair.model.content
@@ -87,7 +86,7 @@ class Dice(random.Random):
             signs=self.random() < 0.6,
             seen=max(0, has.version - self.randint(0, 2)),
             horizon=max(0, has.sequence - self.randint(0, 30)),
-            wants=self.random() < 0.7,
+            has=self.choice([None, max(0, has.version - self.randint(0, 1))]),
             others=others,
         ).words()
 
@@ -103,7 +102,7 @@ def play(server: redis.Redis, seed: int, steps: int) -> Pair:
             pair.advance(dice.choice([0, 10, 1500, 6000, 700_000 if dice.random() < 0.05 else 0]))
             pair.call(BEAT, dice.beat(pair))
         else:
-            pair.call(FORGET, [dice.choice(NODES), f"store-{dice.randint(0, 2)}"])
+            pair.call(FORGET, [dice.choice(NODES), f"store-{dice.randint(0, 2)}", dice.randint(0, 1)])
     return pair
 
 
@@ -132,6 +131,6 @@ def test_what_is_left_in_the_server_is_what_the_registry_has(server: redis.Redis
                 assert server.zscore(f"{PREFIX}s:{store.decode()}", name) == 0
                 pair.call(ASK, [store, *scripts.question("settle", bucket, [key, token])])
     pair.advance(6000)
-    beat = Beat("node-0", b"", False, pair.model.content.run.decode(), True, 0, pair.model.content.sequence, False)
+    beat = Beat("node-0", b"", False, pair.model.content.run.decode(), True, 0, pair.model.content.sequence, None)
     pair.call(BEAT, beat.words())
     assert [name for name in server.scan_iter(f"{PREFIX}[ekst]*") if b"time" not in name] == []

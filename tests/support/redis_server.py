@@ -57,6 +57,11 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}"
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def client(self) -> redis.Redis:
         return redis.Redis(port=self.port)
 

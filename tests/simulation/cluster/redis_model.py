@@ -6,7 +6,7 @@ A test holds it equal to a real server (tests/cluster/test_scripts.py).
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,7 +155,7 @@ class RedisModel:
         return [keys, [self._value((bucket, key)) for key in keys]]
 
     def _beat(self, words: list[bytes]) -> Any:
-        node, info, acknowledges, run, signs, seen, horizon, wants, lease, first, away, *others = words
+        node, info, acknowledges, run, signs, seen, horizon, held, lease, first, away, *others = words
         has, now = self.content, self.now_ms
         if has.run != run:
             has.run, has.first_beat, has.complete, has.signed = run, now, False, set()
@@ -199,7 +199,7 @@ class RedisModel:
             else:
                 del has.entries[bucket][key]
         view = None
-        if wants == b"1" and b"%d" % has.version != seen:
+        if held and b"%d" % has.version != held:
             view = [[one for pair in has.members.items() for one in pair], list(has.alive)]
         is_known = min(has.seen.values()) >= has.published.get(node, 0)
         sequence, floor = b"%d" % has.sequence, b"%d" % has.floor
@@ -207,10 +207,12 @@ class RedisModel:
         return [sequence, floor, len(swept), b"%d" % has.version, int(is_known), *of_run, view]
 
     def _forget(self, words: list[bytes]) -> Any:
-        (node, own), has = words, self.content
+        (node, own, only_asks), has = words, self.content
         if node in has.alive:
             return -1
         left = self.content.pending.get(own, set())
+        if only_asks == b"1":
+            return len(left)
         for joined in sorted(b"\0".join(one) for one in left)[:500]:
             bucket, key = joined.split(b"\0", 1)
             left.discard((bucket, key))
@@ -231,6 +233,7 @@ class ModelLink:
         self.model = model
         self.store = store
         self.problem = ""
+        self.about: Mapping[str, str] = {}
         self.run_of_connection = ""
 
     async def run_of_primary(self) -> str:
