@@ -323,9 +323,10 @@ WRITEBACK_THROUGH = Counter(
     "bucket-unknown (nothing was written to it yet), bucket-etags (they are no MD5s), bucket-unreadable (the gateway "
     "may not look at its objects), storage-class, acl (it has taken none of this class, or with this ACL, yet). "
     "Because only the origin has it: source-of-the-origin (of a copy), upload-of-the-origin, part-of-the-origin (of an "
-    "upload that is completed).",
+    "upload that is completed). Because other nodes could not find it: registry.",
     reason="full share size exposure-bytes exposure-age disk condition header key bucket-unknown bucket-etags "
-    "bucket-unreadable storage-class acl source-of-the-origin upload-of-the-origin part-of-the-origin",
+    "bucket-unreadable storage-class acl source-of-the-origin upload-of-the-origin part-of-the-origin "
+    "registry",
 )
 WRITEBACK_SLOWED_DOWN = Counter(
     "forebay_writeback_slow_down_total{slot} writes",

@@ -1,4 +1,4 @@
-"""Whole gateways of one cluster, with a real Redis: what was answered on one node is seen on all that are asked later."""
+"""Whole gateways of one cluster, with a real Redis: what one node has answered is seen on all that are asked later."""
 
 from __future__ import annotations
 
