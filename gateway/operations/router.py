@@ -133,10 +133,24 @@ def _origin_answer(context: RequestContext) -> Answer:
     return _by_origin(context)
 
 
+class _AskedVersions(CurrentVersions):
+    """The version that a question names which the origin was asked for this request already.
+
+    Others may have learned it meanwhile. But the request's own question keeps every reader of these bytes waiting until
+    it is read: a reader that did without it would wait for itself.
+    """
+
+    def known(self) -> None:
+        return None
+
+
 def _by_origin(context: RequestContext) -> Answer:
     operation = context.request.operation
     read = _READS.get(operation)
-    return read(CurrentVersions(context)) if read is not None else _HANDLERS[operation].at_origin(context)
+    if read is None:
+        return _HANDLERS[operation].at_origin(context)
+    is_asked = context.told is not None and context.told.question is not None
+    return read(_AskedVersions(context) if is_asked else CurrentVersions(context))
 
 
 async def _passthrough(context: RequestContext) -> Response:
