@@ -25,7 +25,7 @@ from gateway.blocks.single_flight import BlockPublished, FetchDependencies, Infl
 from gateway.core.errors import BlockDamaged, ForebayError, StoreUnavailable
 from gateway.core.model import ByteRange
 from gateway.origin.client import Purpose
-from gateway.origin.receive_buffer import Buffers, Receive, ReceiveBuffer
+from gateway.origin.receive_buffer import Buffers, Receive, ReceiveBuffer, TakenBytes
 from gateway.telemetry import metrics
 
 FOLIO_BYTES_MAX = min(PAGE_BYTES // 8, 2048) * PAGE_BYTES
@@ -104,8 +104,11 @@ FOLLOWED_BYTES = 256 * 1024
 """Bytes of one write while readers wait for it: the trip to a disk thread costs as much as the writing."""
 
 AHEAD_BYTES = 1024 * 1024
-"""Bytes of one write without a waiting reader, and the most that one trip to a thread receives: a ceiling lets through
-what has come at once."""
+"""Bytes of one write without a waiting reader, and the most that one trip to a thread receives for one that waits."""
+
+AHEAD_TRIP_BYTES = 4 * 1024 * 1024
+"""The most that one trip receives without a waiting reader: each costs the event loop as much as it costs the thread. A
+ceiling lets through what has come at once."""
 
 VERIFIED_AT_ONCE_BYTES = 1024 * 1024
 
@@ -161,17 +164,21 @@ class LargeBlockFetcher:
         """While a piece is written, no more is taken from the origin. The thread that receives a piece writes it."""
         threads, file = self.dependencies.threads, writer.filled.file
 
-        def on_thread(receive: Receive) -> Awaitable[None]:
-            return threads.disk_holding(file, lambda lease: receive(partial(writer.write, lease)))
+        def write_checked(file: BlockLease, content: memoryview) -> None:
+            get.check(content)
+            writer.write(file, content)
 
-        landing = ReceiveBuffer(AHEAD_BYTES, _worth_writing(fetch), on_thread, self.buffers)
+        def on_thread(receive: Receive) -> Awaitable[None]:
+            return threads.disk_holding(file, lambda lease: receive(partial(write_checked, lease)))
+
+        landing = ReceiveBuffer(AHEAD_BYTES, _worth_writing(fetch), on_thread, _trip_bytes(fetch), self.buffers)
         async with aclosing(get.pieces(landing, writer)) as pieces:
             async for piece in pieces:
-                if writer.written_bytes < get.received_bytes:
+                if not isinstance(piece, TakenBytes):
                     await threads.disk_holding(file, writer.write, piece)
                 fetch.advance(file, writer.checksums, lambda: writer.unwritten_from)
                 landing.give_back()  # not after a failure: a thread may still be writing it
-                landing.enough_bytes = _worth_writing(fetch)
+                landing.enough_bytes, landing.trip_bytes = _worth_writing(fetch), _trip_bytes(fetch)
 
     async def _publish(self, fetch: InflightFetch, writer: BlockWriter, started: float) -> bool:
         clock = self.dependencies.clock
@@ -293,3 +300,7 @@ def _worth_writing(fetch: InflightFetch) -> int:
     if not fetch.users:
         return AHEAD_BYTES
     return FOLLOWED_BYTES if fetch.available else CHUNK_BYTES
+
+
+def _trip_bytes(fetch: InflightFetch) -> int:
+    return AHEAD_BYTES if fetch.users else AHEAD_TRIP_BYTES

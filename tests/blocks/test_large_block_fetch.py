@@ -344,10 +344,9 @@ async def test_the_thread_that_receives_a_large_block_writes_it(
     received, receive = dict[str, int](), SocketReceiver.receive
 
     def noting(receiver: SocketReceiver, wire: FileLease[SharedFile], take: Take) -> None:
-        before_bytes = receiver.filled_bytes
         receive(receiver, wire, take)
         name = threading.current_thread().name.partition("_")[0]
-        received[name] = received.get(name, 0) + receiver.filled_bytes - before_bytes
+        received[name] = received.get(name, 0) + receiver.received_bytes
 
     monkeypatch.setattr(SocketReceiver, "receive", noting)
     block, size = 4 * MIB, 21 * MIB + 12_345
