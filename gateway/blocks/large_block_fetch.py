@@ -39,8 +39,8 @@ class BlockWriter:
     The kernel counts a whole folio (of up to FOLIO_BYTES_MAX) as changed when one byte of it was written. So a folio
     that waits to be written to the device has the given bytes only from `unwritten_from` on: behind it no folio had
     been written to the device, and could come back from there, before more was written to it. Each write checks that
-    before it, wherever it writes: so a caller may ask whether bytes wait to be written, and then whether they lie
-    behind it.
+    before it, wherever it writes, and that nobody else has written since the last one: so a caller may ask whether
+    bytes wait to be written, and then whether they lie behind it.
 
     It is a `ChunkTaker`: a chunk is neither recorded nor completed before it is as promised.
     """
@@ -53,6 +53,8 @@ class BlockWriter:
     promised: bytes | None = None
     is_damaged: bool = False
     residency: Residency = field(default_factory=Residency)
+    _state: tuple[int, ...] = ()
+    """State of the file behind the last write (`Residency.state`)."""
 
     def __post_init__(self) -> None:
         self.checksums = ChunkChecksums(self.filled.block.length)
@@ -74,6 +76,7 @@ class BlockWriter:
             return
         self.directory.record_checksums(file, self.filled.block, self.checksums.packed, recorded)
         self.directory.store.write(file, content, self.filled.data_offset + self.written_bytes)
+        self._state = self.residency.state(file.descriptor)
         self.written_bytes += len(content)
 
     def go_back(self) -> int:
@@ -87,7 +90,9 @@ class BlockWriter:
         self.unwritten_from = self.filled.block.length
 
     def _look_back(self, file: BlockLease) -> None:
-        """At what shares a folio with the header, and at what was written last."""
+        """At who else has written, at what shares a folio with the header, and at what was written last."""
+        if self._state and self.residency.state(file.descriptor) != self._state:
+            self.unwritten_from = self.written_bytes
         offset, stop = self.filled.data_offset, self.filled.data_offset + self.written_bytes
         for begin, end in ((offset, min(FOLIO_BYTES_MAX, stop)), (stop - FOLIO_BYTES_MAX, stop)):
             first = max(begin, offset + self.unwritten_from)
@@ -97,7 +102,11 @@ class BlockWriter:
     def publish(self, file: BlockLease) -> bool:
         """Finish the file; whether it is used, and not another process's with the same block."""
         self._look_back(file)
-        return self.directory.finish(self.filled, file, bytes(self.checksums.packed)) is not None
+
+        def note() -> None:
+            file.file.was_written(self.filled.data_offset + self.unwritten_from, self.residency)
+
+        return self.directory.finish(self.filled, file, bytes(self.checksums.packed), note) is not None
 
 
 FOLLOWED_BYTES = 256 * 1024
@@ -199,7 +208,6 @@ class LargeBlockFetcher:
         self.dependencies.open_files.keep(name, file)
         try:
             is_used = writer.publish(file)
-            file.file.was_written(writer.filled.data_offset + writer.unwritten_from, writer.residency)
         finally:
             if not is_used:
                 self.dependencies.open_files.drop(name)

@@ -236,7 +236,14 @@ class RangeReader:
         self._source = None
         position, slot = wanted.first - source.block.offset, self._plan.slot
         return WarmSpan(
-            self._dependencies, source.extent, source.file, position, wanted.length, slot, cached=source.cached
+            self._dependencies,
+            source.extent,
+            source.file,
+            position,
+            wanted.length,
+            slot,
+            cached=source.cached,
+            as_written=source.as_written,
         )
 
     async def body(self) -> BodyStream:
@@ -310,7 +317,12 @@ class RangeReader:
             fill = self._source
             assert isinstance(fill, FillSource)  # noqa: S101 - no other source raises it
             of_file = BlockSource(
-                fill.block, landed.extent, landed.file.share(), self._dependencies, cached=fill.cached
+                fill.block,
+                landed.extent,
+                landed.file.share(),
+                self._dependencies,
+                cached=fill.cached,
+                as_written=not fill.cached,
             )
             of_file.from_peer = fill.from_peer
             self._source = of_file
@@ -380,7 +392,8 @@ class RangeReader:
         self._was_ahead = dependencies.ahead_marks.pop(block.id, True) is None
         if not self._was_ahead and not is_own:
             dependencies.accesses.note(extent.file)  # a first read, after the prefetch, is no return
-        return BlockSource(block, extent, file, dependencies, cached=not is_own)
+        as_written = is_own or self._was_ahead
+        return BlockSource(block, extent, file, dependencies, cached=not is_own, as_written=as_written)
 
     async def _open_fill(self, block: Block) -> FillSource | None:
         """Join the block's fill, or start it, and wait until the origin's answer is good.
