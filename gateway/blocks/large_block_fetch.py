@@ -34,7 +34,7 @@ FOLIO_BYTES_MAX = min(PAGE_BYTES // 8, 2048) * PAGE_BYTES
 
 @dataclass(slots=True)
 class BlockWriter:
-    """Writes incoming bytes. `checksums` cover the bytes given to be written. `write` and `publish` block.
+    """The writer of one block. `checksums` cover the bytes given to be written. `write` and `publish` block.
 
     The kernel counts a whole folio (of up to FOLIO_BYTES_MAX) as changed when one byte of it was written. So a folio
     that waits to be written to the device has the given bytes only from `unwritten_from` on: behind it no folio had
@@ -129,7 +129,7 @@ class LargeBlockFetcher:
     """Fetches large blocks, or follows who does: called in the task of each `InflightFetch`."""
 
     dependencies: FetchDependencies
-    buffers: Buffers = field(default_factory=Buffers)
+    buffers: Buffers
 
     def fetch_inline(self, fetch: InflightFetch, on_end: Callable[[InflightFetch, bool], None]) -> bool:
         return False  # no response has brought all of it

@@ -78,6 +78,11 @@ class WarmSpan(PinnedFileSpan):
         self._cached = cached
         self._as_written = as_written
 
+    @property
+    def checksums(self) -> bytes:
+        """As `Extent.checksums_of`."""
+        return self._extent.checksums_of(self.span.offset - self._extent.offset, self.span.count)
+
     # As `model.SpanFile`.
 
     def intact(self, offset: int, count: int) -> bool:
@@ -135,9 +140,6 @@ class HeldObject:
         if found is None and count <= UNREAD_BYTES_MAX:
             return UnreadSpan(dependencies, extent, position, count, self._slot)
         return found
-
-    def has(self, first: int, count: int) -> bool:
-        return self._rows(first, count) is not None
 
     def _rows(self, first: int, count: int) -> tuple[bytes, bytes] | None:
         dependencies, size_bytes = self._dependencies, self._size_bytes

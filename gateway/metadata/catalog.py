@@ -45,7 +45,17 @@ from gateway.metadata.listing.ranges import KeyBound, bound_of
 from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
 from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread
-from gateway.origin.client import BeginRead, BegunRead, KeyPair, Origin, OriginHead, OriginRequest, Purpose, age_of
+from gateway.origin.client import (
+    BeginRead,
+    BegunRead,
+    KeyPair,
+    OnEnd,
+    Origin,
+    OriginHead,
+    OriginRequest,
+    Purpose,
+    age_of,
+)
 from gateway.origin.peer_protocol import COPY, Roles
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
@@ -287,13 +297,13 @@ class Catalog:
         return await self.joined_calls.ask(question, send)
 
     def begin_ask(
-        self, key: ObjectKey, slot: Slot, headers: Mapping[str, str], begin: BeginRead, on_end: Callable[[], None]
+        self, key: ObjectKey, slot: Slot, headers: Mapping[str, str], begin: BeginRead, on_end: OnEnd
     ) -> BegunHead | None:
         """Ask as `ask` does, without a wait, and call `on_end`; None: call `ask`."""
         request = OriginRequest("HEAD", key.bucket, key.key, (), headers, slot=slot.name)
         question = key, None, frozenset(headers.items()), None, request.purpose
         over = self.joined_calls.enter(question, lambda: self._head(key, slot, request, is_part=False))
-        begun = begin(request, lambda _: on_end()) if over is not None else None
+        begun = begin(request, on_end) if over is not None else None
         if over is None or begun is None:
             if over is not None:
                 over()
@@ -341,7 +351,7 @@ class Catalog:
             self._show_in(slot, ObjectKey(request.bucket, request.key))
 
     def _show_in(self, slot: Slot, key: ObjectKey) -> None:
-        if is_remembered(slot, {}):  # elsewhere, no absence is believed
+        if slot.negative_ttl_seconds and is_remembered(slot, {}):  # elsewhere, no absence is believed
             self._show(key)
 
     def _show(self, key: ObjectKey) -> None:
@@ -456,6 +466,8 @@ class Catalog:
             roles = None if look or of_peer else self._roles
             head = await self._learn(key, slot, headers_of_question(roles, key, 0, slot, headers), purpose)
         except (OriginUnreachable, OriginAnswered) as error:
+            if look and isinstance(error, OriginAnswered) and error.status == 404:
+                self.shown(key, None)
             entry = self._lookup(key)
             if (
                 entry is None
@@ -466,7 +478,9 @@ class Catalog:
             ):
                 raise
             metrics.CATALOG_LOOKUPS.add(1, slot.name, "stale")
-            return _answer(key, entry, headers)
+            return answer_of(key, entry, headers)
+        if look:  # a fresh entry would answer until this one lands
+            self.shown(key, head.version.etag)
         metrics.CATALOG_LOOKUPS.add(1, slot.name, "miss")
         return head
 
@@ -479,14 +493,30 @@ class Catalog:
             return None
         if entry is not None and self._freshness(entry, slot) is Freshness.FRESH:
             metrics.CATALOG_LOOKUPS.add(1, slot.name, "hit" if entry.head is not None else "absent")
-            return _answer(key, entry, headers)
+            return answer_of(key, entry, headers)
         if entry is not None and self._is_confirmed(key, entry, slot):
             metrics.CATALOG_LOOKUPS.add(1, slot.name, "listed")
-            return _answer(key, entry, headers)
+            return answer_of(key, entry, headers)
         if self.is_listed_absent(key, slot):
             metrics.CATALOG_LOOKUPS.add(1, slot.name, "absent")
             raise s3_error("NoSuchKey", Key=key.key)
         return None
+
+    def learned_within(
+        self, seconds_max: float, key: ObjectKey, slot: Slot, *, headers: Mapping[str, str]
+    ) -> tuple[float, CatalogEntry] | None:
+        """Return what `remembered` answers by, if it was learned so lately, after its age in seconds.
+
+        An absence must be as young as the slot allows.
+        """
+        entry = self._lookup(key) if is_remembered(slot, headers) else None
+        if entry is None or _lacks_checksums(entry, headers) or self._freshness(entry, slot) is not Freshness.FRESH:
+            return None
+        age_seconds = self._clock.monotonic() - entry.observed_at.seconds
+        if entry.observed_at.boot != self._boot or (entry.head is not None and not 0 <= age_seconds < seconds_max):
+            return None
+        metrics.CATALOG_LOOKUPS.add(1, slot.name, "hit" if entry.head is not None else "absent")
+        return age_seconds, entry
 
     def is_listed_absent(self, key: ObjectKey, slot: Slot) -> bool:
         """Return whether the listing index knows within the slot's bounds that there is no such object."""
@@ -722,7 +752,8 @@ def may_be_remembered(slot: Slot, headers: Mapping[str, str]) -> bool:
     return is_read_only and is_plainly_asked(headers)
 
 
-def _answer(key: ObjectKey, entry: CatalogEntry, headers: Mapping[str, str]) -> ObjectHead:
+def answer_of(key: ObjectKey, entry: CatalogEntry, headers: Mapping[str, str]) -> ObjectHead:
+    """Return what an entry says of the object, to a question with these headers. Raises for an absence."""
     if entry.head is None:
         if entry.named:
             raise s3_error("NoSuchKey", Key=key.key)

@@ -8,6 +8,7 @@ character stands for one byte of the wire, so that every value passes through un
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
+from gateway.core.errors import OriginAnswered
 from gateway.core.model import immutable
 from gateway.disk.pem import PemFile
 from gateway.origin.receive_buffer import ReceiveBuffer
@@ -226,6 +228,15 @@ class BegunRead(OriginHead, Protocol):
         """Want no more of it. Idempotent; no effect on an answer that was taken."""
 
 
+ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
+
+
+async def error_of(response: OriginResponse) -> OriginAnswered:
+    """Read the document of an error, for its caller to raise."""
+    document = await response.read(ERROR_DOCUMENT_BYTES_MAX)
+    return OriginAnswered(response.status, list(response.headers.items()), document)
+
+
 OnEnd = Callable[[BegunRead], None]
 BeginRead = Callable[[OriginRequest, OnEnd], BegunRead | None]
 """Sends a GET or HEAD without parameters if that needs no wait, and calls back; None: call `send`."""
@@ -262,6 +273,40 @@ class OriginResponse(OriginHead, Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class ClosedAtExit(ABC):
+    """An answer that `async with` closes."""
+
+    @abstractmethod
+    async def aclose(self) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class WrappedResponse(ClosedAtExit):
+    """An `OriginResponse` that another one gives its bytes to."""
+
+    def __init__(self, response: OriginResponse) -> None:
+        self.status = response.status
+        self.headers = response.headers
+        self._response = response
+
+    def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
+        return self._response.stream(buffer)
+
+    def whole(self) -> memoryview | None:
+        return self._response.whole()
+
+    async def read(self, limit_bytes: int) -> bytes:
+        return await self._response.read(limit_bytes)
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
 
 
 @immutable
