@@ -143,12 +143,12 @@ class RegistryBeats:
             self._has_unsettled.set()
 
     async def forget_node(self, node: str, *, only_ask: bool = False) -> int | None:
-        """Give up a node that does not beat. Raise RegistryAway.
+        """Give up a node that does not beat, or a store that no node has any more. Raise RegistryAway.
 
         Return how many keys it alone has pending, which are given up too; None: it beats.
         """
         info = self.listed.members.get(node)
-        store = member_of(node, info).store if info is not None else ""
+        store = member_of(node, info).store if info is not None else node
         pending = left = (await self._link.call(FORGET, [node, store, 1])).value
         while left >= 0 and not only_ask:
             left = (await self._link.call(FORGET, [node, store, 0])).value

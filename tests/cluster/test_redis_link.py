@@ -221,6 +221,15 @@ async def test_an_answer_that_is_none_is_told_to_who_waits(server: RedisServer) 
         await stamp(link)
 
 
+async def test_who_asks_when_the_link_has_ended_does_not_wait(server: RedisServer) -> None:
+    async with linked(place(server)) as (link, _):
+        asked = asyncio.create_task(stamp(link))
+        await asyncio.sleep(0)
+    for one in (asked, asyncio.create_task(stamp(link))):
+        with pytest.raises(RegistryAway, match="this process ends"):
+            await asyncio.wait_for(one, 10.0)
+
+
 async def test_a_user_with_the_rights_that_the_documentation_lists_is_enough(tmp_path: Path) -> None:
     """For all that the scripts do, as often as they are called at random."""
     page = (Path(__file__).parents[2] / "docs/security.md").read_text()
