@@ -24,8 +24,6 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from gateway.core.model import ObjectKey
-
 Word = bytes | str | int
 
 BEAT_SECONDS: Final = 1.0
@@ -280,14 +278,6 @@ def rows_question(bucket: str, start: bytes, stop: bytes | None) -> list[Word]:
 def own_question(behind: tuple[bytes, bytes] | None) -> list[Word]:
     """Ask for the asking store's own entries behind a bucket and key; None: from the first on. ROWS_MAX at most."""
     return question("own", "", ["-" if behind is None else b"(" + b"\0".join(behind), ROWS_MAX])
-
-
-def by_bucket(keys: Sequence[ObjectKey]) -> dict[str, list[int]]:
-    """Return the places of a sequence that each bucket's keys have."""
-    places: dict[str, list[int]] = {}
-    for place, key in enumerate(keys):
-        places.setdefault(key.bucket, []).append(place)
-    return places
 
 
 class Entry(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +39,17 @@ def names(node: Node) -> list[str]:
     return sorted(one["name"] for one in state(node)["members"] if one["state"] == "up")
 
 
+def wait_for_members(cluster: Nodes, number: int, count: int) -> None:
+    """Until the worker of a node asks so many nodes for what they own."""
+    asked, tried = set[str](), itertools.count()
+
+    def asks_all() -> bool:
+        asked.update(cluster.asked_by(number, f"probe-{number}-{next(tried)}"))
+        return len(asked) == count
+
+    cluster.wait_until(asks_all)
+
+
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisServer]:
     (tmp_path / "redis").mkdir()
@@ -56,7 +68,7 @@ def test_nodes_find_each_other_in_redis_and_read_each_byte_once(tmp_path: Path, 
             cluster.wait_until(lambda: len(names(cluster[number])) == 3)  # noqa: B023
         keys = cluster.store("k", [300_000] * 12)
         for number in range(3):
-            cluster.wait_until(lambda: cluster[number].metric('forebay_cluster_members{state="up"}') == 3)  # noqa: B023
+            wait_for_members(cluster, number, 3)
         spent = cluster.epoch(keys, of=range(3))
         assert spent.size_bytes == cluster.size_bytes(keys)
         redis.stop()
