@@ -215,9 +215,7 @@ async def test_a_read_breaks_off_where_its_version_is_overwritten(
     await client.complete(name, upload_id, etags)
     asked, pieces = client.origin.count(Operation.GET_OBJECT), client.buffer.pieces
 
-    async def overwritten_after_the_first(
-        pending: records.Write, byte_range: ByteRange
-    ) -> AsyncGenerator[memoryview, None]:
+    async def then_overwritten(pending: records.Write, byte_range: ByteRange) -> AsyncGenerator[memoryview, None]:
         async with aclosing(pieces(pending, byte_range)) as real:
             async for piece in real:
                 yield piece
