@@ -60,12 +60,12 @@ class ClusterApi:
         node = document.get("node") if isinstance(document, dict) else None
         if not isinstance(node, str) or not isinstance(only_ask := document.get("only_ask", False), bool):
             raise ValueError("the document must say node, as a string")
-        if beats is None or node not in beats.listed.members:
-            raise RefusedRequest(404, f"Redis knows no node {node!r}: forebay cluster status shows the names")
         try:
-            pending = await beats.forget_node(node, only_ask=only_ask)
+            pending = await beats.forget_node(node, only_ask=only_ask) if beats is not None else 0
         except RegistryAway as error:
             raise RefusedRequest(409, f"Redis cannot be asked: {error}") from error
+        if beats is None or (pending == 0 and node not in beats.listed.members):
+            raise RefusedRequest(404, f"Redis knows no node {node!r}: forebay cluster status shows the names")
         if pending is None:
             raise RefusedRequest(409, f"the node {node!r} is alive: stop it first")
         return to.ForgottenNode(node=node, pending=pending, forgotten=not only_ask)

@@ -103,7 +103,6 @@ async def clustered(
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-            await origin.aclose()
 
 
 async def _first_members(cluster: ClusterSettings, own: Member, directory: Path) -> list[Member]:
@@ -221,7 +220,7 @@ async def polling(
     async def in_redis_now(_entries: Sequence[str]) -> list[str]:
         told.clear()
         told.update({one.address: one for one in await members_on_disk(live.now.cache.directory)})
-        return [own().address, *(address for address, one in told.items() if one.name != own().name)]
+        return list(dict.fromkeys((own().address, *told)))
 
     by_redis: dict[str, Any] = {"resolve": in_redis_now, "resolve_seconds": BEAT_SECONDS, "told": told.get}
     membership = Membership(None if closed else live.now.cache.directory / MEMBERSHIP, cluster.name, clock)

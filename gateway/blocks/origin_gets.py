@@ -27,7 +27,7 @@ from gateway.blocks.layout import CHUNK_BYTES
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginBusy, OriginError, S3Error
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
-from gateway.origin.client import FromPeer, Origin, OriginRequest, OriginResponse, Purpose, from_peer
+from gateway.origin.client import FromPeer, Origin, OriginRequest, OriginResponse, Purpose, error_of, from_peer
 from gateway.origin.peer_protocol import COPY, FROM_BUCKET
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.s3.checksums import ALGORITHMS, PREFIX, Checksum, decode_checksum
@@ -220,7 +220,6 @@ class UnpinnedGets:
                 self._known_empty.popitem(last=False)
 
 
-ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 RETRY_PAUSE_SECONDS = 0.1
 _RETRYABLE = frozenset({429, 500, 502, 503, 504})
 _CHECKSUMS = frozenset(PREFIX + algorithm for algorithm in ALGORITHMS)
@@ -298,8 +297,7 @@ class PinnedGet:
             self._waited_seconds += self.clock.monotonic() - asked_at
         self._told = from_peer(self._response)
         if self._response.status not in (200, 206):
-            body = await self._response.read(ERROR_DOCUMENT_BYTES_MAX)
-            raise OriginAnswered(self._response.status, list(self._response.headers.items()), body)
+            raise await error_of(self._response)
         asked = ByteRange(first, self.range.last)
         check_head(self._response.status, self._response.headers, self.version, asked)
         self._check = self._check_of(self._response, asked)
@@ -308,6 +306,8 @@ class PinnedGet:
         self, buffer: ReceiveBuffer | None = None, taker: ChunkTaker | None = None
     ) -> AsyncGenerator[bytes | memoryview, None]:
         """Yield the bytes in order, all of them, or raise. With a buffer as `OriginResponse.stream`.
+
+        A thread that takes bytes calls `check` with them first.
 
         Bytes of another node are compared with the checksums that came with them before they are yielded, or by a
         `taker`. Where they differ, or break off, the rest comes from the bucket, for a taker from the last chunk on
@@ -348,6 +348,11 @@ class PinnedGet:
                 await self.clock.sleep(RETRY_PAUSE_SECONDS * 2 ** (self.retries - retries_left))
                 retries_left -= 1
 
+    def check(self, content: memoryview) -> None:
+        """Compare bytes, on the thread that takes them, with the checksum that came with the whole object, if any."""
+        if self._check is not None:
+            self._check.update(content)
+
     async def aclose(self) -> None:
         """Give the connection back. Idempotent."""
         response, self._response = self._response, None
@@ -371,7 +376,7 @@ class PinnedGet:
             piece = piece[:left]
         self._received += len(piece)
         if self._check is not None:
-            self._check.update(piece)
+            self._check.update(piece)  # one that was taken has no content, and was checked by its taker
             if self._received == length and not self._check.holds():
                 raise WrongBody("the origin's body does not have the checksum that came with it")
         return piece

@@ -54,9 +54,6 @@ FOLLOWED_MAX: Final = 6
 RATION_SECONDS_MAX: Final = 60.0
 """Seconds for which a request waits for its part of the ration."""
 
-DOUBTS_MAX: Final = 16
-"""Limit of messages about damage at the same time."""
-
 _BODY = frozenset({200, 206})
 _ANSWERS = _BODY | {201, 304, 404, 412, 416}
 _BUSY, _ASK_OTHERS = 503, 303
@@ -103,7 +100,6 @@ class ClusterOrigin:
     clock: Clock
     fallback_requests: int
     _ration: asyncio.Semaphore = field(init=False)
-    _doubts: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._ration = asyncio.Semaphore(self.fallback_requests)
@@ -130,10 +126,7 @@ class ClusterOrigin:
         return begin_read_of(self.bucket)(request, on_end)
 
     async def aclose(self) -> None:
-        """End what this has begun. The bucket's origin and the peers are closed by who made them."""
-        for doubt in self._doubts:
-            doubt.cancel()
-        await asyncio.gather(*self._doubts, return_exceptions=True)
+        """Do nothing: the bucket's origin and the peers are closed by who made them."""
 
     # Whom to ask
 
@@ -285,20 +278,9 @@ class ClusterOrigin:
             body, size_bytes = parse_content_range(told.get("content-range", ""))
         except OriginBodyError:
             return  # a whole object: its block is looked at when it is read
-        if len(self._doubts) >= DOUBTS_MAX:
-            return
         headers = {"if-match": told["etag"], "range": f"bytes={body.first}-{body.last}"}
         asked = replace(request, method="HEAD", headers=headers, size_bytes=size_bytes)
-        telling = asyncio.create_task(
-            self._tell(address, self._to_peer(asked, {peer.DOUBT: "1"})), name="tell of damage"
-        )
-        self._doubts.add(telling)
-        telling.add_done_callback(self._doubts.discard)
-
-    async def _tell(self, address: str, request: OriginRequest) -> None:
-        told = await self.peers.ask(address, request)
-        if told is not None:
-            await told.aclose()
+        self.peers.tell(address, self._to_peer(asked, {peer.DOUBT: "1"}))
 
     # The bucket
 

@@ -7,9 +7,11 @@ at any time. While an answer is on its way questions gather; the next call of th
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from typing import Any, Final, NamedTuple
 
 from redis.asyncio.connection import Connection, SSLConnection
@@ -52,7 +54,7 @@ class RedisPlace:
     service: str | None = None
     database: int = 0
     user: str | None = None
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
     tls: bool = False
     ca: str | None = None
 
@@ -126,6 +128,7 @@ class RedisLink:
                     await self._answer(batch)
         finally:
             await self._fail("this process ends", [])
+            self._again_at = math.inf
 
     def _next_batch(self) -> list[_Question]:
         """Take the next questions that one call can carry. Nobody waits for a cancelled one."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 from gateway.cluster.belief import Belief
 from gateway.cluster.members import View
 from gateway.cluster.redis_link import RedisLink
-from gateway.cluster.scripts import ROWS_MAX, Entry, Word, by_bucket, key_bytes, question, rows_question
+from gateway.cluster.scripts import ROWS_MAX, Entry, Word, key_bytes, question, rows_question
 from gateway.core.clock import Clock
 from gateway.core.errors import RegistryAway
 from gateway.core.model import Claim, Known, ObjectKey
@@ -105,9 +105,10 @@ class RedisRegistry:
 
     async def _ask_about(self, verb: str, keys: Sequence[ObjectKey]) -> Sequence[Known]:
         known: dict[ObjectKey, Known] = {}
-        for bucket, places in by_bucket(keys).items():
-            run, values = await self._ask(question(verb, bucket, [key_bytes(keys[at].key) for at in places]))
-            known |= {keys[at]: self._known(run, value) for at, value in zip(places, values, strict=True)}
+        for bucket in {key.bucket: None for key in keys}:
+            of_bucket = [key for key in keys if key.bucket == bucket]
+            run, values = await self._ask(question(verb, bucket, [key_bytes(key.key) for key in of_bucket]))
+            known |= {key: self._known(run, value) for key, value in zip(of_bucket, values, strict=True)}
         return [known[key] for key in keys]
 
     async def _ask(self, asked: Sequence[Word]) -> tuple[int, Any]:

@@ -74,7 +74,6 @@ class Listed:
     run: str = ""
     version: int = 0
     members: Mapping[str, bytes] = field(default_factory=dict)
-    alive: frozenset[str] = frozenset()
 
 
 class RegistryBeats:
@@ -146,12 +145,12 @@ class RegistryBeats:
             self._has_unsettled.set()
 
     async def forget_node(self, node: str, *, only_ask: bool = False) -> int | None:
-        """Give up a node that does not beat. Raise RegistryAway.
+        """Give up a node that does not beat, or a store that no node has any more. Raise RegistryAway.
 
         Return how many keys it alone has pending, which are given up too; None: it beats.
         """
         info = self.listed.members.get(node)
-        store = member_of(node, info).store if info is not None else ""
+        store = member_of(node, info).store if info is not None else node
         pending = left = (await self._link.call(FORGET, [node, store, 1])).value
         while left >= 0 and not only_ask:
             left = (await self._link.call(FORGET, [node, store, 0])).value
@@ -163,15 +162,11 @@ class RegistryBeats:
 
     async def run(self) -> None:
         """Keep it up for ever."""
-        await asyncio.to_thread(self._take_up)
+        self.listed = await asyncio.to_thread(read_members, self._file)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_beating(), name="beats")
             tasks.create_task(self._keep_reconciling(), name="journal and registry")
             tasks.create_task(self._keep_settling(), name="settled claims")
-
-    def _take_up(self) -> None:
-        """Begin with the members that the process before this one knew. Blocks."""
-        self.listed = read_members(self._file)
 
     async def _keep_beating(self) -> None:
         while True:
@@ -202,7 +197,7 @@ class RegistryBeats:
         answer = await self._link.call(BEAT, beat.words())
         if answer.run != run:
             raise RegistryAway("the primary is another one than a moment ago")
-        beaten = Beaten.read(answer.value)
+        beaten = Beaten(*answer.value)
         self._sequences.append((self._clock.monotonic(), beaten.sequence))
         if beaten.members is not None:
             await self._list(run, beaten)
@@ -244,13 +239,14 @@ class RegistryBeats:
         return [(name, info) for name, info in known if name != node and member_of(name, info).store]
 
     async def _list(self, run: str, beaten: Beaten) -> None:
-        members = beaten.members or {}
+        told = beaten.members or []
+        members = {name.decode(): info for name, info in zip(told[::2], told[1::2], strict=True)}
         content = {"run": run, "members": {name: orjson.Fragment(info) for name, info in members.items()}}
         try:
             await asyncio.to_thread(write_durably, self._file, orjson.dumps(content))
         except OSError as error:
             raise RegistryAway(f"this node cannot write down who is in the cluster: {error}") from error
-        self.listed = Listed(run, beaten.version, members, beaten.alive)
+        self.listed = Listed(run, beaten.version, members)
         self._listed_at = self._clock.monotonic()
         self._view_at = self._listed_at + len(members) / 100
 
@@ -260,10 +256,10 @@ class RegistryBeats:
         elif not beaten.is_complete:
             problem = "it is new, and other nodes may still tell it what they have pending"
             if beaten.missing_count:
-                names = ", ".join(sorted(beaten.missing))
+                names = b", ".join(sorted(beaten.missing)).decode()
                 problem = f"nodes have not told it what they have pending: {names} ({beaten.missing_count} in all)"
         else:
-            self._belief.write(Belief(self._number, self._run, self._horizon, until, beaten.is_known))
+            self._belief.write(Belief(self._number, self._run, self._horizon, until, bool(beaten.is_known)))
             if self.believed_since is None:
                 _log.info("Redis is believed", run=self._run)
                 self.believed_since = self._clock.now()

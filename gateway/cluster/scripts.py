@@ -22,9 +22,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
-
-from gateway.core.model import ObjectKey
+from typing import Final, NamedTuple
 
 Word = bytes | str | int
 
@@ -41,8 +39,6 @@ AWAY_SECONDS: Final = 600.0
 
 SWEPT_MAX: Final = 500
 """Stamps that one beat removes: 2 ms of Redis' time."""
-
-MISSING_TOLD: Final = 10
 
 ROWS_MAX: Final = 1000
 """Entries in one answer."""
@@ -73,6 +69,12 @@ local function put_stamp(bucket, key, sequence, claim, token, store)
   redis.call('ZADD', fb .. 't', sequence, bucket .. '\\0' .. key)
   return write(bucket, key, sequence, claim, token, store)
 end
+local function unclaim(owner, bucket, key)
+  redis.call('ZREM', fb .. 's:' .. owner, bucket .. '\\0' .. key)
+  put_stamp(bucket, key, redis.call('INCR', fb .. 'q'), '0', '-', '')
+end
+local function number(name) return tonumber(redis.call('GET', fb .. name) or 0) end
+local function parts(name) return string.match(name, '^([^%z]*)%z(.*)$') end
 """
 
 ASK = Script(
@@ -113,27 +115,20 @@ function verbs.claim(bucket, first, last)  -- all or nothing
   return found
 end
 function verbs.put(bucket, first, last)  -- what nobody has claimed
-  local count = 0
   for i = first, last, 2 do
     local _, _, _, store = read(bucket, ARGV[i])
-    if store == '' then
-      claim(bucket, ARGV[i], ARGV[i + 1], redis.call('INCR', fb .. 'q'))
-      count = count + 1
-    end
+    if store == '' then claim(bucket, ARGV[i], ARGV[i + 1], redis.call('INCR', fb .. 'q')) end
   end
-  return count
+  return 0
 end
 function verbs.settle(bucket, first, last)
-  local count = 0
   for i = first, last, 2 do
     local _, _, token, store = read(bucket, ARGV[i])
     if store == own and (token == ARGV[i + 1] or string.match(token, '^(.*)#') == ARGV[i + 1]) then
-      redis.call('ZREM', fb .. 's:' .. own, bucket .. '\\0' .. ARGV[i])
-      put_stamp(bucket, ARGV[i], redis.call('INCR', fb .. 'q'), '0', '-', '')
-      count = count + 1
+      unclaim(own, bucket, ARGV[i])
     end
   end
-  return count
+  return 0
 end
 function verbs.rows(bucket, first)  -- from, to before, at most
   local keys = redis.call(
@@ -144,9 +139,8 @@ end
 function verbs.own(_, first)  -- behind, at most
   local found = redis.call('ZRANGE', fb .. 's:' .. own, ARGV[first], '+', 'BYLEX', 'LIMIT', 0, ARGV[first + 1])
   for i, name in ipairs(found) do
-    local bucket, key = string.match(name, '^([^%z]*)%z(.*)$')
-    local _, _, token = read(bucket, key)
-    found[i] = {bucket, key, token}
+    local bucket, key = parts(name)
+    found[i] = {bucket, key, ({read(bucket, key)})[3]}
   end
   return found
 end
@@ -155,7 +149,7 @@ while at <= #ARGV do
   answers[#answers + 1] = verbs[verb](bucket, at + 3, at + 2 + count)
   at = at + 3 + count
 end
-return {redis.call('GET', fb .. 'f') or '0', answers}
+return {number('f'), answers}
 """,
 )
 """Takes the asking store, and questions: verb, bucket, count of words, words. Gives the floor and the answers."""
@@ -205,18 +199,18 @@ if signs == '1' then redis.call('SADD', fb .. 'g', node) end
 local missing = {}
 if redis.call('EXISTS', fb .. 'c') == 0 then
   missing = redis.call('SDIFF', fb .. 'w', fb .. 'g')
-  if #missing == 0 and signs == '1' and tonumber(redis.call('GET', fb .. 'b')) <= now - first then
+  if #missing == 0 and signs == '1' and number('b') <= now - first then
     redis.call('SET', fb .. 'c', 1)
   end
 end
 redis.call('ZADD', fb .. 'o', seen, node)
 redis.call('ZADD', fb .. 'h', horizon, node)
 local floor = redis.call('ZRANGE', fb .. 'h', 0, 0, 'WITHSCORES')[2]
-if tonumber(floor) > tonumber(redis.call('GET', fb .. 'f') or 0) then redis.call('SET', fb .. 'f', floor) end
-floor = redis.call('GET', fb .. 'f') or '0'
+if tonumber(floor) > number('f') then redis.call('SET', fb .. 'f', floor) end
+floor = number('f')
 local swept = redis.call('ZRANGE', fb .. 't', '-inf', floor, 'BYSCORE', 'LIMIT', 0, 500)
 for _, name in ipairs(swept) do
-  local bucket, key = string.match(name, '^([^%z]*)%z(.*)$')
+  local bucket, key = parts(name)
   local _, claim, token, store = read(bucket, key)
   redis.call('ZREM', fb .. 't', name)
   if store ~= '' then
@@ -226,16 +220,12 @@ for _, name in ipairs(swept) do
     redis.call('ZREM', fb .. 'k:' .. bucket, key)
   end
 end
-local version = redis.call('GET', fb .. 'v') or '0'
-local view = false
-if has ~= '' and version ~= has then
-  view = {redis.call('HGETALL', fb .. 'n'), redis.call('ZRANGE', fb .. 'a', 0, -1)}
-end
+local members = has ~= '' and number('v') ~= tonumber(has) and redis.call('HGETALL', fb .. 'n')
 local least = redis.call('ZRANGE', fb .. 'o', 0, 0, 'WITHSCORES')[2]
 local is_known = tonumber(least) >= tonumber(redis.call('HGET', fb .. 'p', node) or 0)
 return {
-  redis.call('GET', fb .. 'q') or '0', floor, #swept, version, is_known and 1 or 0,
-  redis.call('SISMEMBER', fb .. 'g', node), redis.call('EXISTS', fb .. 'c'), #missing, {unpack(missing, 1, 10)}, view}
+  number('q'), floor, #swept, number('v'), is_known and 1 or 0, redis.call('SISMEMBER', fb .. 'g', node),
+  redis.call('EXISTS', fb .. 'c'), #missing, {unpack(missing, 1, 10)}, members}
 """,
 )
 """Takes a node's word on itself; tells it what the registry knows (`Beaten`)."""
@@ -250,9 +240,7 @@ local fb, node, own, only_asks = KEYS[1], ARGV[1], ARGV[2], ARGV[3] == '1'
 if redis.call('ZSCORE', fb .. 'a', node) then return -1 end
 if only_asks then return redis.call('ZCARD', fb .. 's:' .. own) end
 for _, name in ipairs(redis.call('ZRANGE', fb .. 's:' .. own, 0, 499)) do
-  local bucket, key = string.match(name, '^([^%z]*)%z(.*)$')
-  redis.call('ZREM', fb .. 's:' .. own, name)
-  put_stamp(bucket, key, redis.call('INCR', fb .. 'q'), '0', '-', '')
+  unclaim(own, parts(name))
 end
 local left = redis.call('ZCARD', fb .. 's:' .. own)
 if left == 0 then
@@ -290,14 +278,6 @@ def rows_question(bucket: str, start: bytes, stop: bytes | None) -> list[Word]:
 def own_question(behind: tuple[bytes, bytes] | None) -> list[Word]:
     """Ask for the asking store's own entries behind a bucket and key; None: from the first on. ROWS_MAX at most."""
     return question("own", "", ["-" if behind is None else b"(" + b"\0".join(behind), ROWS_MAX])
-
-
-def by_bucket(keys: Sequence[ObjectKey]) -> dict[str, list[int]]:
-    """Return the places of a sequence that each bucket's keys have."""
-    places: dict[str, list[int]] = {}
-    for place, key in enumerate(keys):
-        places.setdefault(key.bucket, []).append(place)
-    return places
 
 
 class Entry(NamedTuple):
@@ -344,36 +324,18 @@ class Beat(NamedTuple):
 
 
 class Beaten(NamedTuple):
-    """The registry's answer. `is_known`: all living nodes keep to this one's word."""
+    """The registry's answer. `is_known`: all living nodes keep to this one's word.
+
+    `missing` are some of the nodes that have not signed the run. `members` are names, each with its word.
+    """
 
     sequence: int
     floor: int
     swept: int
     version: int
-    is_known: bool
-    is_signed: bool
-    is_complete: bool
+    is_known: int
+    is_signed: int
+    is_complete: int
     missing_count: int
-    missing: list[str]
-    members: dict[str, bytes] | None
-    alive: frozenset[str]
-
-    @classmethod
-    def read(cls, reply: Sequence[Any]) -> Beaten:
-        sequence, floor, swept, version, is_known, is_signed, is_complete, missing_count, missing, view = reply
-        members, alive = (None, []) if view is None else view
-        if members is not None:
-            members = {name.decode(): info for name, info in zip(members[::2], members[1::2], strict=True)}
-        return cls(
-            int(sequence),
-            int(floor),
-            swept,
-            int(version),
-            bool(is_known),
-            bool(is_signed),
-            bool(is_complete),
-            missing_count,
-            [one.decode() for one in missing],
-            members,
-            frozenset(one.decode() for one in alive),
-        )
+    missing: list[bytes]
+    members: list[bytes] | None

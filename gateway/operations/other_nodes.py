@@ -25,7 +25,7 @@ from gateway.operations.list_sources import Listing, ObjectRow, ObjectRows, Sour
 from gateway.operations.merged_page import Kind, PageRow, Rows
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
-from gateway.operations.read_object import wants_revalidation
+from gateway.operations.read_wishes import wants_revalidation
 from gateway.policy.registry import WHOLE_BUCKET, Registry, StoreEntry, StoreQuestion, Stores
 from gateway.s3.error_codes import s3_error
 from gateway.s3.list_result import EntryTemplate, ListedEntry

@@ -16,6 +16,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
+from gateway.core.errors import OriginAnswered
 from gateway.core.model import immutable
 from gateway.disk.pem import PemFile
 from gateway.origin.receive_buffer import ReceiveBuffer
@@ -227,6 +228,15 @@ class BegunRead(OriginHead, Protocol):
         """Want no more of it. Idempotent; no effect on an answer that was taken."""
 
 
+ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
+
+
+async def error_of(response: OriginResponse) -> OriginAnswered:
+    """Read the document of an error, for its caller to raise."""
+    document = await response.read(ERROR_DOCUMENT_BYTES_MAX)
+    return OriginAnswered(response.status, list(response.headers.items()), document)
+
+
 OnEnd = Callable[[BegunRead], None]
 BeginRead = Callable[[OriginRequest, OnEnd], BegunRead | None]
 """Sends a GET or HEAD without parameters if that needs no wait, and calls back; None: call `send`."""
@@ -242,7 +252,8 @@ class OriginResponse(OriginHead, Protocol):
     def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
         """Yield the body in pieces as they arrive. A body shorter than its Content-Length raises OriginBodyError.
 
-        With a buffer, pieces may be views of it: good until the next one is asked for.
+        With a buffer, pieces may be views of it: good until the next one is asked for. Its `on_thread` may have taken
+        them (`TakenBytes`).
         """
 
     def whole(self) -> memoryview | None:

@@ -285,6 +285,20 @@ async def test_a_node_that_is_forgotten_is_not_waited_for_and_its_keys_are_free(
         assert await a.believes()
 
 
+async def test_a_store_that_no_node_has_any_more_is_forgotten_by_its_name(tmp_path: Path) -> None:
+    """Its node began anew on an empty disk: nobody withdraws what the old buffer had claimed."""
+    async with cluster_of(tmp_path, "a", "b") as cluster:
+        a, b = cluster["a"], cluster["b"]
+        await b.absorb()
+        await b.stop()
+        b.own, b.link.store, b.journal = replace(b.own, store="new"), "new", Journal()
+        b.start()
+        await cluster.pass_time(3 * RECONCILE_SECONDS)
+        assert (await a.look()).store == "store-b"
+        assert await a.beats.forget_node("store-b") == 1
+        assert (await a.look()).store is None
+
+
 async def test_a_run_that_lost_its_last_second_gets_it_again(tmp_path: Path) -> None:
     """A failover: a claim that the new primary never had is put by its node before anybody believes."""
     async with cluster_of(tmp_path, "a", "b") as cluster:

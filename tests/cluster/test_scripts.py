@@ -51,10 +51,17 @@ class Pair:
         real = self.server.evalsha(self._hashes[script.name], 1, PREFIX, *words)
         model = self.model.call(script, words)
         if script is BEAT:
-            real, model = (Beaten.read(one) for one in (real, model))
-            real, model = (one._replace(missing=sorted(one.missing)) for one in (real, model))
+            real, model = (in_order(Beaten(*one)) for one in (real, model))
         assert real == model, f"{script.name} {words}"
         return real
+
+
+def in_order(beaten: Beaten) -> Beaten:
+    """Redis tells sets and hashes in any order."""
+    told = beaten.members
+    pairs = sorted(zip(told[::2], told[1::2], strict=True)) if told is not None else None
+    members = None if pairs is None else [one for pair in pairs for one in pair]
+    return beaten._replace(missing=sorted(beaten.missing), members=members)
 
 
 class Dice(random.Random):

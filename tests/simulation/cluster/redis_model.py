@@ -112,7 +112,7 @@ class RedisModel:
             count = int(words[at + 2])
             answers.append(self._answer(own, words[at], words[at + 1], words[at + 3 : at + 3 + count]))
             at += 3 + count
-        return [b"%d" % self.content.floor, answers]
+        return [self.content.floor, answers]
 
     def _answer(self, own: bytes, verb: bytes, bucket: bytes, words: list[bytes]) -> Any:
         if verb == b"rows":
@@ -138,16 +138,13 @@ class RedisModel:
                     values.append(self._value(name))
                 return values
             return [self._value(name) for name, _ in claims]
-        count = 0
         for name, token in claims:
             if verb == b"put" and self._read(name)[3] == b"":
                 self._claim(own, name, token, self._count())
-                count += 1
             elif verb == b"settle" and self._is_claimed(name, token, own):
                 self.content.pending[own].discard(name)
                 self._stamp(name, self._count(), (0, b"-", b""))
-                count += 1
-        return count
+        return 0
 
     def _rows(self, bucket: bytes, start: bytes, stop: bytes, count: bytes) -> Any:
         keys = sorted(self.content.entries.get(bucket, {}))
@@ -198,13 +195,10 @@ class RedisModel:
                 self._write((bucket, key), (0, *entry[1:]))
             else:
                 del has.entries[bucket][key]
-        view = None
-        if held and b"%d" % has.version != held:
-            view = [[one for pair in has.members.items() for one in pair], list(has.alive)]
+        members = [one for pair in has.members.items() for one in pair] if held and has.version != int(held) else None
         is_known = min(has.seen.values()) >= has.published.get(node, 0)
-        sequence, floor = b"%d" % has.sequence, b"%d" % has.floor
-        of_run = [int(node in has.signed), int(has.complete), len(missing), sorted(missing)[: scripts.MISSING_TOLD]]
-        return [sequence, floor, len(swept), b"%d" % has.version, int(is_known), *of_run, view]
+        of_run = [int(node in has.signed), int(has.complete), len(missing), sorted(missing)]
+        return [has.sequence, has.floor, len(swept), has.version, int(is_known), *of_run, members]
 
     def _forget(self, words: list[bytes]) -> Any:
         (node, own, only_asks), has = words, self.content
