@@ -38,6 +38,7 @@ QUEUE_WORDS_MAX: Final = 100_000
 REASON_CHARACTERS_MAX: Final = 200
 
 _HANDSHAKE: Final = Script("handshake", "")
+_VERSION = re.compile(r"(\d+)\.(\d+)")
 _RUN = re.compile("[0-9a-f]{40}")
 _OLDEST: Final = {"valkey_version": (7, 2), "redis_version": (7, 0)}
 
@@ -217,7 +218,7 @@ class Primary:
         """
         about = await self._info("server", "clients", "memory", "replication")
         name, oldest = next((one for one in _OLDEST.items() if one[0] in about), ("", (0, 0)))
-        version = re.match(r"(\d+)\.(\d+)", about.get(name, ""))
+        version = _VERSION.match(about.get(name, ""))
         if version is None or (int(version[1]), int(version[2])) < oldest:
             raise RegistryAway(f"it is of version {about.get(name, 'unknown')}: Redis 7.0 or Valkey 7.2 is needed")
         if about.get("role") != "master":

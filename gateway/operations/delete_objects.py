@@ -13,11 +13,12 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from gateway.core.errors import BufferUnavailable, InConflict, OriginBodyError, S3Error
+from gateway.core.errors import BufferUnavailable, InConflict, OriginBodyError, RegistryAway, S3Error
 from gateway.core.model import ObjectKey
 from gateway.core.steps import in_steps
 from gateway.operations.context import RequestContext, Response, s3_error_of, xml_response
 from gateway.operations.origin_rights import judge_deletions
+from gateway.operations.other_nodes import Claimed, claimed
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
 from gateway.operations.visibility import changed_by, changed_keys, with_invalidation
@@ -186,6 +187,14 @@ async def _acknowledge(context: RequestContext, key: ObjectKey) -> Write | None:
     now = context.services.clock.now()
     tombstone = Write(spec, ExpectedVersion.unknown(context.services.clock), now, deleted=True, acknowledged_at=now)
     try:
-        return await context.buffer.write_tombstone(tombstone)
+        try:
+            claim = await claimed(context, now, key)
+        except RegistryAway:
+            claim = Claimed()  # the write that it replaces has one
+        async with claim:
+            written = await context.buffer.write_tombstone(tombstone)
+        if written is None:
+            await claim.release()
+        return written
     except InConflict as error:
         raise conflict(str(key)) from error

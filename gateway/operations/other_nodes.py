@@ -224,10 +224,10 @@ class Claimed:
             await self.release()  # else it may be acknowledged all the same
 
 
-async def claimed(context: RequestContext, acknowledged_at: float) -> Claimed:
-    """Claim the request's key, once no other node has a write of it pending. S3Error, RegistryAway."""
-    writes, key = context.services.cluster_writes, context.object_key
-    if writes is None or not writes.asks(context.slot):
+async def claimed(context: RequestContext, acknowledged_at: float, key: ObjectKey | None = None) -> Claimed:
+    """Claim a key, or the request's, once no other node has a write of it pending. S3Error, RegistryAway."""
+    writes, key = context.services.cluster_writes, key or context.object_key
+    if writes is None or not writes.must_know(key):
         return Claimed()
     claim = Claim(key, token_of(acknowledged_at))
     known = await writes.claim(claim)

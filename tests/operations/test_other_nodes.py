@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from gateway.app.registry import slots_of
+from gateway.config import ClusterSettings, Settings
 from gateway.core.model import Claim, ObjectKey
 from gateway.core.prefixes import Prefix
 from gateway.operations.visibility import OriginEvents
@@ -252,3 +254,38 @@ def test_events_reach_all_nodes(tmp_path: Path) -> None:
         assert found == [b"first", b"second", b"second"]
 
     run(tmp_path, test, 3, READ_ONLY, writeback=False)
+
+
+def test_a_slot_that_asks_believes_nothing_for_longer_than_stamps_are_kept() -> None:
+    """12.14 Whatever its slot says: ten minutes, and no longer while the bucket is away."""
+    redis = ClusterSettings.model_construct(redis="redis://127.0.0.1:6379")
+    asking = [
+        writing_slot("through", "immutable"),
+        writing_slot("back", "ttl", metadata_ttl_seconds=30.0, stale_if_unreachable_seconds=86_400.0),
+        writing_slot("through", "ttl", metadata_ttl_seconds=3600.0),
+    ]
+    alone = [READ_ONLY, writing_slot("through", "immutable", own_writes="node"), writing_slot("through", "strict")]
+    settings = Settings.model_construct(cluster=redis, slots=[*asking, *alone])
+    found = slots_of(settings)
+    bounds = [(one.consistency, one.metadata_ttl_seconds, one.stale_if_unreachable_seconds) for one in found[:3]]
+    assert bounds == [("ttl", 600.0, 0.0), ("ttl", 30.0, 570.0), ("ttl", 600.0, 0.0)]
+    assert [one.write for one in found[:3]] == ["through", "back", "through"]
+    assert found[3:] == alone
+    assert slots_of(settings.model_copy(update={"cluster": None})) == settings.slots
+
+
+def test_a_deletion_of_what_is_pending_is_seen_everywhere(tmp_path: Path) -> None:
+    async def test(nodes: WritingNodes) -> None:
+        await nodes.put(0, "key", b"first")
+        await nodes.flush(0)
+        assert (await nodes.get(1, "key")).body == b"first"
+        await nodes.put(0, "key", b"second")
+        assert (await nodes.get(1, "key")).body == b"second"
+        deleting = asyncio.create_task(nodes.ask(0, "DELETE", f"/{BUCKET}/key"))
+        await nodes.flush(0)
+        assert (await deleting).status == 204
+        for reader in range(2):
+            assert (await nodes.get(reader, "key")).status == 404
+            assert "key" not in await listed(nodes, reader)
+
+    run(tmp_path, test)
