@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from gateway.core import cancellation
-from gateway.core.errors import ClientDisconnected
+from gateway.core.errors import ClientDisconnected, OriginBusy, OriginUnreachable
 from gateway.core.model import PinnedFileSpan
 from gateway.edge.asgi import RequestRecord, send_reply, whole_response
 from gateway.edge.cycle import RESPONSE, in_task
@@ -37,6 +37,9 @@ HELLO = b"/-/hello"
 _OUTCOMES = {204: "verified", 303: "named", 404: "absent", 421: "misdirected", 503: "busy"}
 _OUTCOMES |= dict.fromkeys((200, 201, 206, 304), "served") | dict.fromkeys((412, 416), "changed")
 _OUTCOMES |= dict.fromkeys((400, 403, 405, 501), "refused")
+
+_NO_BUCKET = 502
+"""This node does not reach the bucket: the asker need not wait, for others may."""
 
 _ADDRESS = re.compile(r"[A-Za-z0-9.:\[\]_-]{1,255}")
 
@@ -83,6 +86,8 @@ class PeerApp:
             raise
         except Exception as error:  # noqa: BLE001 - whatever happened, the asker gets an answer and the log a line
             reply = reply_to(error, record.request_id, record.path)
+            if isinstance(error, OriginUnreachable) and not isinstance(error, OriginBusy):
+                reply.status = _NO_BUCKET
         if exchange.asker is not None:
             reply.headers = _proved(reply, exchange.asker, exchange.question, scope["method"])
         return reply

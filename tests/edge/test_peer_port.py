@@ -26,7 +26,7 @@ from gateway.telemetry import metrics
 from tests.support.asgi import HOST, SECRET_ACCESS_KEY, Answer, call, signed_headers
 from tests.support.counting import by_label
 from tests.support.gateway_app import within
-from tests.support.memory_origin.faults import Hold, on
+from tests.support.memory_origin.faults import Hold, Unreachable, on
 from tests.support.peers import HELLO, SECRET, PeerGateway, asked, is_proved, of_node, of_version, peer_gateway, signed
 from tests.support.slots import Slot
 
@@ -420,6 +420,18 @@ async def test_what_the_disk_does_not_take_comes_from_memory_if_it_is_small(peer
     assert (small.status, small.body) == (206, content[:MIB])
     large = await peers.read(KEY, etag, BLOCK, 0, BLOCK - 1)
     assert (large.status, large.headers["retry-after"]) == (503, "1")
+
+
+@with_peers
+async def test_a_node_that_does_not_reach_the_bucket_says_so(peers: PeerGateway) -> None:
+    """And is not taken for a busy one, which would be waited for."""
+    etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
+    for operation in (Operation.GET_OBJECT, Operation.HEAD_OBJECT):
+        peers.gateway.origin.inject(on(operation), Unreachable(), times=None)
+    assert (await peers.read(KEY, etag, BLOCK, 0, BLOCK - 1)).status == 502
+    assert (await peers.ask("HEAD")).status == 502
+    peers.gateway.origin.faults.clear()
+    assert (await peers.read(KEY, etag, BLOCK, 0, BLOCK - 1)).status == 206
 
 
 @with_peers
