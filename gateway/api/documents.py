@@ -703,7 +703,7 @@ class JobDocument(Document):
     objects_failed: int
     errors: list[str]
     allow_empty: bool = Field(False, description="of a pin or a snapshot: finding no object is no failure")
-    cluster: bool = Field(False, description="of a warm-up: each block goes to the node that owns it")
+    cluster: bool = Field(False, description="of a warm-up or a pin: each block goes to the node that owns it")
     was_pinned: bool = Field(False, description="before the job, so it stays pinned however the job ends")
 
 
@@ -717,6 +717,7 @@ class PinsDocument(Document):
 
 class Unpinned(Document):
     prefix: Annotated[str, WithJsonSchema(PREFIX_OF_BUCKET)]
+    not_told: list[str] = Field([], description="nodes of the cluster that do not answer, and may keep it pinned")
 
 
 class EventResult(Document):

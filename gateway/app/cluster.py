@@ -19,11 +19,12 @@ from gateway.cluster.polling import Ask, Membership, Polling, addresses_of
 from gateway.config import ClusterSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock
+from gateway.jobs.job import Unpinned
 from gateway.origin.client import KeyPair, Origin, OriginSettings
 from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import S3Origin
 from gateway.origin.signing import StaticCredentials
-from gateway.policy.slots import Slots
+from gateway.policy.slots import Prefix, Slots
 
 MEMBERSHIP = "cluster.json"
 """The file in the cache directory that says since when this node has been a member."""
@@ -71,6 +72,11 @@ class Clustered:
     peers: Peers
     origin: ClusterOrigin
     roles: ClusterRoles
+
+    async def unpin_at_others(self, prefix: str) -> Unpinned:
+        """As `JobDependencies.unpin_at_others`."""
+        told = await self.origin.unpin(Prefix.parse(prefix))
+        return Unpinned(any(told.values()), [address for address, was_pinned in told.items() if was_pinned is None])
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ from gateway.origin import peer_protocol as peer
 from gateway.origin.client import BegunRead, FromPeer, OnEnd, Origin, OriginRequest, OriginResponse, begin_read_of
 from gateway.origin.peer_protocol import COPY, COPY_ALONE, FROM_BUCKET
 from gateway.origin.retry import retry_after_seconds
-from gateway.policy.slots import Slots
+from gateway.policy.slots import Prefix, Slots
 from gateway.s3.headers import first_and_last, parse_content_range
 from gateway.s3.origin_habits import check_head
 from gateway.telemetry import metrics
@@ -44,12 +44,14 @@ FOLLOWED_MAX: Final = 6
 RATION_SECONDS_MAX: Final = 60.0
 """Seconds for which a request waits for its part of the ration."""
 
+UNPINS_AT_ONCE: Final = 64
+
 DOUBTS_MAX: Final = 16
 """Limit of messages about damage at the same time."""
 
 _BODY = frozenset({200, 206})
 _ANSWERS = _BODY | {201, 304, 404, 412, 416}
-_BUSY, _ASK_OTHERS = 503, 303
+_BUSY, _ASK_OTHERS, _NO_PIN = 503, 303, 409
 
 Reason: TypeAlias = Literal["unreachable", "busy", "refused", "old", "damaged"]
 
@@ -72,6 +74,9 @@ class ClusterRoles:
     def owners(self, key: ObjectKey, number: int) -> tuple[tuple[str, bool], ...]:
         view = self.view()
         return tuple((one.address, one is view.me) for one in view.owners(key, number))
+
+    def owns(self, key: ObjectKey, number: int) -> bool:
+        return self.view().owns(key, number)
 
 
 @dataclass(eq=False, slots=True)
@@ -117,6 +122,24 @@ class ClusterOrigin:
             return None
         return begin_read_of(self.bucket)(request, on_end)
 
+    async def unpin(self, prefix: Prefix) -> dict[str, bool | None]:
+        """Unpin a prefix on all other nodes. Return which had it pinned over the cluster; None: it does not answer."""
+        view, told = self.view(), dict[str, bool | None]()
+        request = OriginRequest("HEAD", prefix.bucket, f"{prefix.key_prefix}-")
+        request = self._to_peer(request, {peer.UNPIN: str(len(prefix.key_prefix))})
+        others = [one.address for one in view.members if one is not view.me]
+        for first in range(0, len(others), UNPINS_AT_ONCE):
+            some = others[first : first + UNPINS_AT_ONCE]
+            told |= zip(some, await asyncio.gather(*(self._unpin_at(one, request) for one in some)), strict=True)
+        return told
+
+    async def _unpin_at(self, address: str, request: OriginRequest) -> bool | None:
+        answer = await self.peers.ask(address, request)
+        if answer is None:
+            return None
+        async with answer:
+            return {200: True, 404: False}.get(answer.status)
+
     async def aclose(self) -> None:
         """End what this has begun. The bucket's origin and the peers are closed by who made them."""
         for doubt in self._doubts:
@@ -132,7 +155,7 @@ class ClusterOrigin:
         deadline = self.clock.monotonic() + BUSY_SECONDS_MAX
         for owner in view.owners(*self._place(request)):
             if owner is view.me:
-                return await self.bucket.send(request)
+                return await self._of_bucket(request)
             told = await self._of_owner(owner, request, deadline)
             if not isinstance(told, str):
                 return told
@@ -257,7 +280,7 @@ class ClusterOrigin:
 
     def _why_not(self, answer: PeerAnswer, request: OriginRequest, seconds: float) -> Reason | None:
         status, is_pinned = answer.status, request.size_bytes is not None
-        if status not in _ANSWERS:
+        if status not in _ANSWERS and not (status == _NO_PIN and peer.PIN in request.headers):
             return "refused"
         if not is_pinned:
             age_seconds = _age(answer)
@@ -303,6 +326,10 @@ class ClusterOrigin:
 
     # The bucket
 
+    async def _of_bucket(self, request: OriginRequest) -> OriginResponse:
+        headers = {name: value for name, value in request.headers.items() if name != peer.PIN}
+        return await self.bucket.send(replace(request, headers=headers))
+
     async def _by_ration(self, request: OriginRequest, reason: Reason) -> OriginResponse:
         metrics.CLUSTER_FALLBACK_REQUESTS.add(1, reason)
         try:
@@ -312,7 +339,7 @@ class ClusterOrigin:
         except TimeoutError:
             raise OriginBusy("the bucket is asked for too many blocks of other nodes") from None
         try:
-            return _Rationed(await self.bucket.send(request), self._ration)
+            return _Rationed(await self._of_bucket(request), self._ration)
         except BaseException:
             self._ration.release()
             raise

@@ -132,6 +132,29 @@ def test_12_4_a_write_is_seen_at_once_where_it_passes_and_by_all_who_ask_the_buc
     assert cluster[0].request("GET", "written/put").content in (b"before", *contents)
 
 
+def test_5_5_a_pin_over_the_cluster_holds_the_data_once(cluster: Nodes) -> None:
+    """Each node what it owns; copies are not pinned."""
+    keys, prefix = cluster.store("data/pinned/k", [300_000, 2 * BLOCK] * 6), f"s3://{BUCKET}/data/pinned/"
+
+    def pinned() -> list[int]:
+        of_slot = 'forebay_cache_pinned_bytes{slot="data"}'
+        return [int(node.metric(of_slot)) for node in cluster.nodes]
+
+    done = cluster[1].gateway.command("pin", prefix, "--cluster", "--wait")
+    assert done.returncode == 0, done.stderr
+    cluster.wait_until(lambda: sum(pinned()) >= cluster.size_bytes(keys))
+    once = pinned()
+    assert sum(once) < 1.2 * cluster.size_bytes(keys)
+    assert all(once)
+    assert cluster.epoch(keys, ALL).size_bytes == 0
+    used = 'forebay_cache_usage_bytes{slot="data"}'
+    cluster.wait_until(lambda: sum(node.metric(used) for node in cluster.nodes) >= 3 * cluster.size_bytes(keys))
+    assert pinned() == once
+    done = cluster[2].gateway.command("unpin", prefix, "--cluster")
+    assert done.returncode == 0, done.stderr
+    cluster.wait_until(lambda: not any(pinned()))
+
+
 def test_12_12_each_port_refuses_the_others_keys(cluster: Nodes) -> None:
     """And what is altered, sent again, or not signed."""
     (key,) = cluster.store("data/rights", [1000])
