@@ -54,12 +54,13 @@ class Backends:
     writeback: WritebackAdmin | NoWriteback | None = None
     scrubber: Scrubs | None = None
     cluster: Polling | None = None
-    """None without a cluster, too."""
+    """None without a cluster. It needs no directory."""
 
     def take_back(self) -> None:
-        """Lend nothing any more."""
+        """Lend nothing of the directory any more."""
         for one in fields(self):
-            setattr(self, one.name, None)
+            if one.name != "cluster":
+                setattr(self, one.name, None)
 
     async def pending(self) -> to.Writeback | None:
         """Return what the origin does not have yet, slot by slot; None while that is not known."""

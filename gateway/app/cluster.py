@@ -13,12 +13,12 @@ import structlog
 from gateway import __version__
 from gateway.cluster.cluster_origin import ClusterOrigin, ClusterRoles
 from gateway.cluster.hello import SILENT_TOLD, Hello, digests_of
-from gateway.cluster.members import VIEW, Member, Members, View
+from gateway.cluster.members import VIEW, Member, Members, View, alike
 from gateway.cluster.peers import Peers
-from gateway.cluster.polling import Ask, Membership, Polling, addresses_of
+from gateway.cluster.polling import Membership, Polling, addresses_of
 from gateway.config import ClusterSettings, Settings
 from gateway.config.live import LiveSettings
-from gateway.core.clock import Clock
+from gateway.core.clock import Clock, SystemClock
 from gateway.jobs.job import Unpinned
 from gateway.origin.client import KeyPair, Origin, OriginSettings
 from gateway.origin.retry import OriginHealth
@@ -40,36 +40,11 @@ QUIET_SECONDS_MAX = 1.0
 _log = structlog.get_logger("forebay.cluster")
 
 
-async def members_of(
-    settings: Settings,
-    shared_directory: Path | None,
-    clock: Clock,
-    is_silent: Callable[[Member], bool] = lambda _member: False,
-) -> Members | None:
-    """Return the members as this process knows them, and for it to follow; None: this node is alone.
-
-    Until the background process has asked them, all those that are listed count as being like this node.
-    """
-    cluster = settings.cluster
-    if cluster is None:
-        return None
-    try:
-        listed = await addresses_of(cluster.members)
-    except OSError as error:  # the background process goes on trying
-        _log.warning("the names in cluster.members cannot be resolved", error=str(error))
-        listed = []
-    own = _own_member(cluster, caches=True)
-    first = [own if one == own.address else Member(one, one, own.zone, own.weight) for one in listed]
-    file = shared_directory / VIEW if shared_directory is not None else None
-    return Members(file, first, own.address, own.zone, clock, is_silent)
-
-
 @dataclass(frozen=True, slots=True)
 class Clustered:
     """The parts by which a process belongs to a cluster. `origin` asks the other nodes, then the bucket."""
 
     members: Members
-    peers: Peers
     origin: ClusterOrigin
     roles: ClusterRoles
 
@@ -93,6 +68,35 @@ async def clustered(
     silence: OriginHealth,
 ) -> AsyncIterator[Clustered]:
     """Yield this process's part in the cluster."""
+    async with _peers_of(live, cluster, clock, instance_id, silence) as peers:
+        try:
+            listed = await addresses_of(cluster.members)
+        except OSError as error:  # the background process goes on trying
+            _log.warning("the names in cluster.members cannot be resolved", error=str(error))
+            listed = []
+        own = _own_member(cluster, caches=True)
+        first = [own if one == own.address else alike(own, one) for one in listed]
+        file = shared_directory / VIEW if shared_directory is not None else None
+        members = Members(file, first, own.address, own.zone, clock, peers.is_away)
+
+        def view() -> View:
+            return members.view
+
+        ration, homes = max(1, cluster.fallback_requests // live.now.server.workers), live.now.homes
+        origin = ClusterOrigin(bucket, peers, view, slots, block_size_of, homes, clock, ration)
+        following = asyncio.create_task(members.follow(), name="view of the cluster")
+        try:
+            yield Clustered(members, origin, ClusterRoles(view))
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            await origin.aclose()
+
+
+@asynccontextmanager
+async def _peers_of(
+    live: LiveSettings, cluster: ClusterSettings, clock: Clock, instance_id: str, silence: OriginHealth
+) -> AsyncIterator[Peers]:
     settings = live.now
     credentials = StaticCredentials(_pair_of(cluster))
 
@@ -101,28 +105,16 @@ async def clustered(
         return S3Origin(home, credentials, clock, instance_id=instance_id, silence=silence, hedges=False)
 
     peers = Peers(connect, cluster.secrets, clock)
-    members = await members_of(settings, shared_directory, clock, peers.is_away)
-    assert members is not None  # noqa: S101 - there is a cluster
-
-    def view() -> View:
-        return members.view
-
-    ration = max(1, cluster.fallback_requests // settings.server.workers)
-    origin = ClusterOrigin(bucket, peers, view, slots, block_size_of, settings.homes, clock, ration)
 
     async def apply_settings() -> None:
         if live.now.cluster is not None:
             credentials.apply_settings(_pair_of(live.now.cluster))
             peers.apply_settings(live.now.cluster.secrets)
 
-    following = asyncio.create_task(members.follow(), name="view of the cluster")
     try:
         with live.following(apply_settings):
-            yield Clustered(members, peers, origin, ClusterRoles(view))
+            yield peers
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-        await origin.aclose()
         await peers.aclose()
 
 
@@ -173,20 +165,31 @@ def hello_of(
     return hello
 
 
-def polling(
-    live: LiveSettings, ask: Ask, shared_directory: Path, clock: Clock, *, is_closed: Callable[[], bool]
-) -> Polling | None:
-    """Return what finds out who is in the cluster; None: this node is alone."""
-    cluster = live.now.cluster
+@asynccontextmanager
+async def polling(
+    live: LiveSettings, instance_id: str, shared_directory: Path, silence: OriginHealth, *, closed: bool
+) -> AsyncIterator[Polling | None]:
+    """Find out who is in the cluster, for all processes of this node; None: it is alone.
+
+    `closed`: there is no cache directory. This node owns nothing then, and asks the others all the same.
+    """
+    cluster, clock = live.now.cluster, SystemClock()
     if cluster is None:
-        return None
-    file = None if is_closed() else live.now.cache.directory / MEMBERSHIP
+        yield None
+        return
 
     def own() -> Member:
-        return _own_member(live.now.cluster or cluster, caches=not is_closed())
+        return _own_member(live.now.cluster or cluster, caches=not closed)
 
-    membership = Membership(file, cluster.name, clock)
-    return Polling(cluster.members, own, membership, shared_directory / VIEW, clock, ask)
+    membership = Membership(None if closed else live.now.cache.directory / MEMBERSHIP, cluster.name, clock)
+    async with _peers_of(live, cluster, clock, instance_id, silence) as peers:
+        found = Polling(cluster.members, own, membership, shared_directory / VIEW, clock, peers.hello)
+        task = asyncio.create_task(found.run(), name="polling of the cluster")
+        try:
+            yield found
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 def _own_member(cluster: ClusterSettings, *, caches: bool) -> Member:

@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from gateway.app.bandwidth import CapacityFinder, SharedLimits
-from gateway.app.cluster import Clustered, clustered, hello_of, polling
+from gateway.app.cluster import Clustered, clustered, hello_of
 from gateway.app.origins import OriginKeys, routed_origin
 from gateway.app.write_back import (
     Flushing,
@@ -24,7 +24,6 @@ from gateway.app.write_back import (
 from gateway.blocks.cache import BlockCache, PassthroughCache
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.scrubber import Scrubber, ScrubSettings
-from gateway.cluster.polling import Polling
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock, SystemClock
@@ -312,7 +311,6 @@ class BackgroundServices:
     scrubber: Scrubber | None
     snapshots: SnapshotService
     flushing: Flushing | None
-    cluster: Polling | None
     settle: Callable[[], Awaitable[None]]
     """Brings the disk in line with the new settings, once all processes keep to them."""
 
@@ -336,7 +334,6 @@ async def background_services(
         _node(live, BACKGROUND_PROCESS, instance_id=instance_id, shared_directory=shared_directory) as node,
         _directory(settings, node, BACKGROUND_PROCESS) as (blocks, catalog),
         opened_buffer(settings, BACKGROUND_PROCESS, node.slots, node.clock, blocks) as buffer,
-        _polling(live, node, shared_directory) as cluster,
     ):
         snapshots = await asyncio.to_thread(SnapshotStore, settings.cache.directory / SNAPSHOTS)
         tools = JobDependencies(
@@ -378,7 +375,7 @@ async def background_services(
             async with flushing(settings, buffer, services, shared_directory) as flusher:
                 scrubber = _scrubber(settings, blocks)
                 kept = BackgroundServices(
-                    jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, cluster, settle
+                    jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, settle
                 )
                 with live.following(apply_settings):
                     if live.now is not settings:  # changed while all this was opened
@@ -394,21 +391,6 @@ def _hello(live: LiveSettings, node: _Node, *, closed: bool) -> Callable[[], byt
     if node.cluster is None or live.now.cluster is None:
         return bytes
     return hello_of(live, live.now.cluster, node.cluster.members, node.clock, closed=closed)
-
-
-@asynccontextmanager
-async def _polling(live: LiveSettings, node: _Node, shared_directory: Path | None) -> AsyncIterator[Polling | None]:
-    """Find out who is in the cluster, for all processes of this node; None: it is alone."""
-    found = None
-    if node.cluster is not None and shared_directory is not None:
-        found = polling(live, node.cluster.peers.hello, shared_directory, node.clock, is_closed=bool)
-    task = asyncio.create_task(found.run(), name="polling of the cluster") if found is not None else None
-    try:
-        yield found
-    finally:
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Self
@@ -27,7 +27,7 @@ from gateway.blocks.layout import BlockSettings
 from gateway.blocks.opening import account_late, move_between_slots, open_directory, rebuild
 from gateway.blocks.origin_gets import UnpinnedGet, UnpinnedResponse
 from gateway.blocks.plan import Explanation, ReadPlan
-from gateway.blocks.reader import RangeReader
+from gateway.blocks.reader import RangeReader, bring
 from gateway.blocks.scrubber import Scrubber, ScrubSettings
 from gateway.blocks.small_block_fetch import whole_of
 from gateway.blocks.spans import HeldObject, WarmSpan, span_of
@@ -41,7 +41,7 @@ from gateway.core.errors import (
     PinRefused,
     StoreUnavailable,
 )
-from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion, size_of
+from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, Purpose, from_peer
 from gateway.origin.peer_protocol import COPY, PIN, Roles
 from gateway.policy.slots import Prefix, Slots
@@ -296,29 +296,7 @@ class BlockCache(PassthroughCache):
         another node wants it here. Raises as `open_range` and its reader do.
         """
         roles = None if of_peer else self._dependencies.roles
-        reader = RangeReader(ReadPlan(self._dependencies, version, piece, slot, _NO_HEADERS, purpose, roles=roles))
-        if reader.is_cached():
-            return 0, True
-        try:
-            await reader.start()
-            async with aclosing(reader.body()) as body:
-                come_bytes = 0
-                async for given in body:
-                    if reader.past_the_cache:
-                        return 0, False
-                    come_bytes += size_of(given)
-                    come(come_bytes)
-        finally:
-            await reader.aclose()
-        fetches, kept = self._dependencies.fetches, True
-        for block in layout.blocks_of(version, piece, self._dependencies.settings.block_size_of(slot)):
-            if (fill := fetches.join(block, reader.headers_of(block), purpose)) is not None:
-                try:
-                    await fill.over()  # what has only arrived is lost when the process ends
-                finally:
-                    fill.leave(purpose)
-                kept = kept and fill.kept
-        return piece.length, kept
+        return await bring(ReadPlan(self._dependencies, version, piece, slot, _NO_HEADERS, purpose, roles=roles), come)
 
     async def fetch_at_owner(
         self, version: ObjectVersion, piece: ByteRange, *, slot: str, purpose: Purpose, pin: Prefix | None = None

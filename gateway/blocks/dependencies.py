@@ -23,6 +23,7 @@ from gateway.blocks.small_block_fetch import GroupCommitWriter, SmallBlockFetche
 from gateway.core.clock import Clock
 from gateway.origin.client import Origin
 from gateway.origin.peer_protocol import Roles
+from gateway.origin.receive_buffer import Buffers
 
 PROCESS_AHEAD_BYTES = 256 * 1024 * 1024
 """Limit of what is verified ahead for all readers of a process. Readers without room verify pieces when they come to
@@ -53,6 +54,8 @@ class CacheDependencies(FetchDependencies):
     roles: Roles | None = None
     """Says which blocks other nodes look after; None: none."""
 
+    buffers: Buffers = field(default_factory=Buffers)
+
     held_rows: dict[bytes, tuple[int, tuple[bytes, bytes]]] = field(default_factory=dict)
     """Rows that `HeldObject` has looked up for a block, and the index's commit at that time."""
 
@@ -76,11 +79,14 @@ class CacheDependencies(FetchDependencies):
         threads.stalled = lambda: blocks.index.stalled
         shared = settings, blocks, locks, origin, threads, watcher, open_files, isolation, clock
         of_fetches = FetchDependencies(*shared)
-        writers = GroupCommitWriter(of_fetches), GroupCommitWriter(of_fetches)
-        fetches = SingleFlight(of_fetches, SmallBlockFetcher(of_fetches, *writers), LargeBlockFetcher(of_fetches))
+        writers, buffers = (GroupCommitWriter(of_fetches), GroupCommitWriter(of_fetches)), Buffers()
+        fetches = SingleFlight(
+            of_fetches, SmallBlockFetcher(of_fetches, *writers), LargeBlockFetcher(of_fetches, buffers)
+        )
         turns = Turns(settings.fills_max), Turns(settings.fills_max)
         unpinned_gets = UnpinnedGets(locks, watcher, *turns)
-        return cls(*shared, opened, blocks.index.accesses, fetches, unpinned_gets, writers, roles=roles)
+        accesses = blocks.index.accesses
+        return cls(*shared, opened, accesses, fetches, unpinned_gets, writers, roles=roles, buffers=buffers)
 
     @classmethod
     def without_directory(cls, origin: Origin, clock: Clock) -> CacheDependencies:

@@ -117,7 +117,7 @@ class LargeBlockFetcher:
     """Fetches large blocks, or follows who does: called in the task of each `InflightFetch`."""
 
     dependencies: FetchDependencies
-    buffers: Buffers = field(default_factory=Buffers)
+    buffers: Buffers
 
     def fetch_inline(self, fetch: InflightFetch, on_end: Callable[[InflightFetch, bool], None]) -> bool:
         return False  # no response has brought all of it

@@ -69,6 +69,11 @@ class Extent(NamedTuple):
     length: int
     checksums: bytes
 
+    def checksums_of(self, position: int, count: int) -> bytes:
+        """Return the checksums of a part that begins with a chunk, and ends with one."""
+        first, stop = position // CHUNK_BYTES, chunk_count(position + count)
+        return self.checksums[first * CHECKSUM_BYTES : stop * CHECKSUM_BYTES]
+
 
 def chunk_count(length: int) -> int:
     return -(-length // CHUNK_BYTES)

@@ -7,8 +7,8 @@ comes straight from the origin, pinned to the same version. Only the origin's fa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import aclosing, suppress
 from typing import Protocol
 
 from gateway.blocks.dependencies import CacheDependencies
@@ -30,7 +30,7 @@ from gateway.core.model import (
 )
 from gateway.origin.client import Purpose
 from gateway.origin.http1_client.response_stream import WHOLE_BYTES_MAX
-from gateway.origin.receive_buffer import ReceiveBuffer
+from gateway.origin.receive_buffer import Buffers, ReceiveBuffer
 from gateway.telemetry import metrics
 
 
@@ -116,11 +116,11 @@ class OriginSource:
 
     cached = False
 
-    def __init__(self, get: PinnedGet, rest: ByteRange) -> None:
+    def __init__(self, get: PinnedGet, rest: ByteRange, buffers: Buffers) -> None:
         self.stop = rest.stop
         self._get = get
         is_large = get.range.length > WHOLE_BYTES_MAX  # what is not comes as a whole
-        self._buffer = ReceiveBuffer(RELAYED_BYTES, RELAYED_BYTES) if is_large else None
+        self._buffer = ReceiveBuffer(CHUNK_BYTES, CHUNK_BYTES, lender=buffers) if is_large else None
         self._pieces = get.pieces(self._buffer)
         self._piece = memoryview(b"")
         self._first = get.range.first
@@ -133,12 +133,17 @@ class OriginSource:
     async def read(self, first: int, stop: int) -> BorrowedBuffer:
         while first >= self._first + len(self._piece):
             self._first += len(self._piece)
+            if self._buffer is not None and self._piece:  # the reader has the first chunk, and needs no haste
+                self._buffer.resize(RELAYED_BYTES)
             self._piece = memoryview(await anext(self._pieces))
         return BorrowedBuffer(self._piece[first - self._first : stop - self._first])
 
     async def close(self) -> None:
         await self._pieces.aclose()
         await self._get.aclose()
+        self._piece = memoryview(b"")
+        if self._buffer is not None:
+            self._buffer.give_back()
 
 
 RELAYED_BYTES = 8 * CHUNK_BYTES
@@ -175,9 +180,6 @@ class RangeReader:
             return self._look_up() == "hit"
         except StoreUnavailable:
             return False
-
-    def headers_of(self, block: Block) -> Mapping[str, str]:
-        return self._plan.headers_of(block)
 
     def why_missing(self, before: ObjectVersion | None) -> MissReason | None:
         """Return why the first missing bytes were missing at `start`; `before` is the version known before this one."""
@@ -235,9 +237,8 @@ class RangeReader:
             return None
         self._source = None
         position, slot = wanted.first - source.block.offset, self._plan.slot
-        return WarmSpan(
-            self._dependencies, source.extent, source.file, position, wanted.length, slot, cached=source.cached
-        )
+        cached = None if self._plan.is_for_peer else source.cached
+        return WarmSpan(self._dependencies, source.extent, source.file, position, wanted.length, slot, cached=cached)
 
     async def body(self) -> BodyStream:
         """Yield the bytes of the range, in order; all of them, or raise."""
@@ -428,7 +429,7 @@ class RangeReader:
         except BaseException:
             await get.aclose()
             raise
-        self._source = source = OriginSource(get, rest)
+        self._source = source = OriginSource(get, rest, dependencies.buffers)
         return source
 
     async def _drop(self, block: Block, extent: Extent) -> None:
@@ -440,3 +441,33 @@ class RangeReader:
             raise dependencies.isolation.refuse_writing()
         if await dependencies.threads.index(dependencies.directory.drop, block.id, extent.file):
             metrics.CACHE_DAMAGED.add(1, plan.slot)
+
+
+async def bring(plan: ReadPlan, come: Callable[[int], None] = lambda _: None) -> tuple[int, bool]:
+    """Bring a range to disk. Return the number of fetched bytes, and whether all of it is on disk.
+
+    `come` gets the number of fetched bytes again and again. Raises as the reader does.
+    """
+    reader, fetches = RangeReader(plan), plan.dependencies.fetches
+    if reader.is_cached():
+        return 0, True
+    try:
+        await reader.start()
+        async with aclosing(reader.body()) as body:
+            come_bytes = 0
+            async for given in body:
+                if reader.past_the_cache:
+                    return 0, False
+                come_bytes += size_of(given)
+                come(come_bytes)
+    finally:
+        await reader.aclose()
+    kept = True
+    for block in map(plan.block, plan.numbers):
+        if (fill := fetches.join(block, plan.headers_of(block), plan.purpose)) is not None:
+            try:
+                await fill.over()  # what has only arrived is lost when the process ends
+            finally:
+                fill.leave(plan.purpose)
+            kept = kept and fill.kept
+    return plan.range.length, kept

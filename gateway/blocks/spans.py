@@ -75,6 +75,11 @@ class WarmSpan(PinnedFileSpan):
         self._since = since
         self._cached = cached
 
+    @property
+    def checksums(self) -> bytes:
+        """As `Extent.checksums_of`."""
+        return self._extent.checksums_of(self.span.offset - self._extent.offset, self.span.count)
+
     # As `model.SpanFile`.
 
     def intact(self, offset: int, count: int) -> bool:

@@ -10,20 +10,30 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
 import structlog
 
-from gateway.cluster.members import Member, View
-from gateway.cluster.peers import PeerAnswer, Peers, WrappedResponse
+from gateway.cluster.members import View
+from gateway.cluster.peers import PeerAnswer, Peers
 from gateway.core import cancellation
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginBodyError, OriginBusy
 from gateway.core.model import ByteRange, Homes, ObjectKey, ObjectVersion
 from gateway.origin import peer_protocol as peer
-from gateway.origin.client import BegunRead, FromPeer, OnEnd, Origin, OriginRequest, OriginResponse, begin_read_of
+from gateway.origin.client import (
+    BegunRead,
+    FromPeer,
+    OnEnd,
+    Origin,
+    OriginRequest,
+    OriginResponse,
+    WrappedResponse,
+    begin_read_of,
+)
 from gateway.origin.peer_protocol import COPY, COPY_ALONE, FROM_BUCKET
 from gateway.origin.retry import retry_after_seconds
 from gateway.policy.slots import Prefix, Slots
@@ -52,6 +62,8 @@ DOUBTS_MAX: Final = 16
 _BODY = frozenset({200, 206})
 _ANSWERS = _BODY | {201, 304, 404, 412, 416}
 _BUSY, _ASK_OTHERS, _NO_PIN = 503, 303, 409
+_NO_HEADERS: Final[Mapping[str, str]] = {}
+_LAST: Final[Mapping[str, str]] = {peer.LAST: "1"}
 
 Reason: TypeAlias = Literal["unreachable", "busy", "refused", "old", "damaged"]
 
@@ -96,7 +108,7 @@ class ClusterOrigin:
     clock: Clock
     fallback_requests: int
     _ration: asyncio.Semaphore = field(init=False)
-    _doubts: set[asyncio.Task[None]] = field(default_factory=set)
+    _doubts: set[asyncio.Task[int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._ration = asyncio.Semaphore(self.fallback_requests)
@@ -106,15 +118,15 @@ class ClusterOrigin:
         copy = request.headers.get(COPY)
         if copy is None:
             before = self._owner_before(request)
-            answer = await self._cached_by(before, request, peer.CACHED) if before is not None else None
-            if before is not None and answer is not None and answer.status == _ASK_OTHERS:
-                answer = await self._of_takers(before, answer, request)
+            answer = await self._of_takers((before,), set(), request, peer.CACHED) if before is not None else None
             return answer or await self.bucket.send(request)
-        request = replace(request, headers={name: value for name, value in request.headers.items() if name != COPY})
-        if copy == FROM_BUCKET:
-            return await self._by_ration(request, "damaged")
-        told = await self._of_owners(request)
-        return await self._by_ration(request, told) if isinstance(told, str) else told
+        why: Reason = "damaged"
+        if copy != FROM_BUCKET:
+            told = await self._of_owners(request)
+            if not isinstance(told, str):
+                return told
+            why = told
+        return await self._by_ration(_to_bucket(request), why)
 
     def begin_read(self, request: OriginRequest, on_end: OnEnd) -> BegunRead | None:
         """As `BeginRead`: a peer is waited for."""
@@ -125,20 +137,16 @@ class ClusterOrigin:
     async def unpin(self, prefix: Prefix) -> dict[str, bool | None]:
         """Unpin a prefix on all other nodes. Return which had it pinned over the cluster; None: it does not answer."""
         view, told = self.view(), dict[str, bool | None]()
-        request = OriginRequest("HEAD", prefix.bucket, f"{prefix.key_prefix}-")
-        request = self._to_peer(request, {peer.UNPIN: str(len(prefix.key_prefix))})
         others = [one.address for one in view.members if one is not view.me]
         for first in range(0, len(others), UNPINS_AT_ONCE):
             some = others[first : first + UNPINS_AT_ONCE]
-            told |= zip(some, await asyncio.gather(*(self._unpin_at(one, request) for one in some)), strict=True)
+            told |= zip(some, await asyncio.gather(*(self._unpin_at(one, prefix) for one in some)), strict=True)
         return told
 
-    async def _unpin_at(self, address: str, request: OriginRequest) -> bool | None:
-        answer = await self.peers.ask(address, request)
-        if answer is None:
-            return None
-        async with answer:
-            return {200: True, 404: False}.get(answer.status)
+    async def _unpin_at(self, address: str, prefix: Prefix) -> bool | None:
+        request = OriginRequest("HEAD", prefix.bucket, f"{prefix.key_prefix}-")
+        status = await self._tell(address, self._to_peer(request, {peer.UNPIN: str(len(prefix.key_prefix))}))
+        return {200: True, 404: False}.get(status)
 
     async def aclose(self) -> None:
         """End what this has begun. The bucket's origin and the peers are closed by who made them."""
@@ -146,7 +154,7 @@ class ClusterOrigin:
             doubt.cancel()
         await asyncio.gather(*self._doubts, return_exceptions=True)
 
-    # Owners
+    # Whom to ask
 
     async def _of_owners(self, request: OriginRequest) -> OriginResponse | Reason:
         """Return the answer of the first owner that has one, or of the bucket if this node is one; else why not."""
@@ -155,67 +163,40 @@ class ClusterOrigin:
         deadline = self.clock.monotonic() + BUSY_SECONDS_MAX
         for owner in view.owners(*self._place(request)):
             if owner is view.me:
-                return await self._of_bucket(request)
-            told = await self._of_owner(owner, request, deadline)
+                return await self.bucket.send(_to_bucket(request))
+            told = await self._asked(owner.address, request, deadline)
+            if isinstance(told, PeerAnswer) and told.status == _ASK_OTHERS:
+                await told.aclose()
+                of_taker = await self._of_takers(self._named(told), {owner.address}, request, peer.TAKEN)
+                told = of_taker or await self._asked(owner.address, request, deadline, _LAST)
             if not isinstance(told, str):
                 return told
             why = told
         return why
 
-    async def _of_owner(self, owner: Member, request: OriginRequest, deadline: float) -> PeerAnswer | Reason:
-        more: dict[str, str] = {}
-        while True:
-            began = self.clock.monotonic()
-            answer = await self.peers.ask(owner.address, self._to_peer(request, more))
-            if answer is None:
-                return "unreachable"
-            if answer.status == _BUSY:
-                await answer.aclose()
-                asked = retry_after_seconds(answer.headers, self.clock.now()) or 0.0
-                seconds = min(max(asked, BUSY_SECONDS), deadline - self.clock.monotonic())
-                if seconds <= 0:
-                    return "busy"
-                with cancellation.turn():
-                    await self.clock.sleep(seconds)
-            elif answer.status == _ASK_OTHERS and not more:
-                of_taker = await self._of_takers(owner.address, answer, request)
-                if of_taker is not None:
-                    return of_taker
-                more = {peer.LAST: "1"}
-            else:
-                return await self._judged(owner.address, answer, request, began)
-
-    async def _of_takers(self, address: str, answer: PeerAnswer, request: OriginRequest) -> PeerAnswer | None:
-        """Return the bytes of a node that has just got them: one that an answer names, or the next one names.
-
-        No node is asked twice, nor again the one at `address`, which gave the answer.
-        """
-        others = {one.address for one in self.view().members if one is not self.view().me} - {address}
+    async def _of_takers(
+        self, named: Sequence[str], asked: set[str], request: OriginRequest, only: str
+    ) -> PeerAnswer | None:
+        """Return the bytes of a node that has them on its disk: of those named, or of those that these name."""
         for _ in range(FOLLOWED_MAX):
-            named = [one for one in map(str.strip, answer.told.get(peer.ASK, "").split(",")) if one in others]
-            await answer.aclose()
-            if not named:
-                return None
-            address = random.choice(named)
-            others.discard(address)
-            told = await self._cached_by(address, request, peer.TAKEN)
-            if told is None or told.status in _BODY:
+            others = [one for one in named if one not in asked]
+            if not others:
+                break
+            address = random.choice(others)
+            asked.add(address)
+            told = await self._asked(address, request, 0.0, {peer.ONLY: only})
+            if isinstance(told, str):
+                break
+            if told.status in _BODY:
                 return told
-            answer = told
-        await answer.aclose()
+            await told.aclose()
+            named, only = self._named(told), peer.TAKEN
         return None
 
-    async def _cached_by(self, address: str, request: OriginRequest, only: str) -> PeerAnswer | None:
-        """Return the bytes if the node at an address has them on its disk, or its answer that others have them."""
-        began = self.clock.monotonic()
-        answer = await self.peers.ask(address, self._to_peer(request, {peer.ONLY: only}))
-        if answer is None or answer.status == _ASK_OTHERS:
-            return answer
-        if answer.status not in _BODY:
-            await answer.aclose()
-            return None
-        told = await self._judged(address, answer, request, began)
-        return None if isinstance(told, str) else told
+    def _named(self, answer: PeerAnswer) -> list[str]:
+        view = self.view()
+        others = {one.address for one in view.members if one is not view.me}
+        return [one for one in map(str.strip, answer.told.get(peer.ASK, "").split(",")) if one in others]
 
     def _owner_before(self, request: OriginRequest) -> str | None:
         """Return the address of who owned this node's block before, if such a node can be asked for these bytes."""
@@ -223,36 +204,57 @@ class ClusterOrigin:
             return None
         if request.size_bytes is None and not request.may_be_remembered:
             return None
-        asked = self._range(request)
+        asked = _range(request)
         if asked is None or asked.first % peer.CHUNK_BYTES:
             return None
-        size_bytes = self.block_size_of(request.slot)
-        number = asked.first // size_bytes
-        if asked.last // size_bytes != number:
+        key, number = self._place(request)
+        if asked.last // self.block_size_of(request.slot) != number:
             return None
-        member = self.view().owner_before(ObjectKey(request.bucket, request.key), number)
+        member = self.view().owner_before(key, number)
         return member.address if member is not None and not self.peers.is_away(member) else None
 
-    # Questions and answers
-
     def _place(self, request: OriginRequest) -> tuple[ObjectKey, int]:
-        asked = self._range(request)
+        asked = _range(request)
         number = asked.first // self.block_size_of(request.slot) if asked is not None else 0
         return ObjectKey(request.bucket or "", request.key or ""), number
 
-    def _range(self, request: OriginRequest) -> ByteRange | None:
-        first, last = first_and_last(request.headers.get("range")) or (0, None)
-        return ByteRange(first, last) if last is not None else None
+    # Questions and answers
+
+    async def _asked(
+        self, address: str, request: OriginRequest, deadline: float, more: Mapping[str, str] = _NO_HEADERS
+    ) -> PeerAnswer | Reason:
+        """Return a peer's answer, which may name others unless it must not, or why there is none of use."""
+        while True:
+            began = self.clock.monotonic()
+            answer = await self.peers.ask(address, self._to_peer(request, more))
+            if answer is None:
+                return "unreachable"
+            if answer.status == _ASK_OTHERS and more is not _LAST:
+                return answer
+            if answer.status != _BUSY:
+                why = self._judge(address, answer, request, self.clock.monotonic() - began)
+                if why is not None:
+                    await answer.aclose()
+                return why or answer
+            await answer.aclose()
+            asked = retry_after_seconds(answer.headers, self.clock.now()) or 0.0
+            seconds = min(max(asked, BUSY_SECONDS), deadline - self.clock.monotonic())
+            if seconds <= 0:
+                return "busy"
+            with cancellation.turn():
+                await self.clock.sleep(seconds)
 
     def _to_peer(self, request: OriginRequest, more: Mapping[str, str]) -> OriginRequest:
-        me, bucket = self.view().me, request.bucket or ""
+        me = self.view().me
         headers = {
             **request.headers,
             peer.PEER: peer.VERSION,
-            peer.HOME: peer.home_digest(self.homes.of(bucket)),
+            peer.HOME: peer.home_digest(self.homes.of(request.bucket or "")),
             peer.PURPOSE: request.purpose.value,
+            peer.NONCE: peer.new_nonce(),
             **more,
         }
+        headers.pop(COPY, None)
         if me is not None:
             headers[peer.FROM] = me.address
         if request.size_bytes is not None:
@@ -267,31 +269,21 @@ class ClusterOrigin:
             return slot.negative_ttl_seconds
         return math.inf if slot.consistency == "immutable" else slot.metadata_ttl_seconds
 
-    async def _judged(
-        self, address: str, answer: PeerAnswer, request: OriginRequest, began: float
-    ) -> PeerAnswer | Reason:
-        """Return the answer, or close it and return why it is of no use."""
-        why = self._why_not(answer, request, self.clock.monotonic() - began)
-        if why is not None:
-            await answer.aclose()
-            return why
-        answer.from_peer = replace(answer.from_peer, doubt=lambda: self._doubt(address, answer, request))
-        return answer
-
-    def _why_not(self, answer: PeerAnswer, request: OriginRequest, seconds: float) -> Reason | None:
-        status, is_pinned = answer.status, request.size_bytes is not None
+    def _judge(self, address: str, answer: PeerAnswer, request: OriginRequest, seconds: float) -> Reason | None:
+        """Set the facts that an answer tells, and count its bytes; or return why it is of no use."""
+        status, age_seconds, checksums = answer.status, 0.0, answer.checksums
         if status not in _ANSWERS and not (status == _NO_PIN and peer.PIN in request.headers):
             return "refused"
-        if not is_pinned:
+        if request.size_bytes is None:
             age_seconds = _age(answer)
-            if age_seconds is None or age_seconds > max(self._age_max(request, is_absent=status == 404), seconds):
+            if not age_seconds <= max(self._age_max(request, is_absent=status == 404), seconds):
                 return "old"
-            answer.from_peer = FromPeer(age_seconds)
         if request.method == "HEAD" or status not in _BODY:
+            answer.from_peer = FromPeer(age_seconds)
             return None
-        checksums, asked = answer.checksums, self._range(request)
         if checksums is None or not answer.headers.get("etag"):
             return "refused"
+        asked = _range(request)
         if request.size_bytes is not None and asked is not None:
             key = ObjectKey(request.bucket or "", request.key or "")
             version = ObjectVersion(key, request.headers.get("if-match", ""), request.size_bytes)
@@ -299,36 +291,38 @@ class ClusterOrigin:
                 check_head(status, answer.headers, version, asked)
             except OriginBodyError:
                 return "refused"
-        answer.from_peer = FromPeer(answer.from_peer.age_seconds, checksums)
+        answer.from_peer = FromPeer(age_seconds, checksums, partial(self._doubt, address, answer.headers, request))
+        metrics.CLUSTER_PEER_BYTES.add(answer.length_bytes, request.slot, "received")
         return None
 
-    def _doubt(self, address: str, answer: PeerAnswer, request: OriginRequest) -> None:
+    def _doubt(self, address: str, told: Mapping[str, str], request: OriginRequest) -> None:
         """Count bytes that are not what the peer promised, and have it look at its copy."""
         metrics.CLUSTER_DAMAGED.add(1)
         fields = {"address": address, "bucket": request.bucket, "key": request.key}
         _log.error("bytes of another node came damaged: the bucket gives them", address, **fields)
+        try:
+            body, size_bytes = parse_content_range(told.get("content-range", ""))
+        except OriginBodyError:
+            return  # a whole object: its block is looked at when it is read
         if len(self._doubts) >= DOUBTS_MAX:
             return
-        telling = asyncio.create_task(self._tell_doubt(address, answer, request), name="tell a peer of damage")
+        headers = {"if-match": told["etag"], "range": f"bytes={body.first}-{body.last}"}
+        asked = replace(request, method="HEAD", headers=headers, size_bytes=size_bytes)
+        telling = asyncio.create_task(
+            self._tell(address, self._to_peer(asked, {peer.DOUBT: "1"})), name="tell of damage"
+        )
         self._doubts.add(telling)
         telling.add_done_callback(self._doubts.discard)
 
-    async def _tell_doubt(self, address: str, answer: PeerAnswer, request: OriginRequest) -> None:
-        try:
-            body, size_bytes = parse_content_range(answer.headers.get("content-range", ""))
-        except OriginBodyError:
-            return  # a whole object: its block is looked at when it is read
-        headers = {"if-match": answer.headers["etag"], "range": f"bytes={body.first}-{body.last}"}
-        asked = replace(request, method="HEAD", headers=headers, size_bytes=size_bytes)
-        told = await self.peers.ask(address, self._to_peer(asked, {peer.DOUBT: "1"}))
-        if told is not None:
-            await told.aclose()
+    async def _tell(self, address: str, request: OriginRequest) -> int:
+        """Return the status of a peer's answer; 0: there is none."""
+        told = await self.peers.ask(address, request)
+        if told is None:
+            return 0
+        await told.aclose()
+        return told.status
 
     # The bucket
-
-    async def _of_bucket(self, request: OriginRequest) -> OriginResponse:
-        headers = {name: value for name, value in request.headers.items() if name != peer.PIN}
-        return await self.bucket.send(replace(request, headers=headers))
 
     async def _by_ration(self, request: OriginRequest, reason: Reason) -> OriginResponse:
         metrics.CLUSTER_FALLBACK_REQUESTS.add(1, reason)
@@ -339,7 +333,7 @@ class ClusterOrigin:
         except TimeoutError:
             raise OriginBusy("the bucket is asked for too many blocks of other nodes") from None
         try:
-            return _Rationed(await self._of_bucket(request), self._ration)
+            return _Rationed(await self.bucket.send(request), self._ration)
         except BaseException:
             self._ration.release()
             raise
@@ -352,15 +346,38 @@ class _Rationed(WrappedResponse):
         super().__init__(response)
         self._held: asyncio.Semaphore | None = ration
 
+    def whole(self) -> memoryview | None:
+        body = super().whole()
+        if body is not None:
+            self._ended()
+        return body
+
+    async def aclose(self) -> None:
+        try:
+            await super().aclose()
+        finally:
+            self._ended()
+
     def _ended(self) -> None:
         held, self._held = self._held, None
         if held is not None:
             held.release()
 
 
-def _age(answer: PeerAnswer) -> float | None:
+def _to_bucket(request: OriginRequest) -> OriginRequest:
+    headers = {name: value for name, value in request.headers.items() if name not in (COPY, peer.PIN)}
+    return replace(request, headers=headers)
+
+
+def _range(request: OriginRequest) -> ByteRange | None:
+    first, last = first_and_last(request.headers.get("range")) or (0, None)
+    return ByteRange(first, last) if last is not None else None
+
+
+def _age(answer: PeerAnswer) -> float:
+    """Return the age that an answer tells; NaN if it tells none."""
     try:
         seconds = float(answer.told.get(peer.AGE, ""))
     except ValueError:
-        return None
-    return seconds if 0 <= seconds < math.inf else None
+        return math.nan
+    return seconds if 0 <= seconds < math.inf else math.nan

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +44,11 @@ class Member:
     caches: bool = True
     since: float | None = None
     answers: bool = True
+
+
+def alike(own: Member, address: str) -> Member:
+    """Return a member that has never answered: like this node, so nodes that start at once agree."""
+    return replace(own, name=address, address=address, caches=True, since=None)
 
 
 @immutable

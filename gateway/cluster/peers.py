@@ -11,11 +11,10 @@ import base64
 import binascii
 import hmac
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import structlog
 
@@ -23,7 +22,7 @@ from gateway.cluster.hello import HELLO_BYTES_MAX
 from gateway.cluster.members import Member
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginBodyError, OriginUnreachable
-from gateway.origin.client import FromPeer, OriginRequest, OriginResponse
+from gateway.origin.client import FromPeer, OriginRequest, OriginResponse, WrappedResponse
 from gateway.origin.peer_protocol import (
     CHECKSUM_BYTES,
     CHUNK_BYTES,
@@ -32,11 +31,10 @@ from gateway.origin.peer_protocol import (
     NONCE,
     PROOF,
     chunk_checksums,
-    encode_checksums,
     new_nonce,
-    proof,
+    proof_of,
+    proved_text,
 )
-from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.origin.s3 import S3Origin
 from gateway.telemetry import metrics
 from gateway.telemetry.logs import RateLimitedLog
@@ -81,19 +79,17 @@ class Peers:
         return peer is not None and (peer.left_out_until > self._clock.monotonic() or not peer.origin.answers())
 
     async def ask(self, address: str, request: OriginRequest) -> PeerAnswer | None:
-        """Return the proved answer to a request, to be closed; None: there is none."""
+        """Return the proved answer to a request, to be closed; None: there is none. Its headers have a new nonce."""
         try:
             return await self._proved(address, request)
         except OriginUnreachable:
             return None
 
     async def _proved(self, address: str, request: OriginRequest) -> PeerAnswer:
-        peer, nonce = self._peer(address), new_nonce()
-        request = replace(request, headers={**request.headers, NONCE: nonce})
-        began = self._clock.monotonic()
+        peer, began = self._peer(address), self._clock.monotonic()
         response = await peer.origin.send(request)
         seconds = self._clock.monotonic() - began
-        if not self._is_proved(nonce, response):
+        if not self._is_proved(request.headers[NONCE], response):
             await response.aclose()
             problem = "a node of the cluster does not prove that it knows the secret"
             _log.warning(problem, address, address=address)
@@ -101,15 +97,16 @@ class Peers:
         metrics.CLUSTER_PEER_SECONDS.observe(seconds)
         if response.headers.get("x-forebay-cache") == "hit":
             self._took(peer, seconds)
-        return PeerAnswer(response, request.slot)
+        return PeerAnswer(response)
 
     async def hello(self, address: str) -> bytes:
         """Return what the node at an address says of itself. Raises OriginUnreachable or OriginBodyError."""
-        async with await self._proved(address, OriginRequest("GET", "-", "hello")) as answer:
+        request = OriginRequest("GET", "-", "hello", headers={NONCE: new_nonce()})
+        async with await self._proved(address, request) as answer:
             if answer.status != 200:
                 raise OriginUnreachable(f"{address} answers {answer.status}")
             content = await answer.read(HELLO_BYTES_MAX)
-        if encode_checksums(chunk_checksums(content)) != answer.told.get(CRC32C):
+        if chunk_checksums(content) != answer.checksums:
             raise OriginBodyError(f"the hello of {address} came damaged")
         return content
 
@@ -135,8 +132,8 @@ class Peers:
 
     def _is_proved(self, nonce: str, response: OriginResponse) -> bool:
         told = response.headers.get(PROOF, "").encode("latin-1")
-        expected = [proof(one, nonce, response.status, response.headers).encode() for one in self._secrets]
-        return any(hmac.compare_digest(told, one) for one in expected)
+        text = proved_text(nonce, response.status, response.headers)
+        return any(hmac.compare_digest(told, proof_of(one, text).encode()) for one in self._secrets)
 
     def _took(self, peer: _Peer, seconds: float) -> None:
         peer.hit_seconds.append(seconds)
@@ -149,50 +146,11 @@ class Peers:
             peer.hit_seconds.clear()
 
 
-class WrappedResponse:
-    """An `OriginResponse` that another one gives its bytes to. It ends once, with `_ended`."""
-
-    def __init__(self, response: OriginResponse) -> None:
-        self.status = response.status
-        self.headers = response.headers
-        self._response = response
-
-    def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
-        return self._response.stream(buffer)
-
-    def whole(self) -> memoryview | None:
-        body = self._response.whole()
-        if body is not None:
-            self._ended()
-        return body
-
-    async def read(self, limit_bytes: int) -> bytes:
-        return await self._response.read(limit_bytes)
-
-    async def aclose(self) -> None:
-        try:
-            await self._response.aclose()
-        finally:
-            self._ended()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def _ended(self) -> None:
-        """Release the response's share of anything. Idempotent."""
-
-
 class PeerAnswer(WrappedResponse):
     """An answer of a peer. Its headers are S3's: those between nodes are in `told`."""
 
-    def __init__(self, response: OriginResponse, slot: str) -> None:
+    def __init__(self, response: OriginResponse) -> None:
         super().__init__(response)
-        self._slot = slot
         self.told: Mapping[str, str] = response.headers
         own = {name: value for name, value in response.headers.items() if not name.startswith("x-forebay-")}
         own.pop("date", None)
@@ -204,26 +162,14 @@ class PeerAnswer(WrappedResponse):
     @property
     def checksums(self) -> bytes | None:
         """Return the checksums of the body, packed as blocks have them; None: they are not all there."""
-        length = self.told.get("content-length", "")
         try:
             packed = base64.b64decode(self.told.get(CRC32C, ""), validate=True)
         except (binascii.Error, ValueError):
             return None
-        is_whole = length.isdecimal() and len(packed) == CHECKSUM_BYTES * -(-int(length) // CHUNK_BYTES)
-        return packed if is_whole else None
+        return packed if len(packed) == CHECKSUM_BYTES * -(-self.length_bytes // CHUNK_BYTES) else None
 
-    async def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncGenerator[bytes | memoryview, None]:
-        pieces = self._response.stream(buffer)
-        try:
-            async for piece in pieces:
-                metrics.CLUSTER_PEER_BYTES.add(len(piece), self._slot, "received")
-                yield piece
-        finally:
-            if isinstance(pieces, AsyncGenerator):
-                await pieces.aclose()
-
-    def whole(self) -> memoryview | None:
-        body = super().whole()
-        if body is not None:
-            metrics.CLUSTER_PEER_BYTES.add(len(body), self._slot, "received")
-        return body
+    @property
+    def length_bytes(self) -> int:
+        """Return the length of the body; -1: the answer does not say it."""
+        length = self.told.get("content-length", "")
+        return int(length) if length.isdecimal() else -1

@@ -6,9 +6,11 @@ One process of a node does this, and all of them follow the file (members.py).
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -17,7 +19,7 @@ import orjson
 import structlog
 
 from gateway.cluster.hello import Hello
-from gateway.cluster.members import SETTLED_SECONDS, Gone, Member, read_view, view_document
+from gateway.cluster.members import SETTLED_SECONDS, Gone, Member, alike, read_view, view_document
 from gateway.core.clock import Clock
 from gateway.core.errors import ForebayError
 from gateway.core.model import immutable
@@ -101,17 +103,23 @@ class Membership:
 
 @immutable
 class Heard:
-    """The last answer of one member, and why there is no later one."""
+    """What is known of one member. The last hello stays when there is no later one."""
+
+    member: Member | None = None
+    """As it was last known to this gateway; None: it has never answered."""
 
     hello: Hello | None = None
     at: float = 0.0
-    """When the last one came, in seconds since 1970."""
+    """When the hello came, in seconds since 1970."""
 
     clock_seconds: float = 0.0
     """Seconds by which its clock is ahead of the clock of this node."""
 
     problem: str | None = None
     """Why the last question got no answer."""
+
+    asked_at: float = -math.inf
+    """When it was asked last, on the monotonic clock."""
 
 
 class Polling:
@@ -136,26 +144,22 @@ class Polling:
         self._clock = clock
         self._ask = ask
         self._resolve = resolve
-        self._listed: list[str] | None = None
-        self._known: dict[str, Member] = {}
         self._gone: dict[str, Gone] = {}
-        self._asked_at: dict[str, float] = {}
         self._written = b""
         self._failure = ""
         self.heard: dict[str, Heard] = {}
-        """By address."""
+        """By address, in the order of the list: all members, this node among them."""
 
     @property
     def members(self) -> list[Member]:
-        """The members in the order of the list. One that has never answered counts as being like this node."""
+        """The members in the order of the list."""
         own = replace(self._own(), since=self._membership.since)
-        alike = replace(own, caches=True, since=None)
-        found = list[Member]()
-        for address in self._listed or ():
-            member = self._known.get(address) or replace(alike, name=address, address=address)
-            answers = self.heard.get(address, Heard()).problem is None
-            found.append(own if address == own.address else replace(member, answers=answers))
-        return found
+        return [
+            own
+            if address == own.address
+            else replace(heard.member or alike(own, address), answers=heard.problem is None)
+            for address, heard in self.heard.items()
+        ]
 
     def state_of(self, member: Member) -> str:
         """Return one of `metrics.MEMBER_STATES`."""
@@ -169,20 +173,13 @@ class Polling:
     async def run(self) -> None:
         """Look after the members for ever."""
         await asyncio.to_thread(self._membership.begin)
-        self._take_up()
+        with suppress(OSError, ValueError):  # no process before this one has found out anything
+            members, gone = read_view(self._file)
+            self.heard = {one.address: Heard(one if one.since is not None else None) for one in members}
+            self._gone = {one.member.address: one for one in gone}
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_listed(), name="members of the cluster")
             tasks.create_task(self._keep_asking(), name="hellos")
-
-    def _take_up(self) -> None:
-        """Begin with what the process before this one has found out."""
-        try:
-            members, gone = read_view(self._file)
-        except (OSError, ValueError):  # there was none
-            return
-        self._known = {one.address: one for one in members if one.since is not None}
-        self._gone = {one.member.address: one for one in gone}
-        self._listed = [one.address for one in members]
 
     async def _keep_listed(self) -> None:
         while True:
@@ -193,18 +190,14 @@ class Polling:
             await self._clock.sleep(RESOLVE_SECONDS)
 
     def _list(self, addresses: list[str]) -> None:
-        if not addresses or addresses == self._listed:  # no name stands for no node
+        if not addresses or addresses == list(self.heard):  # no name stands for no node
             return
         now = self._clock.monotonic()
-        for member in self.members:
-            if member.address not in addresses and member.since is not None:
-                self._gone[member.address] = Gone(member, now)
-        for address in {*self._known, *self.heard, *self._asked_at} - set(addresses):
-            for of_member in (self._known, self.heard, self._asked_at):
-                of_member.pop(address, None)
-        if self._listed is not None:
-            _log.info("the members of the cluster have changed", before=len(self._listed), now=len(addresses))
-        self._listed = addresses
+        left = [heard.member for address, heard in self.heard.items() if address not in addresses]
+        self._gone |= {one.address: Gone(one, now) for one in left if one is not None}
+        if self.heard:
+            _log.info("the members of the cluster have changed", before=len(self.heard), now=len(addresses))
+        self.heard = {address: self.heard.get(address, Heard()) for address in addresses}
 
     async def _keep_asking(self) -> None:
         while True:
@@ -217,13 +210,12 @@ class Polling:
 
     def _due(self) -> list[str]:
         """Return the members to be asked now, so that this node asks HELLOS_PER_SECOND_MAX at most."""
-        listed, own = self._listed or [], self._own().address
-        before = self._clock.monotonic() - max(TURN_SECONDS, len(listed) / HELLOS_PER_SECOND_MAX)
-        return [one for one in listed if one != own and self._asked_at.get(one, before) <= before]
+        own = self._own().address
+        before = self._clock.monotonic() - max(TURN_SECONDS, len(self.heard) / HELLOS_PER_SECOND_MAX)
+        return [address for address, heard in self.heard.items() if address != own and heard.asked_at <= before]
 
     async def _say_hello(self, address: str) -> None:
-        asked_at = self._asked_at[address] = self._clock.monotonic()
-        last = self.heard.get(address, Heard())
+        last, asked_at, asked_at_wall = self.heard[address], self._clock.monotonic(), self._clock.now()
         try:
             async with asyncio.timeout(HELLO_SECONDS_MAX):
                 hello = Hello.read(await self._ask(address))
@@ -231,28 +223,21 @@ class Polling:
             problem = str(error) or f"no answer within {HELLO_SECONDS_MAX:g} s"
             if last.problem is None:
                 _log.warning("a member of the cluster does not answer", member=address, error=problem)
-            self._hear(address, replace(last, problem=problem))
-            return
-        if last.problem is not None:
-            _log.info("a member of the cluster answers again", member=address)
-        now = self._clock.monotonic()
-        asked_at_wall = self._clock.now() - (now - asked_at)
-        heard = Heard(hello, self._clock.now(), hello.at - (asked_at_wall + self._clock.now()) / 2)
-        if not self._hear(address, heard):
-            return
-        known, since = self._known.get(address), now - hello.age_seconds
-        if known is not None and known.since is not None and abs(known.since - since) < TURN_SECONDS:
-            since = known.since  # it is as old as it was: answers take unequal time
-        caches = hello.caches and hello.protocol == VERSION
-        self._known[address] = Member(address, address, hello.zone, hello.weight, caches, since)
-        self._gone.pop(address, None)
-
-    def _hear(self, address: str, heard: Heard) -> bool:
-        """Note what became of a hello; False if the member has left the list meanwhile."""
-        if address not in (self._listed or ()):
-            return False
-        self.heard[address] = heard
-        return True
+            heard = replace(last, problem=problem, asked_at=asked_at)
+        else:
+            if last.problem is not None:
+                _log.info("a member of the cluster answers again", member=address)
+            at, since = self._clock.now(), self._clock.monotonic() - hello.age_seconds
+            known = last.member.since if last.member is not None else None
+            if known is not None and abs(known - since) < TURN_SECONDS:
+                since = known  # it is as old as it was: answers take unequal time
+            caches = hello.caches and hello.protocol == VERSION
+            member = Member(address, address, hello.zone, hello.weight, caches, since)
+            heard = Heard(member, hello, at, hello.at - (asked_at_wall + at) / 2, None, asked_at)
+        if address in self.heard:  # else it has left the list meanwhile
+            self.heard[address] = heard
+            if heard.problem is None:
+                self._gone.pop(address, None)
 
     async def _publish(self) -> None:
         """Write the view file if it would change."""
@@ -262,7 +247,7 @@ class Polling:
             metrics.CLUSTER_MEMBERS.set(counts[state], state)
         self._gone = {one.member.address: one for one in self._gone.values() if now < one.at + SETTLED_SECONDS}
         content = view_document(members, list(self._gone.values()))
-        if self._listed is None or content == self._written:
+        if not members or content == self._written:
             return
         try:
             await asyncio.to_thread(write_durably, self._file, content)

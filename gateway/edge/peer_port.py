@@ -2,15 +2,15 @@
 
     scope → s3.requests → peer_access → operations.peer_reads → the proof → send
 
-A question is S3's GET or HEAD of an object, or `GET /-/hello`. An answer is complete before it begins, has the
-checksums of its body, and proves that this node knows the cluster's secret (origin/peer_protocol.py).
+A question is S3's GET or HEAD of an object, or `GET /-/hello`. An answer has the checksums of its body, and proves that
+this node knows the cluster's secret (origin/peer_protocol.py).
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,6 @@ import structlog
 
 from gateway.core import cancellation
 from gateway.core.errors import ClientDisconnected, OriginBusy, OriginUnreachable
-from gateway.core.model import PinnedFileSpan
 from gateway.edge.asgi import RequestRecord, send_reply, whole_response
 from gateway.edge.cycle import RESPONSE, in_task
 from gateway.edge.peer_access import Asker, PeerAccess
@@ -41,9 +40,16 @@ _OUTCOMES |= dict.fromkeys((400, 403, 405, 501), "refused")
 _NO_BUCKET = 502
 """This node does not reach the bucket: the asker need not wait, for others may."""
 
-_ADDRESS = re.compile(r"[A-Za-z0-9.:\[\]_-]{1,255}")
-
 _log = structlog.get_logger("forebay.cluster")
+
+
+@dataclass(slots=True, eq=False)
+class _Exchange:
+    record: RequestRecord
+    asker: Asker | None = None
+    """The node that has proved to know the secret; None: the answer proves nothing either."""
+
+    question: PeerQuestion | None = None
 
 
 @dataclass(eq=False)
@@ -62,26 +68,23 @@ class PeerApp:
             raise RuntimeError(f"the peer port speaks HTTP only, not {scope['type']}")
         if RESPONSE not in (scope.get("extensions") or {}):
             send = PlainSend(send, scope["method"])
-        exchange = _Exchange(RequestRecord(scope["raw_path"]))
-        record = exchange.record
+        exchange, outcome = _Exchange(RequestRecord(scope["raw_path"])), "broken-off"
         try:
-            reply = await self._answered(exchange, scope, receive)
-            record.answer(reply)
-            await self._send(exchange, reply, scope, send)
-        except ClientDisconnected:
-            exchange.is_broken = True
+            with suppress(ClientDisconnected):
+                reply = await self._answered(exchange, scope, receive)
+                if await self._is_sent(exchange, reply, scope, send):
+                    outcome = _OUTCOMES.get(reply.status, "failed")
         finally:
             question = exchange.question
             if question is not None and question.sent is not None:
-                metrics.CLUSTER_PEER_BYTES.add(record.sent_bytes, question.slot.name, "sent")
-            outcome = "broken-off" if exchange.is_broken else _OUTCOMES.get(int(record.status), "failed")
+                metrics.CLUSTER_PEER_BYTES.add(exchange.record.sent_bytes, question.slot.name, "sent")
             metrics.CLUSTER_PEER_REQUESTS.add(1, outcome)
 
     async def _answered(self, exchange: _Exchange, scope: Scope, receive: Receive) -> Response:
         record = exchange.record
         try:
             answer = self._perform(exchange, scope, receive)
-            reply = answer if isinstance(answer, Response) else await self._awaited(answer)
+            reply = answer if isinstance(answer, Response) else await _awaited(answer)
         except ClientDisconnected:
             raise
         except Exception as error:  # noqa: BLE001 - whatever happened, the asker gets an answer and the log a line
@@ -89,7 +92,7 @@ class PeerApp:
             if isinstance(error, OriginUnreachable) and not isinstance(error, OriginBusy):
                 reply.status = _NO_BUCKET
         if exchange.asker is not None:
-            reply.headers = _proved(reply, exchange.asker, exchange.question, scope["method"])
+            _prove(reply, exchange.asker, exchange.question, scope["method"])
         return reply
 
     def _perform(self, exchange: _Exchange, scope: Scope, receive: Receive) -> Response | Coroutine[Any, Any, Response]:
@@ -103,22 +106,14 @@ class PeerApp:
         if request.raw_path == HELLO and request.method == "GET" and not request.query:
             return Response(200, [("content-type", "application/json")], self.services.hello())
         question = exchange.question = self.reads.question(request)
-        ACCOUNT.set(request.headers.get(peer.FROM, ""))
+        ACCOUNT.set(question.asker)
         return self.reads.answer(question)
 
-    async def _awaited(self, answer: Coroutine[Any, Any, Response]) -> Response:
-        try:
-            await in_task()
-            cancellation.register_request(anywhere=True)
-            return await answer
-        finally:
-            answer.close()
-
-    async def _send(self, exchange: _Exchange, reply: Response, scope: Scope, send: Send) -> None:
+    async def _is_sent(self, exchange: _Exchange, reply: Response, scope: Scope, send: Send) -> bool:
+        """Send the answer; return False if it broke off."""
         record, question = exchange.record, exchange.question
-        sent = question.sent if question is not None and reply.status == 206 else None
-        if sent is not None:
-            self.reads.handouts.begin(sent)
+        if question is not None and question.sent is not None:
+            self.reads.handouts.begin(question.sent)
         try:
             whole = whole_response(reply, scope, record)
             if whole is not None:
@@ -130,44 +125,44 @@ class PeerApp:
         except ClientDisconnected:
             raise
         except Exception as error:  # noqa: BLE001 - the head is out: a body that ends early tells the asker
-            exchange.is_broken = True
             reply.failed(error)
             _log.warning("answer to another node broken off", request_id=record.request_id, exc_info=error)
+            return False
         finally:
-            if sent is not None and question is not None:
-                is_taken = record.sent_bytes == reply.length_bytes and _ADDRESS.fullmatch(question.asker) is not None
-                self.reads.handouts.end(sent, question.asker if is_taken else "")
+            if question is not None and question.sent is not None:
+                is_taken = record.sent_bytes == reply.length_bytes
+                self.reads.handouts.end(question.sent, question.asker if is_taken else "")
             if not reply.close_now():
                 await reply.aclose()
+        return True
 
 
-@dataclass(slots=True, eq=False)
-class _Exchange:
-    record: RequestRecord
-    asker: Asker | None = None
-    """The node that has proved to know the secret; None: the answer proves nothing either."""
+async def _awaited(answer: Coroutine[Any, Any, Response]) -> Response:
+    try:
+        await in_task()
+        cancellation.register_request(anywhere=True)
+        return await answer
+    finally:
+        answer.close()
 
-    question: PeerQuestion | None = None
-    is_broken: bool = False
 
-
-def _proved(reply: Response, asker: Asker, question: PeerQuestion | None, method: str) -> Sequence[tuple[str, str]]:
-    """Return the headers of an answer with its length, its checksums, the age of its facts, and proof."""
-    headers, body = {name.lower(): value for name, value in reply.headers}, reply.body
-    headers.update(reply.encoded.pairs)
-    headers.pop("content-length", None)
-    if isinstance(body, (bytes, memoryview)) and peer.CRC32C not in headers and body and method != "HEAD":
-        headers[peer.CRC32C] = peer.encode_checksums(peer.chunk_checksums(body))
+def _prove(reply: Response, asker: Asker, question: PeerQuestion | None, method: str) -> None:
+    """Give an answer its length, its checksums, the age of its facts, and proof of all its headers."""
+    body, own = reply.body, dict(reply.headers)
+    own.pop("content-length", None)
+    if isinstance(body, (bytes, memoryview)):
+        if body and method != "HEAD" and peer.CRC32C not in own:
+            own[peer.CRC32C] = peer.encode_checksums(peer.chunk_checksums(body))
+        if reply.length_bytes is None and reply.status not in (204, 304):
+            reply.length_bytes = len(body)
     if question is not None and question.age_seconds is not None:
-        headers[peer.AGE] = f"{math.ceil(question.age_seconds * 1000) / 1000:.3f}"
+        own[peer.AGE] = f"{math.ceil(question.age_seconds * 1000) / 1000:.3f}"
         if question.date is not None:
-            headers[peer.DATE] = question.date
-    length_bytes = reply.length_bytes
-    if length_bytes is None and not isinstance(body, PinnedFileSpan) and reply.status not in (204, 304):
-        length_bytes = len(body) if isinstance(body, (bytes, memoryview)) else None
-    if length_bytes is not None:
-        headers["content-length"] = str(length_bytes)
-    reply.length_bytes = length_bytes
-    headers[peer.PROOF] = peer.proof(asker.secret, asker.nonce, reply.status, headers)
-    headers.pop("content-length", None)
-    return list(headers.items())
+            own[peer.DATE] = question.date
+    proved = own | dict(reply.encoded.pairs)
+    if reply.length_bytes is not None:
+        proved["content-length"] = str(reply.length_bytes)
+    if reply.cache is not None:
+        proved["x-forebay-cache"] = reply.cache
+    own[peer.PROOF] = peer.proof(asker.secret, asker.nonce, reply.status, proved)
+    reply.headers = list(own.items())

@@ -456,6 +456,8 @@ class Catalog:
             roles = None if look or of_peer else self._roles
             head = await self._learn(key, slot, headers_of_question(roles, key, 0, slot, headers), purpose)
         except (OriginUnreachable, OriginAnswered) as error:
+            if look and isinstance(error, OriginAnswered) and error.status == 404:
+                self.shown(key, None)
             entry = self._lookup(key)
             if (
                 entry is None
@@ -466,7 +468,9 @@ class Catalog:
             ):
                 raise
             metrics.CATALOG_LOOKUPS.add(1, slot.name, "stale")
-            return _answer(key, entry, headers)
+            return answer_of(key, entry, headers)
+        if look:  # a fresh entry would answer until this one lands
+            self.shown(key, head.version.etag)
         metrics.CATALOG_LOOKUPS.add(1, slot.name, "miss")
         return head
 
@@ -479,14 +483,30 @@ class Catalog:
             return None
         if entry is not None and self._freshness(entry, slot) is Freshness.FRESH:
             metrics.CATALOG_LOOKUPS.add(1, slot.name, "hit" if entry.head is not None else "absent")
-            return _answer(key, entry, headers)
+            return answer_of(key, entry, headers)
         if entry is not None and self._is_confirmed(key, entry, slot):
             metrics.CATALOG_LOOKUPS.add(1, slot.name, "listed")
-            return _answer(key, entry, headers)
+            return answer_of(key, entry, headers)
         if self.is_listed_absent(key, slot):
             metrics.CATALOG_LOOKUPS.add(1, slot.name, "absent")
             raise s3_error("NoSuchKey", Key=key.key)
         return None
+
+    def learned_within(
+        self, seconds_max: float, key: ObjectKey, slot: Slot, *, headers: Mapping[str, str]
+    ) -> tuple[float, CatalogEntry] | None:
+        """Return what `remembered` answers by, if it was learned so lately, after its age in seconds.
+
+        An absence must be as young as the slot allows.
+        """
+        entry = self._lookup(key) if is_remembered(slot, headers) else None
+        if entry is None or _lacks_checksums(entry, headers) or self._freshness(entry, slot) is not Freshness.FRESH:
+            return None
+        age_seconds = self._clock.monotonic() - entry.observed_at.seconds
+        if entry.observed_at.boot != self._boot or (entry.head is not None and not 0 <= age_seconds < seconds_max):
+            return None
+        metrics.CATALOG_LOOKUPS.add(1, slot.name, "hit" if entry.head is not None else "absent")
+        return age_seconds, entry
 
     def is_listed_absent(self, key: ObjectKey, slot: Slot) -> bool:
         """Return whether the listing index knows within the slot's bounds that there is no such object."""
@@ -722,7 +742,8 @@ def may_be_remembered(slot: Slot, headers: Mapping[str, str]) -> bool:
     return is_read_only and is_plainly_asked(headers)
 
 
-def _answer(key: ObjectKey, entry: CatalogEntry, headers: Mapping[str, str]) -> ObjectHead:
+def answer_of(key: ObjectKey, entry: CatalogEntry, headers: Mapping[str, str]) -> ObjectHead:
+    """Return what an entry says of the object, to a question with these headers. Raises for an absence."""
     if entry.head is None:
         if entry.named:
             raise s3_error("NoSuchKey", Key=key.key)

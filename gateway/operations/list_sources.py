@@ -219,13 +219,17 @@ class BucketSource:
         listing, index = self._listing, self._listing.index
         asked = index.asked(listing.bucket)
 
-        async def send() -> FoundPage:
+        merge_seconds = listing.bound.merge_seconds
+        if wants_revalidation(listing.context):
             found = found_of(await self._page_with_keys(wanted))
-            index.learn(listing.bucket, wanted, found, asked, merge_seconds=listing.bound.merge_seconds)
+            await index.learn_now(listing.bucket, wanted, found, asked, merge_seconds=merge_seconds)
             return found
 
-        if wants_revalidation(listing.context):
-            return await send()
+        async def send() -> FoundPage:
+            found = found_of(await self._page_with_keys(wanted))
+            index.learn(listing.bucket, wanted, found, asked, merge_seconds=merge_seconds)
+            return found
+
         question = listing.bucket, wanted, listing.query.with_owner
         return await index.questions.ask(question, asked, listing.bound, send)
 

@@ -8,6 +8,7 @@ character stands for one byte of the wire, so that every value passes through un
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -261,6 +262,40 @@ class OriginResponse(OriginHead, Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class ClosedAtExit(ABC):
+    """An answer that `async with` closes."""
+
+    @abstractmethod
+    async def aclose(self) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class WrappedResponse(ClosedAtExit):
+    """An `OriginResponse` that another one gives its bytes to."""
+
+    def __init__(self, response: OriginResponse) -> None:
+        self.status = response.status
+        self.headers = response.headers
+        self._response = response
+
+    def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
+        return self._response.stream(buffer)
+
+    def whole(self) -> memoryview | None:
+        return self._response.whole()
+
+    async def read(self, limit_bytes: int) -> bytes:
+        return await self._response.read(limit_bytes)
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
 
 
 @immutable

@@ -117,6 +117,13 @@ def new_nonce() -> str:
 
 def proof(secret: bytes, nonce: str, status: int, headers: Mapping[str, str]) -> str:
     """Return PROOF of an answer with these headers, whose names are in lower case, to the request with this nonce."""
-    lines = sorted(f"{name}:{value}" for name, value in headers.items() if name not in _UNPROVED)
-    told = "\n".join([nonce, str(status), *lines])
-    return base64.b64encode(hmac.digest(secret, told.encode("latin-1"), "sha256")).decode()
+    return proof_of(secret, proved_text(nonce, status, headers))
+
+
+def proved_text(nonce: str, status: int, headers: Mapping[str, str]) -> bytes:
+    lines = sorted([f"{name}:{value}" for name, value in headers.items() if name not in _UNPROVED])
+    return "\n".join([nonce, str(status), *lines]).encode("latin-1")
+
+
+def proof_of(secret: bytes, text: bytes) -> str:
+    return base64.b64encode(hmac.digest(secret, text, "sha256")).decode()

@@ -75,6 +75,12 @@ class ReceiveBuffer:
             self._lent = self.lender.take(self.size_bytes)
         return self._lent
 
+    def resize(self, size_bytes: int) -> None:
+        """Have pieces of this size from the next one on; nobody needs the last one any more."""
+        if size_bytes != self.size_bytes:
+            self.give_back()
+            self.size_bytes = self.enough_bytes = size_bytes
+
     def give_back(self) -> None:
         """Only when no thread can still be reading it. Idempotent."""
         lent, self._lent = self._lent, None

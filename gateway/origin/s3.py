@@ -15,8 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import structlog
 
@@ -28,6 +27,7 @@ from gateway.origin.client import (
     OWN_CLOCK_REFUSED,
     OWN_KEY_REFUSED,
     BegunRead,
+    ClosedAtExit,
     CredentialSource,
     Direction,
     HedgeOutcome,
@@ -719,7 +719,7 @@ class OwnKeyOrigin:
         await self._origin.aclose()
 
 
-class _WholeResponse:
+class _WholeResponse(ClosedAtExit):
     """An `OriginResponse` whose body is here."""
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
@@ -743,11 +743,3 @@ class _WholeResponse:
 
     async def aclose(self) -> None:
         return
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()

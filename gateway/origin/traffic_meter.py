@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from types import TracebackType
 from typing import Protocol, Self
 
 from gateway.core import cancellation
@@ -25,6 +24,7 @@ from gateway.origin.client import (
     OriginResponse,
     Purpose,
     StreamedBody,
+    WrappedResponse,
     begin_read_of,
 )
 from gateway.origin.receive_buffer import ReceiveBuffer
@@ -369,13 +369,11 @@ class _MeteredChunks:
         return chunk
 
 
-class _MeteredResponse:
+class _MeteredResponse(WrappedResponse):
     """Counts each piece at once, as it has crossed the link, and makes it wait before the reader gets it."""
 
     def __init__(self, response: OriginResponse, meter: TrafficMeter) -> None:
-        self.status = response.status
-        self.headers = response.headers
-        self._response = response
+        super().__init__(response)
         self._meter = meter
 
     async def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
@@ -400,14 +398,3 @@ class _MeteredResponse:
             self._meter.count(len(body))
             await self._meter.wait(len(body))
         return body
-
-    async def aclose(self) -> None:
-        await self._response.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._response.aclose()

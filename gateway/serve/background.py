@@ -17,6 +17,7 @@ from gateway.admin.backends import CURRENT, Backends, SlotChanges
 from gateway.admin.operations import problem
 from gateway.admin.origin_check import REMEMBERED_WELL_SECONDS, OriginChecks, OriginFinding
 from gateway.admin.overview import CountsHistory
+from gateway.app.cluster import polling
 from gateway.app.node import BackgroundServices, background_services, origin_for_checks, silence_board
 from gateway.config import ServerSettings
 from gateway.core import cancellation
@@ -144,7 +145,10 @@ async def serve_background(context: ChildContext) -> None:
         check = OriginChecks(origin, context.live, keys.problem, board=board, on_change=_tell_of_origin)
         telling = asyncio.create_task(_ask_origins(check), name="origin check")
         try:
-            await _serve(context, check)
+            shared, is_closed = config.metrics_directory, config.closed is not None
+            polled = polling(context.live, config.instance_id, shared, board, closed=is_closed)
+            async with polled as cluster:
+                await _serve(context, Backends(cluster=cluster), check)
         finally:
             telling.cancel()
             await asyncio.gather(telling, return_exceptions=True)
@@ -163,14 +167,12 @@ def _tell_of_origin(where: str, found: OriginFinding) -> None:
         _log.warning(f"{where}: {found.problem}", state=found.state)
 
 
-async def _serve(context: ChildContext, check: OriginChecks) -> None:
-    config = context.config
-    lent = Backends()
+async def _serve(context: ChildContext, lent: Backends, check: OriginChecks) -> None:
     tried = asyncio.Event()
     keeping_up = asyncio.create_task(_keep_up(context, lent, tried), name="upkeep")
     try:
         await _serve_admin(context, lent, tried, check)
-        await _tell_what_stays(config, lent)
+        await _tell_what_stays(context.config, lent)
     finally:
         keeping_up.cancel()
         await asyncio.gather(keeping_up, return_exceptions=True)
@@ -227,7 +229,6 @@ async def _keep_up(context: ChildContext, lent: Backends, tried: asyncio.Event) 
             ) as kept:
                 lent.jobs, lent.changes, lent.snapshots = kept.jobs, kept.events, kept.snapshots
                 lent.explainer, lent.indexes, lent.writeback = kept.explainer, kept.indexes, kept.writeback
-                lent.cluster = kept.cluster
                 tried.set()
                 await _work(kept, lent)
                 pause_seconds = 0.0

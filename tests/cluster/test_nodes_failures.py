@@ -53,6 +53,7 @@ def test_12_5_a_node_without_its_directory_owns_nothing_and_serves_its_clients(t
                 cluster.wait_for_states(number, ["up", "up", "closed"])
                 own = iter(cluster.owned_by(2, f"own{number}-", 1000))
                 cluster.wait_until(lambda: closed not in cluster.asked_by(number, next(own)))  # noqa: B023 - called here
+            cluster.wait_for_states(2, ["up", "up", "closed"])
             later = cluster.store("later", [300_000, 2 * BLOCK] * 4)
             cluster.epoch(later, [0, 1])
             assert closed not in cluster.askers(later)

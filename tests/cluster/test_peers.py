@@ -79,7 +79,7 @@ async def test_idle_clients_are_closed() -> None:
 async def test_a_hello_is_proved_and_bounded() -> None:
     cluster = Cluster()
     node = cluster.nodes["one"]
-    told = {CRC32C: packed(b"{}")}
+    told = {CRC32C: packed(b"{}"), "content-length": "2"}
     node.replies = [MemoryResponse(200, told, BytesContent(body)) for body in (b"{}", b"{]")]
     node.replies += [MemoryResponse(404), MemoryResponse(200)]
     assert await cluster.peers.hello("one") == b"{}"

@@ -192,8 +192,13 @@ async def test_3_6_no_cache_asks_the_origin_and_refreshes(tmp_path: Path, slot: 
         assert (await call(gateway.app, "HEAD", "/bucket/k")).headers["etag"] != etag
         fresh = await call(gateway.app, "GET", "/bucket/k", {"Cache-Control": "no-cache"})
         assert fresh.body == NEW
+        assert (await call(gateway.app, "GET", "/bucket/k")).body == NEW  # before anything has landed
         await gateway.catalog.settle()
         assert (await call(gateway.app, "GET", "/bucket/k")).body == NEW
+        async with await gateway.origin.send(OriginRequest("DELETE", "bucket", "k")):
+            pass
+        assert (await call(gateway.app, "GET", "/bucket/k", {"Cache-Control": "no-cache"})).status == 404
+        assert (await call(gateway.app, "GET", "/bucket/k")).status == 404
 
 
 async def test_3_6_no_cache_of_callers_that_do_not_sign_is_not_heard(tmp_path: Path) -> None:

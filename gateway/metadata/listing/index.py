@@ -346,17 +346,30 @@ class ListingIndex:
         self, bucket: str, wanted: ListRequest, found: FoundPage, asked: QueryStamp, *, merge_seconds: float
     ) -> None:
         """Keep the origin's answer to `wanted`, in the background."""
+        if self._writer is not None:
+            self._writer.add(self._batches(bucket, wanted, found, asked, merge_seconds))
+
+    async def learn_now(
+        self, bucket: str, wanted: ListRequest, found: FoundPage, asked: QueryStamp, *, merge_seconds: float
+    ) -> None:
+        """Keep the origin's answer to `wanted` before a client has it: what was known of these keys may be fresh."""
         if self._writer is None:
             return
+        try:
+            await self._writer.land(self._batches(bucket, wanted, found, asked, merge_seconds))
+        except lmdb.Error:
+            self._epochs.change_bucket(bucket)
+
+    def _batches(
+        self, bucket: str, wanted: ListRequest, found: FoundPage, asked: QueryStamp, merge_seconds: float
+    ) -> list[Batch]:
         page, listed = found.page, found.page.keys
         keys = SortedKeys(listed)
         told = covered_ranges(wanted, [key for key, _ in listed], page.prefixes, is_last=not page.is_truncated)
-        self._writer.add(
-            [
-                Batch(bucket, start, stop, keys.read(start, stop, len(listed)), found.templates, asked, merge_seconds)
-                for start, stop in told
-            ]
-        )
+        return [
+            Batch(bucket, start, stop, keys.read(start, stop, len(listed)), found.templates, asked, merge_seconds)
+            for start, stop in told
+        ]
 
     def learn_truth(self, bucket: str, key: bytes, truth: AuthoritativeEntry, asked: QueryStamp) -> None:
         if self._writer is None:

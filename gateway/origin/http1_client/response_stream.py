@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import httptools
 
 from gateway.core.errors import OriginBodyError
 from gateway.disk.file_lease import FileLease, SharedFile, with_lease
+from gateway.origin.client import ClosedAtExit
 from gateway.origin.receive_buffer import GATHERING_SECONDS_MAX, ReceiveBuffer, SocketReceiver, gathered
 from gateway.s3.headers import HOP_BY_HOP
 
@@ -641,7 +641,7 @@ Successor = Callable[[], Coroutine[Any, Any, ResponseStream | None]]
 """Gives what the rest of a body comes by, if it broke off and there is anything."""
 
 
-class HttpResponse:
+class HttpResponse(ClosedAtExit):
     """`OriginResponse` over a connection, which it holds until its body is over or it is closed."""
 
     def __init__(
@@ -689,14 +689,6 @@ class HttpResponse:
         self._stream.close()
         if self._on_close is not None:
             self._on_close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def _pieces(self) -> AsyncIterator[bytes]:
         if self._prefix:
