@@ -19,6 +19,7 @@ from gateway.config import ClusterSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock
 from gateway.origin.peer_protocol import VERSION
+from gateway.shared.peer_bytes import bytes_by_peer, digest
 from gateway.telemetry import metric_reading, metrics
 from gateway.telemetry.metric_reading import MetricReading
 
@@ -39,14 +40,22 @@ class ClusterApi:
     async def cluster(self, _request: Request) -> to.ClusterDocument:
         if self._live.now.cluster is None:
             raise RefusedRequest(404, "this node is in no cluster: its settings have no [cluster]")
-        polling, reading = opened(self._lent.cluster), await asyncio.to_thread(MetricReading, self._metrics_directory)
-        return cluster_document(self._live.now, self._live.now.cluster, polling, reading, self._clock)
+        polling, directory = opened(self._lent.cluster), self._metrics_directory
+        reading = await asyncio.to_thread(MetricReading, directory)
+        return await cluster_document(self._live.now, self._live.now.cluster, polling, reading, directory, self._clock)
 
 
-def cluster_document(
-    settings: Settings, cluster: ClusterSettings, polling: Polling, reading: MetricReading, clock: Clock
+async def cluster_document(
+    settings: Settings,
+    cluster: ClusterSettings,
+    polling: Polling,
+    reading: MetricReading,
+    directory: Path,
+    clock: Clock,
 ) -> to.ClusterDocument:
-    """Return the members as `polling` knows them, and what this node gave and took."""
+    """Return the members as `polling` knows them, and what this node gave and took, as `directory` has it by node."""
+    sent = await asyncio.to_thread(bytes_by_peer, directory, "sent")
+    received = await asyncio.to_thread(bytes_by_peer, directory, "received")
     members, homes = polling.members, digests_of(settings.homes)
     weights = Counter[str]()
     for one in members:
@@ -72,6 +81,8 @@ def cluster_document(
             clock_seconds=heard.clock_seconds if hello is not None else None,
             same_homes=hello.homes == homes if hello is not None else None,
             reaches_this_node=cluster.advertise not in hello.silent if hello is not None else None,
+            sent_bytes=sent[digest(member.address)],
+            received_bytes=received[digest(member.address)],
         )
 
     (moved,) = metric_reading.by_label(reading, "direction", metrics.CLUSTER_PEER_BYTES)

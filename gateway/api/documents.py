@@ -97,6 +97,8 @@ class ClusterMember(Document):
     clock_seconds: float | None = Field(None, description="by which its clock is ahead of this node's")
     same_homes: bool | None = Field(None, description="it has the same origins as this node")
     reaches_this_node: bool | None = Field(None, description="this node has answered its last hello")
+    sent_bytes: int = Field(0, description="of objects that this node gave to it since its own start")
+    received_bytes: int = Field(0, description="of objects that this node took from it since its own start")
 
 
 class ClusterDocument(Document):

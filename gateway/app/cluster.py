@@ -25,6 +25,7 @@ from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import S3Origin
 from gateway.origin.signing import StaticCredentials
 from gateway.policy.slots import Prefix, Slots
+from gateway.shared.peer_bytes import PeerBytes
 
 MEMBERSHIP = "cluster.json"
 """The file in the cache directory that says since when this node has been a member."""
@@ -63,6 +64,7 @@ async def clustered(
     block_size_of: Callable[[str], int],
     clock: Clock,
     *,
+    process: int,
     instance_id: str,
     shared_directory: Path | None,
     silence: OriginHealth,
@@ -82,8 +84,9 @@ async def clustered(
         def view() -> View:
             return members.view
 
+        received = PeerBytes(shared_directory, "received", process)
         ration, homes = max(1, cluster.fallback_requests // live.now.server.workers), live.now.homes
-        origin = ClusterOrigin(bucket, peers, view, slots, block_size_of, homes, clock, ration)
+        origin = ClusterOrigin(bucket, peers, view, slots, block_size_of, homes, clock, ration, received)
         following = asyncio.create_task(members.follow(), name="view of the cluster")
         try:
             yield Clustered(members, origin, ClusterRoles(view))

@@ -138,6 +138,7 @@ async def _node(
                 slots,
                 block_settings.block_size_of,
                 clock,
+                process=process,
                 instance_id=instance_id,
                 shared_directory=shared_directory,
                 silence=silence,

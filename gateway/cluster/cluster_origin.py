@@ -39,6 +39,7 @@ from gateway.origin.retry import retry_after_seconds
 from gateway.policy.slots import Prefix, Slots
 from gateway.s3.headers import first_and_last, parse_content_range
 from gateway.s3.origin_habits import check_head
+from gateway.shared.peer_bytes import PeerBytes
 from gateway.telemetry import metrics
 from gateway.telemetry.logs import RateLimitedLog
 
@@ -107,6 +108,7 @@ class ClusterOrigin:
     homes: Homes
     clock: Clock
     fallback_requests: int
+    received: PeerBytes = field(default_factory=PeerBytes)
     _ration: asyncio.Semaphore = field(init=False)
     _doubts: set[asyncio.Task[int]] = field(default_factory=set)
 
@@ -293,6 +295,7 @@ class ClusterOrigin:
                 return "refused"
         answer.from_peer = FromPeer(age_seconds, checksums, partial(self._doubt, address, answer.headers, request))
         metrics.CLUSTER_PEER_BYTES.add(answer.length_bytes, request.slot, "received")
+        self.received.add(address, answer.length_bytes)
         return None
 
     def _doubt(self, address: str, told: Mapping[str, str], request: OriginRequest) -> None:

@@ -29,6 +29,7 @@ from gateway.origin import peer_protocol as peer
 from gateway.origin.client import ACCOUNT
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import parse_request
+from gateway.shared.peer_bytes import PeerBytes
 from gateway.telemetry import metrics
 
 HELLO = b"/-/hello"
@@ -58,6 +59,7 @@ class PeerApp:
 
     services: AppContext
     access: PeerAccess
+    sent: PeerBytes = field(default_factory=PeerBytes)
     reads: PeerReads = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,6 +80,7 @@ class PeerApp:
             question = exchange.question
             if question is not None and question.sent is not None:
                 metrics.CLUSTER_PEER_BYTES.add(exchange.record.sent_bytes, question.slot.name, "sent")
+                self.sent.add(question.asker, exchange.record.sent_bytes)
             metrics.CLUSTER_PEER_REQUESTS.add(1, outcome)
 
     async def _answered(self, exchange: _Exchange, scope: Scope, receive: Receive) -> Response:

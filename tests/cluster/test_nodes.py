@@ -56,6 +56,22 @@ def test_12_1_each_byte_comes_from_the_bucket_once(cluster: Nodes) -> None:
     assert (second.questions, second.size_bytes) == (0, 0)
 
 
+def test_each_node_tells_what_it_gave_to_each_other_one_and_took(cluster: Nodes) -> None:
+    cluster.epoch(cluster.store("data/told", SIZES), ALL)
+
+    def told() -> list[list[tuple[int, int]]]:
+        documents = [node.client.get(f"{node.gateway.admin_url}/api/v1/cluster").json() for node in cluster.nodes]
+        return [[(one["sent_bytes"], one["received_bytes"]) for one in of_node["members"]] for of_node in documents]
+
+    def is_told() -> bool:
+        found = told()
+        pairs = [(one, other) for one in ALL for other in ALL if one != other]
+        return all(found[one][other][0] >= found[other][one][1] > 0 for one, other in pairs)
+
+    cluster.wait_until(is_told)
+    assert [told()[number][number] for number in ALL] == [(0, 0)] * len(ALL)
+
+
 def test_12_1_many_readers_of_one_object_cost_it_once(cluster: Nodes) -> None:
     wanted = []
     for number in range(ATTEMPTS_MAX):
