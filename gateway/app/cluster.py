@@ -93,7 +93,6 @@ async def clustered(
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-            await origin.aclose()
 
 
 @asynccontextmanager

@@ -57,9 +57,6 @@ RATION_SECONDS_MAX: Final = 60.0
 
 UNPINS_AT_ONCE: Final = 64
 
-DOUBTS_MAX: Final = 16
-"""Limit of messages about damage at the same time."""
-
 _BODY = frozenset({200, 206})
 _ANSWERS = _BODY | {201, 304, 404, 412, 416}
 _BUSY, _ASK_OTHERS, _NO_PIN = 503, 303, 409
@@ -110,7 +107,6 @@ class ClusterOrigin:
     fallback_requests: int
     received: PeerBytes = field(default_factory=PeerBytes)
     _ration: asyncio.Semaphore = field(init=False)
-    _doubts: set[asyncio.Task[int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._ration = asyncio.Semaphore(self.fallback_requests)
@@ -147,14 +143,14 @@ class ClusterOrigin:
 
     async def _unpin_at(self, address: str, prefix: Prefix) -> bool | None:
         request = OriginRequest("HEAD", prefix.bucket, f"{prefix.key_prefix}-")
-        status = await self._tell(address, self._to_peer(request, {peer.UNPIN: str(len(prefix.key_prefix))}))
-        return {200: True, 404: False}.get(status)
+        told = await self.peers.ask(address, self._to_peer(request, {peer.UNPIN: str(len(prefix.key_prefix))}))
+        if told is None:
+            return None
+        await told.aclose()
+        return {200: True, 404: False}.get(told.status)
 
     async def aclose(self) -> None:
-        """End what this has begun. The bucket's origin and the peers are closed by who made them."""
-        for doubt in self._doubts:
-            doubt.cancel()
-        await asyncio.gather(*self._doubts, return_exceptions=True)
+        """Do nothing: the bucket's origin and the peers are closed by who made them."""
 
     # Whom to ask
 
@@ -307,23 +303,9 @@ class ClusterOrigin:
             body, size_bytes = parse_content_range(told.get("content-range", ""))
         except OriginBodyError:
             return  # a whole object: its block is looked at when it is read
-        if len(self._doubts) >= DOUBTS_MAX:
-            return
         headers = {"if-match": told["etag"], "range": f"bytes={body.first}-{body.last}"}
         asked = replace(request, method="HEAD", headers=headers, size_bytes=size_bytes)
-        telling = asyncio.create_task(
-            self._tell(address, self._to_peer(asked, {peer.DOUBT: "1"})), name="tell of damage"
-        )
-        self._doubts.add(telling)
-        telling.add_done_callback(self._doubts.discard)
-
-    async def _tell(self, address: str, request: OriginRequest) -> int:
-        """Return the status of a peer's answer; 0: there is none."""
-        told = await self.peers.ask(address, request)
-        if told is None:
-            return 0
-        await told.aclose()
-        return told.status
+        self.peers.tell(address, self._to_peer(asked, {peer.DOUBT: "1"}))
 
     # The bucket
 

@@ -15,11 +15,12 @@ from gateway.origin import peer_protocol as peer
 from gateway.origin.client import OriginRequest, age_of, from_peer
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.telemetry import metrics
-from tests.cluster.nodes import SECRET, Cluster, Node, pinned
+from tests.cluster.nodes import Cluster, Node, pinned
 from tests.support.blocks import BLOCK, BUCKET, content_of
 from tests.support.counting import by_label
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.response import MemoryResponse
+from tests.support.peers import SECRET
 
 
 def slot_of(**changed: Any) -> Slots:

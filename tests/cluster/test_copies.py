@@ -171,6 +171,28 @@ async def test_idle_copies_take_no_room_that_others_use(tmp_path: Path, kind: st
         assert sum(held(cache, own)) >= room - 2
 
 
+async def test_idle_copies_leave_before_all_else_in_any_slot(tmp_path: Path) -> None:
+    """Also before blocks of the slot that has borrowed most."""
+    origin, room = make_origin(), 12
+    large = [stored(origin, f"large/{number}", BLOCK - 8 * KIB) for number in range(room)]
+    others = [stored(origin, f"others/{number}", BLOCK - 8 * KIB) for number in range(3)]
+    of_both = Slots([*slots("idle"), Slot(name="large", prefix=Prefix(BUCKET, "large/"))])
+    async with open_cache(tmp_path, origin, roles=Others(), slots=of_both, capacity_bytes=room * BLOCK) as cache:
+
+        async def keep(version: ObjectVersion, slot: str) -> None:
+            await take(await cache.open_range(version, whole(version), slot=slot))
+            await cache.settle()
+
+        for version in large[: room - 4]:
+            await keep(version, "large")
+        for version in others:
+            await keep(version, "data")
+        assert all(held(cache, others))
+        for version in large[room - 4 :][:3]:
+            await keep(version, "large")
+        assert [cache.holds(one, whole(one), slot="large") for one in large[: room - 1]] == [True] * (room - 1)
+
+
 async def test_a_copy_stays_a_copy_after_a_restart(tmp_path: Path) -> None:
     origin = make_origin()
     others = [stored(origin, f"others/{number}", BLOCK - 8 * KIB) for number in range(4)]
