@@ -102,6 +102,9 @@ class AdminClient:
     def cluster(self) -> to.ClusterDocument:
         return self.get("/api/v1/cluster", to.ClusterDocument)
 
+    def forget_node(self, node: str, *, only_ask: bool) -> to.ForgottenNode:
+        return self.post("/api/v1/cluster/forget", {"node": node, "only_ask": only_ask}, to.ForgottenNode)
+
     def reload(self) -> to.ReloadedDocument:
         return self._read(to.ReloadedDocument, "POST", "/api/v1/reload", timeout=CHANGE_TIMEOUT_SECONDS)
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from gateway import __version__
+from gateway.app.registry import InRedis, in_redis, members_on_disk
 from gateway.cluster.cluster_origin import ClusterOrigin, ClusterRoles
 from gateway.cluster.hello import SILENT_TOLD, Hello, digests_of
 from gateway.cluster.members import VIEW, Member, Members, View, alike
 from gateway.cluster.peers import Peers
 from gateway.cluster.polling import Membership, Polling, addresses_of
+from gateway.cluster.scripts import BEAT_SECONDS
 from gateway.config import ClusterSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock, SystemClock
@@ -48,6 +51,7 @@ class Clustered:
     members: Members
     origin: ClusterOrigin
     roles: ClusterRoles
+    in_redis: InRedis | None
 
     async def unpin_at_others(self, prefix: str) -> Unpinned:
         """As `JobDependencies.unpin_at_others`."""
@@ -71,13 +75,8 @@ async def clustered(
 ) -> AsyncIterator[Clustered]:
     """Yield this process's part in the cluster."""
     async with _peers_of(live, cluster, clock, instance_id, silence) as peers:
-        try:
-            listed = await addresses_of(cluster.members)
-        except OSError as error:  # the background process goes on trying
-            _log.warning("the names in cluster.members cannot be resolved", error=str(error))
-            listed = []
-        own = _own_member(cluster, caches=True)
-        first = [own if one == own.address else alike(own, one) for one in listed]
+        own = own_member(cluster, caches=True)
+        first = await _first_members(cluster, own, live.now.cache.directory)
         file = shared_directory / VIEW if shared_directory is not None else None
         members = Members(file, first, own.address, own.zone, clock, peers.is_away)
 
@@ -89,10 +88,23 @@ async def clustered(
         origin = ClusterOrigin(bucket, peers, view, slots, block_size_of, homes, clock, ration, received)
         following = asyncio.create_task(members.follow(), name="view of the cluster")
         try:
-            yield Clustered(members, origin, ClusterRoles(view))
+            async with in_redis(live.now, cluster, shared_directory, view, clock) as way:
+                yield Clustered(members, origin, ClusterRoles(view), way)
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
+
+
+async def _first_members(cluster: ClusterSettings, own: Member, directory: Path) -> list[Member]:
+    """Return the members until the background process has found out who they are."""
+    if cluster.redis:
+        return [own, *(one for one in await members_on_disk(directory) if one.name != own.name)]
+    try:
+        listed = await addresses_of(cluster.members)
+    except OSError as error:  # the background process goes on trying
+        _log.warning("the names in cluster.members cannot be resolved", error=str(error))
+        listed = []
+    return [own if one == own.address else alike(own, one) for one in listed]
 
 
 @asynccontextmanager
@@ -148,7 +160,7 @@ def hello_of(
     digests = digests_of(live.now.homes)
 
     def hello() -> bytes:
-        own = _own_member(live.now.cluster or cluster, caches=not closed)
+        own = own_member(live.now.cluster or cluster, caches=not closed)
         since = members.view.me.since if members.view.me is not None else None
         silent = [one.address for one in members.view.members if not one.answers]
         return Hello(
@@ -181,11 +193,21 @@ async def polling(
         return
 
     def own() -> Member:
-        return _own_member(live.now.cluster or cluster, caches=not closed)
+        return own_member(live.now.cluster or cluster, caches=not closed)
 
+    told: dict[str, Member] = {}
+
+    async def in_redis_now(_entries: Sequence[str]) -> list[str]:
+        told.clear()
+        told.update({one.address: one for one in await members_on_disk(live.now.cache.directory)})
+        return list(dict.fromkeys((own().address, *told)))
+
+    by_redis: dict[str, Any] = {"resolve": in_redis_now, "resolve_seconds": BEAT_SECONDS, "told": told.get}
     membership = Membership(None if closed else live.now.cache.directory / MEMBERSHIP, cluster.name, clock)
     async with _peers_of(live, cluster, clock, instance_id, silence) as peers:
-        found = Polling(cluster.members, own, membership, shared_directory / VIEW, clock, peers.hello)
+        view = shared_directory / VIEW
+        more = by_redis if cluster.redis else {}
+        found = Polling(cluster.members, own, membership, view, clock, peers.hello, **more)
         task = asyncio.create_task(found.run(), name="polling of the cluster")
         try:
             yield found
@@ -194,5 +216,6 @@ async def polling(
             await asyncio.gather(task, return_exceptions=True)
 
 
-def _own_member(cluster: ClusterSettings, *, caches: bool) -> Member:
-    return Member(cluster.advertise, cluster.advertise, cluster.zone, cluster.weight or 1, caches)
+def own_member(cluster: ClusterSettings, *, caches: bool) -> Member:
+    name = cluster.node if cluster.redis else cluster.advertise
+    return Member(name, cluster.advertise, cluster.zone, cluster.weight or 1, caches)

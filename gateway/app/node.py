@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
 from gateway.app.bandwidth import CapacityFinder, SharedLimits
-from gateway.app.cluster import Clustered, clustered, hello_of
+from gateway.app.cluster import Clustered, clustered, hello_of, own_member
 from gateway.app.origins import OriginKeys, routed_origin
+from gateway.app.registry import beating
 from gateway.app.write_back import (
     Flushing,
     FlushServices,
@@ -24,6 +26,7 @@ from gateway.app.write_back import (
 from gateway.blocks.cache import BlockCache, PassthroughCache
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.scrubber import Scrubber, ScrubSettings
+from gateway.cluster.members import Member
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock, SystemClock
@@ -53,6 +56,9 @@ from gateway.telemetry import metrics
 from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.checkpoints.reads import CheckpointReads
+
+if TYPE_CHECKING:
+    from gateway.cluster.registry_beats import RegistryBeats
 
 _log = structlog.get_logger("forebay.writeback")
 
@@ -234,9 +240,14 @@ async def s3_application(
         _no_directory(node) if closed else _directory(settings, node, worker) as (blocks, catalog),
         AsyncExitStack() as stack,
     ):
+        way = node.cluster.in_redis if node.cluster is not None and not closed else None
 
         async def buffer_if_needed() -> WritebackBuffer | None:
-            return await stack.enter_async_context(opened_buffer(live.now, worker, node.slots, node.clock, blocks))
+            opened = opened_buffer(live.now, worker, node.slots, node.clock, blocks)
+            buffer = await stack.enter_async_context(opened)
+            if way is not None and buffer is not None:
+                way.link.store = buffer.node_id
+            return buffer
 
         answers = BucketMetadataCache(
             settings.cache.directory / "catalog" / ANSWERS,
@@ -261,6 +272,7 @@ async def s3_application(
             homes=settings.homes,
             begin_read=begin_read_of(node.origin),
             roles=None if closed else node.roles,
+            registry=way.registry if way is not None else None,
             hello=_hello(live, node, closed=closed),
             reads=stack.enter_context(_counted_reads(shared_directory, worker, node.clock)),
         )
@@ -312,6 +324,7 @@ class BackgroundServices:
     scrubber: Scrubber | None
     snapshots: SnapshotService
     flushing: Flushing | None
+    beats: RegistryBeats | None
     settle: Callable[[], Awaitable[None]]
     """Brings the disk in line with the new settings, once all processes keep to them."""
 
@@ -335,6 +348,7 @@ async def background_services(
         _node(live, BACKGROUND_PROCESS, instance_id=instance_id, shared_directory=shared_directory) as node,
         _directory(settings, node, BACKGROUND_PROCESS) as (blocks, catalog),
         opened_buffer(settings, BACKGROUND_PROCESS, node.slots, node.clock, blocks) as buffer,
+        _beating(live, node, catalog, buffer) as beats,
     ):
         snapshots = await asyncio.to_thread(SnapshotStore, settings.cache.directory / SNAPSHOTS)
         tools = JobDependencies(
@@ -376,7 +390,7 @@ async def background_services(
             async with flushing(settings, buffer, services, shared_directory) as flusher:
                 scrubber = _scrubber(settings, blocks)
                 kept = BackgroundServices(
-                    jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, settle
+                    jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, beats, settle
                 )
                 with live.following(apply_settings):
                     if live.now is not settings:  # changed while all this was opened
@@ -392,6 +406,23 @@ def _hello(live: LiveSettings, node: _Node, *, closed: bool) -> Callable[[], byt
     if node.cluster is None or live.now.cluster is None:
         return bytes
     return hello_of(live, live.now.cluster, node.cluster.members, node.clock, closed=closed)
+
+
+@asynccontextmanager
+async def _beating(
+    live: LiveSettings, node: _Node, catalog: Catalog, buffer: WritebackBuffer | None
+) -> AsyncIterator[RegistryBeats | None]:
+    """Keep the registry for all processes of this node; None: there is none."""
+    cluster, way = live.now.cluster, node.cluster.in_redis if node.cluster is not None else None
+    if cluster is None or way is None:
+        yield None
+        return
+
+    def own() -> Member:
+        return own_member(live.now.cluster or cluster, caches=True)
+
+    async with beating(live, way, own, catalog, buffer, node.clock) as beats:
+        yield beats
 
 
 @contextmanager

@@ -170,14 +170,17 @@ class BlockDirectory:
         new = memoryview(packed)[recorded_bytes:].tobytes()
         self.store.write(file, new, layout.checksums_offset(block) + recorded_bytes)
 
-    def finish(self, filled: FillFile, opened: BlockLease, checksums: bytes) -> Extent | None:
-        """Write the header of a fill's `opened` file, publish the file, enter the block.
+    def finish(
+        self, filled: FillFile, opened: BlockLease, checksums: bytes, on_publish: Callable[[], None] = lambda: None
+    ) -> Extent | None:
+        """Write the header of a fill's `opened` file, publish the file, call `on_publish`, enter the block.
 
         None when another process was first with the same block: its file is as good, and ours is gone.
         """
         block, file = filled.block, filled.reservation.file
         self.store.write(opened, layout.pack_header(block, checksums), 0)
         self.store.publish(file)
+        on_publish()
         extent = Extent(file, filled.data_offset, block.length, checksums)
         record = BlockRecord(block.id, extent)
         return extent if self.commit(filled.reservation, [record]) else None

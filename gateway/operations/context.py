@@ -35,6 +35,7 @@ from gateway.core.model import BodyStream, Homes, MissReason, ObjectKey, PinnedF
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog, ObjectHead
 from gateway.metadata.snapshots.registry import SnapshotRegistry
+from gateway.operations.registry import Registry
 from gateway.operations.warm_up_queue import WarmUpQueue
 from gateway.origin.client import BeginRead, KeyPair, Origin, never_begun
 from gateway.origin.peer_protocol import Roles
@@ -308,6 +309,9 @@ class AppContext:
 
     roles: Roles | None = None
     """Says which objects other nodes look after; None: none."""
+
+    registry: Registry | None = None
+    """Tells which keys other nodes have pending or have changed; None: this node does not ask."""
 
     hello: Callable[[], bytes] = bytes
     """Returns this node's word on itself, for the other nodes of its cluster."""

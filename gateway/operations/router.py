@@ -9,7 +9,7 @@ pending that only the origin can answer wait until it has all that this node has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.core.errors import S3Error
@@ -64,6 +64,7 @@ from gateway.s3.requests import (
 )
 from gateway.writeback.bounds import Bound
 from gateway.writeback.journal.records import State
+from gateway.writeback.pending_reader import FileGone
 
 _READS: Mapping[Operation, Callable[[VersionSource], Answer]] = {
     Operation.GET_OBJECT: get_object,
@@ -134,10 +135,24 @@ def _origin_answer(context: RequestContext) -> Answer:
     return _by_origin(context)
 
 
+class _AskedVersions(CurrentVersions):
+    """The version that a question names which the origin was asked for this request already.
+
+    Others may have learned it meanwhile. But the request's own question keeps every reader of these bytes waiting until
+    it is read: a reader that did without it would wait for itself.
+    """
+
+    def known(self) -> None:
+        return None
+
+
 def _by_origin(context: RequestContext) -> Answer:
     operation = context.request.operation
     read = _READS.get(operation)
-    return read(CurrentVersions(context)) if read is not None else _HANDLERS[operation].at_origin(context)
+    if read is None:
+        return _HANDLERS[operation].at_origin(context)
+    is_asked = context.told is not None and context.told.question is not None
+    return read(_AskedVersions(context) if is_asked else CurrentVersions(context))
 
 
 async def _passthrough(context: RequestContext) -> Response:
@@ -221,7 +236,11 @@ def _buffered_answer(context: RequestContext) -> Answer | None:
     return None
 
 
-def _read(context: RequestContext) -> Answer | None:
+_READ_RACES_MAX = 64
+"""Attempts at a read of a pending object, each with the write that is the last one by then."""
+
+
+def _read(context: RequestContext, attempts_left: int = _READ_RACES_MAX) -> Answer | None:
     """Answer a GET or HEAD of an object; None: the buffer has nothing to add."""
     key, buffer, read = context.object_key, context.buffer, _READS[context.request.operation]
     pending = buffer.pending(key) if buffer.may_be_pending(key) else None
@@ -230,7 +249,8 @@ def _read(context: RequestContext) -> Answer | None:
     if pending is not None:
         is_here = is_answered_here(context.request) and (context.signed_by is None or context.may_read)
         answer = read(PendingVersions(context, pending)) if is_here else _when_flushed(context, [key])
-        return with_durability(answer, is_durable=not is_here) if tells else answer
+        answer = with_durability(answer, is_durable=not is_here) if tells else answer
+        return answer if isinstance(answer, Response) else _read_while_here(context, answer, attempts_left - 1)
     named = name_by_bucket_etags(context) if context.slot.is_buffered else None
     if named is None and not tells:
         return None
@@ -240,6 +260,16 @@ def _read(context: RequestContext) -> Answer | None:
     if tells:
         answer = with_durability(answer, is_durable=not buffer.look(lambda tx: tx.checkpoints.is_rest_pending(key)))
     return answer
+
+
+async def _read_while_here(context: RequestContext, answer: Awaitable[Response], attempts_left: int) -> Response:
+    """Return the answer of a read; if what was pending has gone before its first byte, look again who answers."""
+    try:
+        return await answer
+    except FileGone:
+        if not attempts_left:
+            raise s3_error("SlowDown", "The object is overwritten faster than it can be read.") from None
+    return await awaited(_read(context, attempts_left) or _origin_answer(context))
 
 
 def _check_upload(context: RequestContext) -> None:

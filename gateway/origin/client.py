@@ -252,7 +252,8 @@ class OriginResponse(OriginHead, Protocol):
     def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
         """Yield the body in pieces as they arrive. A body shorter than its Content-Length raises OriginBodyError.
 
-        With a buffer, pieces may be views of it: good until the next one is asked for.
+        With a buffer, pieces may be views of it: good until the next one is asked for. Its `on_thread` may have taken
+        them (`TakenBytes`).
         """
 
     def whole(self) -> memoryview | None:

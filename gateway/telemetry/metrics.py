@@ -425,6 +425,11 @@ CLUSTER_MEMBERS = LatestGauge(
     "never answered).",
     state=" ".join(MEMBER_STATES),
 )
+CLUSTER_REGISTRY_BELIEVED = LatestGauge(
+    "forebay_cluster_registry_believed state",
+    "1 while this node believes Redis, 0 while it does not (`forebay cluster status` says why). Only with "
+    "`cluster.redis`.",
+)
 CLUSTER_PEER_BYTES = Counter(
     "forebay_cluster_peer_bytes_total{slot,direction} bytes",
     "Bytes of objects moved between nodes of the cluster. direction: sent (this node gave them) or received.",

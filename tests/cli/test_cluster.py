@@ -49,6 +49,29 @@ def test_a_node_outside_the_list_is_told_so() -> None:
     assert "this node is not among the members" in result.stdout
 
 
+def test_redis_is_believed_or_the_reason_is_told() -> None:
+    for redis, said in (
+        ({"believed": True, "since": 0.0, "version": "7.0.15"}, "Redis 7.0.15: believed for "),
+        ({"believed": False, "problem": "no answer in time\x1b[2J"}, "Redis: not believed: no answer in time\\u001b"),
+    ):
+        with admin_double((200, CLUSTER | {"redis": redis})) as admin:
+            result = CliRunner().invoke(cli.app, ["cluster", "status", "--admin-url", admin.url])
+        assert said in result.stdout
+
+
+def test_forgetting_a_node_is_asked_for_or_stated() -> None:
+    """Nothing is forgotten where nobody can agree."""
+    found = {"node": "gpu-2", "pending": 3, "forgotten": False}
+    with admin_double((200, found), (200, found)) as admin:
+        asked = CliRunner().invoke(cli.app, ["cluster", "forget", "gpu-2", "--admin-url", admin.url])
+        assert asked.exit_code == 2
+        assert [one[:2] for one in admin.asked] == [("POST", "/api/v1/cluster/forget")]
+    with admin_double((200, found), (200, found | {"forgotten": True})) as admin:
+        done = CliRunner().invoke(cli.app, ["cluster", "forget", "gpu-2", "--yes", "--admin-url", admin.url])
+        assert (done.exit_code, done.stdout) == (0, "gpu-2 is forgotten, with 3 pending keys\n")
+        assert len(admin.asked) == 2
+
+
 def test_programs_get_the_document() -> None:
     with admin_double((200, CLUSTER)) as admin:
         result = CliRunner().invoke(cli.app, ["cluster", "status", "--json", "--admin-url", admin.url])

@@ -73,6 +73,9 @@ from gateway.s3.xml_writer import document, element
 from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
 from gateway.writeback.staged_file import StagedFile
 
+_RACES_MAX = 64
+"""Attempts at a copy, each of the write that is the source's last one by then."""
+
 COPY_SIZE_BYTES_MAX = 5 * 1024**3
 """S3's limit for CopyObject."""
 
@@ -87,6 +90,12 @@ def buffer_copy(context: RequestContext, leave: Callable[[], Awaitable[Response]
 
     `leave` lets the origin make the copy, once it has the source.
     """
+    source = _source_here(context)
+    return None if source is None else _copied(context, source, leave)
+
+
+def _source_here(context: RequestContext) -> Write | None:
+    """Return the pending source of a copy that can be made here; None: the origin must, and it is said why."""
     headers, key = context.request.headers, context.object_key
     is_scratch = context.slot.write == "scratch"
     source = parse_copy_source(headers.get("x-amz-copy-source", ""))
@@ -102,15 +111,13 @@ def buffer_copy(context: RequestContext, leave: Callable[[], Awaitable[Response]
         goes_through(context, reason)
     if reason is not None or pending is None or (not is_scratch and leaves_to_the_origin(context, takes_room=False)):
         return None
-    return _copied(context, pending, leave)
+    return pending
 
 
 async def _copied(context: RequestContext, source: Write, leave: Callable[[], Awaitable[Response]]) -> Response:
     """Acknowledge a copy that shares its source's files."""
     await receive_payload(context)
-    headers, now = context.request.headers, context.services.clock.now()
-    check_copy_source(headers, etag=source.etag, last_modified=source.acknowledged_at, now=now)
-    spec = WriteSpec(context.object_key, _fixed(headers, source, context.object_key), context.slot.name)
+    spec = _spec_of_copy(context, source)
     expected = ExpectedVersion.unknown(context.services.clock)
     if context.slot.write != "scratch":
         waits = waits_for_version(context, capabilities_of(context))
@@ -120,26 +127,43 @@ async def _copied(context: RequestContext, source: Write, leave: Callable[[], Aw
             except OriginAnswered as refusal:
                 await goes_through_unseen(context, refusal)
                 return await leave()
-    parts = await context.buffer.journal.parts(source.id)
-    if len(parts) == source.parts_count:  # otherwise the source has just reached the origin
-        copy = Write(
-            spec,
-            expected,
-            now,
-            etag=source.etag,
-            size_bytes=source.size_bytes,
-            parts=await in_steps(each(lambda part: replace(part, origin_etag=None), parts)),
-            multipart=source.multipart,
-            checksums=source.checksums,
-            acknowledged_at=now,
-            is_etag_local=not is_foretold(capabilities_of(context), of_parts=source.multipart),
-        )
-        if await context.buffer.acknowledge_sharing(copy):
-            fields = element("ETag", copy.etag) + element("LastModified", format_iso_date(now))
+    for _ in range(_RACES_MAX):
+        copy = await _shared(context, source, spec, expected)
+        if copy is not None:
+            fields = element("ETag", copy.etag) + element("LastModified", format_iso_date(copy.acknowledged_at))
             return xml_response(document("CopyObjectResult", fields), "absorbed")
-    refuse_unless_kept_here(context, Reason.SOURCE)
-    goes_through(context, Reason.SOURCE)
-    return await leave()
+        found = _source_here(context)
+        if found is None:
+            return await leave()
+        source, spec = found, _spec_of_copy(context, found)
+    raise s3_error("SlowDown", "The source is overwritten faster than it can be copied.")
+
+
+def _spec_of_copy(context: RequestContext, source: Write) -> WriteSpec:
+    """Return the copy's properties; S3Error PreconditionFailed if the source does not meet the request's conditions."""
+    headers, now = context.request.headers, context.services.clock.now()
+    check_copy_source(headers, etag=source.etag, last_modified=source.acknowledged_at, now=now)
+    return WriteSpec(context.object_key, _fixed(headers, source, context.object_key), context.slot.name)
+
+
+async def _shared(context: RequestContext, source: Write, spec: WriteSpec, expected: ExpectedVersion) -> Write | None:
+    """Acknowledge a copy of the source's files; None: they are gone, as it was flushed or overwritten meanwhile."""
+    parts, now = await context.buffer.journal.parts(source.id), context.services.clock.now()
+    if len(parts) != source.parts_count:
+        return None
+    copy = Write(
+        spec,
+        expected,
+        now,
+        etag=source.etag,
+        size_bytes=source.size_bytes,
+        parts=await in_steps(each(lambda part: replace(part, origin_etag=None), parts)),
+        multipart=source.multipart,
+        checksums=source.checksums,
+        acknowledged_at=now,
+        is_etag_local=not is_foretold(capabilities_of(context), of_parts=source.multipart),
+    )
+    return copy if await context.buffer.acknowledge_sharing(copy) else None
 
 
 def _fixed(headers: Mapping[str, str], source: Write, target: ObjectKey) -> dict[str, str]:

@@ -261,6 +261,11 @@ class Write:
         return self.acknowledged_at > 0
 
     @property
+    def token(self) -> str:
+        """Return its name in the registry of the cluster: no other write of the key has it."""
+        return repr(self.acknowledged_at)
+
+    @property
     def is_completed_at_origin(self) -> bool:
         return self.state is State.PUBLISHING and not self.is_acknowledged
 
