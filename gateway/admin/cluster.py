@@ -21,6 +21,7 @@ from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock
 from gateway.core.errors import RegistryAway
 from gateway.origin.peer_protocol import VERSION
+from gateway.shared.peer_bytes import bytes_by_peer, digest
 from gateway.telemetry import metric_reading, metrics
 from gateway.telemetry.metric_reading import MetricReading
 
@@ -44,9 +45,10 @@ class ClusterApi:
     async def cluster(self, _request: Request) -> to.ClusterDocument:
         if self._live.now.cluster is None:
             raise RefusedRequest(404, "this node is in no cluster: its settings have no [cluster]")
-        polling, reading = opened(self._lent.cluster), await asyncio.to_thread(MetricReading, self._metrics_directory)
+        polling, directory = opened(self._lent.cluster), self._metrics_directory
+        reading = await asyncio.to_thread(MetricReading, directory)
         settings, cluster = self._live.now, self._live.now.cluster
-        return cluster_document(settings, cluster, polling, reading, self._clock, self._lent.registry)
+        return await cluster_document(settings, cluster, polling, reading, directory, self._clock, self._lent.registry)
 
     @operation(
         "POST /api/v1/cluster/forget",
@@ -71,15 +73,18 @@ class ClusterApi:
         return to.ForgottenNode(node=node, pending=pending, forgotten=not only_ask)
 
 
-def cluster_document(
+async def cluster_document(
     settings: Settings,
     cluster: ClusterSettings,
     polling: Polling,
     reading: MetricReading,
+    directory: Path,
     clock: Clock,
     beats: RegistryBeats | None,
 ) -> to.ClusterDocument:
-    """Return the members as `polling` knows them, and what this node gave and took."""
+    """Return the members as `polling` knows them, and what this node gave and took, as `directory` has it by node."""
+    sent = await asyncio.to_thread(bytes_by_peer, directory, "sent")
+    received = await asyncio.to_thread(bytes_by_peer, directory, "received")
     members, homes = polling.members, digests_of(settings.homes)
     weights = Counter[str]()
     for one in members:
@@ -105,6 +110,8 @@ def cluster_document(
             clock_seconds=heard.clock_seconds if hello is not None else None,
             same_homes=hello.homes == homes if hello is not None else None,
             reaches_this_node=cluster.advertise not in hello.silent if hello is not None else None,
+            sent_bytes=sent[digest(member.address)],
+            received_bytes=received[digest(member.address)],
         )
 
     (moved,) = metric_reading.by_label(reading, "direction", metrics.CLUSTER_PEER_BYTES)

@@ -97,6 +97,8 @@ class ClusterMember(Document):
     clock_seconds: float | None = Field(None, description="by which its clock is ahead of this node's")
     same_homes: bool | None = Field(None, description="it has the same origins as this node")
     reaches_this_node: bool | None = Field(None, description="this node has answered its last hello")
+    sent_bytes: int = Field(0, description="of objects that this node gave to it since its own start")
+    received_bytes: int = Field(0, description="of objects that this node took from it since its own start")
 
 
 class RedisState(Document):
@@ -727,7 +729,7 @@ class JobDocument(Document):
     objects_failed: int
     errors: list[str]
     allow_empty: bool = Field(False, description="of a pin or a snapshot: finding no object is no failure")
-    cluster: bool = Field(False, description="of a warm-up: each block goes to the node that owns it")
+    cluster: bool = Field(False, description="of a warm-up or a pin: each block goes to the node that owns it")
     was_pinned: bool = Field(False, description="before the job, so it stays pinned however the job ends")
 
 
@@ -741,6 +743,7 @@ class PinsDocument(Document):
 
 class Unpinned(Document):
     prefix: Annotated[str, WithJsonSchema(PREFIX_OF_BUCKET)]
+    not_told: list[str] = Field([], description="nodes of the cluster that do not answer, and may keep it pinned")
 
 
 class EventResult(Document):

@@ -24,6 +24,7 @@ from gateway.cluster.switched_registry import SwitchedRegistry
 from gateway.config import ClusterSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock, SystemClock
+from gateway.jobs.job import Unpinned
 from gateway.metadata.catalog import Catalog
 from gateway.operations.cluster_writes import ClusterWrites
 from gateway.origin.client import KeyPair, Origin, OriginSettings
@@ -31,7 +32,8 @@ from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import S3Origin
 from gateway.origin.signing import StaticCredentials
 from gateway.policy.registry import Registry
-from gateway.policy.slots import Slot, Slots
+from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.shared.peer_bytes import PeerBytes
 
 MEMBERSHIP = "cluster.json"
 """The file in the cache directory that says since when this node has been a member."""
@@ -66,6 +68,11 @@ class Clustered:
             registry = SwitchedRegistry(redis, AskAll(self.stores, redis.asks))
         return ClusterWrites(registry, self.stores, catalog, slots, clock)
 
+    async def unpin_at_others(self, prefix: str) -> Unpinned:
+        """As `JobDependencies.unpin_at_others`."""
+        told = await self.origin.unpin(Prefix.parse(prefix))
+        return Unpinned(any(told.values()), [address for address, was_pinned in told.items() if was_pinned is None])
+
 
 def _never(_slot: Slot) -> bool:
     return False
@@ -80,6 +87,7 @@ async def clustered(
     block_size_of: Callable[[str], int],
     clock: Clock,
     *,
+    process: int,
     instance_id: str,
     shared_directory: Path | None,
     silence: OriginHealth,
@@ -94,8 +102,9 @@ async def clustered(
         def view() -> View:
             return members.view
 
+        received = PeerBytes(shared_directory, "received", process)
         ration, homes = max(1, cluster.fallback_requests // live.now.server.workers), live.now.homes
-        origin = ClusterOrigin(bucket, peers, view, slots, block_size_of, homes, clock, ration)
+        origin = ClusterOrigin(bucket, peers, view, slots, block_size_of, homes, clock, ration, received)
         following = asyncio.create_task(members.follow(), name="view of the cluster")
         try:
             async with in_redis(live.now, cluster, shared_directory, view, clock) as way:

@@ -145,6 +145,7 @@ async def _node(
                 slots,
                 block_settings.block_size_of,
                 clock,
+                process=process,
                 instance_id=instance_id,
                 shared_directory=shared_directory,
                 silence=silence,
@@ -356,7 +357,16 @@ async def background_services(
         _beating(live, node, catalog, buffer) as beats,
     ):
         snapshots = await asyncio.to_thread(SnapshotStore, settings.cache.directory / SNAPSHOTS)
-        tools = JobDependencies(node.origin, catalog, blocks, node.slots, node.clock, snapshots, homes=settings.homes)
+        tools = JobDependencies(
+            node.origin,
+            catalog,
+            blocks,
+            node.slots,
+            node.clock,
+            snapshots,
+            homes=settings.homes,
+            unpin_at_others=node.cluster.unpin_at_others if node.cluster is not None else None,
+        )
         store = await asyncio.to_thread(JobStore, settings.cache.directory / "jobs")
         jobs = await Jobs.open(tools, store)
         indexes = Indexes.open(tools, _index_plans(settings, store.scratch))

@@ -28,6 +28,8 @@ _MEMBERS: Columns[to.ClusterMember] = (
     Column("weight", lambda one: f"{one.weight:,}", right=True, rank=5),
     Column("share", lambda one: f"{one.share:.2%}", right=True),
     Column("state", lambda one: one.state),
+    Column("given", lambda one: _bytes(one, one.sent_bytes), right=True, rank=5),
+    Column("taken", lambda one: _bytes(one, one.received_bytes), right=True, rank=5),
     Column("version", lambda one: printable(one.version or NOTHING), rank=3),
     Column("member for", lambda one: _seconds(one.age_seconds), right=True, rank=2),
     Column("clock", lambda one: _clock(one.clock_seconds), right=True, rank=6),
@@ -43,7 +45,7 @@ def _commands() -> None:
 @app.command(**explained("forebay cluster status", "forebay cluster status --json | jq '.members[].state'"))
 @asks
 def status(client: AdminClient, json: JsonOption = False) -> None:
-    """Show the members of the cluster as this node knows them: share of the blocks, state, version, age and clock."""
+    """Show the members of the cluster as this node knows them: share of the blocks, state, traffic, version, clock."""
     answer = client.cluster()
     if json:
         print_json(answer.document())
@@ -85,6 +87,10 @@ def forget(client: AdminClient, node: NodeArgument, yes: YesOption = False, json
 
 def _seconds(seconds: float | None) -> str:
     return NOTHING if seconds is None else seconds_text(seconds)
+
+
+def _bytes(member: to.ClusterMember, size_bytes: int) -> str:
+    return NOTHING if member.this_node else size_text(size_bytes)
 
 
 def _clock(seconds: float | None) -> str:

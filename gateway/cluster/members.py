@@ -103,6 +103,10 @@ class View:
             return owners[::-1]
         return owners
 
+    def owns(self, key: ObjectKey, number: int) -> bool:
+        """Return True if this node is the first owner, silent members considered. Any thread."""
+        return self._now.owners(key, number)[:1] == (self.me,)
+
     def owner_before(self, key: ObjectKey, number: int) -> Member | None:
         """Return who looked after the block before the members last changed, if that was not long ago; not this one."""
         now = self._clock.monotonic()

@@ -38,8 +38,7 @@ QUEUE_WORDS_MAX: Final = 100_000
 REASON_CHARACTERS_MAX: Final = 200
 
 _HANDSHAKE: Final = Script("handshake", "")
-_VERSION = re.compile(r"(\d+)\.(\d+)")
-_RUN = re.compile("[0-9a-f]{40}")
+_RUN, _VERSION = re.compile("[0-9a-f]{40}"), re.compile(r"(\d+)\.(\d+)")
 _OLDEST: Final = {"valkey_version": (7, 2), "redis_version": (7, 0)}
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from gateway.core import cancellation
-from gateway.core.errors import ClientDisconnected
+from gateway.core.errors import ClientDisconnected, OriginBusy, OriginUnreachable
 from gateway.edge.asgi import RequestRecord, send_reply, whole_response
 from gateway.edge.cycle import RESPONSE, in_task
 from gateway.edge.peer_access import Asker, PeerAccess
@@ -31,6 +31,7 @@ from gateway.origin import peer_protocol as peer
 from gateway.origin.client import ACCOUNT
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import parse_request
+from gateway.shared.peer_bytes import PeerBytes
 from gateway.telemetry import metrics
 
 HELLO = b"/-/hello"
@@ -38,6 +39,9 @@ HELLO = b"/-/hello"
 _OUTCOMES = {204: "verified", 303: "named", 404: "absent", 421: "misdirected", 503: "busy"}
 _OUTCOMES |= dict.fromkeys((200, 201, 206, 304), "served") | dict.fromkeys((412, 416), "changed")
 _OUTCOMES |= dict.fromkeys((400, 403, 405, 501), "refused")
+
+_NO_BUCKET = 502
+"""This node does not reach the bucket: the asker need not wait, for others may."""
 
 _log = structlog.get_logger("forebay.cluster")
 
@@ -57,6 +61,7 @@ class PeerApp:
 
     services: AppContext
     access: PeerAccess
+    sent: PeerBytes = field(default_factory=PeerBytes)
     reads: PeerReads = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,6 +82,7 @@ class PeerApp:
             question = exchange.question
             if question is not None and question.sent is not None:
                 metrics.CLUSTER_PEER_BYTES.add(exchange.record.sent_bytes, question.slot.name, "sent")
+                self.sent.add(question.asker, exchange.record.sent_bytes)
             metrics.CLUSTER_PEER_REQUESTS.add(1, outcome)
 
     async def _answered(self, exchange: _Exchange, scope: Scope, receive: Receive) -> Response:
@@ -88,6 +94,8 @@ class PeerApp:
             raise
         except Exception as error:  # noqa: BLE001 - whatever happened, the asker gets an answer and the log a line
             reply = reply_to(error, record.request_id, record.path)
+            if isinstance(error, OriginUnreachable) and not isinstance(error, OriginBusy):
+                reply.status = _NO_BUCKET
         if exchange.asker is not None:
             _prove(reply, exchange.asker, exchange.question, scope["method"])
         return reply

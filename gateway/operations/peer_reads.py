@@ -18,7 +18,7 @@ from typing import Any
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.complete_ranges import CompleteRange, CompleteRanges
 from gateway.blocks.origin_gets import UnpinnedResponse
-from gateway.core.errors import OriginAnswered, OriginBusy, S3Error
+from gateway.core.errors import OriginAnswered, OriginBusy, PinRefused, S3Error
 from gateway.core.model import ByteRange, ObjectVersion, PinnedFileSpan
 from gateway.metadata.catalog import answer_of
 from gateway.metadata.entries import ObjectHead
@@ -29,7 +29,7 @@ from gateway.operations.unpinned_reads import ask_unpinned, begin_unpinned
 from gateway.operations.version_answers import AnswerHead, VersionAnswers, is_cacheable
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import Purpose
-from gateway.policy.slots import EVERYTHING, Slot
+from gateway.policy.slots import EVERYTHING, Prefix, Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import EncodedHeaders, strong_etag
 from gateway.s3.origin_habits import is_refusal
@@ -37,8 +37,8 @@ from gateway.s3.requests import Operation, S3Request
 
 _READS = frozenset({Operation.GET_OBJECT, Operation.HEAD_OBJECT})
 _PURPOSES = frozenset(Purpose)
-_MISDIRECTED = 421
-_SIZE = re.compile("[1-9][0-9]{0,14}")
+_MISDIRECTED, _NO_PIN = 421, 409
+_SIZE, _LENGTH = re.compile("[1-9][0-9]{0,14}"), re.compile("[0-9]{1,4}")
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +95,8 @@ class PeerReads:
 
     def answer(self, question: PeerQuestion) -> Answer:
         """Answer now if nothing must be waited for, else when awaited. Raises as a GET or HEAD of the object does."""
+        if peer.UNPIN in question.request.headers and question.request.method == "HEAD":
+            return self._unpinned(question)
         is_named = peer.SIZE in question.request.headers
         head = _named_version(question) if is_named else _remembered(question)
         if head is None:
@@ -172,15 +174,28 @@ class PeerReads:
         return self.handouts.others(asked, question.asker)
 
     async def _kept(self, question: PeerQuestion, version: ObjectVersion, byte_range: ByteRange) -> Response:
-        """Bring a range to disk that another node warms the cluster with."""
+        """Bring a range to disk, and pin it if that is wanted, for a job that another node runs over the cluster."""
         blocks = self._services.blocks
         if not isinstance(blocks, BlockCache):
             raise OriginBusy("this node has no cache directory")
-        slot, purpose = question.slot.name, question.purpose
-        fetched_bytes, kept = await blocks.fetch(version, byte_range, slot=slot, purpose=purpose, of_peer=True)
-        if not kept:
-            raise OriginBusy("the disk does not take the block")
+        slot, purpose, pin = question.slot.name, question.purpose, 0
+        try:
+            if peer.PIN in question.request.headers:
+                prefix = _prefix_in(question, peer.PIN)
+                pin = blocks.pin_of(question.context.object_key) or await blocks.pin(prefix, cluster=True)
+            fetched_bytes, kept = await blocks.fetch(version, byte_range, slot=slot, purpose=purpose, of_peer=True)
+            if not kept:
+                raise OriginBusy("the disk does not take the block")
+            if pin:
+                await blocks.hold(version, byte_range, pin, slot=slot)
+        except PinRefused as refused:
+            raise s3_error("InvalidRequest", str(refused), status=_NO_PIN) from None
         return Response(201 if fetched_bytes else 200)
+
+    async def _unpinned(self, question: PeerQuestion) -> Response:
+        blocks, prefix = self._services.blocks, _prefix_in(question, peer.UNPIN)
+        was_pinned = isinstance(blocks, BlockCache) and await blocks.unpin(prefix, cluster=True)
+        return Response(200 if was_pinned else 404)
 
     # The current version
 
@@ -230,6 +245,14 @@ def _named_version(question: PeerQuestion) -> ObjectHead:
     if _SIZE.fullmatch(size) is None or strong_etag(etag) != etag or "," in etag:
         raise s3_error("InvalidRequest", "The version is named by one ETag and its size.")
     return ObjectHead(ObjectVersion(question.context.object_key, etag, int(size)), {"etag": etag}, None)
+
+
+def _prefix_in(question: PeerQuestion, header: str) -> str:
+    """Return the prefix of the key that a header means."""
+    length, key = question.request.headers[header], question.context.object_key
+    if _LENGTH.fullmatch(length) is None or int(length) > len(key.key):
+        raise s3_error("InvalidRequest", f"{header} is no length of a prefix of the key.")
+    return str(Prefix(key.bucket, key.key[: int(length)]))
 
 
 def _remembered(question: PeerQuestion) -> ObjectHead | None:

@@ -48,6 +48,11 @@ DOUBT = "x-forebay-doubt"
 A HEAD of a range of a named version without it has the peer keep these bytes: 200 if it has them, 201 once it has.
 """
 
+PIN = "x-forebay-pin"
+"""With a HEAD of a range that the peer is to keep: it pins what it looks after under a prefix of the key, the key's
+first so many characters. 409: it cannot."""
+UNPIN = "x-forebay-unpin"
+"""With a HEAD: the peer lets go of that prefix, if it is pinned over the cluster; 404: it is not."""
 STORE = "x-forebay-store"
 """The name of the peer's buffer that the request is about: a client's, sent on, or a question at STORE_PATH.
 
@@ -93,6 +98,9 @@ class Roles(Protocol):
 
     def owners(self, key: ObjectKey, number: int) -> tuple[tuple[str, bool], ...]:
         """Return the addresses of a block's first and second owner, each with whether that is this node."""
+
+    def owns(self, key: ObjectKey, number: int) -> bool:
+        """Return True if this node is the first owner, also of those that are silent. Any thread."""
 
 
 def home_digest(endpoint_url: str) -> str:

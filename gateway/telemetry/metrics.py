@@ -454,7 +454,8 @@ CLUSTER_PEER_REQUESTS = Counter(
     "Requests of other nodes that are over. outcome: served, verified (a block that another node doubted), named "
     "(other nodes that have just got the block), absent (not cached, where nothing else was wanted, or no such "
     "object), changed (the bucket has another version, or fewer bytes), refused (not signed by the cluster's secret, "
-    "sent again, or no request of a node), misdirected (another protocol or bucket), busy, failed or broken-off.",
+    "sent again, or no request of a node), misdirected (another protocol or bucket), busy, failed (also: the bucket "
+    "does not answer this node) or broken-off.",
     outcome="served verified named absent changed refused misdirected busy failed broken-off",
 )
 ORIGIN_HEDGES = Counter(

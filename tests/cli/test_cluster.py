@@ -12,8 +12,9 @@ from tests.support.admin_double import admin_double
 
 UP: dict[str, Any] = {"name": "gpu-1", "address": "10.0.0.1:9002", "this_node": True, "zone": "a", "weight": 1200}
 UP |= {"share": 0.5, "state": "up", "version": "1.2.3", "age_seconds": 125.0, "clock_seconds": None, "problem": None}
+UP |= {"sent_bytes": 0, "received_bytes": 0}
 SILENT = UP | {"name": "gpu\x1b[2J", "address": "10.0.0.2:9002", "this_node": False, "state": "silent"}
-SILENT |= {"clock_seconds": -2.25, "problem": "refused"}
+SILENT |= {"clock_seconds": -2.25, "problem": "refused", "sent_bytes": 4096, "received_bytes": 8192}
 CLUSTER: dict[str, Any] = {
     "name": "train",
     "node": "gpu-1",
@@ -35,7 +36,7 @@ def test_each_member_has_a_line() -> None:
         "gave 2.0 KiB to others, took 1.0 KiB",
         "1,200",
     ]
-    words += ["50.00%", "up", "1.2.3", "0:02:05", "gpu\\u001b[2J", "silent", "-2.2 s", "refused"]
+    words += ["50.00%", "up", "1.2.3", "0:02:05", "gpu\\u001b[2J", "silent", "4.0 KiB", "8.0 KiB", "-2.2 s", "refused"]
     place = 0
     for word in words:
         place = text.index(word, place)

@@ -186,6 +186,16 @@ async def test_busy_owners_are_not_waited_for_for_ever() -> None:
     assert fallbacks()["busy"] == before.get("busy", 0) + 1
 
 
+async def test_an_owner_that_does_not_reach_the_bucket_is_not_waited_for() -> None:
+    cluster = Cluster()
+    version = cluster.store("k", BLOCK)
+    began = cluster.clock.time
+    cluster.nodes["one"].replies = [MemoryResponse(502, {"retry-after": "1"})]
+    assert await cluster.read(version) == content_of(cluster.bucket, version)
+    assert (cluster.asked(), cluster.from_bucket()) == ({"one": 1, "two": 1}, 0)
+    assert cluster.clock.time == began
+
+
 def named(*addresses: str) -> MemoryResponse:
     return MemoryResponse(303, {peer.ASK: ", ".join(addresses)})
 

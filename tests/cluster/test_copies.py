@@ -43,6 +43,9 @@ class Others:
     def owners(self, key: ObjectKey, number: int) -> tuple[tuple[str, bool], ...]:
         return (("others", False),) if key.key.startswith(self.prefix) else (("me", True),)
 
+    def owns(self, key: ObjectKey, number: int) -> bool:
+        return not key.key.startswith(self.prefix)
+
 
 @dataclass
 class Seen:

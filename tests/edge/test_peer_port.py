@@ -26,7 +26,7 @@ from gateway.telemetry import metrics
 from tests.support.asgi import HOST, SECRET_ACCESS_KEY, Answer, call, signed_headers
 from tests.support.counting import by_label
 from tests.support.gateway_app import within
-from tests.support.memory_origin.faults import Hold, on
+from tests.support.memory_origin.faults import Hold, Unreachable, on
 from tests.support.peers import HELLO, SECRET, PeerGateway, asked, is_proved, of_node, of_version, peer_gateway, signed
 from tests.support.slots import Slot
 
@@ -367,6 +367,32 @@ async def test_a_node_that_warms_the_cluster_has_a_block_kept_here(peers: PeerGa
     assert (await peers.ask("HEAD", headers=of_version(etag, size, BLOCK, size - 1))).status == 412
 
 
+@with_peers
+async def test_a_block_is_pinned_for_the_cluster_until_a_node_unpins_it(peers: PeerGateway) -> None:
+    etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
+    block, blocks = of_version(etag, BLOCK, 0, BLOCK - 1), peers.gateway.blocks
+    assert [(await peers.ask("HEAD", headers=block | {peer.PIN: "1"})).status for _ in range(2)] == [201, 200]
+    assert (blocks.pins(), blocks.usage().slots["default"].pinned_bytes > BLOCK) == (["s3://bucket/k"], True)
+    for length in ("4", "-1", "a"):
+        assert (await peers.ask("HEAD", headers=block | {peer.PIN: length})).status == 400
+    assert [(await peers.ask("HEAD", headers={peer.UNPIN: "1"})).status for _ in range(2)] == [200, 404]
+    assert (blocks.pins(), blocks.usage().slots["default"].pinned_bytes) == ([], 0)
+
+
+@with_peers
+async def test_a_pin_that_cannot_be_is_refused(peers: PeerGateway) -> None:
+    """And a pin of this node's own, which holds the block already, is left alone."""
+    etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
+    block, blocks = of_version(etag, BLOCK, 0, BLOCK - 1), peers.gateway.blocks
+    await blocks.pin("s3://bucket/kk")
+    assert (await peers.ask("HEAD", headers=block | {peer.PIN: "1"})).status == 409
+    await blocks.unpin("s3://bucket/kk")
+    await blocks.pin("s3://bucket/key")
+    assert (await peers.ask("HEAD", headers=block | {peer.PIN: "1"})).status == 201
+    assert (await peers.ask("HEAD", headers={peer.UNPIN: "1"})).status == 404
+    assert blocks.pins() == ["s3://bucket/key"]
+
+
 async def damage(peers: PeerGateway, tmp_path: Path) -> None:
     """Change a byte of the largest block file, and all that this process knows of it."""
     files = (path for path in tmp_path.rglob("*-*") if path.is_file() and path.name != "peer-nonces")
@@ -429,6 +455,18 @@ async def test_what_the_disk_does_not_take_comes_from_memory_if_it_is_small(peer
     assert (small.status, small.body) == (206, content[:MIB])
     large = await peers.read(KEY, etag, BLOCK, 0, BLOCK - 1)
     assert (large.status, large.headers["retry-after"]) == (503, "1")
+
+
+@with_peers
+async def test_a_node_that_does_not_reach_the_bucket_says_so(peers: PeerGateway) -> None:
+    """And is not taken for a busy one, which would be waited for."""
+    etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
+    for operation in (Operation.GET_OBJECT, Operation.HEAD_OBJECT):
+        peers.gateway.origin.inject(on(operation), Unreachable(), times=None)
+    assert (await peers.read(KEY, etag, BLOCK, 0, BLOCK - 1)).status == 502
+    assert (await peers.ask("HEAD")).status == 502
+    peers.gateway.origin.faults.clear()
+    assert (await peers.read(KEY, etag, BLOCK, 0, BLOCK - 1)).status == 206
 
 
 @with_peers
