@@ -45,7 +45,17 @@ from gateway.metadata.listing.ranges import KeyBound, bound_of
 from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
 from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread
-from gateway.origin.client import BeginRead, BegunRead, KeyPair, Origin, OriginHead, OriginRequest, Purpose, age_of
+from gateway.origin.client import (
+    BeginRead,
+    BegunRead,
+    KeyPair,
+    OnEnd,
+    Origin,
+    OriginHead,
+    OriginRequest,
+    Purpose,
+    age_of,
+)
 from gateway.origin.peer_protocol import COPY, Roles
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
@@ -287,13 +297,13 @@ class Catalog:
         return await self.joined_calls.ask(question, send)
 
     def begin_ask(
-        self, key: ObjectKey, slot: Slot, headers: Mapping[str, str], begin: BeginRead, on_end: Callable[[], None]
+        self, key: ObjectKey, slot: Slot, headers: Mapping[str, str], begin: BeginRead, on_end: OnEnd
     ) -> BegunHead | None:
         """Ask as `ask` does, without a wait, and call `on_end`; None: call `ask`."""
         request = OriginRequest("HEAD", key.bucket, key.key, (), headers, slot=slot.name)
         question = key, None, frozenset(headers.items()), None, request.purpose
         over = self.joined_calls.enter(question, lambda: self._head(key, slot, request, is_part=False))
-        begun = begin(request, lambda _: on_end()) if over is not None else None
+        begun = begin(request, on_end) if over is not None else None
         if over is None or begun is None:
             if over is not None:
                 over()
@@ -341,7 +351,7 @@ class Catalog:
             self._show_in(slot, ObjectKey(request.bucket, request.key))
 
     def _show_in(self, slot: Slot, key: ObjectKey) -> None:
-        if is_remembered(slot, {}):  # elsewhere, no absence is believed
+        if slot.negative_ttl_seconds and is_remembered(slot, {}):  # elsewhere, no absence is believed
             self._show(key)
 
     def _show(self, key: ObjectKey) -> None:

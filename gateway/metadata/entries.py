@@ -44,9 +44,9 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import field, replace
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -75,7 +75,7 @@ from gateway.shared.heartbeats import PROCESSES_MAX
 _OF_THE_ANSWER = frozenset({"content-length", "content-range", "accept-ranges"})
 
 
-@dataclass(frozen=True)
+@immutable
 class ObjectHead:
     """An object's metadata as HeadObject answers it.
 
@@ -91,13 +91,16 @@ class ObjectHead:
     part: ByteRange | None = None
     remembered: bool = False
     age_seconds: float = 0.0
+    _of_whole: EncodedHeaders | None = field(default=None, init=False, repr=False, compare=False)
 
-    @cached_property
+    @property
     def of_whole(self) -> EncodedHeaders:
         """Header fields of an answer with all of the bytes, encoded once for all such answers."""
-        onward = [(name, value) for name, value in filter_response_headers(self.headers) if name not in _OF_THE_ANSWER]
-        onward.append(("accept-ranges", "bytes"))
-        return EncodedHeaders.of(onward)
+        if self._of_whole is None:
+            onward = [pair for pair in filter_response_headers(self.headers) if pair[0] not in _OF_THE_ANSWER]
+            onward.append(("accept-ranges", "bytes"))
+            self._of_whole = EncodedHeaders.of(onward)  # type: ignore[misc]  # the first use sets it
+        return self._of_whole
 
 
 def of_part(of_whole: EncodedHeaders) -> EncodedHeaders:

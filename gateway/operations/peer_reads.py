@@ -24,15 +24,9 @@ from gateway.metadata.catalog import answer_of
 from gateway.metadata.entries import ObjectHead
 from gateway.operations.context import NO_BODY, Answer, AppContext, CacheLabel, RequestContext, Response, awaited
 from gateway.operations.handouts import Bytes, Handouts
-from gateway.operations.read_object import (
-    AnswerHead,
-    VersionAnswers,
-    ask_unpinned,
-    begin_unpinned,
-    is_cacheable,
-    judged_by_the_origin,
-    wants_revalidation,
-)
+from gateway.operations.read_wishes import judged_by_the_origin, wants_revalidation
+from gateway.operations.unpinned_reads import ask_unpinned, begin_unpinned
+from gateway.operations.version_answers import AnswerHead, VersionAnswers, is_cacheable
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import Purpose
 from gateway.policy.slots import EVERYTHING, Slot

@@ -16,6 +16,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
+from gateway.core.errors import OriginAnswered
 from gateway.core.model import immutable
 from gateway.disk.pem import PemFile
 from gateway.origin.receive_buffer import ReceiveBuffer
@@ -225,6 +226,15 @@ class BegunRead(OriginHead, Protocol):
 
     def close(self) -> None:
         """Want no more of it. Idempotent; no effect on an answer that was taken."""
+
+
+ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
+
+
+async def error_of(response: OriginResponse) -> OriginAnswered:
+    """Read the document of an error, for its caller to raise."""
+    document = await response.read(ERROR_DOCUMENT_BYTES_MAX)
+    return OriginAnswered(response.status, list(response.headers.items()), document)
 
 
 OnEnd = Callable[[BegunRead], None]
