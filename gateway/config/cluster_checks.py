@@ -39,7 +39,9 @@ def cluster_problems(settings: Settings) -> Iterator[ConfigError]:
 def not_among_members(settings: Settings) -> list[str]:
     """Return a warning if this node is missing from `cluster.members`."""
     cluster = settings.cluster
-    if cluster is None or cluster.redis or cluster.advertise in cluster.members or any(map(_is_name, cluster.members)):
+    if cluster is None or cluster.redis:
+        return []
+    if any(one == cluster.advertise or one.startswith(_BY_NAME) for one in cluster.members):
         return []
     return [
         f"cluster.advertise = {cluster.advertise!r} is not among cluster.members: this node asks the others, and looks "
@@ -65,10 +67,6 @@ def _is_address(host: str, version: int | None = None) -> bool:
     return version in (None, found.version)
 
 
-def _is_name(entry: str) -> bool:
-    return entry.startswith(_BY_NAME)
-
-
 def _wrong(name: str, value: object, more: str = "") -> ConfigError:
     return ConfigError(f"cluster.{name}", value, more or allowed_of(ClusterSettings, name))
 
@@ -81,10 +79,7 @@ def _secret(cluster: ClusterSettings) -> Iterator[ConfigError]:
         yield _wrong("secret_file", path, "this file is empty")
     elif len(cluster.secrets) > 2:
         yield _wrong("secret_file", path, f"this file has {len(cluster.secrets)} lines: it must have one or two")
-    elif any(
-        len(one) < SECRET_CHARACTERS_MIN or not (one.isascii() and one.decode().isprintable())
-        for one in cluster.secrets
-    ):
+    elif not all(map(_SECRET.fullmatch, cluster.secrets)):
         allowed = f"each line of this file must have at least {SECRET_CHARACTERS_MIN} printable ASCII characters"
         yield _wrong("secret_file", path, allowed)
 
@@ -157,13 +152,9 @@ def _ports(settings: Settings, cluster: ClusterSettings) -> Iterator[ConfigError
                 yield _wrong("listen", cluster.listen, f"{table}.port has this port already: choose another")
     if not cluster.advertise:
         yield _wrong("advertise", None, "give it: this machine has no default route")
-    elif advertise is None or _stands_for_all(advertise[0]):
+    elif advertise is None or (_is_address(advertise[0]) and ipaddress.ip_address(advertise[0]).is_unspecified):
         yield _wrong("advertise", cluster.advertise)
     elif is_loopback(advertise[0]):
         others = [place_of(one.removeprefix(_BY_NAME)) for one in cluster.members]
         if any(one is not None and not is_loopback(one[0]) for one in others):
             yield _wrong("advertise", cluster.advertise)
-
-
-def _stands_for_all(host: str) -> bool:
-    return _is_address(host) and ipaddress.ip_address(host).is_unspecified

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -103,6 +104,7 @@ class Roles(Protocol):
         """Return True if this node is the first owner, also of those that are silent. Any thread."""
 
 
+@lru_cache(maxsize=1024)
 def home_digest(endpoint_url: str) -> str:
     return hashlib.blake2b(endpoint_url.encode(), digest_size=8).hexdigest()
 

@@ -625,6 +625,18 @@ async def test_the_fifth_who_asks_at_once_is_told_who_has_the_block(peers: PeerG
     await one_more.end()
 
 
+@within(peer_gateway, block_size_bytes=BLOCK, slots=[Slot("passing", Prefix.parse("s3://bucket/"), copies="none")])
+async def test_nobody_is_named_where_nodes_keep_nothing_of_others(peers: PeerGateway) -> None:
+    etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
+    asked_for = of_version(etag, BLOCK, 0, BLOCK - 1)
+    for number in range(1, 6):
+        await peers.ask(headers={**asked_for, peer.FROM: f"10.0.1.{number}:9002"})
+    four = Sending(peers, 4, asked_for)
+    await four.all_begun()
+    assert not await names(peers, asked_for)
+    await four.end()
+
+
 @with_peers
 async def test_bytes_and_requests_are_counted(peers: PeerGateway) -> None:
     etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
