@@ -21,7 +21,7 @@ from gateway.cluster.members import View
 from gateway.cluster.peers import PeerAnswer, Peers
 from gateway.core import cancellation
 from gateway.core.clock import Clock
-from gateway.core.errors import OriginBodyError, OriginBusy
+from gateway.core.errors import OriginBodyError, OriginBusy, OriginUnreachable
 from gateway.core.model import ByteRange, Homes, ObjectKey, ObjectVersion
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import (
@@ -52,6 +52,9 @@ BUSY_SECONDS: Final = 0.1
 FOLLOWED_MAX: Final = 6
 """Nodes that a request asks one after the other because the one before has named them."""
 
+CACHED_SECONDS_MAX: Final = 5.0
+"""Seconds for which a node is waited for that is asked for what is on its disk."""
+
 RATION_SECONDS_MAX: Final = 60.0
 """Seconds for which a request waits for its part of the ration."""
 
@@ -59,11 +62,11 @@ UNPINS_AT_ONCE: Final = 64
 
 _BODY = frozenset({200, 206})
 _ANSWERS = _BODY | {201, 304, 404, 412, 416}
-_BUSY, _ASK_OTHERS, _NO_PIN = 503, 303, 409
+_BUSY, _ASK_OTHERS, _NO_PIN = frozenset({429, 503}), 303, 409
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _LAST: Final[Mapping[str, str]] = {peer.LAST: "1"}
 
-Reason: TypeAlias = Literal["unreachable", "busy", "refused", "old", "damaged"]
+Reason: TypeAlias = Literal["unreachable", "busy", "refused", "bucket-away", "old", "damaged"]
 
 _log = RateLimitedLog(structlog.get_logger("forebay.cluster"))
 
@@ -107,6 +110,8 @@ class ClusterOrigin:
     fallback_requests: int
     received: PeerBytes = field(default_factory=PeerBytes)
     _ration: asyncio.Semaphore = field(init=False)
+    _bucket_is_away: bool = False
+    """The last request by ration got no answer."""
 
     def __post_init__(self) -> None:
         self._ration = asyncio.Semaphore(self.fallback_requests)
@@ -170,6 +175,8 @@ class ClusterOrigin:
             if not isinstance(told, str):
                 return told
             why = told
+            if told == "bucket-away" and self._bucket_is_away:
+                break  # the second owner would ask the same bucket
         return why
 
     async def _of_takers(
@@ -182,7 +189,12 @@ class ClusterOrigin:
                 break
             address = random.choice(others)
             asked.add(address)
-            told = await self._asked(address, request, 0.0, {peer.ONLY: only})
+            try:
+                async with asyncio.timeout(CACHED_SECONDS_MAX):
+                    told = await self._asked(address, request, 0.0, {peer.ONLY: only})
+            except TimeoutError:
+                self.peers.leave_out(address)
+                break
             if isinstance(told, str):
                 break
             if told.status in _BODY:
@@ -222,6 +234,7 @@ class ClusterOrigin:
         self, address: str, request: OriginRequest, deadline: float, more: Mapping[str, str] = _NO_HEADERS
     ) -> PeerAnswer | Reason:
         """Return a peer's answer, which may name others unless it must not, or why there is none of use."""
+        has_waited = False
         while True:
             began = self.clock.monotonic()
             answer = await self.peers.ask(address, self._to_peer(request, more))
@@ -229,7 +242,7 @@ class ClusterOrigin:
                 return "unreachable"
             if answer.status == _ASK_OTHERS and more is not _LAST:
                 return answer
-            if answer.status != _BUSY:
+            if answer.status not in _BUSY:
                 why = self._judge(address, answer, request, self.clock.monotonic() - began)
                 if why is not None:
                     await answer.aclose()
@@ -237,8 +250,11 @@ class ClusterOrigin:
             await answer.aclose()
             asked = retry_after_seconds(answer.headers, self.clock.now()) or 0.0
             seconds = min(max(asked, BUSY_SECONDS), deadline - self.clock.monotonic())
-            if seconds <= 0:
+            if seconds <= 0 or self.peers.is_left_out(address):
+                if has_waited:
+                    self.peers.leave_out(address)
                 return "busy"
+            has_waited = True
             with cancellation.turn():
                 await self.clock.sleep(seconds)
 
@@ -271,7 +287,7 @@ class ClusterOrigin:
         """Set the facts that an answer tells, and count its bytes; or return why it is of no use."""
         status, age_seconds, checksums = answer.status, 0.0, answer.checksums
         if status not in _ANSWERS and not (status == _NO_PIN and peer.PIN in request.headers):
-            return "refused"
+            return "bucket-away" if status == peer.BUCKET_AWAY else "refused"
         if request.size_bytes is None:
             age_seconds = _age(answer)
             if not age_seconds <= max(self._age_max(request, is_absent=status == 404), seconds):
@@ -318,10 +334,14 @@ class ClusterOrigin:
         except TimeoutError:
             raise OriginBusy("the bucket is asked for too many blocks of other nodes") from None
         try:
-            return _Rationed(await self.bucket.send(request), self._ration)
-        except BaseException:
+            response = await self.bucket.send(request)
+        except BaseException as error:
             self._ration.release()
+            if isinstance(error, OriginUnreachable) and not isinstance(error, OriginBusy):
+                self._bucket_is_away = True
             raise
+        self._bucket_is_away = False
+        return _Rationed(response, self._ration)
 
 
 class _Rationed(WrappedResponse):

@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from gateway.core import cancellation
-from gateway.core.errors import ClientDisconnected, OriginBusy, OriginUnreachable
+from gateway.core.errors import ClientDisconnected, OriginBodyError, OriginBusy, OriginUnreachable
 from gateway.edge.asgi import RequestRecord, send_reply, whole_response
 from gateway.edge.cycle import RESPONSE, in_task
 from gateway.edge.peer_access import Asker, PeerAccess
@@ -40,8 +40,6 @@ _OUTCOMES = {204: "verified", 303: "named", 404: "absent", 421: "misdirected", 5
 _OUTCOMES |= dict.fromkeys((200, 201, 206, 304), "served") | dict.fromkeys((412, 416), "changed")
 _OUTCOMES |= dict.fromkeys((400, 403, 405, 501), "refused")
 
-_NO_BUCKET = 502
-"""This node does not reach the bucket: the asker need not wait, for others may."""
 
 _log = structlog.get_logger("forebay.cluster")
 
@@ -94,8 +92,8 @@ class PeerApp:
             raise
         except Exception as error:  # noqa: BLE001 - whatever happened, the asker gets an answer and the log a line
             reply = reply_to(error, record.request_id, record.path)
-            if isinstance(error, OriginUnreachable) and not isinstance(error, OriginBusy):
-                reply.status = _NO_BUCKET
+            if isinstance(error, OriginUnreachable | OriginBodyError) and not isinstance(error, OriginBusy):
+                reply.status = peer.BUCKET_AWAY
         if exchange.asker is not None:
             _prove(reply, exchange.asker, exchange.question, scope["method"])
         return reply

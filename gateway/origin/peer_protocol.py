@@ -73,6 +73,9 @@ ASK = "x-forebay-ask"
 """With status 303: addresses of up to three nodes that have just got these bytes."""
 PROOF = "x-forebay-proof"
 
+BUCKET_AWAY: Final = 504
+"""Status: the peer gets no answer of use from the bucket. With 503, it is busy itself, and is asked again."""
+
 _UNPROVED = frozenset({"connection", "date", "server", "x-amz-id-2", "x-amz-request-id", PROOF})
 """Headers that the server adds to each answer, or that tell nothing of the object."""
 

@@ -442,9 +442,10 @@ CLUSTER_PEER_SECONDS = Histogram(
 CLUSTER_FALLBACK_REQUESTS = Counter(
     "forebay_cluster_fallback_requests_total{reason} requests",
     "Requests to the bucket for what another node looks after. reason: unreachable (no answer that proves that a node "
-    "gave it), busy, refused (it did not have what was asked for, or gave something else), old (what it remembers is "
-    "older than the slot allows) or damaged (its bytes were not those that it promised, or broke off).",
-    reason="unreachable busy refused old damaged",
+    "gave it), busy, refused (it did not have what was asked for, or gave something else), bucket-away (it gets no "
+    "answer from the bucket), old (what it remembers is older than the slot allows) or damaged (its bytes were not "
+    "those that it promised, or broke off).",
+    reason="unreachable busy refused bucket-away old damaged",
 )
 CLUSTER_DAMAGED = Counter(
     "forebay_cluster_damaged_total answers", "Answers of other nodes whose bytes were not those that they promised."

@@ -91,6 +91,17 @@ async def test_a_peers_reads_ask_no_other_node(tmp_path: Path, kind: str) -> Non
     assert (set(origin.copies), set(origin.own)) == ({"others/k"}, {"others/k"})
 
 
+async def test_what_asks_other_nodes_takes_no_turn_of_what_asks_the_bucket(tmp_path: Path) -> None:
+    """Else two nodes whose turns are all taken would wait for each other."""
+    async with open_cache(tmp_path, make_origin(), roles=Others(), fills_max=2) as cache, AsyncExitStack() as stack:
+        for key, headers in (("others/0", {COPY: "1"}), ("others/1", {COPY: "1"}), ("own", {})):
+            get = cache.begin_unpinned_get(ObjectKey(BUCKET, key), 0, headers)
+            assert get is not None
+            stack.enter_context(get)
+            async with asyncio.timeout(60):
+                await stack.enter_async_context(get.turns)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_slot_that_keeps_no_copies_passes_them_through(tmp_path: Path, kind: str) -> None:
     origin = Seen(make_origin())

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from gateway.serve.claim import closed_mark
-from tests.support.nodes import BLOCK, PASSING, SECRET, SENT, SIZES, load, nodes
+from tests.support.nodes import BLOCK, PASSING, SECRET, SENT, SIZES, PeerName, load, nodes
 
 NEXT_SECRET = "the next secret of the cluster, 32 characters"
 
+
+ATTEMPTS_MAX = 3
+"""As in test_nodes.py."""
 
 TAKEN_FOR_DEAD_MAX = 0.1
 """The share of bytes that may come from the bucket after all: a machine that stands still for two seconds makes nodes
@@ -77,6 +80,49 @@ def test_12_6_what_nodes_have_stays_theirs_when_others_come(tmp_path: Path) -> N
     with nodes(tmp_path, 4, running=2) as cluster:
         keys = cluster.store("k", SIZES)
         assert cluster.grown(keys).size_bytes <= TAKEN_FOR_DEAD_MAX * cluster.size_bytes(keys)
+
+
+def test_12_6_nodes_come_and_go_as_their_name_says(tmp_path: Path) -> None:
+    """And stay as they were while it cannot be resolved, or stands for nobody. No read fails meanwhile."""
+    name = PeerName(tmp_path, 3)
+    with nodes(tmp_path, 3, running=2, peers=name) as cluster:
+        keys = cluster.store("k", [300_000, 2 * BLOCK] * 3)
+        of_last = iter(cluster.owned_by(2, "of-last", 1000))
+
+        def is_owned_by_last(number: int) -> bool:
+            """Whether a node asks the last one for what that owns if it is a member."""
+            (asker,) = cluster.asked_by(number, next(of_last))
+            return asker == last
+
+        with load(cluster, keys, [0]) as reading:
+            name.tell(cluster.addresses)
+            cluster[2].start()
+            for number in range(3):
+                cluster.wait_for_states(number, ["up"] * 3)
+            (last,) = cluster.asked_by(2, next(of_last))
+            for number in (0, 1):
+                cluster.wait_until(lambda: is_owned_by_last(number))  # noqa: B023 - called here
+            nothing: tuple[list[str] | None, ...] = (None, [])
+            for told in nothing:
+                name.tell(told)
+                for _ in range(2 * len(cluster.nodes)):  # each node has
+                    looked_up_at = name.looked_up_at()
+                    cluster.wait_until(lambda: name.looked_up_at() > looked_up_at)  # noqa: B023 - called here
+                reading.more(len(keys))
+                assert is_owned_by_last(0)
+                assert is_owned_by_last(1)
+            name.tell(cluster.addresses[:2])
+            for number in (0, 1):
+                cluster.wait_for_states(number, ["up"] * 2)
+                cluster.wait_until(lambda: not is_owned_by_last(number))  # noqa: B023 - called here
+            cluster[2].kill()
+            reading.more(len(keys))
+        for number in range(ATTEMPTS_MAX):
+            fresh = cluster.store(f"fresh{number}-", [300_000, 2 * BLOCK] * 3)
+            if cluster.epoch(fresh, [0, 1]).size_bytes == cluster.size_bytes(fresh):
+                break
+        else:
+            pytest.fail("the two that are left do not read together")
 
 
 def test_12_12_secrets_are_changed_while_nodes_read(tmp_path: Path) -> None:

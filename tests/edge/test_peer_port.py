@@ -26,7 +26,8 @@ from gateway.telemetry import metrics
 from tests.support.asgi import HOST, SECRET_ACCESS_KEY, Answer, call, signed_headers
 from tests.support.counting import by_label
 from tests.support.gateway_app import within
-from tests.support.memory_origin.faults import Hold, Unreachable, on
+from tests.support.memory_origin.faults import AlterHeaders, Effect, Hold, Unreachable, on
+from tests.support.memory_origin.faults import Answer as OfOrigin
 from tests.support.peers import HELLO, SECRET, PeerGateway, asked, is_proved, of_node, of_version, peer_gateway, signed
 from tests.support.slots import Slot
 
@@ -463,8 +464,8 @@ async def test_a_node_that_does_not_reach_the_bucket_says_so(peers: PeerGateway)
     etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
     for operation in (Operation.GET_OBJECT, Operation.HEAD_OBJECT):
         peers.gateway.origin.inject(on(operation), Unreachable(), times=None)
-    assert (await peers.read(KEY, etag, BLOCK, 0, BLOCK - 1)).status == 502
-    assert (await peers.ask("HEAD")).status == 502
+    assert (await peers.read(KEY, etag, BLOCK, 0, BLOCK - 1)).status == peer.BUCKET_AWAY
+    assert (await peers.ask("HEAD")).status == peer.BUCKET_AWAY
     peers.gateway.origin.faults.clear()
     assert (await peers.read(KEY, etag, BLOCK, 0, BLOCK - 1)).status == 206
 
@@ -480,6 +481,50 @@ async def test_no_byte_leaves_before_all_of_the_range_is_there(peers: PeerGatewa
     held.set()
     assert {(await asker).status for asker in askers} == {206}
     assert len(peers.gateway.origin.calls) == 1  # 12.1: they share one fetch
+
+
+@with_peers
+async def test_a_request_that_is_ended_is_over(peers: PeerGateway) -> None:
+    etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
+    held, reached = asyncio.Event(), asyncio.Event()
+    peers.gateway.origin.inject(on(Operation.GET_OBJECT), Hold(held, reached))
+    asker = asyncio.create_task(peers.read(KEY, etag, BLOCK, 0, BLOCK - 1))
+    await reached.wait()
+    asker.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asker
+    assert by_label(metrics.CLUSTER_PEER_REQUESTS, "outcome") == {"broken-off": 1}
+    held.set()
+
+
+@pytest.mark.parametrize(
+    ("effect", "status"),
+    [(Unreachable(), 504), (AlterHeaders({"content-range": "bytes 0-1/2"}), 504), (OfOrigin(503, "SlowDown"), 503)],
+)
+def test_12_5_a_bucket_that_does_not_answer_is_told_from_a_busy_node(
+    tmp_path: Path, effect: Effect, status: int
+) -> None:
+    async def scenario() -> None:
+        async with peer_gateway(tmp_path, block_size_bytes=BLOCK) as peers:
+            etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
+            peers.gateway.origin.inject(on(Operation.GET_OBJECT), effect, times=None)
+            assert (await peers.read(KEY, etag, BLOCK, 0, BLOCK - 1)).status == status
+
+    asyncio.run(scenario())
+
+
+@with_peers
+async def test_3_14_a_version_that_is_gone_leaves_its_blocks_here(peers: PeerGateway) -> None:
+    """3.14 A node may have it frozen: what this one has of it is still given."""
+    content = some_bytes(2 * BLOCK)
+    etag = peers.gateway.origin.put("bucket", "key", content)
+    await peers.read(KEY, etag, 2 * BLOCK, 0, BLOCK - 1)
+    await peers.ask("HEAD", headers={peer.MAX_AGE: "60"})
+    await peers.gateway.catalog.settle()
+    peers.gateway.origin.put("bucket", "key", b"another")
+    assert (await peers.read(KEY, etag, 2 * BLOCK, BLOCK, 2 * BLOCK - 1)).status == 412
+    again = await peers.read(KEY, etag, 2 * BLOCK, 0, BLOCK - 1)
+    assert (again.status, again.headers["x-forebay-cache"], again.body) == (206, "hit", content[:BLOCK])
 
 
 # The current version

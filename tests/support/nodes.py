@@ -32,6 +32,7 @@ from gateway.core.model import ObjectKey
 from gateway.s3.headers import first_and_last
 from tests.support.asgi import signed_headers
 from tests.support.gateway_process import GatewayProcess, to_toml
+from tests.support.names import looked_up_in, tell
 from tests.support.network import HOST, Machine, Network
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
@@ -69,6 +70,25 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+class PeerName:
+    """A name that stands for the peer ports of nodes, each on an address of its own."""
+
+    def __init__(self, directory: Path, count: int) -> None:
+        port = free_port()
+        self.file = directory / "names.json"
+        self.addresses = [f"127.0.0.{11 + number}:{port}" for number in range(count)]
+        self.entry = f"dns://localhost:{port}"
+
+    def tell(self, addresses: Sequence[str] | None) -> None:
+        """Have the name stand for these from now on; None: nobody can find out for which."""
+        hosts = None if addresses is None else [one.partition(":")[0] for one in addresses]
+        tell(self.file, {"localhost": hosts})
+
+    def looked_up_at(self) -> int:
+        file = looked_up_in(self.file)
+        return file.stat().st_mtime_ns if file.exists() else 0
 
 
 @dataclass(eq=False)
@@ -338,12 +358,13 @@ def nodes(
     views: Mapping[int, Sequence[int]] | None = None,
     of_one: Mapping[int, Mapping[str, Any]] | None = None,
     network: Network | None = None,
+    peers: PeerName | None = None,
     **tables: Mapping[str, Any],
 ) -> Iterator[Nodes]:
     """Yield a cluster of `count` nodes, of which the first `running` run.
 
-    `views`: whom a node has for members, if not those that run. `tables`: more settings; `of_one`: of one node. With a
-    `network`, each node is a machine of it.
+    `views`: whom a node has for members, if not those that run. `peers`: by which they find each other instead.
+    `tables`: more settings; `of_one`: of one node. With a `network`, each node is a machine of it.
     """
     secret_file = directory / "secret"
     secret_file.write_text(SECRET)
@@ -351,6 +372,9 @@ def nodes(
     running = count if running is None else running
     machines = [network.machine() if network is not None else None for _ in range(count)]
     addresses = [f"{one.host}:{PEER_PORT}" if one is not None else f"127.0.0.1:{free_port()}" for one in machines]
+    if peers is not None:
+        addresses = peers.addresses
+        peers.tell(addresses[:running])
     with StrictOrigin(host=HOST if network is not None else "127.0.0.1") as origin, ExitStack() as undo:
         origin.model.create_bucket(BUCKET)
         cluster = Nodes(origin, [], secret_file)
@@ -369,14 +393,18 @@ def nodes(
                     "secret_file": str(secret_file),
                     "listen": address,
                     "advertise": address,
-                    "members": [addresses[one] for one in members],
+                    "members": [addresses[one] for one in members] if peers is None else [peers.entry],
                 },
             }
             for more in (tables, (of_one or {}).get(number, {})):
                 for name, table in more.items():
                     config[name] = table if isinstance(table, list) else {**config.get(name, {}), **table}
-            namespace = machine.namespace if machine is not None else None
-            gateway = GatewayProcess(config, directory=Path(config["cache"]["directory"]), namespace=namespace)
+            gateway = GatewayProcess(
+                config,
+                directory=Path(config["cache"]["directory"]),
+                namespace=machine.namespace if machine is not None else None,
+                names=peers.file if peers is not None else None,
+            )
             cluster.nodes.append(undo.enter_context(closing(Node(address, config, gateway, machine))))
         with ThreadPoolExecutor(count) as pool:
             list(pool.map(Node.start, cluster.nodes[:running]))
