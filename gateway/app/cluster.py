@@ -23,7 +23,6 @@ from gateway.origin.client import KeyPair, Origin, OriginSettings
 from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import S3Origin
 from gateway.origin.signing import StaticCredentials
-from gateway.policy.slots import Slots
 
 MEMBERSHIP = "cluster.json"
 """The file in the cache directory that says since when this node has been a member."""
@@ -53,7 +52,6 @@ async def clustered(
     live: LiveSettings,
     cluster: ClusterSettings,
     bucket: Origin,
-    slots: Slots,
     block_size_of: Callable[[str], int],
     clock: Clock,
     *,
@@ -77,7 +75,7 @@ async def clustered(
             return members.view
 
         ration, homes = max(1, cluster.fallback_requests // live.now.server.workers), live.now.homes
-        origin = ClusterOrigin(bucket, peers, view, slots, block_size_of, homes, clock, ration)
+        origin = ClusterOrigin(bucket, peers, view, block_size_of, homes, clock, ration)
         following = asyncio.create_task(members.follow(), name="view of the cluster")
         try:
             yield Clustered(members, origin, ClusterRoles(view))

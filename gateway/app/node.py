@@ -135,7 +135,6 @@ async def _node(
                 live,
                 settings.cluster,
                 origin,
-                slots,
                 block_settings.block_size_of,
                 clock,
                 instance_id=instance_id,

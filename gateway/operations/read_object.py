@@ -491,7 +491,7 @@ def begin_unpinned(
         return None
     request = _request(key, slot.name, conditions, None if whole else wanted)
     if by_nodes:
-        request = replace(request, may_be_remembered=True)
+        request = replace(request, ages=catalog.ages(key, slot))
     return UnpinnedQuestion(get, wanted, request, since or catalog.now(key), headers, fields, whole)
 
 

@@ -1,0 +1,60 @@
+"""How old another node's answer about an object may be, so that this node never goes back behind what it has shown.
+
+An answer counts as if this node had asked the origin when the other one did. So it is too old if the slot's bound is
+over, if the key was forgotten since, or if a listing since then says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Protocol
+
+from gateway.core.model import ObjectKey, immutable
+from gateway.metadata.listing.index import ListingIndex
+from gateway.metadata.listing.ranges import KeyBound
+from gateway.policy.slots import Slot
+from gateway.s3.headers import plain_etag
+from gateway.s3.list_result import ListedEntry
+
+
+class Shown(Protocol):
+    def __call__(self, key: ObjectKey, age_seconds: float) -> bool:
+        """Return True if an object may have been shown under the key in the last `age_seconds`."""
+
+
+@immutable
+class AnswerAges:
+    """`gateway.origin.client.AnswerAges` of one question. `seconds_max` is for answers that there is an object."""
+
+    key: ObjectKey
+    slot: Slot
+    seconds_max: float
+    listing: ListingIndex
+    is_shown: Shown
+
+    @classmethod
+    def of(
+        cls, key: ObjectKey, slot: Slot, unchanged_seconds: float, listing: ListingIndex, is_shown: Shown
+    ) -> AnswerAges:
+        """`unchanged_seconds`: how long the key was not forgotten."""
+        bound = math.inf if slot.consistency == "immutable" else slot.metadata_ttl_seconds
+        return cls(key, slot, max(0.0, min(bound, unchanged_seconds)), listing, is_shown)
+
+    def allow(self, status: int, headers: Mapping[str, str], age_seconds: float) -> bool:
+        is_absent = status == 404
+        if not age_seconds <= (self.slot.negative_ttl_seconds if is_absent else self.seconds_max):
+            return False
+        if is_absent and self.is_shown(self.key, age_seconds):
+            return False
+        listed = self.listing.entry(*self.key, KeyBound(age_seconds, age_seconds))
+        if listed is None:
+            return True
+        return is_absent if listed.entry is None else not is_absent and _is_as_listed(status, headers, listed.entry)
+
+
+def _is_as_listed(status: int, headers: Mapping[str, str], listed: ListedEntry) -> bool:
+    size = headers.get("content-range", "").rpartition("/")[2] or headers.get("content-length", "")
+    if status in (200, 206) and size != str(listed.size_bytes):
+        return False
+    return not listed.etag or plain_etag(headers.get("etag", "")) == plain_etag(listed.etag)
