@@ -62,7 +62,7 @@ _BUSY, _ASK_OTHERS = 503, 303
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _LAST: Final[Mapping[str, str]] = {peer.LAST: "1"}
 
-Reason: TypeAlias = Literal["unreachable", "busy", "refused", "old", "damaged"]
+Reason: TypeAlias = Literal["unreachable", "busy", "refused", "old", "damaged", "origin"]
 
 _log = RateLimitedLog(structlog.get_logger("forebay.cluster"))
 
@@ -151,6 +151,8 @@ class ClusterOrigin:
             if not isinstance(told, str):
                 return told
             why = told
+            if why == "origin":  # the next one would ask it, too
+                break
         return why
 
     async def _of_takers(
@@ -210,6 +212,9 @@ class ClusterOrigin:
                 return "unreachable"
             if answer.status == _ASK_OTHERS and more is not _LAST:
                 return answer
+            if peer.ORIGIN in answer.told:
+                await answer.aclose()
+                return "origin"
             if answer.status != _BUSY:
                 why = self._judge(address, answer, request, self.clock.monotonic() - began)
                 if why is not None:

@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from gateway.core import cancellation
-from gateway.core.errors import ClientDisconnected
+from gateway.core.errors import ClientDisconnected, OriginAnswered, OriginBusy, OriginUnreachable
 from gateway.edge.asgi import RequestRecord, send_reply, whole_response
 from gateway.edge.cycle import RESPONSE, in_task
 from gateway.edge.peer_access import Asker, PeerAccess
@@ -38,6 +38,13 @@ _OUTCOMES |= dict.fromkeys((200, 201, 206, 304), "served") | dict.fromkeys((412,
 _OUTCOMES |= dict.fromkeys((400, 403, 405, 501), "refused")
 
 _log = structlog.get_logger("forebay.cluster")
+
+
+def has_failed(error: Exception) -> bool:
+    """Return True if it is the origin that failed, for others are not to wait for this node, nor ask the next one."""
+    if isinstance(error, OriginAnswered):
+        return error.status >= 500
+    return isinstance(error, OriginUnreachable) and not isinstance(error, OriginBusy)
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +93,8 @@ class PeerApp:
             raise
         except Exception as error:  # noqa: BLE001 - whatever happened, the asker gets an answer and the log a line
             reply = reply_to(error, record.request_id, record.path)
+            if has_failed(error):
+                reply.headers = [*reply.headers, (peer.ORIGIN, "failed")]
         if exchange.asker is not None:
             _prove(reply, exchange.asker, exchange.question, scope["method"])
         return reply

@@ -25,25 +25,23 @@ class Shown(Protocol):
 
 @immutable
 class AnswerAges:
-    """`gateway.origin.client.AnswerAges` of one question. `seconds_max` is for answers that there is an object."""
+    """`gateway.origin.client.AnswerAges` of one question. `unchanged_seconds`: how long the key was not forgotten."""
 
     key: ObjectKey
     slot: Slot
-    seconds_max: float
+    unchanged_seconds: float
     listing: ListingIndex
     is_shown: Shown
 
-    @classmethod
-    def of(
-        cls, key: ObjectKey, slot: Slot, unchanged_seconds: float, listing: ListingIndex, is_shown: Shown
-    ) -> AnswerAges:
-        """`unchanged_seconds`: how long the key was not forgotten."""
-        bound = math.inf if slot.consistency == "immutable" else slot.metadata_ttl_seconds
-        return cls(key, slot, max(0.0, min(bound, unchanged_seconds)), listing, is_shown)
+    @property
+    def seconds_max(self) -> float:
+        bound = math.inf if self.slot.consistency == "immutable" else self.slot.metadata_ttl_seconds
+        return max(0.0, min(bound, self.unchanged_seconds))
 
     def allow(self, status: int, headers: Mapping[str, str], age_seconds: float) -> bool:
         is_absent = status == 404
-        if not age_seconds <= (self.slot.negative_ttl_seconds if is_absent else self.seconds_max):
+        bound = min(self.slot.negative_ttl_seconds, self.unchanged_seconds) if is_absent else self.seconds_max
+        if not age_seconds <= bound:
             return False
         if is_absent and self.is_shown(self.key, age_seconds):
             return False

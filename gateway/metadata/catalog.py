@@ -346,7 +346,7 @@ class Catalog:
         """Return how old other nodes' answers may be to a question about `key` that is asked from now on."""
         changed_at = self._epochs.changed_at(key.bucket, catalog_key(key)) if self._store is not None else math.inf
         unchanged_seconds = self._clock.monotonic() - changed_at
-        return AnswerAges.of(key, slot, unchanged_seconds, self.listing, self._is_shown)
+        return AnswerAges(key, slot, unchanged_seconds, self.listing, self._is_shown)
 
     def _is_shown(self, key: ObjectKey, age_seconds: float) -> bool:
         return self._epochs.is_shown_since(self.now(key).before(age_seconds), key)

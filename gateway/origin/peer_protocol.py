@@ -57,6 +57,8 @@ CRC32C = "x-forebay-crc32c"
 """Base64 of the CRC32C of each 64 KiB of the body, from its first byte on, as the blocks on disk have them."""
 ASK = "x-forebay-ask"
 """With status 303: addresses of up to three nodes that have just got these bytes."""
+ORIGIN = "x-forebay-origin"
+"""With a status from 500 on: `failed`: the peer has asked the bucket, and got no answer, or this status."""
 PROOF = "x-forebay-proof"
 
 _UNPROVED = frozenset({"connection", "date", "server", "x-amz-id-2", "x-amz-request-id", PROOF})
@@ -64,10 +66,10 @@ _UNPROVED = frozenset({"connection", "date", "server", "x-amz-id-2", "x-amz-requ
 
 CHUNK_BYTES, CHECKSUM_BYTES = 64 * 1024, 4
 
-COPY = "x-forebay-copy"
+COPY = ":copy"
 """Among the headers of a request to the origin: another node looks after these bytes, so ask it.
 
-It never leaves the process. Fetches with it share nothing with those without: a peer's request is read without it, so
+It never leaves the process, and never comes in: no header has such a name on the wire. Fetches with it share nothing with those without: a peer's request is read without it, so
 it never waits for a fetch that asks a peer, and two nodes never wait for each other.
 """
 

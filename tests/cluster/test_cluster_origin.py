@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import string
 import math
 from dataclasses import replace
 from typing import Any
@@ -39,7 +40,7 @@ def ages_of(slots: Slots) -> AnswerAges:
     """Of a key that was never forgotten, nor listed, nor shown."""
     key, clock = ObjectKey(BUCKET, "k"), TestClock()
     listing = ListingIndex(None, InvalidationEpochs(None), clock)
-    return AnswerAges.of(key, slots.find(*key), math.inf, listing, lambda _key, age_seconds: False)
+    return AnswerAges(key, slots.find(*key), math.inf, listing, lambda _key, age_seconds: False)
 
 
 def question(slots: Slots, method: str = "HEAD", **headers: str) -> OriginRequest:
@@ -138,6 +139,17 @@ async def test_an_owner_that_refuses_is_passed_over(status: int) -> None:
     cluster.nodes["one"].replies = [MemoryResponse(status)]
     assert await cluster.read(version) == content_of(cluster.bucket, version)
     assert cluster.asked() == {"one": 1, "two": 1}
+
+
+@pytest.mark.parametrize("status", [500, 503])
+async def test_an_owner_whom_the_bucket_fails_is_not_waited_for_nor_the_next_one_asked(status: int) -> None:
+    cluster = Cluster()
+    version = cluster.store("k", BLOCK)
+    before, began = fallbacks(), cluster.clock.monotonic()
+    cluster.nodes["one"].replies = [MemoryResponse(status, {peer.ORIGIN: "failed", "retry-after": "1"})]
+    assert await cluster.read(version) == content_of(cluster.bucket, version)
+    assert (cluster.asked(), cluster.clock.monotonic()) == ({"one": 1}, began)
+    assert fallbacks()["origin"] == before.get("origin", 0) + 1
 
 
 @pytest.mark.parametrize("status", [404, 412, 416])
@@ -334,6 +346,17 @@ async def test_roles_name_what_another_node_owns() -> None:
     assert cluster.roles.headers(key, 0, {"a": "b"}, "default") == {"a": "b"}
     cluster.view.order = ()
     assert cluster.roles.headers(key, 0, {}, "default") == {}
+
+
+@pytest.mark.parametrize("method", ["PUT", "GET"])
+async def test_no_header_that_a_client_can_send_leads_to_a_peer(method: str) -> None:
+    cluster = Cluster()
+    cluster.store("k", BLOCK)
+    assert not set(peer.COPY) <= set(string.ascii_lowercase + string.digits + "!#$%&'*+-.^_`|~"), "RFC 9110, 5.6.2"
+    headers = {name: "1" for name in ("x-forebay-copy", peer.SIZE, peer.ONLY, peer.MAX_AGE, peer.LAST)}
+    async with await cluster.origin.send(OriginRequest(method, BUCKET, "k", headers=headers, body=b"")) as response:
+        assert response.status == 200
+    assert (cluster.asked(), cluster.from_bucket()) == ({}, 1)
 
 
 # Ages

@@ -394,6 +394,9 @@ async def test_12_3_no_peer_says_that_there_is_no_object_which_was_shown_since(t
         catalog.answered(OriginRequest("GET", *key, query=(("tagging", None),)), 200, slot)
         cluster.clock.time += 10
         assert [catalog.ages(key, slot).allow(404, {}, age_seconds) for age_seconds in (9, 11)] == [True, False]
+        catalog.forget(key)
+        cluster.clock.time += 5
+        assert [catalog.ages(key, slot).allow(404, {}, age_seconds) for age_seconds in (4, 6)] == [True, False]
     finally:
         await catalog.close()
 
