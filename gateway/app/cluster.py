@@ -83,7 +83,6 @@ async def clustered(
     live: LiveSettings,
     cluster: ClusterSettings,
     bucket: Origin,
-    slots: Slots,
     block_size_of: Callable[[str], int],
     clock: Clock,
     *,
@@ -104,7 +103,7 @@ async def clustered(
 
         received = PeerBytes(shared_directory, "received", process)
         ration, homes = max(1, cluster.fallback_requests // live.now.server.workers), live.now.homes
-        origin = ClusterOrigin(bucket, peers, view, slots, block_size_of, homes, clock, ration, received)
+        origin = ClusterOrigin(bucket, peers, view, block_size_of, homes, clock, ration, received)
         following = asyncio.create_task(members.follow(), name="view of the cluster")
         try:
             async with in_redis(live.now, cluster, shared_directory, view, clock) as way:

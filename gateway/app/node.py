@@ -142,7 +142,6 @@ async def _node(
                 live,
                 settings.cluster,
                 origin,
-                slots,
                 block_settings.block_size_of,
                 clock,
                 process=process,

@@ -36,7 +36,7 @@ from gateway.origin.client import (
 )
 from gateway.origin.peer_protocol import COPY, COPY_ALONE, FROM_BUCKET
 from gateway.origin.retry import retry_after_seconds
-from gateway.policy.slots import Prefix, Slots
+from gateway.policy.slots import Prefix
 from gateway.s3.headers import first_and_last, parse_content_range
 from gateway.s3.origin_habits import check_head
 from gateway.shared.peer_bytes import PeerBytes
@@ -103,7 +103,6 @@ class ClusterOrigin:
     bucket: Origin
     peers: Peers
     view: Callable[[], View]
-    slots: Slots
     block_size_of: Callable[[str], int]
     homes: Homes
     clock: Clock
@@ -212,7 +211,7 @@ class ClusterOrigin:
         """Return the address of who owned this node's block before, if such a node can be asked for these bytes."""
         if request.method != "GET" or request.bucket is None or request.key is None:
             return None
-        if request.size_bytes is None and not request.may_be_remembered:
+        if request.size_bytes is None and request.ages is None:
             return None
         asked = _range(request)
         if asked is None or asked.first % peer.CHUNK_BYTES:
@@ -274,14 +273,8 @@ class ClusterOrigin:
         if request.size_bytes is not None:
             headers[peer.SIZE] = str(request.size_bytes)
         else:
-            headers[peer.MAX_AGE] = f"{self._age_max(request, is_absent=False):g}"
+            headers[peer.MAX_AGE] = f"{request.ages.seconds_max if request.ages is not None else 0.0:.3f}"
         return replace(request, headers=headers, begun=None)
-
-    def _age_max(self, request: OriginRequest, *, is_absent: bool) -> float:
-        slot = self.slots.find(request.bucket or "", request.key or "")
-        if is_absent:
-            return slot.negative_ttl_seconds
-        return math.inf if slot.consistency == "immutable" else slot.metadata_ttl_seconds
 
     def _judge(self, address: str, answer: PeerAnswer, request: OriginRequest, seconds: float) -> Reason | None:
         """Set the facts that an answer tells, and count its bytes; or return why it is of no use."""
@@ -290,7 +283,8 @@ class ClusterOrigin:
             return "bucket-away" if status == peer.BUCKET_AWAY else "refused"
         if request.size_bytes is None:
             age_seconds = _age(answer)
-            if not age_seconds <= max(self._age_max(request, is_absent=status == 404), seconds):
+            is_of_now = age_seconds <= seconds
+            if not is_of_now and not (request.ages and request.ages.allow(status, answer.headers, age_seconds)):
                 return "old"
         if request.method == "HEAD" or status not in _BODY:
             answer.from_peer = FromPeer(age_seconds)

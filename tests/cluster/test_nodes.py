@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -169,6 +170,15 @@ def test_5_5_a_pin_over_the_cluster_holds_the_data_once(cluster: Nodes) -> None:
     done = cluster[2].gateway.command("unpin", prefix, "--cluster")
     assert done.returncode == 0, done.stderr
     cluster.wait_until(lambda: not any(pinned()))
+
+
+def test_12_12_a_client_says_nothing_that_nodes_say_to_themselves(cluster: Nodes) -> None:
+    key, host, port = "written/said", *cluster[0].gateway.s3_url.removeprefix("http://").split(":")
+    assert cluster[0].request("PUT", key, content=b"x" * BLOCK, headers={"x-forebay-copy": "1"}).status_code == 200
+    assert cluster.content(key) == b"x" * BLOCK
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as connection:
+        connection.sendall(f"GET /{BUCKET}/{key} HTTP/1.1\r\nHost: {host}\r\n{peer.COPY}: 1\r\n\r\n".encode())
+        assert connection.recv(1024).split(b" ")[1] == b"400"
 
 
 def test_12_12_each_port_refuses_the_others_keys(cluster: Nodes) -> None:
