@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from gateway.core import cancellation
-from gateway.core.errors import ClientDisconnected, OriginAnswered, OriginBodyError, OriginBusy, OriginUnreachable
+from gateway.core.errors import ClientDisconnected, OriginBodyError, OriginBusy, OriginUnreachable
 from gateway.edge.asgi import RequestRecord, send_reply, whole_response
 from gateway.edge.cycle import RESPONSE, in_task
 from gateway.edge.peer_access import Asker, PeerAccess
@@ -42,13 +42,6 @@ _OUTCOMES |= dict.fromkeys((400, 403, 405, 501), "refused")
 
 
 _log = structlog.get_logger("forebay.cluster")
-
-
-def has_failed(error: Exception) -> bool:
-    """Return True if it is the origin that has failed: the asker is not to wait for this node then."""
-    if isinstance(error, OriginAnswered):
-        return error.status >= 500
-    return isinstance(error, OriginUnreachable | OriginBodyError) and not isinstance(error, OriginBusy)
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +92,7 @@ class PeerApp:
             raise
         except Exception as error:  # noqa: BLE001 - whatever happened, the asker gets an answer and the log a line
             reply = reply_to(error, record.request_id, record.path)
-            if has_failed(error):
+            if isinstance(error, OriginUnreachable | OriginBodyError) and not isinstance(error, OriginBusy):
                 reply.status = peer.BUCKET_AWAY
         if exchange.asker is not None:
             _prove(reply, exchange.asker, exchange.question, scope["method"])
