@@ -573,6 +573,15 @@ async def test_an_absence_is_told_with_its_age(peers: PeerGateway) -> None:
 
 
 @with_ttl
+async def test_an_absence_that_is_not_s3s_is_not_told(peers: PeerGateway) -> None:
+    """The asker would take it for the bucket's: it asks for itself."""
+    peers.gateway.origin.inject(on(), AlterHeaders({"x-amz-request-id": ""}), times=None)
+    for method in ("HEAD", "GET"):
+        answer = await peers.ask(method, headers={peer.MAX_AGE: "60", "range": "bytes=0-65535"})
+        assert answer.status == 421
+
+
+@with_ttl
 async def test_a_first_get_has_all_headers_and_asks_the_origin_once(peers: PeerGateway) -> None:
     content = some_bytes(100_000)
     etag = peers.gateway.origin.put("bucket", "key", content)
