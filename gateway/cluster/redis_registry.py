@@ -86,7 +86,8 @@ class RedisRegistry:
             return
         while True:  # others may believe a run that does not know of the write
             try:
-                await self.claim(claim)
+                if (await self.claim(claim)).store is not None:
+                    raise RegistryAway("another node has claimed the key meanwhile")
                 return
             except RegistryAway:
                 if self._clock.monotonic() >= now + CONFIRM_SECONDS_MAX:

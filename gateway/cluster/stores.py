@@ -7,9 +7,10 @@ way; nobody can say when a key was changed, so what is remembered does not count
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import structlog
@@ -40,10 +41,15 @@ class PeerStores:
     peers: Peers
     view: Callable[[], View]
     homes: Homes
+    _seen: View | None = None
+    _strangers: dict[str, Member] = field(default_factory=dict)
+    """Nodes that the present view lacks, and that others have told of, by address."""
 
     def others(self) -> list[Member]:
         view = self.view()
-        return [one for one in view.members if one is not view.me]
+        if view is not self._seen:
+            self._seen, self._strangers = view, {}
+        return [*(one for one in view.members if one is not view.me), *self._strangers.values()]
 
     def is_known(self, store: str) -> bool:
         return any(one.store == store for one in self.others())
@@ -121,8 +127,25 @@ class PeerStores:
         return [upload for answer in answers for upload in answer.uploads]
 
     async def ask_all(self, question: StoreQuestion) -> list[StoreAnswer]:
-        """Return the answers of all other members. RegistryAway if one is missing."""
-        return await asyncio.gather(*(self.ask(one, peer.ANY_STORE, question) for one in self.others()))
+        """Return the answers of all other members, and of those that only others know. RegistryAway: one is missing."""
+        asked, answers, own = dict[str, StoreAnswer](), list[StoreAnswer](), self.view().me
+        while members := [one for one in self.others() if one.address not in asked]:
+            question = question.model_copy(update={"members": self.members()[0]})
+            answers = await asyncio.gather(*(self.ask(one, peer.ANY_STORE, question) for one in members))
+            asked |= {one.address: answer for one, answer in zip(members, answers, strict=True)}
+            told = {address for answer in answers for address in answer.members}
+            told -= {one.address for one in self.view().members} | {own.address if own is not None else ""}
+            self._strangers = {
+                address: Member(address, address, store=asked[address].store if address in asked else "")
+                for address in (*self._strangers, *sorted(told))
+            }
+        self._strangers = {one: Member(one, one, store=asked[one].store) for one in self._strangers if one in asked}
+        return list(asked.values())
+
+    def members(self) -> tuple[str, Sequence[str]]:
+        """As `Stores.members`."""
+        addresses = sorted({one.address for one in self.view().members} | self._strangers.keys())
+        return hashlib.blake2b("\n".join(addresses).encode(), digest_size=8).hexdigest(), addresses
 
     def _addressed(self, store: str, bucket: str) -> dict[str, str]:
         home = peer.home_digest(self.homes.of(bucket))

@@ -492,6 +492,8 @@ class SlotSettings(Section):
 
     def believing_at_most(self, seconds: float) -> Self:
         """Return the same slot, which believes nothing that it has learned of objects longer ago than that."""
+        if self.consistency not in ("ttl", "immutable"):
+            return self
         is_immutable = self.consistency == "immutable"
         fresh_seconds = seconds if is_immutable else min(self.metadata_ttl_seconds, seconds)
         stale_seconds = 0.0 if is_immutable else min(self.stale_if_unreachable_seconds, seconds - fresh_seconds)

@@ -41,13 +41,13 @@ class ClusterWrites:
         self._clock = clock
         self._applied: OrderedDict[ObjectKey, int] = OrderedDict()
 
-    async def look(self, keys: Iterable[ObjectKey]) -> Sequence[Known]:
+    async def look(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
         """Return what is known of keys; nothing that is remembered here of them is older than that."""
         asked = list(dict.fromkeys(keys))
         buckets = [ObjectKey(bucket, WHOLE_BUCKET) for bucket in {key.bucket for key in asked}]
-        known = await self.registry.look([*asked, *buckets])
-        await self.apply(zip([*asked, *buckets], known, strict=True))
-        return known[: len(asked)]
+        known = dict(zip([*asked, *buckets], await self.registry.look([*asked, *buckets]), strict=True))
+        await self.apply(known.items())
+        return [known[key] for key in keys]
 
     async def apply(self, known: Iterable[tuple[ObjectKey, Known]]) -> None:
         """Forget what is remembered of keys that have changed since this process heard of them last."""

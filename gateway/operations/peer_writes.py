@@ -18,7 +18,7 @@ from gateway.operations.peer_reads import check_addressed, misdirected
 from gateway.operations.router import perform
 from gateway.operations.write_scope import WriteScope, invalidate
 from gateway.origin import peer_protocol as peer
-from gateway.policy.registry import KEYS_MAX, StoreAnswer, StoreEntry, StoreQuestion, StoreUpload
+from gateway.policy.registry import KEYS_MAX, MEMBERS_TOLD_MAX, StoreAnswer, StoreEntry, StoreQuestion, StoreUpload
 from gateway.policy.slots import EVERYTHING
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import S3Request
@@ -61,9 +61,11 @@ async def _told(services: AppContext, request: S3Request, body: ClientBody) -> R
     except ValueError as error:
         raise s3_error("InvalidRequest", f"No question of a node: {error}") from None
     check_addressed(services, request, question.bucket)
-    return Response(
-        200, [("content-type", "application/json")], (await _answer(services, question)).model_dump_json().encode()
-    )
+    answer, writes = await _answer(services, question), services.cluster_writes
+    digest, members = writes.stores.members() if writes is not None else ("", ())
+    if question.members not in ("", digest):
+        answer = answer.model_copy(update={"members": tuple(members[:MEMBERS_TOLD_MAX])})
+    return Response(200, [("content-type", "application/json")], answer.model_dump_json().encode())
 
 
 async def _answer(services: AppContext, question: StoreQuestion) -> StoreAnswer:

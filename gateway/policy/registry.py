@@ -18,6 +18,8 @@ from gateway.policy.slots import Slot
 BOUND_SECONDS_MAX: Final = 600.0
 """The longest time for which a slot that asks the registry believes what it remembers."""
 
+MEMBERS_TOLD_MAX: Final = 4096
+
 KEYS_MAX: Final = 1000
 """The most keys of one question."""
 
@@ -102,6 +104,8 @@ class StoreQuestion(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     verb: Literal["entries", "names", "uploads", "forget", "hurry"]
+    members: str = ""
+    """Digest of the members that the asker knows."""
     bucket: Annotated[str, Field(max_length=255)]
     keys: Annotated[tuple[str, ...], Field(max_length=KEYS_MAX)]
 
@@ -115,6 +119,8 @@ class StoreAnswer(BaseModel):
 
     entries: tuple[StoreEntry | None, ...] = ()
     names: tuple[str, ...] = ()
+    members: Annotated[tuple[str, ...], Field(max_length=MEMBERS_TOLD_MAX)] = ()
+    """Addresses of all members, if the asker knows others."""
     uploads: tuple[StoreUpload, ...] = ()
 
 
@@ -130,6 +136,9 @@ class Stores(Protocol):
         """Return the answer to a client's request, to be closed; None: what it asks for is not pending there."""
 
     async def tell(self, store: str, question: StoreQuestion) -> StoreAnswer: ...
+
+    def members(self) -> tuple[str, Sequence[str]]:
+        """Return a digest of the members that this node knows, and their addresses."""
 
     async def forget(self, bucket: str, keys: Sequence[str]) -> None:
         """Have the other nodes forget what they remember of keys; those that do not answer keep to their bounds."""

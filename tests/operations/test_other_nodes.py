@@ -11,13 +11,17 @@ from typing import Any
 import pytest
 
 from gateway.app.registry import slots_of
+from gateway.cluster.members import Member, View
 from gateway.config import ClusterSettings, Settings
+from gateway.core.clock import SystemClock
 from gateway.core.model import Claim, ObjectKey
 from gateway.core.prefixes import Prefix
 from gateway.operations.visibility import OriginEvents
 from gateway.s3.events import ObjectEvent
 from gateway.s3.headers import multipart_etag
+from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
+from tests.support.memory_origin.faults import Delay, on
 from tests.support.slots import Slot
 from tests.support.writing_nodes import BUCKET, DirectPeer, WritingNodes, writing_nodes, writing_slot
 
@@ -139,6 +143,49 @@ def test_a_write_waits_for_the_other_nodes_flush(tmp_path: Path) -> None:
         assert nodes.origin.data(BUCKET, "key") == b"second"
 
     run(tmp_path, test)
+
+
+def test_a_client_that_writes_through_several_nodes_meets_no_conflict(tmp_path: Path) -> None:
+    """6.2 The version that another node has just left in the bucket is no stranger's, however late the bucket tells."""
+
+    async def test(nodes: WritingNodes) -> None:
+        nodes.origin.inject(on(Operation.HEAD_OBJECT), Delay(0.05), times=None)
+        for turn in range(6):
+            writer, content = turn % 2, b"version %d" % turn
+            writing = asyncio.create_task(nodes.put(writer, "key", content))
+            await nodes.flush(1 - writer)
+            assert (await writing).status == 200
+            await nodes.flush(writer)  # no conflict
+            assert nodes.origin.data(BUCKET, "key") == content
+
+    run(tmp_path, test)
+
+
+def test_a_key_is_copied_onto_itself(tmp_path: Path) -> None:
+    async def test(nodes: WritingNodes) -> None:
+        headers = {"x-amz-copy-source": f"/{BUCKET}/key", "x-amz-metadata-directive": "REPLACE"}
+        assert (await nodes.put(0, "key", b"", headers=headers)).status == 404
+        await nodes.put(0, "key", b"content")
+        assert (await nodes.put(0, "key", b"", headers={**headers, "x-amz-meta-a": "b"})).status == 200
+        assert (await nodes.get(1, "key")).headers["x-amz-meta-a"] == "b"
+
+    run(tmp_path, test)
+
+
+def test_without_a_registry_nodes_are_asked_that_only_others_know(tmp_path: Path) -> None:
+    """12.11 A node that is cut off from Redis knows nothing of one that has joined since."""
+
+    async def test(nodes: WritingNodes) -> None:
+        stores: list[Any] = [node.gateway.app.services.cluster_writes for node in nodes.nodes]
+        first = View([Member(f"n{number}", f"n{number}:9002") for number in range(2)], "n0:9002", "", SystemClock())
+        stores[0].stores.view = lambda: first
+        for reader in range(3):
+            await nodes.put(2, "key", b"first")
+            assert (await nodes.get(reader, "key")).body == b"first"
+        await nodes.put(0, "key", b"second")
+        assert (await nodes.get(2, "key")).body == b"second"
+
+    run(tmp_path, test, 3, asks_all=True)
 
 
 def test_an_upload_may_be_continued_anywhere(tmp_path: Path) -> None:
@@ -264,6 +311,8 @@ def test_a_slot_that_asks_believes_nothing_for_longer_than_stamps_are_kept() -> 
         writing_slot("back", "ttl", metadata_ttl_seconds=30.0, stale_if_unreachable_seconds=86_400.0),
         writing_slot("through", "ttl", metadata_ttl_seconds=3600.0),
     ]
+    strict = writing_slot("back", "strict")
+    assert slots_of(Settings.model_construct(cluster=redis, slots=[strict])) == [strict]
     alone = [READ_ONLY, writing_slot("through", "immutable", own_writes="node"), writing_slot("through", "strict")]
     settings = Settings.model_construct(cluster=redis, slots=[*asking, *alone])
     found = slots_of(settings)

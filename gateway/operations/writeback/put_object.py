@@ -210,8 +210,11 @@ def waits_for_version(context: RequestContext, capabilities: BucketCapabilities 
     """Return whether an acknowledgement waits for the origin's version of the key.
 
     It need not in a slot that may be behind the origin if the bucket honours conditions: then the flush itself finds
-    out what it would overwrite, at the moment when it would.
+    out what it would overwrite, at the moment when it would. A version that another node of the cluster has left there
+    lately must be known: the flush would take it for a stranger's.
     """
+    if context.stamps.get(context.object_key, 0) != 0:
+        return True
     honours = capabilities is not None and capabilities.conditions.put is Honoured.YES
     return not (honours and context.slot.consistency in ("ttl", "immutable"))
 
