@@ -54,14 +54,23 @@ class ClusterApi:
         "POST /api/v1/cluster/forget",
         "Give up a node that does not come back, and what only it has pending.",
         to.ForgottenNode,
-        {**GUARDED, **KIND, 404: "There is no such node.", 409: "It is alive, or Redis cannot be asked.", **CLOSED},
+        {
+            **GUARDED,
+            **KIND,
+            400: "The document names no node.",
+            404: "There is no such node.",
+            409: "It is alive, or Redis cannot be asked.",
+            **CLOSED,
+        },
         body=body("node", node={"type": "string"}, only_ask={"type": "boolean", "default": False}),
     )
     async def forget(self, request: Request) -> to.ForgottenNode:
         document, beats = await posted_json(request), self._lent.registry
         node = document.get("node") if isinstance(document, dict) else None
-        if not isinstance(node, str) or not isinstance(only_ask := document.get("only_ask", False), bool):
-            raise ValueError("the document must say node, as a string")
+        if not isinstance(node, str):
+            raise RefusedRequest(400, 'the document must be {"node": "its name"}')
+        if not isinstance(only_ask := document.get("only_ask", False), bool):
+            raise RefusedRequest(400, "only_ask must be true or false")
         try:
             pending = await beats.forget_node(node, only_ask=only_ask) if beats is not None else 0
         except RegistryAway as error:

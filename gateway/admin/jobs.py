@@ -88,8 +88,9 @@ class JobsApi:
     )
     async def unpin(self, request: Request) -> to.Unpinned:
         jobs = opened(self._lent.jobs)
+        is_of_cluster = flag(request, "cluster")
         prefix, _ = prefix_of(await posted_json(request))
-        unpinned = await jobs.unpin(prefix, cluster=flag(request, "cluster"))
+        unpinned = await jobs.unpin(prefix, cluster=is_of_cluster)
         if not unpinned.was_pinned and not unpinned.not_told:
             raise RefusedRequest(404, f"{prefix} is not pinned")
         return to.Unpinned(prefix=prefix, not_told=list(unpinned.not_told))
