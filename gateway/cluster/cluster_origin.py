@@ -36,9 +36,10 @@ from gateway.origin.client import (
 )
 from gateway.origin.peer_protocol import COPY, COPY_ALONE, FROM_BUCKET
 from gateway.origin.retry import retry_after_seconds
-from gateway.policy.slots import Slots
+from gateway.policy.slots import Prefix
 from gateway.s3.headers import first_and_last, parse_content_range
 from gateway.s3.origin_habits import check_head
+from gateway.shared.peer_bytes import PeerBytes
 from gateway.telemetry import metrics
 from gateway.telemetry.logs import RateLimitedLog
 
@@ -57,9 +58,11 @@ CACHED_SECONDS_MAX: Final = 5.0
 RATION_SECONDS_MAX: Final = 60.0
 """Seconds for which a request waits for its part of the ration."""
 
+UNPINS_AT_ONCE: Final = 64
+
 _BODY = frozenset({200, 206})
 _ANSWERS = _BODY | {201, 304, 404, 412, 416}
-_BUSY, _ASK_OTHERS = frozenset({429, 503}), 303
+_BUSY, _ASK_OTHERS, _NO_PIN = frozenset({429, 503}), 303, 409
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _LAST: Final[Mapping[str, str]] = {peer.LAST: "1"}
 
@@ -85,6 +88,9 @@ class ClusterRoles:
         view = self.view()
         return tuple((one.address, one is view.me) for one in view.owners(key, number))
 
+    def owns(self, key: ObjectKey, number: int) -> bool:
+        return self.view().owns(key, number)
+
 
 @dataclass(eq=False, slots=True)
 class ClusterOrigin:
@@ -97,11 +103,11 @@ class ClusterOrigin:
     bucket: Origin
     peers: Peers
     view: Callable[[], View]
-    slots: Slots
     block_size_of: Callable[[str], int]
     homes: Homes
     clock: Clock
     fallback_requests: int
+    received: PeerBytes = field(default_factory=PeerBytes)
     _ration: asyncio.Semaphore = field(init=False)
     _bucket_is_away: bool = False
     """The last request by ration got no answer."""
@@ -129,6 +135,23 @@ class ClusterOrigin:
         if COPY in request.headers or self._owner_before(request) is not None:
             return None
         return begin_read_of(self.bucket)(request, on_end)
+
+    async def unpin(self, prefix: Prefix) -> dict[str, bool | None]:
+        """Unpin a prefix on all other nodes. Return which had it pinned over the cluster; None: it does not answer."""
+        view, told = self.view(), dict[str, bool | None]()
+        others = [one.address for one in view.members if one is not view.me]
+        for first in range(0, len(others), UNPINS_AT_ONCE):
+            some = others[first : first + UNPINS_AT_ONCE]
+            told |= zip(some, await asyncio.gather(*(self._unpin_at(one, prefix) for one in some)), strict=True)
+        return told
+
+    async def _unpin_at(self, address: str, prefix: Prefix) -> bool | None:
+        request = OriginRequest("HEAD", prefix.bucket, f"{prefix.key_prefix}-")
+        told = await self.peers.ask(address, self._to_peer(request, {peer.UNPIN: str(len(prefix.key_prefix))}))
+        if told is None:
+            return None
+        await told.aclose()
+        return {200: True, 404: False}.get(told.status)
 
     async def aclose(self) -> None:
         """Do nothing: the bucket's origin and the peers are closed by who made them."""
@@ -188,7 +211,7 @@ class ClusterOrigin:
         """Return the address of who owned this node's block before, if such a node can be asked for these bytes."""
         if request.method != "GET" or request.bucket is None or request.key is None:
             return None
-        if request.size_bytes is None and not request.may_be_remembered:
+        if request.size_bytes is None and request.ages is None:
             return None
         asked = _range(request)
         if asked is None or asked.first % peer.CHUNK_BYTES:
@@ -250,23 +273,18 @@ class ClusterOrigin:
         if request.size_bytes is not None:
             headers[peer.SIZE] = str(request.size_bytes)
         else:
-            headers[peer.MAX_AGE] = f"{self._age_max(request, is_absent=False):g}"
+            headers[peer.MAX_AGE] = f"{request.ages.seconds_max if request.ages is not None else 0.0:.3f}"
         return replace(request, headers=headers, begun=None)
-
-    def _age_max(self, request: OriginRequest, *, is_absent: bool) -> float:
-        slot = self.slots.find(request.bucket or "", request.key or "")
-        if is_absent:
-            return slot.negative_ttl_seconds
-        return math.inf if slot.consistency == "immutable" else slot.metadata_ttl_seconds
 
     def _judge(self, address: str, answer: PeerAnswer, request: OriginRequest, seconds: float) -> Reason | None:
         """Set the facts that an answer tells, and count its bytes; or return why it is of no use."""
         status, age_seconds, checksums = answer.status, 0.0, answer.checksums
-        if status not in _ANSWERS:
+        if status not in _ANSWERS and not (status == _NO_PIN and peer.PIN in request.headers):
             return "bucket-away" if status == peer.BUCKET_AWAY else "refused"
         if request.size_bytes is None:
             age_seconds = _age(answer)
-            if not age_seconds <= max(self._age_max(request, is_absent=status == 404), seconds):
+            is_of_now = age_seconds <= seconds
+            if not is_of_now and not (request.ages and request.ages.allow(status, answer.headers, age_seconds)):
                 return "old"
         if request.method == "HEAD" or status not in _BODY:
             answer.from_peer = FromPeer(age_seconds)
@@ -283,6 +301,7 @@ class ClusterOrigin:
                 return "refused"
         answer.from_peer = FromPeer(age_seconds, checksums, partial(self._doubt, address, answer.headers, request))
         metrics.CLUSTER_PEER_BYTES.add(answer.length_bytes, request.slot, "received")
+        self.received.add(address, answer.length_bytes)
         return None
 
     def _doubt(self, address: str, told: Mapping[str, str], request: OriginRequest) -> None:
@@ -345,7 +364,8 @@ class _Rationed(WrappedResponse):
 
 
 def _to_bucket(request: OriginRequest) -> OriginRequest:
-    return replace(request, headers={name: value for name, value in request.headers.items() if name != COPY})
+    headers = {name: value for name, value in request.headers.items() if name not in (COPY, peer.PIN)}
+    return replace(request, headers=headers)
 
 
 def _range(request: OriginRequest) -> ByteRange | None:

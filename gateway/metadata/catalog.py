@@ -24,6 +24,7 @@ import structlog
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginAnswered, OriginUnreachable, S3Error, StoreUnavailable
 from gateway.core.model import Homes, ObjectKey, ObjectVersion
+from gateway.metadata.ages import AnswerAges
 from gateway.metadata.entries import (
     CatalogEntry,
     Freshness,
@@ -55,6 +56,7 @@ from gateway.origin.client import (
     OriginRequest,
     Purpose,
     age_of,
+    is_of_s3,
 )
 from gateway.origin.peer_protocol import COPY, Roles
 from gateway.policy.slots import Slot, Slots
@@ -211,7 +213,7 @@ class Catalog:
         self._opened = opened
         self._clock = clock
         self._store = opened.store if opened is not None else None
-        self._epochs = opened.epochs if opened is not None else InvalidationEpochs(None)
+        self._epochs = opened.epochs if opened is not None else InvalidationEpochs(None, clock=clock)
         self._boot = opened.boot if opened is not None else 0
         self._writer = CatalogWriter(self._store)
         self.listing = ListingIndex(opened, self._epochs, clock)
@@ -251,7 +253,7 @@ class Catalog:
         """
         thread = DiskThread("opening the catalog")
         try:
-            opened = await thread.run(OPENING_SECONDS_MAX, _opened, directory, homes, slots, process)
+            opened = await thread.run(OPENING_SECONDS_MAX, _opened, directory, homes, slots, process, clock)
         except TimeoutError:
             raise StoreUnavailable(f"the catalog {directory} cannot be opened: another process holds it up") from None
         finally:
@@ -289,8 +291,17 @@ class Catalog:
 
         def send() -> Coroutine[Any, Any, ObjectHead]:
             query = (("partNumber", part_number),) if part_number is not None else ()
+            ages = self.ages(key, slot) if COPY in headers else None
             request = onward or OriginRequest(
-                "HEAD", key.bucket, key.key, query, headers, purpose=purpose, slot=slot.name, signed_by=signed_by
+                "HEAD",
+                key.bucket,
+                key.key,
+                query,
+                headers,
+                purpose=purpose,
+                slot=slot.name,
+                signed_by=signed_by,
+                ages=ages,
             )
             return self._head(key, slot, request, is_part=part_number is not None)
 
@@ -335,6 +346,21 @@ class Catalog:
         entry = self._lookup(key)
         if entry is not None and etag != (entry.head.version.etag if entry.head is not None else None):
             self.forget(key)
+        else:
+            self._refuse_older(key)
+
+    def _refuse_older(self, key: ObjectKey) -> None:
+        if self._roles is not None:
+            self._epochs.note(key)
+
+    def ages(self, key: ObjectKey, slot: Slot) -> AnswerAges:
+        """Return how old other nodes' answers may be to a question about `key` that is asked from now on."""
+        changed_at = self._epochs.changed_at(key.bucket, catalog_key(key)) if self._store is not None else math.inf
+        unchanged_seconds = self._clock.monotonic() - changed_at
+        return AnswerAges(key, slot, unchanged_seconds, self.listing, self._is_shown)
+
+    def _is_shown(self, key: ObjectKey, age_seconds: float) -> bool:
+        return self._epochs.is_shown_since(self.now(key).before(age_seconds), key)
 
     def answered(self, request: OriginRequest, status: int, slot: Slot) -> None:
         """End all absences of the objects that an answer of the origin shows: the request's own, a copy's source.
@@ -623,6 +649,7 @@ class Catalog:
 
     def remember_absence(self, key: ObjectKey, slot: Slot, asked: ObservedAt, *, named: bool) -> None:
         """Remember that the origin has answered 404 to a question sent at `asked`; `named`: with NoSuchKey."""
+        self._refuse_older(key)
         if slot.consistency not in ("strict", "snapshot") and slot.negative_ttl_seconds > 0:
             self._writer.add(CatalogUpdate(key, CatalogEntry(asked, named=named)))
 
@@ -692,7 +719,8 @@ class Catalog:
         try:
             head = await self.ask(key, slot, headers=headers, purpose=purpose)
         except OriginAnswered as answer:
-            if answer.status == 404 and "x-amz-delete-marker" not in dict(answer.headers):
+            told = dict(answer.headers)
+            if answer.status == 404 and "x-amz-delete-marker" not in told and is_of_s3(told):
                 self.remember_absence(key, slot, asked.before(answer.age_seconds), named=False)
             raise
         if head.version.etag:
@@ -709,8 +737,8 @@ def _entry(asked: ObservedAt, head: ObjectHead, *, with_checksums: bool) -> Cata
     return CatalogEntry(asked, head, with_checksums=with_checksums, settled=is_settled(head))
 
 
-def _opened(directory: Path, homes: Homes, slots: Slots, process: int) -> OpenCatalog:
-    opened = open_directory(directory, homes, process=process)
+def _opened(directory: Path, homes: Homes, slots: Slots, process: int, clock: Clock) -> OpenCatalog:
+    opened = open_directory(directory, homes, process=process, clock=clock)
     try:
         trim(opened.listing, slots)
     except lmdb.Error as error:

@@ -87,7 +87,13 @@ def begin_unpinned(
     if not whole:
         onward["range"] = f"bytes={wanted.first}-{wanted.last}"
     request = OriginRequest(
-        "GET", key.bucket, key.key, headers=onward, purpose=Purpose.LIVE, slot=slot.name, may_be_remembered=by_nodes
+        "GET",
+        key.bucket,
+        key.key,
+        headers=onward,
+        purpose=Purpose.LIVE,
+        slot=slot.name,
+        ages=catalog.ages(key, slot) if by_nodes else None,
     )
     return UnpinnedQuestion(get, wanted, request, since or catalog.now(key), headers, fields, whole)
 

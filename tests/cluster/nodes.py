@@ -145,7 +145,7 @@ class Cluster:
             self.nodes[name] = Node(self.at_nodes, self.clock)
         self.peers = Peers(self._connect, (SECRET, b"the one before: thirty-two characters"), self.clock)
         self.origin = ClusterOrigin(
-            self.bucket, self.peers, lambda: cast("Any", self.view), self.slots, lambda _: BLOCK, HOME, self.clock,
+            self.bucket, self.peers, lambda: cast("Any", self.view), lambda _: BLOCK, HOME, self.clock,
             self.fallback_requests,
         )  # fmt: skip
         self.roles = ClusterRoles(lambda: cast("Any", self.view))

@@ -46,9 +46,9 @@ async def ask(gateway: GatewayApp, method: str, target: str, **headers: str) -> 
 async def test_12_3_what_a_peer_tells_is_as_old_here_as_there(tmp_path: Path, method: str, *, is_there: bool) -> None:
     async with asking(tmp_path, slot_with(TTL, negative_ttl_seconds=60.0)) as (gateway, cluster):
         cluster.store("k" if is_there else "another", 1000)
-        cluster.nodes["one"].age_seconds = 40.0
-        for passes, asked in ((0, 1), (19, 1), (2, 2)):
+        for passes, age_seconds, asked in ((0, 40.0, 1), (19, 59.0, 1), (2, 1.0, 2)):
             cluster.clock.time += passes
+            cluster.nodes["one"].age_seconds = age_seconds
             assert (await ask(gateway, method, "/k")).status == (200 if is_there else 404)
             assert (cluster.asked(), cluster.from_bucket()) == ({"one": asked}, 0)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import string
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +16,15 @@ from gateway.cluster.members import Member
 from gateway.cluster.peers import LEFT_OUT_SECONDS
 from gateway.core.errors import OriginUnreachable
 from gateway.core.model import ObjectKey
+from gateway.metadata.ages import AnswerAges
+from gateway.metadata.entries import InvalidationEpochs
+from gateway.metadata.listing.index import ListingIndex
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import OriginRequest, age_of, from_peer
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.telemetry import metrics
 from tests.cluster.nodes import Cluster, Node, pinned
-from tests.support.blocks import BLOCK, BUCKET, content_of
+from tests.support.blocks import BLOCK, BUCKET, TestClock, content_of
 from tests.support.counting import by_label
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.faults import Unreachable, on
@@ -36,8 +41,15 @@ def fallbacks() -> dict[str, float]:
     return by_label(metrics.CLUSTER_FALLBACK_REQUESTS, "reason")
 
 
-def question(method: str = "HEAD", key: str = "k", copy: str = "1", **headers: str) -> OriginRequest:
-    return OriginRequest(method, BUCKET, key, headers={peer.COPY: copy, **headers})
+def ages_of(slots: Slots) -> AnswerAges:
+    """Of a key that was never forgotten, nor listed, nor shown."""
+    key, clock = ObjectKey(BUCKET, "k"), TestClock()
+    listing = ListingIndex(None, InvalidationEpochs(None), clock)
+    return AnswerAges(key, slots.find(*key), math.inf, listing, lambda _key, age_seconds: False)
+
+
+def question(slots: Slots, method: str = "HEAD", **headers: str) -> OriginRequest:
+    return OriginRequest(method, BUCKET, "k", headers={peer.COPY: "1", **headers}, ages=ages_of(slots))
 
 
 async def test_the_first_owner_is_asked_with_what_it_must_know() -> None:
@@ -224,8 +236,8 @@ async def test_3_10_questions_about_a_bucket_go_to_the_bucket() -> None:
     cluster = Cluster()
     cluster.store("k", BLOCK)
     cluster.view.before = cluster.member("three")
-    asked = OriginRequest("GET", BUCKET, headers={"range": "bytes=0-65535"}, may_be_remembered=True)
-    versions = replace(asked, key="k", query=(("versionId", "null"),), may_be_remembered=False)
+    asked = OriginRequest("GET", BUCKET, headers={"range": "bytes=0-65535"}, ages=ages_of(slot_of()))
+    versions = replace(asked, key="k", query=(("versionId", "null"),), ages=None)
     for request in (asked, replace(asked, method="HEAD"), replace(asked, query=(("location", None),)), versions):
         await (await cluster.origin.send(request)).aclose()
     assert (cluster.asked(), cluster.from_bucket()) == ({}, 4)
@@ -336,11 +348,11 @@ async def test_12_6_the_owner_before_tells_the_version_too_where_an_answer_of_so
     cluster.store("k", BLOCK)
     cluster.view.before = cluster.member("three")
     asked = OriginRequest("GET", BUCKET, "k", headers={"range": f"bytes=0-{BLOCK - 1}"})
-    for may_be_remembered, from_bucket in ((True, 0), (False, 1)):
-        request = replace(asked, may_be_remembered=may_be_remembered)
+    for ages, from_bucket in ((ages_of(slot_of()), 0), (None, 1)):
+        request = replace(asked, ages=ages)
         async with await cluster.origin.send(request) as response:
             assert response.status == 206
-            assert (from_peer(response) is None) == (not may_be_remembered)
+            assert (from_peer(response) is None) == (ages is None)
         assert (cluster.asked(), cluster.from_bucket()) == ({"three": 1}, from_bucket)
 
 
@@ -371,9 +383,9 @@ async def test_a_node_that_does_not_say_what_it_has_is_not_waited_for_for_long(
 
 async def test_requests_without_a_wait_never_go_to_a_peer() -> None:
     cluster = Cluster()
-    assert cluster.origin.begin_read(question("GET"), lambda _: None) is None
+    assert cluster.origin.begin_read(question(slot_of(), "GET"), lambda _: None) is None
     cluster.view.before = cluster.member("three")
-    asked = OriginRequest("GET", BUCKET, "k", headers={"range": "bytes=0-65535"}, may_be_remembered=True)
+    asked = OriginRequest("GET", BUCKET, "k", headers={"range": "bytes=0-65535"}, ages=ages_of(slot_of()))
     assert cluster.origin.begin_read(asked, lambda _: None) is None
 
 
@@ -387,32 +399,43 @@ async def test_roles_name_what_another_node_owns() -> None:
     assert cluster.roles.headers(key, 0, {}, "default") == {}
 
 
+@pytest.mark.parametrize("method", ["PUT", "GET"])
+async def test_no_header_that_a_client_can_send_leads_to_a_peer(method: str) -> None:
+    cluster = Cluster()
+    cluster.store("k", BLOCK)
+    assert not set(peer.COPY) <= set(string.ascii_lowercase + string.digits + "!#$%&'*+-.^_`|~"), "RFC 9110, 5.6.2"
+    headers = dict.fromkeys(("x-forebay-copy", peer.SIZE, peer.ONLY, peer.MAX_AGE, peer.LAST), "1")
+    async with await cluster.origin.send(OriginRequest(method, BUCKET, "k", headers=headers, body=b"")) as response:
+        assert response.status == 200
+    assert (cluster.asked(), cluster.from_bucket()) == ({}, 1)
+
+
 # Ages
 
 
 async def test_an_answer_about_an_object_says_how_old_it_is() -> None:
-    cluster = Cluster(slots=slot_of())
+    cluster, slots = Cluster(), slot_of()
     cluster.store("k", BLOCK)
     node = cluster.nodes["one"]
     node.age_seconds, node.date = 59.5, "Sat, 28 Nov 2026 22:00:00 GMT"
-    async with await cluster.origin.send(question()) as response:
+    async with await cluster.origin.send(question(slots)) as response:
         assert (response.status, age_of(response)) == (200, 59.5)
         assert response.headers["date"] == "Sat, 28 Nov 2026 22:00:00 GMT"
     assert float(node.headers()[peer.MAX_AGE]) == 60
     assert peer.SIZE not in node.headers()
     node.date = None
-    async with await cluster.origin.send(question()) as response:
+    async with await cluster.origin.send(question(slots)) as response:
         assert "date" not in response.headers
 
 
 @pytest.mark.parametrize("age_seconds", [60.5, None, -1.0, float("nan"), float("inf")])
 async def test_what_is_too_old_or_of_no_age_is_no_answer(age_seconds: float | None) -> None:
-    cluster = Cluster(slots=slot_of())
+    cluster, slots = Cluster(), slot_of()
     cluster.store("k", BLOCK)
     before = fallbacks()
     cluster.nodes["one"].age_seconds = cluster.nodes["two"].age_seconds = age_seconds
     for method, more in (("HEAD", {}), ("GET", {"range": f"bytes=0-{BLOCK - 1}"})):
-        async with await cluster.origin.send(question(method, **more)) as response:
+        async with await cluster.origin.send(question(slots, method, **more)) as response:
             assert (response.status, from_peer(response)) == (200 if method == "HEAD" else 206, None)
     assert fallbacks()["old"] == before.get("old", 0) + 2
 
@@ -420,43 +443,43 @@ async def test_what_is_too_old_or_of_no_age_is_no_answer(age_seconds: float | No
 @pytest.mark.parametrize("status", [304, 412, 416])
 async def test_what_is_judged_by_an_old_version_is_no_answer(status: int) -> None:
     """An answer without a body is of a version, too."""
-    cluster = Cluster(slots=slot_of())
+    cluster, slots = Cluster(), slot_of()
     cluster.store("k", BLOCK)
     for name in ("one", "two"):
         cluster.nodes[name].replies = [MemoryResponse(status, {peer.AGE: "60.5"})]
-    async with await cluster.origin.send(question()) as response:
+    async with await cluster.origin.send(question(slots)) as response:
         assert response.status == 200
     cluster.nodes["one"].replies = [MemoryResponse(status, {peer.AGE: "59.5"})]
-    async with await cluster.origin.send(question()) as response:
+    async with await cluster.origin.send(question(slots)) as response:
         assert (response.status, age_of(response)) == (status, 59.5)
 
 
 async def test_an_absence_is_believed_for_as_long_as_the_slot_allows() -> None:
-    cluster = Cluster(slots=slot_of(negative_ttl_seconds=5))
+    cluster, slots = Cluster(), slot_of(negative_ttl_seconds=5)
     cluster.nodes["one"].age_seconds = 4.0
-    async with await cluster.origin.send(question()) as response:
+    async with await cluster.origin.send(question(slots)) as response:
         assert (response.status, age_of(response)) == (404, 4.0)
     cluster.nodes["one"].age_seconds = cluster.nodes["two"].age_seconds = 6.0
     cluster.store("k", BLOCK)
     del cluster.at_nodes.buckets[BUCKET].objects["k"]
-    async with await cluster.origin.send(question()) as response:
+    async with await cluster.origin.send(question(slots)) as response:
         assert (response.status, from_peer(response)) == (200, None)
 
 
 async def test_an_immutable_object_may_be_known_for_any_time() -> None:
-    cluster = Cluster(slots=slot_of(stated_consistency="immutable"))
+    cluster, slots = Cluster(), slot_of(stated_consistency="immutable")
     cluster.store("k", BLOCK)
     cluster.nodes["one"].age_seconds = 1e6
-    async with await cluster.origin.send(question()) as response:
+    async with await cluster.origin.send(question(slots)) as response:
         assert age_of(response) == 1e6
 
 
 async def test_what_the_owner_asked_for_just_now_is_young_enough() -> None:
     """A slot without a bound for what is absent believes what was found out since it asked."""
-    cluster = Cluster(slots=slot_of(negative_ttl_seconds=0))
+    cluster, slots = Cluster(), slot_of(negative_ttl_seconds=0)
     cluster.at_nodes.create_bucket(BUCKET)
     cluster.nodes["one"].seconds, cluster.nodes["one"].age_seconds = 0.5, 0.4
-    async with await cluster.origin.send(question(key="absent")) as response:
+    async with await cluster.origin.send(question(slots)) as response:
         assert response.status == 404
     assert cluster.from_bucket() == 0
 

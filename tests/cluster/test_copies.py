@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import product
@@ -18,9 +18,13 @@ from gateway.blocks.layout import object_id
 from gateway.blocks.origin_gets import UnpinnedResponse
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.metadata.catalog import Catalog
+from gateway.metadata.listing.index import found_of
+from gateway.metadata.listing.pages import ListRequest
+from gateway.origin import peer_protocol as peer
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.origin.peer_protocol import COPY
 from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
 from tests.cluster.nodes import HOME, Cluster
 from tests.support.blocks import BLOCK, BUCKET, KIB, content_of, make_origin, open_cache, stored, take, whole
 from tests.support.memory_origin import MemoryOrigin
@@ -42,6 +46,9 @@ class Others:
 
     def owners(self, key: ObjectKey, number: int) -> tuple[tuple[str, bool], ...]:
         return (("others", False),) if key.key.startswith(self.prefix) else (("me", True),)
+
+    def owns(self, key: ObjectKey, number: int) -> bool:
+        return not key.key.startswith(self.prefix)
 
 
 @dataclass
@@ -345,6 +352,87 @@ async def test_what_a_peer_remembers_is_as_old_here_as_there(tmp_path: Path) -> 
         cluster.clock.time += 100
         await catalog.current(version.key, slot, headers={}, of_peer=True)
         assert (cluster.asked(), cluster.from_bucket()) == ({"one": 2}, 3)
+    finally:
+        await catalog.close()
+
+
+def listed(version: ObjectVersion) -> ListedEntry:
+    modified = "2026-01-01T00:00:00.000Z"
+    return ListedEntry(
+        version.key.key.encode(), modified, version.etag, version.size_bytes, EntryTemplate("", None, "")
+    )
+
+
+FORGET: Mapping[str, Callable[[Catalog, ObjectVersion, Slot], None]] = {
+    "an event": lambda catalog, version, slot: catalog.forget(version.key),
+    "an event of the bucket": lambda catalog, version, slot: catalog.forget_bucket(version.key.bucket),
+    "an answer past the cache": lambda catalog, version, slot: catalog.shown(version.key, version.etag),
+    "a listing": lambda catalog, version, slot: catalog.listed(BUCKET, [listed(version)], [slot]),
+}
+
+
+@pytest.mark.parametrize(("how", "is_known"), [*product(FORGET, (True, False))][:-1])
+async def test_12_3_no_peer_takes_back_what_this_node_has_shown_or_forgotten(
+    tmp_path: Path, how: str, is_known: bool
+) -> None:
+    """Whether this node remembers a version or not. What a peer has asked for since then counts."""
+    [slot] = slots = Slots([Slot(name="data", prefix=Prefix(BUCKET), mode="read-only", stated_consistency="immutable")])
+    cluster = Cluster(slots=slots)
+    old = cluster.store("k", BLOCK)
+    node = cluster.nodes["one"]
+    node.age_seconds = cluster.nodes["two"].age_seconds = 11.0
+    catalog = await catalog_of(tmp_path, cluster)
+    try:
+        if is_known:
+            await catalog.current(old.key, slot, headers={})
+            await catalog.settle()
+        new = stored(cluster.bucket, "k", 2 * BLOCK)
+        FORGET[how](catalog, new, slot)
+        cluster.clock.time += 10
+        assert (await catalog.current(old.key, slot, headers={})).version == new
+        assert 9.9 < float(node.headers()[peer.MAX_AGE]) <= 10
+        catalog.forget(old.key)
+        cluster.clock.time += 10
+        node.age_seconds = 9.0
+        assert (await catalog.current(old.key, slot, headers={})).version == old
+    finally:
+        await catalog.close()
+
+
+async def test_12_3_no_peer_says_otherwise_than_a_listing_since(tmp_path: Path) -> None:
+    [slot] = slots = Slots([Slot(name="data", prefix=Prefix(BUCKET), mode="read-only", stated_consistency="immutable")])
+    cluster = Cluster(slots=slots)
+    old, key = cluster.store("k", BLOCK), ObjectKey(BUCKET, "k")
+    catalog = await catalog_of(tmp_path, cluster)
+    try:
+        new = stored(cluster.bucket, "k", 2 * BLOCK)
+        page, asked = found_of(ListedPage([listed(new)], [], None)), catalog.listing.asked(BUCKET)
+        catalog.listing.learn(BUCKET, ListRequest(), page, asked, merge_seconds=0.0)
+        await catalog.settle()
+        cluster.clock.time += 10
+        ages = catalog.ages(key, slot)
+        for version in (old, new):
+            told = {"etag": version.etag, "content-length": str(version.size_bytes)}
+            assert [ages.allow(200, told, age_seconds) for age_seconds in (9, 11)] == [True, version == new]
+        assert not ages.allow(200, {"etag": new.etag, "content-length": "1"}, 11)
+        assert not ages.allow(412, {}, 11)
+    finally:
+        await catalog.close()
+
+
+async def test_12_3_no_peer_says_that_there_is_no_object_which_was_shown_since(tmp_path: Path) -> None:
+    [slot] = Slots([Slot(name="data", prefix=Prefix(BUCKET), negative_ttl_seconds=3600, **TTL)])
+    cluster = Cluster()
+    key = ObjectKey(BUCKET, "k")
+    catalog = await catalog_of(tmp_path, cluster)
+    try:
+        assert catalog.ages(key, slot).allow(404, {}, 3000)
+        catalog.answered(OriginRequest("GET", *key, query=(("tagging", None),)), 200, slot)
+        cluster.clock.time += 10
+        assert [catalog.ages(key, slot).allow(404, {}, age_seconds) for age_seconds in (9, 11)] == [True, False]
+        catalog.forget(key)
+        cluster.clock.time += 5
+        assert [catalog.ages(key, slot).allow(404, {}, age_seconds) for age_seconds in (4, 6)] == [True, False]
     finally:
         await catalog.close()
 

@@ -368,6 +368,32 @@ async def test_a_node_that_warms_the_cluster_has_a_block_kept_here(peers: PeerGa
     assert (await peers.ask("HEAD", headers=of_version(etag, size, BLOCK, size - 1))).status == 412
 
 
+@with_peers
+async def test_a_block_is_pinned_for_the_cluster_until_a_node_unpins_it(peers: PeerGateway) -> None:
+    etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
+    block, blocks = of_version(etag, BLOCK, 0, BLOCK - 1), peers.gateway.blocks
+    assert [(await peers.ask("HEAD", headers=block | {peer.PIN: "1"})).status for _ in range(2)] == [201, 200]
+    assert (blocks.pins(), blocks.usage().slots["default"].pinned_bytes > BLOCK) == (["s3://bucket/k"], True)
+    for length in ("4", "-1", "a"):
+        assert (await peers.ask("HEAD", headers=block | {peer.PIN: length})).status == 400
+    assert [(await peers.ask("HEAD", headers={peer.UNPIN: "1"})).status for _ in range(2)] == [200, 404]
+    assert (blocks.pins(), blocks.usage().slots["default"].pinned_bytes) == ([], 0)
+
+
+@with_peers
+async def test_a_pin_that_cannot_be_is_refused(peers: PeerGateway) -> None:
+    """And a pin of this node's own, which holds the block already, is left alone."""
+    etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
+    block, blocks = of_version(etag, BLOCK, 0, BLOCK - 1), peers.gateway.blocks
+    await blocks.pin("s3://bucket/kk")
+    assert (await peers.ask("HEAD", headers=block | {peer.PIN: "1"})).status == 409
+    await blocks.unpin("s3://bucket/kk")
+    await blocks.pin("s3://bucket/key")
+    assert (await peers.ask("HEAD", headers=block | {peer.PIN: "1"})).status == 201
+    assert (await peers.ask("HEAD", headers={peer.UNPIN: "1"})).status == 404
+    assert blocks.pins() == ["s3://bucket/key"]
+
+
 async def damage(peers: PeerGateway, tmp_path: Path) -> None:
     """Change a byte of the largest block file, and all that this process knows of it."""
     files = (path for path in tmp_path.rglob("*-*") if path.is_file() and path.name != "peer-nonces")
@@ -430,6 +456,18 @@ async def test_what_the_disk_does_not_take_comes_from_memory_if_it_is_small(peer
     assert (small.status, small.body) == (206, content[:MIB])
     large = await peers.read(KEY, etag, BLOCK, 0, BLOCK - 1)
     assert (large.status, large.headers["retry-after"]) == (503, "1")
+
+
+@with_peers
+async def test_a_node_that_does_not_reach_the_bucket_says_so(peers: PeerGateway) -> None:
+    """And is not taken for a busy one, which would be waited for."""
+    etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
+    for operation in (Operation.GET_OBJECT, Operation.HEAD_OBJECT):
+        peers.gateway.origin.inject(on(operation), Unreachable(), times=None)
+    assert (await peers.read(KEY, etag, BLOCK, 0, BLOCK - 1)).status == peer.BUCKET_AWAY
+    assert (await peers.ask("HEAD")).status == peer.BUCKET_AWAY
+    peers.gateway.origin.faults.clear()
+    assert (await peers.read(KEY, etag, BLOCK, 0, BLOCK - 1)).status == 206
 
 
 @with_peers
@@ -535,6 +573,15 @@ async def test_an_absence_is_told_with_its_age(peers: PeerGateway) -> None:
 
 
 @with_ttl
+async def test_an_absence_that_is_not_s3s_is_not_told(peers: PeerGateway) -> None:
+    """The asker would take it for the bucket's: it asks for itself."""
+    peers.gateway.origin.inject(on(), AlterHeaders({"x-amz-request-id": ""}), times=None)
+    for method in ("HEAD", "GET"):
+        answer = await peers.ask(method, headers={peer.MAX_AGE: "60", "range": "bytes=0-65535"})
+        assert answer.status == 421
+
+
+@with_ttl
 async def test_a_first_get_has_all_headers_and_asks_the_origin_once(peers: PeerGateway) -> None:
     content = some_bytes(100_000)
     etag = peers.gateway.origin.put("bucket", "key", content)
@@ -630,6 +677,18 @@ async def test_the_fifth_who_asks_at_once_is_told_who_has_the_block(peers: PeerG
     await three.end()
     assert not await names(peers, asked_for)
     await one_more.end()
+
+
+@within(peer_gateway, block_size_bytes=BLOCK, slots=[Slot("passing", Prefix.parse("s3://bucket/"), copies="none")])
+async def test_nobody_is_named_where_nodes_keep_nothing_of_others(peers: PeerGateway) -> None:
+    etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
+    asked_for = of_version(etag, BLOCK, 0, BLOCK - 1)
+    for number in range(1, 6):
+        await peers.ask(headers={**asked_for, peer.FROM: f"10.0.1.{number}:9002"})
+    four = Sending(peers, 4, asked_for)
+    await four.all_begun()
+    assert not await names(peers, asked_for)
+    await four.end()
 
 
 @with_peers

@@ -205,7 +205,7 @@ class ClusterNode:
             small_object_bytes_max=64 * 1024, shared_directory=shared, homes=HOMES, has_one_worker=True, fills_max=3,
         )  # fmt: skip
         self.origin = ClusterOrigin(
-            self.bucket, self.peers, lambda: self.members.view, self.slots, settings.block_size_of, HOMES, self.clock,
+            self.bucket, self.peers, lambda: self.members.view, settings.block_size_of, HOMES, self.clock,
             FALLBACK_REQUESTS,
         )  # fmt: skip
         roles = ClusterRoles(lambda: self.members.view)
