@@ -35,6 +35,9 @@ WAITS_SECONDS_MAX = 30.0
 CALM_SECONDS = 45.0
 """So long after the last trouble views agree, and nobody is left out."""
 
+QUEUED_SECONDS = 1.0
+"""So long after a node knows of an object, it may ask for those who had asked before."""
+
 CHUNK = 64 * 1024
 ANSWERED_LATE_SECONDS = 0.01
 
@@ -81,8 +84,8 @@ class ClusterJudge:
     sent: Counter[tuple[int, str, str, int]] = field(default_factory=Counter)
     """How often the bucket has sent a chunk of a version, by period."""
 
-    known_until: dict[tuple[int, str, str], float] = field(default_factory=dict)
-    """Until when a node need not ask about an object again, by period."""
+    known: dict[tuple[int, str, str], tuple[float, float]] = field(default_factory=dict)
+    """Since when and until when a node need not ask about an object again, by period."""
 
     asked_at: dict[tuple[str, str], float] = field(default_factory=dict)
     """When a node has asked the bucket about an object the last time."""
@@ -115,12 +118,11 @@ class ClusterJudge:
         """
         place, last = (self.period, node, key), self.asked_at.get((node, key), -math.inf)
         self.asked_at[node, key] = begun
-        if begun >= self.calm_at and now < self.known_until.get(place, -math.inf):
-            self.violated(
-                "each question once", f"{node} asks about {key}, {self.known_until[place] - begun:.1f} s early"
-            )
+        known_at, known_until = self.known.get(place, (math.inf, 0.0))
+        if begun >= max(self.calm_at, known_at + QUEUED_SECONDS) and now < known_until:
+            self.violated("each question once", f"{node} asks about {key}, {known_until - begun:.1f} s early")
         if all(one.at < last for one in self.made[key]):
-            self.known_until[place] = begun + seconds
+            self.known[place] = now, begun + seconds
 
     def trouble(self, until: float) -> None:
         """Something has changed that lets bytes be asked for again; `until`: when that has been overcome."""

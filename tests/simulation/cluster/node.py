@@ -304,6 +304,7 @@ class ClusterNode:
             found += [f"{one._value} turns" for one in turns if one._value != 3]
             found += [f"fetches: {one}" for one in (fetches._fetches, fetches._tasks, fetches._inline) if one]
             found += [f"locks: {parts.locks._held}"] * bool(parts.locks._held)
+        found += [f"{one.get_name()} has ended" for one in self.background if one.done()]
         if self.app is not None:
             found += [f"sending {one}" for one, of in self.app.reads.handouts._of.items() if of.count]
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -19,20 +20,24 @@ from gateway.cluster.cluster_origin import ClusterOrigin, ClusterRoles, _Ratione
 from gateway.cluster.members import View
 from gateway.config import SlotSettings
 from gateway.core.errors import OriginBusy
-from gateway.core.model import ObjectKey
 from gateway.metadata import catalog as catalog_module
+from gateway.metadata import entries
+from gateway.metadata.ages import AnswerAges
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.entries import ObservedAt
+from gateway.metadata.entries import CatalogEntry, Freshness, ObservedAt
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import OriginRequest
 from gateway.origin.retry import CircuitBreaker
 from gateway.shared.seen_nonces import SeenNonces
+from gateway.telemetry import metrics
 from tests.simulation.cluster.judge import CLUSTER_RULES
 from tests.simulation.cluster.node import NodeClock
+from tests.simulation.cluster.wires import KINDS
 from tests.simulation.cluster.world import ClusterWorld, play_cluster
 from tests.simulation.dialects import CLUSTER
 from tests.simulation.virtual_time import VirtualClock
 from tests.simulation.world import Setting
+from tests.support.counting import by_label
 
 SEED = int(os.environ.get("FOREBAY_SIMULATION_SEED", "20261128"))
 HISTORIES = int(os.environ.get("FOREBAY_SIMULATION_HISTORIES", "2"))
@@ -129,12 +134,13 @@ def ages_are_not_sent(patch: Patch) -> None:
 
 
 def absences_are_believed_for_too_long(patch: Patch) -> None:
-    real = Catalog.remember_absence
+    real = entries.freshness
 
-    def remember(catalog: Catalog, key: ObjectKey, slot: SlotSettings, _: ObservedAt, *, named: bool) -> None:
-        real(catalog, key, slot, catalog.now(key), named=named)
+    def freshness(entry: CatalogEntry, slot: SlotSettings, **now: Any) -> Freshness:
+        return real(entry, slot, **now) if entry.head is not None else Freshness.FRESH
 
-    patch.setattr(Catalog, "remember_absence", remember)
+    patch.setattr(catalog_module, "freshness", freshness)
+    patch.setattr(AnswerAges, "allow", lambda *_: True)
 
 
 def silence_is_forgotten(patch: Patch) -> None:
@@ -204,6 +210,29 @@ CASES = (
     Case("no request counts twice", nonces_are_not_remembered),
     Case("nothing is held in quiet", the_ration_is_kept),
 )
+
+
+HAPPENS = frozenset(
+    {
+        *KINDS,
+        *("answer 200", "answer 206", "answer 404", "answer 416", "answer 503", "answer 504"),
+        *("answer 206 to only cached", "answer 404 to only cached", "nodes come and go in quiet"),
+    }
+)
+REASONS = frozenset({"unreachable", "busy", "bucket-away", "damaged"})
+"""Why bytes of other nodes are asked of the bucket. Two owners seldom refuse at once; an owner knows nothing too old."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_all_that_can_go_wrong_does() -> None:
+    seen, before = Counter[str](), by_label(metrics.CLUSTER_FALLBACK_REQUESTS, "reason")
+    for seed in range(SEED, SEED + HISTORIES_UNTIL_SEEN):
+        for often, steps in ((None, 60), (MOVES, 100)):
+            seen += play_cluster(Setting(seed, CLUSTER, steps, often=often)).wires.seen
+    assert set(seen) >= HAPPENS, HAPPENS - set(seen)
+    now = by_label(metrics.CLUSTER_FALLBACK_REQUESTS, "reason")
+    assert {one for one in now if now[one] > before.get(one, 0)} >= REASONS
 
 
 def test_every_rule_has_a_case() -> None:
