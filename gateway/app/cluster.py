@@ -60,7 +60,7 @@ class Clustered:
     in_redis: InRedis | None
 
     def writes(self, catalog: Catalog, slots: Slots, clock: Clock) -> ClusterWrites:
-        """Return what this process knows of other nodes' writes. Without Redis, nobody looks for them."""
+        """Return the process's knowledge of other nodes' writes. Without Redis it is never asked."""
         if self.in_redis is None:
             registry: Registry = AskAll(self.stores, _never)
         else:

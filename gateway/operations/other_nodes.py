@@ -42,7 +42,7 @@ Handler = Callable[[RequestContext], Answer]
 
 
 def writes_of_others(context: RequestContext) -> ClusterWrites | None:
-    """Return who knows the other nodes' writes; None for a request of another node, which asks none."""
+    """Return the knowledge of other nodes' writes; None if another node has sent the request: it asks nobody."""
     return None if context.of_peer else context.services.cluster_writes
 
 
@@ -135,7 +135,7 @@ async def _when_free(context: RequestContext, writes: ClusterWrites, keys: list[
 
 
 async def _at_store(context: RequestContext, writes: ClusterWrites, store: str) -> Response:
-    """Have the node answer that an upload was begun on."""
+    """Send the request to the node that has its upload."""
     reply = await _sent(context, writes, store)
     if reply is None:
         raise s3_error("NoSuchUpload", UploadId=context.request.parameter("uploadId") or "")
