@@ -71,7 +71,7 @@ class ClusterWrites:
             await invalidate(WriteScope(self._catalog, self._slots, bucket, keys))
 
     async def free(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
-        """Wait until no other node has these keys pending, and return what is known then. S3Error ServiceUnavailable."""
+        """Wait until no other node has these keys pending, and return what is known then. S3Error 503."""
         return await self._until_free(keys, self.look)
 
     def must_know(self, key: ObjectKey) -> bool:
