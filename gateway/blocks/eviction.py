@@ -148,6 +148,9 @@ class Holdings:
     names: dict[int, str] = field(default_factory=dict)
     kept_bytes: int = 0
     pinned_beyond_bytes: int = 0
+    may_have_copies: set[int] = field(default_factory=set)
+    """Slots that other nodes' blocks may lie in, in idle room."""
+
     _by_slot: dict[int, Holding] = field(default_factory=dict)
     _heap: list[tuple[int, int]] = field(default_factory=list)
 
@@ -156,6 +159,7 @@ class Holdings:
         holdings = cls(capacity, {number: name for name, number in transaction.slots().items()})
         for slot, account in transaction.accounts():
             holdings.update(slot, account)
+        holdings.may_have_copies.update(holdings._by_slot)
         return holdings
 
     def __getitem__(self, slot: int) -> Holding:
@@ -236,6 +240,8 @@ def make_room(
     """
     slot, needed_bytes = transaction.slot(reservation.slot), reservation.disk_bytes
     holdings.update(slot, transaction.account(slot), reservation.slot)
+    if reservation.copy:
+        holdings.may_have_copies.add(slot)
     room_bytes = holdings.capacity.total_bytes - transaction.totals.unowned_bytes
     if needed_bytes > holdings.obtainable_bytes(slot, room_bytes):
         return Step(False, ())
@@ -331,7 +337,14 @@ class _Room:
         return self._borrowers()
 
     def _borrowers(self) -> Iterator[int]:
+        """Yield the slots that have borrowed: those with idle copies, then the one that has borrowed most."""
         holdings, asking = self._holdings, self._asking
+        for slot in list(holdings.may_have_copies):
+            first = self._transaction.head(slot, Queue.MAIN)
+            if first is not None and is_copy(first):
+                yield slot
+            else:
+                holdings.may_have_copies.discard(slot)
         own_bytes = holdings[asking].borrowed_bytes + self._needed_bytes if asking is not None else 0
         asked = asking is None
         for slot in holdings.borrowers():

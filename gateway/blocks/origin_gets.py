@@ -27,7 +27,7 @@ from gateway.blocks.layout import CHUNK_BYTES
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginAnswered, OriginBodyError, OriginBusy, OriginError, S3Error
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
-from gateway.origin.client import FromPeer, Origin, OriginRequest, OriginResponse, Purpose, from_peer
+from gateway.origin.client import FromPeer, Origin, OriginRequest, OriginResponse, Purpose, error_of, from_peer
 from gateway.origin.peer_protocol import COPY, FROM_BUCKET
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.s3.checksums import ALGORITHMS, PREFIX, Checksum, decode_checksum
@@ -220,7 +220,6 @@ class UnpinnedGets:
                 self._known_empty.popitem(last=False)
 
 
-ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 RETRY_PAUSE_SECONDS = 0.1
 _RETRYABLE = frozenset({429, 500, 502, 503, 504})
 _CHECKSUMS = frozenset(PREFIX + algorithm for algorithm in ALGORITHMS)
@@ -298,8 +297,7 @@ class PinnedGet:
             self._waited_seconds += self.clock.monotonic() - asked_at
         self._told = from_peer(self._response)
         if self._response.status not in (200, 206):
-            body = await self._response.read(ERROR_DOCUMENT_BYTES_MAX)
-            raise OriginAnswered(self._response.status, list(self._response.headers.items()), body)
+            raise await error_of(self._response)
         asked = ByteRange(first, self.range.last)
         check_head(self._response.status, self._response.headers, self.version, asked)
         self._check = self._check_of(self._response, asked)
@@ -359,6 +357,8 @@ class PinnedGet:
         told, self._told = self._told, None
         if told is not None and isinstance(error, _ChunkDiffers):
             told.doubt()
+        elif told is not None:
+            told.broke_off()
         self._received = taker.go_back() if taker is not None else self._received // CHUNK_BYTES * CHUNK_BYTES
         self.headers = {**self.headers, COPY: FROM_BUCKET}
 

@@ -103,6 +103,19 @@ class InflightFetch:
     it. A small one may then `move` to its file, so that slow readers do not keep it in memory.
     """
 
+    available = 0
+    content: memoryview | None = None
+    persisted: asyncio.Future[bool] | None = None
+    kept = True
+    moved_to: Extent | None = None
+    on_abandoned: Callable[[], None] | None = None
+    _checksums: ChunkChecksums | None = None
+    _begun = False
+    _failure: BaseException | None = None
+    _users = 0
+    _readers = 0
+    _running = True
+
     def __init__(
         self,
         block: Block,
@@ -122,21 +135,9 @@ class InflightFetch:
         self.account = ACCOUNT.get()
         self.is_copy = COPY in headers
         self.is_from_peer = self.is_copy
-        self.available = 0
-        self.content: memoryview | None = None
-        self.persisted: asyncio.Future[bool] | None = None
-        self.kept = True
         self.unwritten_from: Callable[[], int] = self._nothing
-        self.moved_to: Extent | None = None
-        self.on_abandoned: Callable[[], None] | None = None
-        self._checksums: ChunkChecksums | None = None
         self._files: list[BlockLease] = []
-        self._begun = False
-        self._failure: BaseException | None = None
-        self._users = 0
-        self._readers = 0
         self._is_awaited_elsewhere: Callable[[], bool] = bool
-        self._running = True
         self._waiters: list[asyncio.Future[None]] = []
 
     @property

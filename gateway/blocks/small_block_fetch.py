@@ -327,8 +327,8 @@ class GroupCommitWriter:
         self._settle(batch, kept=False)
 
     def _settle(self, batch: Sequence[Waiting], *, kept: bool) -> None:
+        self.give_back(sum(_held_bytes(waiting.small.content) for waiting in batch))
         for waiting in batch:
-            self.give_back(_held_bytes(waiting.small.content))
             try:
                 waiting.on_end(kept)
             except Exception as error:  # noqa: BLE001 - the others of the batch hear of their end, too

@@ -138,9 +138,6 @@ class HeldObject:
             return UnreadSpan(dependencies, extent, position, count, self._slot)
         return found
 
-    def has(self, first: int, count: int) -> bool:
-        return self._rows(first, count) is not None
-
     def _rows(self, first: int, count: int) -> tuple[bytes, bytes] | None:
         dependencies, size_bytes = self._dependencies, self._size_bytes
         number = first // size_bytes

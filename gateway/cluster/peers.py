@@ -11,10 +11,10 @@ import base64
 import binascii
 import hmac
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -46,6 +46,7 @@ SLOW_SECONDS_MIN: Final = 0.1
 
 LEFT_OUT_SECONDS: Final = 10.0
 IDLE_SECONDS: Final = 300.0
+TOLD_MAX: Final = 16
 
 _log = RateLimitedLog(structlog.get_logger("forebay.cluster"))
 
@@ -67,16 +68,21 @@ class Peers:
         self._secrets = tuple(secrets)
         self._clock = clock
         self._peers: dict[str, _Peer] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._in_background: set[asyncio.Task[None]] = set()
 
     def apply_settings(self, secrets: Sequence[bytes]) -> None:
         """Accept proofs by one of these secrets from now on."""
         self._secrets = tuple(secrets)
 
     def is_away(self, member: Member) -> bool:
-        """Return True if a member is silent, or left out because it is slow."""
+        """Return True if a member is silent, or left out because it is slow, or its bodies do not come."""
         peer = self._peers.get(member.address)
         return peer is not None and (peer.left_out_until > self._clock.monotonic() or not peer.origin.answers())
+
+    def leave_out(self, address: str) -> None:
+        """Let the next owner take the place of a peer for a while, whose bodies do not come."""
+        if (peer := self._peers.get(address)) is not None:
+            peer.left_out_until = self._clock.monotonic() + LEFT_OUT_SECONDS
 
     async def ask(self, address: str, request: OriginRequest) -> PeerAnswer | None:
         """Return the proved answer to a request, to be closed; None: there is none. Its headers have a new nonce."""
@@ -84,6 +90,17 @@ class Peers:
             return await self._proved(address, request)
         except OriginUnreachable:
             return None
+
+    def tell(self, address: str, request: OriginRequest) -> None:
+        """Send a request whose answer does not matter, unless many of these are under way."""
+
+        async def send() -> None:
+            answer = await self.ask(address, request)
+            if answer is not None:
+                await answer.aclose()
+
+        if len(self._in_background) < TOLD_MAX:
+            self._begin(send())
 
     async def _proved(self, address: str, request: OriginRequest) -> PeerAnswer:
         peer, began = self._peer(address), self._clock.monotonic()
@@ -112,7 +129,7 @@ class Peers:
 
     async def aclose(self) -> None:
         peers, self._peers = list(self._peers.values()), {}
-        await asyncio.gather(*(peer.origin.aclose() for peer in peers), *self._closing)
+        await asyncio.gather(*(peer.origin.aclose() for peer in peers), *self._in_background)
 
     def _peer(self, address: str) -> _Peer:
         now, peer = self._clock.monotonic(), self._peers.get(address)
@@ -126,9 +143,12 @@ class Peers:
         for address, peer in list(self._peers.items()):
             if peer.used_at + IDLE_SECONDS < now:
                 del self._peers[address]
-                closing = asyncio.create_task(peer.origin.aclose(), name="close an idle peer")
-                self._closing.add(closing)
-                closing.add_done_callback(self._closing.discard)
+                self._begin(peer.origin.aclose())
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="peers")
+        self._in_background.add(task)
+        task.add_done_callback(self._in_background.discard)
 
     def _is_proved(self, nonce: str, response: OriginResponse) -> bool:
         told = response.headers.get(PROOF, "").encode("latin-1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import socket
@@ -11,7 +12,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -81,34 +81,11 @@ def run_nodes(count: int, workload: Workload, narrator: Narrator, interruptions:
     narrator.say(f"forebay demo: a bucket at a distance, and {count} nodes that read the same data set")
     with started_servers(interruptions) as servers:
         try:
-            return _run(count, workload, narrator, interruptions, servers)
+            return _Demo(count, workload, narrator, interruptions, servers).run()
         except DemoError as error:
             raise DemoError(str(error), error.log or servers.logs()) from error
         except Exception as error:
             raise DemoError(f"{type(error).__name__}: {error}", servers.logs()) from error
-
-
-def _run(
-    count: int, workload: Workload, narrator: Narrator, interruptions: Interruptions, servers: Servers
-) -> NodesReport:
-    with narrator.step("start the bucket"):
-        bucket_url = servers.start_bucket(workload)
-    client = s3_client(bucket_url, servers.keys, workload.readers)
-    client.create_bucket(Bucket=workload.bucket)
-    planned = [*shards(workload), *files(workload)]
-    size_bytes, epochs = sum(one.size_bytes for one in planned), list[Epoch]()
-    with narrator.step(f"upload {len(planned)} objects", size_bytes) as advance:
-        stored = upload(client, workload.bucket, planned, workload.readers, advance)
-    for name, is_cluster in (("alone", False), ("cluster", True)):
-        with ExitStack() as undo:
-            with narrator.step(f"start {count} nodes, {'as a cluster' if is_cluster else 'each alone'}"):
-                nodes = _started(servers, count, name, _Bucket(bucket_url, workload.bucket), is_cluster=is_cluster)
-            undo.callback(_stop, interruptions, servers, count)
-            for number in range(1, _EPOCHS + 1):
-                what = f"{name}, epoch {number}"
-                with narrator.step(what):
-                    epochs.append(_epoch(what, nodes, stored, workload, servers, number))
-    return NodesReport(count, size_bytes, epochs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,42 +99,67 @@ class _Node:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bucket:
-    url: str
-    name: str
+class _Demo:
+    count: int
+    workload: Workload
+    narrator: Narrator
+    interruptions: Interruptions
+    servers: Servers
 
+    def run(self) -> NodesReport:
+        workload, narrator, servers = self.workload, self.narrator, self.servers
+        with narrator.step("start the bucket"):
+            bucket_url = servers.start_bucket(workload)
+        client = s3_client(bucket_url, servers.keys, workload.readers)
+        client.create_bucket(Bucket=workload.bucket)
+        planned = [*shards(workload), *files(workload)]
+        size_bytes, epochs = sum(one.size_bytes for one in planned), list[Epoch]()
+        with narrator.step(f"upload {len(planned)} objects", size_bytes) as advance:
+            stored = upload(client, workload.bucket, planned, workload.readers, advance)
+        for name, how in (("alone", "each alone"), ("cluster", "as a cluster")):
+            with ExitStack() as undo:
+                with narrator.step(f"start {self.count} nodes, {how}"):
+                    nodes = self._started(bucket_url, name)
+                undo.callback(self._stop)
+                for number in range(1, _EPOCHS + 1):
+                    with narrator.step(what := f"{name}, epoch {number}"):
+                        epochs.append(self._epoch(what, nodes, stored, number))
+        return NodesReport(self.count, size_bytes, epochs)
 
-def _started(servers: Servers, count: int, name: str, bucket: _Bucket, *, is_cluster: bool) -> list[_Node]:
-    peers = [f"127.0.0.1:{port}" for port in _free_ports(count)]
-    secret = servers.directory / "secret"
-    secret.write_text(secrets.token_hex(32), encoding="ascii")
-    secret.chmod(0o600)
-    nodes = []
-    for number, peer in enumerate(peers, start=1):
-        table = _cluster_table(secret, peer, peers) if is_cluster else ""
-        config = servers.directory / f"{name}-{number}.toml"
-        config.write_text(_CONFIG.format(bucket=bucket, cache=config.with_suffix(""), region=REGION) + table, "utf-8")
-        ready = servers.start_forebay(config)
-        nodes.append(_Node(ready[1], ready[2]))
-    return nodes
+    def _started(self, bucket_url: str, name: str) -> list[_Node]:
+        secret = self.servers.directory / "secret"
+        secret.write_text(secrets.token_hex(32), encoding="ascii")
+        secret.chmod(0o600)
+        peers, nodes = [f"127.0.0.1:{port}" for port in _free_ports(self.count)], []
+        for number, peer in enumerate(peers, start=1):
+            config = self.servers.directory / f"{name}-{number}.toml"
+            text = _CONFIG.format(url=bucket_url, bucket=self.workload.bucket, cache=config.with_suffix(""))
+            if name == "cluster":
+                text += _CLUSTER.format(secret=secret, number=number, peer=peer, members=json.dumps(peers))
+            config.write_text(text, encoding="utf-8")
+            ready = self.servers.start_forebay(config)
+            nodes.append(_Node(ready[1], ready[2]))
+        return nodes
 
+    def _stop(self) -> None:
+        with self.interruptions.held():
+            for process in self.servers.processes[-self.count :]:
+                process.stop()
 
-def _cluster_table(secret: Path, peer: str, peers: Sequence[str]) -> str:
-    return f"""\
-[cluster]
-name = "demo"
-secret_file = "{secret}"
-node = "node-{peers.index(peer) + 1}"
-listen = "{peer}"
-advertise = "{peer}"
-members = {list(peers)}
-""".replace("'", '"')
-
-
-def _stop(interruptions: Interruptions, servers: Servers, count: int) -> None:
-    with interruptions.held():
-        for process in servers.processes[-count:]:
-            process.stop()
+    def _epoch(self, what: str, nodes: Sequence[_Node], stored: Sequence[StoredObject], number: int) -> Epoch:
+        workload, before = self.workload, sum(node.bytes_from_bucket() for node in nodes)
+        clients = [s3_client(node.url, self.servers.keys, workload.readers) for node in nodes]
+        readers = [Reader(client, CacheTally(), workload.bucket, workload.readers) for client in clients]
+        begun = time.perf_counter()
+        with ThreadPoolExecutor(len(nodes)) as threads:
+            reading = [
+                threads.submit(reader.epoch, stored, workload.seed + number * len(nodes) + place, lambda _: None)
+                for place, reader in enumerate(readers)
+            ]
+            for one in reading:
+                one.result()
+        seconds = time.perf_counter() - begun
+        return Epoch(what, seconds, sum(node.bytes_from_bucket() for node in nodes) - before)
 
 
 def _free_ports(count: int) -> list[int]:
@@ -166,46 +168,31 @@ def _free_ports(count: int) -> list[int]:
         return [int(one.getsockname()[1]) for one in found]
 
 
-def _epoch(
-    what: str,
-    nodes: Sequence[_Node],
-    stored: Sequence[StoredObject],
-    workload: Workload,
-    servers: Servers,
-    number: int,
-) -> Epoch:
-    before = sum(node.bytes_from_bucket() for node in nodes)
-    readers = []
-    for node in nodes:
-        client = s3_client(node.url, servers.keys, workload.readers)
-        readers.append(Reader(client, CacheTally(), workload.bucket, workload.readers))
-    begun = time.perf_counter()
-    with ThreadPoolExecutor(len(nodes)) as threads:
-        reading = [
-            threads.submit(reader.epoch, stored, workload.seed + number * len(nodes) + place, lambda _: None)
-            for place, reader in enumerate(readers)
-        ]
-        for one in reading:
-            one.result()
-    seconds = time.perf_counter() - begun
-    return Epoch(what, seconds, sum(node.bytes_from_bucket() for node in nodes) - before)
-
-
 _CONFIG = f"""\
 [server]
 port = 0
 [admin]
 port = 0
 [origin]
-endpoint_url = "{{bucket.url}}"
-region = "{{region}}"
+endpoint_url = "{{url}}"
+region = "{REGION}"
 [cache]
 directory = "{{cache}}"
 capacity = "1GiB"
 [[slots]]
 name = "data"
-prefix = "s3://{{bucket.name}}/{DATA_PREFIX}"
+prefix = "s3://{{bucket}}/{DATA_PREFIX}"
 mode = "read-only"
 consistency = "ttl"
 metadata_ttl = "10m"
+"""
+
+_CLUSTER = """\
+[cluster]
+name = "demo"
+secret_file = "{secret}"
+node = "node-{number}"
+listen = "{peer}"
+advertise = "{peer}"
+members = {members}
 """

@@ -123,7 +123,8 @@ class OriginKeyring:
 
     def find(self, access_key_id: str, session_token: str | None) -> Key:
         for pair in self._pairs.known():
-            if pair.access_key_id == access_key_id and _same(pair.session_token, session_token):
+            is_of_session = pair.session_token is session_token or _same(pair.session_token, session_token)
+            if is_of_session and pair.access_key_id == access_key_id:
                 return Key(pair.access_key_id, pair.secret_access_key, pair.session_token, EVERYTHING)
         known = {pair.access_key_id for pair in self._pairs.known()}
         if access_key_id in known:

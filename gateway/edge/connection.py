@@ -457,7 +457,7 @@ class S3Protocol(HttpToolsProtocol):
         kernel does not take at once.
         """
         heads = self._prepared_heads
-        if heads is None or self._received or not self._may_send_now():
+        if heads is None or self._received or self.flow.write_paused:
             return False
         if self.shared.draining or len(head) > self.limits.max_header_bytes:
             return False
@@ -511,7 +511,7 @@ class S3Protocol(HttpToolsProtocol):
         if cycle is None or cycle.disconnected:
             return
         cycle.on_left = None
-        answer = cold.answer(may_send=cycle.keep_alive and self._may_send_now())
+        answer = cold.answer(may_send=cycle.keep_alive and not self.flow.write_paused)
         if answer is None:
             cold.read.hand_over()
             told = Told(None, cold.began, cold.read.question)
@@ -530,10 +530,6 @@ class S3Protocol(HttpToolsProtocol):
             await self.app(cycle.scope, cycle.receive, cycle.send)
         finally:
             close()
-
-    def _may_send_now(self) -> bool:
-        """Return True if bytes wait for the kernel alone; encrypted ones wait in the transport, too."""
-        return not self.flow.write_paused and (self.wire is None or not self.transport.get_write_buffer_size())
 
     def _prepared_cycle(self, method: str) -> RequestCycle:
         self._deadline, self._input = None, _SUCCESSOR
@@ -577,7 +573,7 @@ class S3Protocol(HttpToolsProtocol):
         if cycle is None or cycle.disconnected:
             return
         cycle.on_left = None
-        if answer is None or not cycle.keep_alive or not self._may_send_now():
+        if answer is None or not cycle.keep_alive or self.flow.write_paused:
             if answer is not None:
                 answer.close()
             self._start_task(cycle, self._ask(cycle, prepared, question, head, began))
@@ -597,7 +593,7 @@ class S3Protocol(HttpToolsProtocol):
         So do those whose connection must end since, or takes nothing: the origin is not asked again there.
         """
         answer = await prepared.ask(question, began, self.client)
-        if answer is not None and cycle.keep_alive and self._may_send_now():
+        if answer is not None and cycle.keep_alive and not self.flow.write_paused:
             cycle.response_started = True
             rest = self._send_prepared(prepared, answer, began)
             if rest is not None:

@@ -10,8 +10,9 @@ from gateway.core.clock import Clock
 from gateway.core.errors import S3Error
 from gateway.origin.peer_protocol import NONCE
 from gateway.s3.error_codes import s3_error
+from gateway.s3.headers import name_set
 from gateway.s3.requests import S3Request
-from gateway.s3.signature_v4 import Authorization, parse_authorization, parse_timestamp, remember_proved, verify_header
+from gateway.s3.signature_v4 import parse_authorization, parse_timestamp, remember_proved, verify_header
 from gateway.shared.seen_nonces import SeenNonces
 
 CLOCK_SECONDS_MAX = 60
@@ -19,18 +20,8 @@ CLOCK_SECONDS_MAX = 60
 
 _NONCE = re.compile("[0-9a-f]{32}")
 
-_MAY_BE_UNSIGNED = frozenset(
-    {
-        "accept",
-        "accept-encoding",
-        "authorization",
-        "connection",
-        "content-length",
-        "traceparent",
-        "tracestate",
-        "user-agent",
-        "x-forebay-hop",
-    }
+_MAY_BE_UNSIGNED = name_set(
+    "accept accept-encoding authorization connection content-length traceparent tracestate user-agent x-forebay-hop"
 )
 """Headers that change neither the question nor the answer."""
 
@@ -53,13 +44,15 @@ class PeerAccess:
     def apply_settings(self, name: str, secrets: Sequence[bytes]) -> None:
         """Accept these secrets of the cluster of this name from now on."""
         self._access_key_id = f"forebay-{name}"
-        self._secrets = tuple(secrets)
+        self._secrets = [secret.decode() for secret in secrets]
 
     def admit(self, request: S3Request) -> Asker:
         """Return the asking node; S3Error AccessDenied, or SlowDown if the table of nonces cannot be read now."""
         headers, now = request.headers, self._clock.now()
-        authorization = self._signed(request)
-        secret = self._signer(request, authorization, now)
+        try:
+            secret = self._signer(request, now)
+        except S3Error as error:
+            raise _refusal(error.message) from None
         signed_at = parse_timestamp(headers.get("x-amz-date", ""))
         if signed_at is None or abs(now - signed_at) > CLOCK_SECONDS_MAX:
             raise _refusal(f"The clocks of the two nodes differ by more than {CLOCK_SECONDS_MAX} seconds.")
@@ -72,31 +65,25 @@ class PeerAccess:
             raise s3_error("SlowDown", headers={"Retry-After": "1"}) from None
         if not is_new:
             raise _refusal("The request came before.")
-        if authorization.unproved:
-            remember_proved(authorization)
-        return Asker(nonce, secret)
+        return Asker(nonce, secret.encode())
 
-    def _signed(self, request: S3Request) -> Authorization:
-        try:
-            authorization = parse_authorization(request.headers.get("authorization", ""))
-        except S3Error as error:
-            raise _refusal(error.message) from None
+    def _signer(self, request: S3Request, now: float) -> str:
+        """Return the secret that has signed the request, all of it."""
+        authorization = parse_authorization(request.headers.get("authorization", ""))
         if authorization.access_key_id != self._access_key_id:
-            raise _refusal("This port is for the nodes of the cluster.")
+            raise s3_error("AccessDenied", "This port is for the nodes of the cluster.")
         unsigned = request.headers.keys() - _MAY_BE_UNSIGNED - set(authorization.signed_headers)
         if unsigned:
-            raise _refusal(f"The header {min(unsigned)} must be signed.")
-        return authorization
-
-    def _signer(self, request: S3Request, authorization: Authorization, now: float) -> bytes:
-        """Return the secret that has signed the request."""
-        refusal = _refusal("This node has no secret of the cluster.")
+            raise s3_error("AccessDenied", f"The header {min(unsigned)} must be signed.")
+        refusal = s3_error("AccessDenied", "This node has no secret of the cluster.")
         for secret in self._secrets:
             try:
-                verify_header(request, authorization, secret.decode(), now)
+                verify_header(request, authorization, secret, now)
             except S3Error as error:
-                refusal = _refusal(error.message)
+                refusal = error
             else:
+                if authorization.unproved:
+                    remember_proved(authorization)
                 return secret
         raise refusal
 

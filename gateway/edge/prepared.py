@@ -33,9 +33,9 @@ from gateway.operations.prepared_reads import (
     PreparedRead,
     StrictRead,
     TallyOf,
-    is_plain,
     prepare_read,
 )
+from gateway.operations.read_wishes import is_plain
 from gateway.origin.client import ACCOUNT
 from gateway.policy.remembered_rights import Right
 from gateway.policy.slots import Grant, Slot

@@ -12,7 +12,7 @@ from gateway.jobs.job import JobDependencies
 from gateway.metadata.listing.index import found_of
 from gateway.metadata.listing.pages import ListRequest
 from gateway.metadata.listing.ranges import bound_of
-from gateway.origin.client import Origin, OriginRequest, Purpose
+from gateway.origin.client import Origin, OriginRequest, Purpose, error_of
 from gateway.policy.slots import Prefix
 from gateway.s3.list_result import PAGE_SIZE_BYTES_MAX, ListedEntry, PageChain, parse_listed_page
 from gateway.s3.xml import error_code_of
@@ -47,9 +47,6 @@ def failure_text(error: ForebayError) -> str:
     return str(error)
 
 
-_ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
-
-
 async def fetch_page(
     origin: Origin,
     prefix: Prefix,
@@ -75,8 +72,7 @@ async def fetch_page(
         OriginRequest("GET", prefix.bucket, None, query, purpose=purpose, slot=slot)
     ) as response:
         if response.status != 200:
-            document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
-            raise OriginAnswered(response.status, list(response.headers.items()), document)
+            raise await error_of(response)
         return await response.read(PAGE_SIZE_BYTES_MAX)
 
 

@@ -46,7 +46,18 @@ from gateway.metadata.listing.ranges import KeyBound, bound_of
 from gateway.metadata.listing.records import etag_and_size
 from gateway.metadata.opening import OPENING_SECONDS_MAX, OpenCatalog, open_directory
 from gateway.metadata.store import CatalogUpdate, CatalogWriter, DiskThread
-from gateway.origin.client import BeginRead, BegunRead, KeyPair, Origin, OriginHead, OriginRequest, Purpose, age_of
+from gateway.origin.client import (
+    BeginRead,
+    BegunRead,
+    KeyPair,
+    OnEnd,
+    Origin,
+    OriginHead,
+    OriginRequest,
+    Purpose,
+    age_of,
+    from_peer,
+)
 from gateway.origin.peer_protocol import COPY, Roles
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.error_codes import s3_error
@@ -297,13 +308,13 @@ class Catalog:
         return await self.joined_calls.ask(question, send)
 
     def begin_ask(
-        self, key: ObjectKey, slot: Slot, headers: Mapping[str, str], begin: BeginRead, on_end: Callable[[], None]
+        self, key: ObjectKey, slot: Slot, headers: Mapping[str, str], begin: BeginRead, on_end: OnEnd
     ) -> BegunHead | None:
         """Ask as `ask` does, without a wait, and call `on_end`; None: call `ask`."""
         request = OriginRequest("HEAD", key.bucket, key.key, (), headers, slot=slot.name)
         question = key, None, frozenset(headers.items()), None, request.purpose
         over = self.joined_calls.enter(question, lambda: self._head(key, slot, request, is_part=False))
-        begun = begin(request, lambda _: on_end()) if over is not None else None
+        begun = begin(request, on_end) if over is not None else None
         if over is None or begun is None:
             if over is not None:
                 over()
@@ -323,8 +334,8 @@ class Catalog:
                 self.shown(key, None)
             raise OriginAnswered(response.status, list(response.headers.items()), b"", age_of(response))
         head = object_head(key, response.headers, is_part=is_part)
-        if (age_seconds := age_of(response)) > 0:
-            head = replace(head, age_seconds=age_seconds)
+        if (told := from_peer(response)) is not None:
+            head = replace(head, age_seconds=told.age_seconds, of_peer=True)
         self._seen(head, slot)
         if is_not_learned:
             self.shown(key, head.version.etag)
@@ -366,7 +377,7 @@ class Catalog:
             self._show_in(slot, ObjectKey(request.bucket, request.key))
 
     def _show_in(self, slot: Slot, key: ObjectKey) -> None:
-        if is_remembered(slot, {}):  # elsewhere, no absence is believed
+        if slot.negative_ttl_seconds and is_remembered(slot, {}):  # elsewhere, no absence is believed
             self._show(key)
 
     def _show(self, key: ObjectKey) -> None:
@@ -451,7 +462,7 @@ class Catalog:
     def _seen(self, head: ObjectHead, slot: Slot) -> None:
         self._show_in(slot, head.version.key)
         self.sizes_seen.note(head.version)
-        if head.version.etag.startswith("W/"):
+        if head.version.etag.startswith("W/") and not head.of_peer:
             self.learn_habits(head.version.key.bucket, OriginHabits(weak_etags=True))
 
     async def current(

@@ -51,9 +51,9 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import field, replace
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -81,14 +81,14 @@ from gateway.shared.heartbeats import PROCESSES_MAX
 _OF_THE_ANSWER = frozenset({"content-length", "content-range", "accept-ranges"})
 
 
-@dataclass(frozen=True)
+@immutable
 class ObjectHead:
     """An object's metadata as HeadObject answers it.
 
     `headers` are the origin's, lower case. `part` is the part's place in the object where a part number was asked for.
     `last_modified` is in seconds since 1970, None when the origin sent none that can be read. `remembered` says that
-    the catalog answered, and not the origin just now. `age_seconds`: how long ago another node, which answered, had
-    asked the origin.
+    the catalog answered, and not the origin just now. `of_peer` says that another node
+    answered, and `age_seconds` how long ago that one had asked the origin.
     """
 
     version: ObjectVersion
@@ -96,14 +96,18 @@ class ObjectHead:
     last_modified: float | None
     part: ByteRange | None = None
     remembered: bool = False
+    of_peer: bool = False
     age_seconds: float = 0.0
+    _of_whole: EncodedHeaders | None = field(default=None, init=False, repr=False, compare=False)
 
-    @cached_property
+    @property
     def of_whole(self) -> EncodedHeaders:
         """Header fields of an answer with all of the bytes, encoded once for all such answers."""
-        onward = [(name, value) for name, value in filter_response_headers(self.headers) if name not in _OF_THE_ANSWER]
-        onward.append(("accept-ranges", "bytes"))
-        return EncodedHeaders.of(onward)
+        if self._of_whole is None:
+            onward = [pair for pair in filter_response_headers(self.headers) if pair[0] not in _OF_THE_ANSWER]
+            onward.append(("accept-ranges", "bytes"))
+            self._of_whole = EncodedHeaders.of(onward)  # type: ignore[misc]  # the first use sets it
+        return self._of_whole
 
 
 def of_part(of_whole: EncodedHeaders) -> EncodedHeaders:

@@ -18,7 +18,7 @@ from gateway.metadata.entries import Freshness, ObservedAt
 from gateway.operations.context import RequestContext, Response
 from gateway.operations.passthrough import forward, forward_write, is_plain, no_body, onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_payload
-from gateway.operations.read_object import wants_revalidation
+from gateway.operations.read_wishes import wants_revalidation
 from gateway.origin.client import OriginRequest, OriginResponse, Purpose
 from gateway.policy.slots import refusal_of_bucket_operation
 from gateway.s3.error_codes import s3_error

@@ -7,26 +7,17 @@ along, and what has come of the origin's answer to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple, cast
 
 from gateway.blocks.origin_gets import UnpinnedResponse
 from gateway.core.errors import S3Error
-from gateway.core.model import ByteRange, MissReason, ObjectKey
+from gateway.core.model import MissReason, ObjectKey
 from gateway.metadata.catalog import is_remembered
 from gateway.operations.context import AppContext
-from gateway.operations.read_object import (
-    AnswerHead,
-    Refused,
-    UnpinnedQuestion,
-    VersionAnswers,
-    begin_unpinned,
-    get_must_bypass,
-    has_cacheable_bytes,
-    judged_by_the_origin,
-    understood_answer,
-)
-from gateway.origin.client import BegunRead, OriginResponse
+from gateway.operations.read_wishes import get_must_bypass, judged_by_the_origin
+from gateway.operations.unpinned_reads import Refused, UnpinnedQuestion, begin_unpinned, understood_answer
+from gateway.operations.version_answers import AnswerHead, VersionAnswers, has_cacheable_bytes
+from gateway.origin.client import BegunRead, OnEnd, OriginResponse
 from gateway.policy.slots import Slot
 from gateway.s3.headers import READ_CONDITIONS
 from gateway.s3.origin_habits import NO_HABITS
@@ -57,10 +48,10 @@ class ColdRead:
         self.key = key
         self.slot = slot
 
-    def begin(self, on_end: Callable[[ColdRead], None]) -> bool:
+    def begin(self, on_end: OnEnd) -> bool:
         """Ask the origin; `on_end` is called once, unless it is closed before. False: that needs a wait."""
         if self._question is not None:
-            self._begun = self._services.begin_read(self._question.request, lambda _: on_end(self))
+            self._begun = self._services.begin_read(self._question.request, on_end)
         return self._begun is not None
 
     def answer(self) -> ColdAnswer | None:
@@ -81,8 +72,7 @@ class ColdRead:
         blocks, slot, version = services.blocks, self.slot, head.version
         is_new = is_remembered(slot, question.headers) and blocks.keeps_all_it_fetches
         reason = "first-read" if is_new else blocks.why_missing(version, slot=slot.name, before=None)
-        asked = ByteRange(judged.first, judged.first + judged.body_bytes - 1)
-        body = blocks.inline_response(version, asked, slot=slot.name, headers=question.fields, answer=response)
+        body = blocks.inline_response(version, judged.sent, slot=slot.name, headers=question.fields, answer=response)
         if body is None:
             return None
         learned = services.catalog.learned
@@ -109,7 +99,7 @@ class ColdRead:
             question.get.on_end(question.get)
 
 
-def begin_cold_read(services: AppContext, request: S3Request, on_end: Callable[[ColdRead], None]) -> ColdRead | None:
+def begin_cold_read(services: AppContext, request: S3Request, on_end: OnEnd) -> ColdRead | None:
     """Ask the origin for an object that catalog and index do not know; None: call `read_object`.
 
     `request` is a plain GET (`is_plain`) whose caller may read the object.

@@ -37,7 +37,7 @@ from gateway.s3.xml import (
     parse_delete,
 )
 from gateway.s3.xml_writer import document
-from gateway.writeback.journal.records import ExpectedVersion, Write, WriteSpec
+from gateway.writeback.journal.records import ExpectedVersion, State, Write, WriteSpec
 
 
 async def delete_objects(context: RequestContext) -> Response:
@@ -117,10 +117,13 @@ async def _delete_some(
 
 
 async def delete_pending(context: RequestContext) -> Response:
-    """Carry out a DeleteObject of a key with a pending write: here at once, and return when the origin has, too."""
+    """Carry out a DeleteObject of a key with a pending write: here at once, and return when the origin has, too.
+
+    If the key is written again first, the deletion is over: a client told to repeat it would delete that write.
+    """
     tombstone = await _acknowledge(context, context.object_key)
     if tombstone is not None:
-        await FlushWait(context).for_write(context.object_key, tombstone.sequence)
+        await FlushWait(context).for_write(context.object_key, tombstone.sequence, past=tuple(State))
     return Response(204, cache="absorbed")
 
 
@@ -147,7 +150,7 @@ async def _write_tombstones(
             if isinstance(tombstone, S3Error):
                 raise tombstone
             if tombstone is not None:
-                await wait.for_write(key, tombstone.sequence)
+                await wait.for_write(key, tombstone.sequence, past=tuple(State))
             if not is_buried:
                 await wait.for_turn(key)
         except S3Error as error:

@@ -45,12 +45,11 @@ class Handouts:
     """Counts what one process sends now, and remembers who got it, for the last bytes. Event loop only."""
 
     def __init__(self) -> None:
-        self._sending: dict[Bytes, _Handout] = {}
-        self._sent: OrderedDict[Bytes, _Handout] = OrderedDict()
+        self._of: OrderedDict[Bytes, _Handout] = OrderedDict()
 
     def others(self, asked: Bytes, asker: str) -> Sequence[str] | None:
         """Return the addresses that an asker is to ask instead; none: send it the bytes; None: it waits (`turn`)."""
-        handout = self._sending.get(asked)
+        handout = self._of.get(asked)
         if handout is None or handout.count < SENT_AT_ONCE:
             return ()
         others = handout.others(asker)
@@ -61,27 +60,24 @@ class Handouts:
         with suppress(TimeoutError):
             async with asyncio.timeout(WAIT_SECONDS_MAX):
                 while (others := self.others(asked, asker)) is None:
-                    await self._sending[asked].changed.wait()
+                    await self._of[asked].changed.wait()
                 return others
-        handout = self._sending.get(asked)
-        return handout.others(asker) if handout is not None else ()
+        handout = self._of.get(asked)
+        return handout.others(asker) if handout is not None and handout.count else ()
 
     def begin(self, asked: Bytes) -> None:
         """Count bytes that are being sent; `end` follows."""
-        handout = self._sending.get(asked)
-        if handout is None:
-            handout = self._sending[asked] = self._sent.pop(asked) if asked in self._sent else _Handout()
-        handout.count += 1
+        self._of.setdefault(asked, _Handout()).count += 1
 
     def end(self, asked: Bytes, taker: str) -> None:
         """Note that bytes are no longer being sent; `taker` is who has got all of them, or empty."""
-        handout = self._sending[asked]
+        handout = self._of[asked]
         handout.count -= 1
         if taker and taker not in handout.takers:
             handout.takers = (taker, *handout.takers[:TAKERS_NAMED_MAX])
-        if not handout.count:
-            self._sent[asked] = self._sending.pop(asked)
-            if len(self._sent) > REMEMBERED_MAX:
-                self._sent.popitem(last=False)
+        self._of.move_to_end(asked)
+        over = (one for one, of in self._of.items() if not of.count)
+        if len(self._of) > REMEMBERED_MAX and (oldest := next(over, None)) is not None:
+            del self._of[oldest]
         handout.changed.set()  # who waits now looks again
         handout.changed.clear()

@@ -25,8 +25,8 @@ from gateway.metadata.listing.records import pack, template_of, templates_of
 from gateway.metadata.snapshots.registry import OpenSnapshot, unusable
 from gateway.operations.context import RequestContext
 from gateway.operations.merged_page import Kind, PageRow, Rows
-from gateway.operations.read_object import wants_revalidation
-from gateway.origin.client import OriginRequest
+from gateway.operations.read_wishes import wants_revalidation
+from gateway.origin.client import OriginRequest, error_of
 from gateway.policy.slots import Slot, Slots
 from gateway.s3.checksums import upload_checksum_type
 from gateway.s3.headers import format_iso_date
@@ -49,7 +49,6 @@ ListOutcome: TypeAlias = Literal["hit", "partial", "miss", "stale"]
 TRUTHS_MAX = 16
 """Keys just written that are asked about one by one; with more on a page, the whole page is asked for."""
 
-_ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 _KEY_BYTES_MAX = 1024
 _OF_ANY_AGE = KeyBound(math.inf, math.inf)
 _GREATEST = "\U0010ffff".encode()
@@ -284,8 +283,7 @@ async def listing_document(
     request = OriginRequest("GET", bucket, None, query, slot=context.slot.name)
     async with await context.services.origin.send(request) as response:
         if response.status != 200:
-            document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
-            raise OriginAnswered(response.status, list(response.headers.items()), document)
+            raise await error_of(response)
         with context.services.buffers.holding() as grow:
             body = bytearray()
             async for piece in response.stream():

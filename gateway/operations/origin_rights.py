@@ -27,8 +27,9 @@ from gateway.core.errors import OriginAnswered, OriginBodyError, OriginUnreachab
 from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_plainly_asked
 from gateway.operations.context import Answer, RequestContext, Response, Told, awaited
+from gateway.operations.current_versions import CurrentVersions
 from gateway.operations.passthrough import handed_on
-from gateway.operations.read_object import CurrentVersions, judged_by_the_origin
+from gateway.operations.read_wishes import judged_by_the_origin
 from gateway.operations.writeback.past_the_buffer import FlushWait
 from gateway.origin.client import KeyPair, OriginRequest
 from gateway.policy.remembered_rights import RememberedRights, Right, RightTo

@@ -24,20 +24,14 @@ from gateway.metadata.catalog import answer_of
 from gateway.metadata.entries import ObjectHead
 from gateway.operations.context import NO_BODY, Answer, AppContext, CacheLabel, RequestContext, Response, awaited
 from gateway.operations.handouts import Bytes, Handouts
-from gateway.operations.read_object import (
-    AnswerHead,
-    VersionAnswers,
-    ask_unpinned,
-    begin_unpinned,
-    is_cacheable,
-    judged_by_the_origin,
-    wants_revalidation,
-)
+from gateway.operations.read_wishes import judged_by_the_origin, wants_revalidation
+from gateway.operations.unpinned_reads import ask_unpinned, begin_unpinned
+from gateway.operations.version_answers import AnswerHead, VersionAnswers, is_cacheable
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import Purpose
 from gateway.policy.slots import EVERYTHING, Slot
 from gateway.s3.error_codes import s3_error
-from gateway.s3.headers import EncodedHeaders, parse_range, strong_etag
+from gateway.s3.headers import EncodedHeaders, strong_etag
 from gateway.s3.origin_habits import is_refusal
 from gateway.s3.requests import Operation, S3Request
 
@@ -104,33 +98,33 @@ class PeerReads:
 
     def answer(self, question: PeerQuestion) -> Answer:
         """Answer now if nothing must be waited for, else when awaited. Raises as a GET or HEAD of the object does."""
-        request = question.request
-        if peer.SIZE not in request.headers:
-            head = _remembered(question)
-            if head is not None:
-                answer = self._of_object(question, head)
-                return answer if isinstance(answer, Response) else self._or_next(question, answer)
+        is_named = peer.SIZE in question.request.headers
+        head = _named_version(question) if is_named else _remembered(question)
+        if head is None:
             return Response(404) if question.only else self._asked(question)
-        version = _named_version(question)
-        byte_range = self._range(question, version)
+        answer = self._of_object(question, head)
+        return answer if is_named or isinstance(answer, Response) else self._or_next(question, answer)
+
+    def _of_object(self, question: PeerQuestion, head: ObjectHead, answer: UnpinnedResponse | None = None) -> Answer:
+        request, slot, version = question.request, question.slot.name, head.version
+        is_named = peer.SIZE in request.headers
+        question.date = head.headers.get("date")
+        judged = VersionAnswers(head).judge(request.headers, self._services.clock)
+        if request.method == "HEAD" and not is_named:
+            return _without_body(judged, "hit" if head.remembered else "miss")
+        if not is_named and not is_cacheable(question.context, head):
+            raise _misdirected("This object is read from the origin.")
+        if judged.status == 304:
+            return _without_body(judged, None)
+        byte_range = ByteRange(judged.first, judged.first + judged.body_bytes - 1)
+        if judged.status != 206 or not self._ranges.may_be_asked(version, byte_range, slot):
+            raise s3_error("InvalidRequest", "Nodes ask for ranges of whole chunks of 64 KiB that lie in one block.")
         if peer.DOUBT in request.headers:
-            self._ranges.doubt(version, byte_range, slot=question.slot.name)
+            self._ranges.doubt(version, byte_range, slot=slot)
             return Response(204)
         if request.method == "HEAD":
             return self._kept(question, version, byte_range)
-        fields = (
-            ("etag", version.etag),
-            ("content-range", f"bytes {byte_range.first}-{byte_range.last}/{version.size_bytes}"),
-        )
-        return self._bytes(question, (version, byte_range), EncodedHeaders.of(fields))
-
-    def _range(self, question: PeerQuestion, version: ObjectVersion) -> ByteRange:
-        found = parse_range(question.request.headers.get("range"), version.size_bytes)
-        if found is None:
-            raise s3_error("InvalidRequest", "Another node asks for a range of bytes.")
-        if not self._ranges.may_be_asked(version, found, question.slot.name):
-            raise s3_error("InvalidRequest", "The range must be of whole chunks of 64 KiB, and lie in one block.")
-        return found
+        return self._bytes(question, (version, byte_range), EncodedHeaders(judged.lines), answer)
 
     # Bytes of a version
 
@@ -217,18 +211,6 @@ class PeerReads:
         question.age_seconds = 0.0
         return await awaited(self._of_object(question, await _current(question)))
 
-    def _of_object(self, question: PeerQuestion, head: ObjectHead, answer: UnpinnedResponse | None = None) -> Answer:
-        question.date = head.headers.get("date")
-        judged = VersionAnswers(head).judge(question.request.headers, self._services.clock)
-        if question.request.method == "HEAD":
-            return _without_body(judged, "hit" if head.remembered else "miss")
-        if not is_cacheable(question.context, head):
-            raise _misdirected("This object is read from the origin.")
-        if not judged.body_bytes:
-            return _without_body(judged, None)
-        asked = head.version, self._range(question, head.version)
-        return self._bytes(question, asked, EncodedHeaders(judged.lines), answer)
-
     async def _at_once(self, question: PeerQuestion) -> Response | None:
         """Return the answer if the origin gives version and bytes at once; None: ask for the version."""
         context = question.context
@@ -246,11 +228,11 @@ class PeerReads:
                     await answer.aclose()
 
 
-def _named_version(question: PeerQuestion) -> ObjectVersion:
+def _named_version(question: PeerQuestion) -> ObjectHead:
     etag, size = question.request.headers.get("if-match", ""), question.request.headers[peer.SIZE]
     if _SIZE.fullmatch(size) is None or strong_etag(etag) != etag or "," in etag:
         raise s3_error("InvalidRequest", "The version is named by one ETag and its size.")
-    return ObjectVersion(question.context.object_key, etag, int(size))
+    return ObjectHead(ObjectVersion(question.context.object_key, etag, int(size)), {"etag": etag}, None)
 
 
 def _remembered(question: PeerQuestion) -> ObjectHead | None:

@@ -16,7 +16,8 @@ from gateway.core.errors import OriginAnswered, OriginBodyError
 from gateway.core.model import BodyStream, ByteRange, ObjectVersion
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead
 from gateway.operations.context import Answer, RequestContext, Response, changed
-from gateway.operations.read_object import CurrentVersions, judged_by_the_origin, must_bypass
+from gateway.operations.current_versions import CurrentVersions
+from gateway.operations.read_wishes import judged_by_the_origin, must_bypass
 from gateway.s3.checksums import PREFIX
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import format_http_date, stored_headers, without

@@ -10,9 +10,8 @@ all, it gets the origin's answer, and does not ask again.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.spans import HeldObject, UnreadSpan, WarmSpan
@@ -21,13 +20,8 @@ from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import CHECKSUM_MODE, BegunHead, HeldVersion, ObjectHead
 from gateway.metadata.snapshots.registry import OpenSnapshot, SnapshotRegistry
 from gateway.operations.context import AppContext
-from gateway.operations.read_object import (
-    PLAIN_FIELDS,
-    AnswerHead,
-    VersionAnswers,
-    has_cacheable_bytes,
-    judged_by_the_origin,
-)
+from gateway.operations.read_wishes import judged_by_the_origin
+from gateway.operations.version_answers import AnswerHead, VersionAnswers, has_cacheable_bytes
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Slot
 from gateway.s3.headers import is_one_range
@@ -66,19 +60,13 @@ class PendingAnswer:
     It holds no file meanwhile: the origin may take its time, and evicted blocks must free their room.
     """
 
-    __slots__ = ("_answer", "_begin", "_wait", "begun", "is_known", "key", "onward", "slot", "told")
+    __slots__ = ("_answer", "is_known", "key", "slot", "told")
 
-    def __init__(self, slot: str, key: ObjectKey, wait: _Wait, begin: _Begin | None = None, *, is_known: bool) -> None:
+    def __init__(self, slot: str, key: ObjectKey, *, is_known: bool) -> None:
         """`is_known`: the catalog has named the version."""
         self.slot = slot
         self.key = key
         self.is_known = is_known
-        self._wait = wait
-        self._begin = begin
-        self.begun: BegunHead | None = None
-        self.onward: OriginRequest | None = None
-        """The question to the origin that was begun, to go on with."""
-
         self._answer: PreparedAnswer | None = None
         self.told: ObjectHead | Exception | None = None
         """The answer of the origin, if it was asked."""
@@ -88,23 +76,33 @@ class PendingAnswer:
 
         `on_end` may not be called after `close`.
         """
-        return self._begin is not None and self._begin(self, on_end)
+        return False
 
     async def ask(self) -> PreparedAnswer | None:
         """Return the answer; None: call `read_object`, which goes on from `told`."""
-        self._answer = await self._wait(self)
+        self._answer = await self._awaited()
         return self._answer
+
+    async def _awaited(self) -> PreparedAnswer | None:
+        raise NotImplementedError
 
     def close(self) -> None:
         """Drop the answer unsent. Idempotent."""
-        if self.begun is not None:
-            self.begun.close()
         if self._answer is not None:
             self._answer.close()
 
 
-_Begin: TypeAlias = Callable[[PendingAnswer, Callable[[PreparedAnswer | None], None]], bool]
-_Wait: TypeAlias = Callable[[PendingAnswer], Awaitable[PreparedAnswer | None]]
+class _UnverifiedAnswer(PendingAnswer):
+    __slots__ = ("_unread", "_without_span")
+
+    def __init__(self, answer: PreparedAnswer, unread: UnreadSpan) -> None:
+        super().__init__(answer.tally.slot, answer.key, is_known=answer.tally.is_known)
+        self._without_span = answer
+        self._unread = unread
+
+    async def _awaited(self) -> PreparedAnswer | None:
+        span = await self._unread.verified()
+        return self._without_span._replace(span=span) if span is not None else None
 
 
 class PreparedRead(VersionAnswers):
@@ -154,12 +152,7 @@ class PreparedRead(VersionAnswers):
         tally = self._tally(Operation.GET_OBJECT, self._slot, head.status)
         if isinstance(span, WarmSpan):
             return PreparedAnswer(head, tally, span, self._key, self._file)
-        answer = PreparedAnswer(head, tally, None, self._key, self._file)
-        return PendingAnswer(tally.slot, self._key, partial(_verified, answer, span), is_known=tally.is_known)
-
-    def may_answer(self, conditions: Conditions) -> bool:
-        head = self._judged(conditions)
-        return head is not None and (not head.body_bytes or self._blocks.has(head.first, head.body_bytes))
+        return _UnverifiedAnswer(PreparedAnswer(head, tally, None, self._key, self._file), span)
 
     def _judged(self, conditions: Conditions) -> AnswerHead | None:
         habits = self._services.catalog.habits(self._key.bucket)
@@ -180,11 +173,6 @@ class PreparedRead(VersionAnswers):
         return head
 
 
-async def _verified(answer: PreparedAnswer, unread: UnreadSpan, _: PendingAnswer) -> PreparedAnswer | None:
-    span = await unread.verified()
-    return answer._replace(span=span) if span is not None else None
-
-
 class _Told(NamedTuple):
     """The origin's answer about an object: `fixed`, without fields that differ in each answer.
 
@@ -192,7 +180,7 @@ class _Told(NamedTuple):
     for `read_object`.
     """
 
-    fixed: str
+    fixed: Mapping[str, str]
     identity: bytes
     read: PreparedRead | None
 
@@ -200,20 +188,20 @@ class _Told(NamedTuple):
 class StrictRead:
     """A GET of one object of a `strict` slot, made by `prepare_read`. It refers to few objects, as `PreparedRead`."""
 
-    __slots__ = ("_headers", "_key", "_services", "_slot", "_tally", "latest")
+    __slots__ = ("_tally", "headers", "key", "latest", "services", "slot")
 
     def __init__(self, services: AppContext, request: S3Request, key: ObjectKey, slot: Slot, tally: TallyOf) -> None:
-        self._services = services
-        self._key = key
-        self._slot = slot
+        self.services = services
+        self.key = key
+        self.slot = slot
         self._tally = tally
-        self._headers = judged_by_the_origin(request)
+        self.headers = judged_by_the_origin(request)
         self.latest: _Told | None = None
         """The origin's last answer."""
 
     def is_pending(self) -> bool:
-        buffer = self._services.writeback
-        return buffer is not None and buffer.may_be_pending(self._key)
+        buffer = self.services.writeback
+        return buffer is not None and buffer.may_be_pending(self.key)
 
     def holds(self) -> bool:
         """Return True: the origin is asked."""
@@ -221,68 +209,85 @@ class StrictRead:
 
     def answer(self, conditions: Conditions) -> PendingAnswer | None:
         """Return an answer to ask the origin for; None: call `read_object`, which asks."""
-        if self.latest is None:
-            asked = conditions.get("range")
-            is_likely = asked is None or is_one_range(asked)
-        else:
-            is_likely = self.latest.read is not None and self.latest.read.may_answer(conditions)
-        if not is_likely:
-            return None
-        begin, ask = partial(self._begin, conditions), partial(self._ask, conditions)
-        return PendingAnswer(self._slot.name, self._key, ask, begin, is_known=False)
+        asked, latest = conditions.get("range"), self.latest
+        is_likely = latest.read is not None if latest is not None else asked is None or is_one_range(asked)
+        return _AskedAnswer(self, conditions) if is_likely else None
 
-    def _begin(
-        self, conditions: Conditions, pending: PendingAnswer, on_end: Callable[[PreparedAnswer | None], None]
-    ) -> bool:
-        services, begun = self._services, None
-
-        def ended() -> None:
-            assert begun is not None  # noqa: S101 - it ends after it has begun
-            answer = None
-            try:
-                told = begun.answer()
-                if isinstance(told, ObjectHead):
-                    pending.told = told
-                    answer = self._told(self._known(told), told, conditions)
-                else:
-                    pending.onward = told
-            except Exception as error:  # noqa: BLE001 - the way that takes over gets it, and reports it
-                pending.told = error
-            on_end(answer if isinstance(answer, PreparedAnswer) else None)
-
-        begun = services.catalog.begin_ask(self._key, self._slot, self._headers, services.begin_read, ended)
-        pending.begun = begun
-        return begun is not None
-
-    async def _ask(self, conditions: Conditions, pending: PendingAnswer) -> PreparedAnswer | None:
-        ask = self._services.catalog.ask
-        try:
-            if pending.told is None:
-                pending.told = await ask(self._key, self._slot, headers=self._headers, onward=pending.onward)
-        except Exception as error:  # noqa: BLE001 - the way that takes over gets it, and reports it
-            pending.told = error
-        head = pending.told
-        if isinstance(head, Exception):
-            return None
-        known = self._known(head)
-        answer = self._told(known, head, conditions)
-        if isinstance(answer, PendingAnswer):
-            answer = await answer.ask()
-            return _with_identity(answer, known, head) if answer is not None else None
-        return answer
-
-    def _told(self, known: _Told, head: ObjectHead, conditions: Conditions) -> PreparedAnswer | PendingAnswer | None:
-        answer = known.read.answer(conditions) if known.read is not None else None
-        return _with_identity(answer, known, head) if isinstance(answer, PreparedAnswer) else answer
-
-    def _known(self, head: ObjectHead) -> _Told:
+    def known(self, head: ObjectHead) -> _Told:
         """Return the origin's answer, computed anew if it differs from the last one."""
         fixed, latest = _fixed(head), self.latest
         if latest is None or latest.fixed != fixed:
             held = HeldVersion(head, _TOLD_EACH_TIME)
-            read = _read(self._services, Operation.GET_OBJECT, self._key, self._slot, held, self._tally)
+            read = _read(self.services, Operation.GET_OBJECT, self.key, self.slot, held, self._tally)
             self.latest = latest = _Told(fixed, _identity(head), read)
         return latest
+
+
+class _AskedAnswer(PendingAnswer):
+    """An answer by what the origin says about the object now."""
+
+    __slots__ = ("_begun", "_conditions", "_on_end", "_onward", "_read")
+
+    def __init__(self, read: StrictRead, conditions: Conditions) -> None:
+        super().__init__(read.slot.name, read.key, is_known=False)
+        self._read = read
+        self._conditions = conditions
+        self._begun: BegunHead | None = None
+        self._on_end: Callable[[PreparedAnswer | None], None] | None = None
+        self._onward: OriginRequest | None = None
+        """The question to the origin that was begun, to go on with."""
+
+    def begin(self, on_end: Callable[[PreparedAnswer | None], None]) -> bool:
+        read = self._read
+        self._on_end = on_end
+        self._begun = read.services.catalog.begin_ask(
+            read.key, read.slot, read.headers, read.services.begin_read, self._ended
+        )
+        return self._begun is not None
+
+    def _ended(self, _: object) -> None:
+        begun, on_end, answer = self._begun, self._on_end, None
+        self._on_end = None  # no circle of references keeps the answer
+        if begun is None or on_end is None:
+            return  # it was closed
+        try:
+            told = begun.answer()
+            if isinstance(told, ObjectHead):
+                self.told = told
+                answer = self._by(self._read.known(told), told)
+            else:
+                self._onward = told
+        except Exception as error:  # noqa: BLE001 - the way that takes over gets it, and reports it
+            self.told = error
+        on_end(answer if isinstance(answer, PreparedAnswer) else None)
+
+    async def _awaited(self) -> PreparedAnswer | None:
+        read, head = self._read, self.told
+        try:
+            if head is None:
+                ask = read.services.catalog.ask
+                head = await ask(read.key, read.slot, headers=read.headers, onward=self._onward)
+        except Exception as error:  # noqa: BLE001 - the way that takes over gets it, and reports it
+            head = error
+        self.told = head
+        if isinstance(head, Exception):
+            return None
+        known = read.known(head)
+        answer = self._by(known, head)
+        if not isinstance(answer, PendingAnswer):
+            return answer
+        verified = await answer.ask()
+        return _with_identity(verified, known, head) if verified is not None else None
+
+    def _by(self, known: _Told, head: ObjectHead) -> PreparedAnswer | PendingAnswer | None:
+        answer = known.read.answer(self._conditions) if known.read is not None else None
+        return _with_identity(answer, known, head) if isinstance(answer, PreparedAnswer) else answer
+
+    def close(self) -> None:
+        self._on_end = None
+        if self._begun is not None:
+            self._begun.close()
+        super().close()
 
 
 def _with_identity(answer: PreparedAnswer, known: _Told, head: ObjectHead) -> PreparedAnswer:
@@ -331,9 +336,11 @@ class _OfSnapshot:
         return kept is None or kept is head
 
 
-def _fixed(head: ObjectHead) -> str:
-    """Join headers to a string: values have no line breaks, names no colons."""
-    return "\n".join([name if name in _OF_ONE_ANSWER else f"{name}:{value}" for name, value in head.headers.items()])
+def _fixed(head: ObjectHead) -> Mapping[str, str]:
+    fixed = dict(head.headers)
+    for name in _OF_ONE_ANSWER & fixed.keys():
+        fixed[name] = ""
+    return fixed
 
 
 def _identity(head: ObjectHead) -> bytes:
@@ -342,13 +349,6 @@ def _identity(head: ObjectHead) -> bytes:
     if request_id is None:
         return b""
     return b"\r\nx-forebay-origin-request-id: %b\r\naccept-ranges: bytes\r\n" % request_id.encode("latin-1")
-
-
-def is_plain(request: S3Request) -> bool:
-    """Return whether a request asks for bytes or metadata of an object's current version, and nothing else."""
-    if request.method not in ("GET", "HEAD") or not PLAIN_FIELDS.issuperset(request.headers):
-        return False
-    return request.headers.get(CHECKSUM_MODE, "ENABLED").upper() == "ENABLED"
 
 
 def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> PreparedRead | StrictRead | None:

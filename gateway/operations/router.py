@@ -16,6 +16,7 @@ from gateway.core.errors import S3Error
 from gateway.core.model import ObjectKey
 from gateway.operations.buckets import bucket_answer, create_bucket, list_buckets
 from gateway.operations.context import Answer, RequestContext, Response, awaited
+from gateway.operations.current_versions import CurrentVersions
 from gateway.operations.delete_objects import delete_objects, delete_pending
 from gateway.operations.list_objects import forwarded_read, list_objects, may_be_merged
 from gateway.operations.list_uploads import list_uploads, may_concern_uploads
@@ -29,7 +30,7 @@ from gateway.operations.passthrough import (
     is_plain,
 )
 from gateway.operations.pending_versions import PendingVersions, is_answered_here, tells_durability, with_durability
-from gateway.operations.read_object import CurrentVersions, VersionSource, get_object
+from gateway.operations.read_object import VersionSource, get_object
 from gateway.operations.snapshot_versions import SnapshotVersions, frozen_source, pin_source
 from gateway.operations.warm_up import head_object_and_warm
 from gateway.operations.writeback.copies import buffer_copy, buffer_part_copy

@@ -15,17 +15,12 @@ from gateway.core.model import ByteRange, ObjectKey
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead, is_down, is_plainly_asked
 from gateway.metadata.snapshots.registry import OpenSnapshot, SnapshotObject
 from gateway.operations.context import RequestContext, Response
+from gateway.operations.current_versions import open_cached
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import receive_payload
-from gateway.operations.read_object import (
-    VersionReader,
-    get_must_bypass,
-    head_must_bypass,
-    is_cacheable,
-    is_not_modified,
-    judged_by_the_origin,
-    open_cached,
-)
+from gateway.operations.read_object import VersionReader
+from gateway.operations.read_wishes import get_must_bypass, head_must_bypass, judged_by_the_origin
+from gateway.operations.version_answers import VersionAnswers, is_cacheable
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import (
@@ -127,8 +122,10 @@ class SnapshotVersions:
                 return head
         elif request.parameter("partNumber") is None:
             head = head or listed_head(frozen)
-            if is_cacheable(self.context, head) and (is_not_modified(self.context, head) or self._is_cached(head)):
-                return head
+            if is_cacheable(self.context, head):
+                judged = VersionAnswers(head).judge(request.headers, self.context.services.clock)
+                if not judged.body_bytes or self._is_cached(head, judged.sent):
+                    return head
         raise (await self._explained(error) if is_gone else error)
 
     async def refused(self) -> Response:

@@ -14,14 +14,9 @@ from gateway.core.model import ObjectVersion
 from gateway.metadata.entries import object_head_of_get
 from gateway.operations.context import Answer, RequestContext, Response, awaited
 from gateway.operations.pending_versions import PendingVersions
-from gateway.operations.read_object import (
-    WARM_UP_RANGE,
-    VersionSource,
-    has_cacheable_bytes,
-    head_must_bypass,
-    head_object,
-    vary_headers,
-)
+from gateway.operations.read_object import VersionSource, head_object
+from gateway.operations.read_wishes import WARM_UP_RANGE, head_must_bypass, vary_headers
+from gateway.operations.version_answers import has_cacheable_bytes
 from gateway.s3.error_codes import s3_error
 
 

@@ -16,6 +16,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
+from gateway.core.errors import OriginAnswered
 from gateway.core.model import immutable
 from gateway.disk.pem import PemFile
 from gateway.origin.receive_buffer import ReceiveBuffer
@@ -238,6 +239,15 @@ class BegunRead(OriginHead, Protocol):
         """Want no more of it. Idempotent; no effect on an answer that was taken."""
 
 
+ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
+
+
+async def error_of(response: OriginResponse) -> OriginAnswered:
+    """Read the document of an error, for its caller to raise."""
+    document = await response.read(ERROR_DOCUMENT_BYTES_MAX)
+    return OriginAnswered(response.status, list(response.headers.items()), document)
+
+
 OnEnd = Callable[[BegunRead], None]
 BeginRead = Callable[[OriginRequest, OnEnd], BegunRead | None]
 """Sends a GET or HEAD without parameters if that needs no wait, and calls back; None: call `send`."""
@@ -314,12 +324,13 @@ class FromPeer:
     """Facts about an answer that another node has given.
 
     `checksums` are those of the body's chunks, packed; nobody has compared them with the body. `doubt` tells the peer
-    that they differ.
+    that they differ. Call `broke_off` if the body stalls, or ends early: others are asked first for a while.
     """
 
     age_seconds: float = 0.0
     checksums: bytes = b""
     doubt: Callable[[], None] = lambda: None
+    broke_off: Callable[[], None] = lambda: None
 
 
 def from_peer(response: object) -> FromPeer | None:

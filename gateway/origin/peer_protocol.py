@@ -69,8 +69,9 @@ CHUNK_BYTES, CHECKSUM_BYTES = 64 * 1024, 4
 COPY = ":copy"
 """Among the headers of a request to the origin: another node looks after these bytes, so ask it.
 
-It never leaves the process, and never comes in: no header has such a name on the wire. Fetches with it share nothing with those without: a peer's request is read without it, so
-it never waits for a fetch that asks a peer, and two nodes never wait for each other.
+It never leaves the process, and never comes in: no header has such a name on the wire. Fetches with it share nothing
+with those without: a peer's request is read without it, so it never waits for a fetch that asks a peer, and two nodes
+never wait for each other.
 """
 
 COPY_ALONE: Final[Mapping[str, str]] = MappingProxyType({COPY: "1"})

@@ -580,7 +580,8 @@ class _BegunRead:
 
     def whole(self) -> memoryview | None:
         answer, origin = self.answer, self._origin
-        if answer.length_bytes and not self.passes(answer.length_bytes):
+        length_bytes = answer.length_bytes
+        if length_bytes and not self.passes(length_bytes):
             return None
         self._breaker.answered()
         origin._hedging.answered()

@@ -243,7 +243,7 @@ class OriginMeter:
     def attempt(self, attempt: Attempt) -> None:
         """Count a try that is over; a body in memory that was sent again counts again."""
         status = "unreachable" if attempt.status is None else str(attempt.status)
-        purpose = attempt.purpose.value
+        purpose = str(attempt.purpose)
         metrics.ORIGIN_REQUESTS.add(1, attempt.method, status, purpose, attempt.slot, attempt.origin)
         metrics.ORIGIN_REQUEST_SECONDS.observe(attempt.seconds, purpose, attempt.origin)
         if self._recent is not None and (attempt.status is None or attempt.status >= 500 or attempt.status == 429):

@@ -39,6 +39,9 @@ from gateway.telemetry.tracing import Tracer, open_tracer
 
 Work = Callable[[ChildContext], Awaitable[None]]
 
+_YOUNG_OBJECTS_MAX = 10_000
+"""New objects until the garbage collector looks at them, a few MiB. The default, 700, is a few requests."""
+
 _NO_THREAD = "can't start new thread"
 """As Python says it, with an exception that has no class of its own."""
 
@@ -168,6 +171,7 @@ async def _run(
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
     gc.freeze()  # imported objects live for ever and need no further look
+    gc.set_threshold(_YOUNG_OBJECTS_MAX)
     live = LiveSettings(config.settings, config.numbers, config.memory, config.generation)
     following: asyncio.Task[None] | None = None
 

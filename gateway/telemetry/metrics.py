@@ -437,8 +437,8 @@ CLUSTER_FALLBACK_REQUESTS = Counter(
     "forebay_cluster_fallback_requests_total{reason} requests",
     "Requests to the bucket for what another node looks after. reason: unreachable (no answer that proves that a node "
     "gave it), busy, refused (it did not have what was asked for, or gave something else), old (what it remembers is "
-    "older than the slot allows), damaged (its bytes were not those that it promised, or broke off) or origin (the bucket "
-    "had failed the node).",
+    "older than the slot allows), damaged (its bytes were not those that it promised, or broke off) or origin (the "
+    "bucket had failed the node).",
     reason="unreachable busy refused old damaged origin",
 )
 CLUSTER_DAMAGED = Counter(

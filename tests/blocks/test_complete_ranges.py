@@ -8,7 +8,6 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from awscrt.checksums import crc32c
 
 from gateway.blocks.complete_ranges import CompleteRange, CompleteRanges
 from gateway.core.errors import OriginBusy
@@ -18,14 +17,10 @@ from gateway.telemetry import metrics
 from tests.support.blocks import KIB, MIB, content_of, make_origin, open_cache, stored
 from tests.support.blocks import bytes_of as of_piece
 from tests.support.counting import by_label
+from tests.support.peers import packed
 
 BLOCK = 2 * MIB
 CHUNK = 64 * KIB
-
-
-def packed(content: bytes) -> bytes:
-    parts = (content[at : at + CHUNK] for at in range(0, len(content), CHUNK))
-    return b"".join(crc32c(part).to_bytes(4, "little") for part in parts)
 
 
 async def bytes_of(complete: CompleteRange | None) -> bytes:

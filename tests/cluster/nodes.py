@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
-
-from awscrt.checksums import crc32c
 
 from gateway.cluster.cluster_origin import ClusterOrigin, ClusterRoles
 from gateway.cluster.members import Member
@@ -23,16 +20,9 @@ from tests.support.blocks import BLOCK, TestClock, make_origin, stored
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.response import MemoryResponse
+from tests.support.peers import SECRET, checksums
 
-SECRET = b"the secret of the cluster: 32 characters or more"
 HOME = Homes("memory")
-_CHUNK_BYTES = 64 * 1024
-
-
-def packed(body: bytes) -> str:
-    """Checksums as they are on the wire."""
-    parts = [body[at : at + _CHUNK_BYTES] for at in range(0, len(body), _CHUNK_BYTES)]
-    return base64.b64encode(b"".join(crc32c(part).to_bytes(4, "little") for part in parts)).decode()
 
 
 Harm = Callable[[bytes], bytes]
@@ -81,7 +71,7 @@ class Node:
         body = await response.read(1 << 30)
         headers = {**response.headers, "x-forebay-cache": self.cache}
         if body:
-            headers[peer.CRC32C] = packed(body)
+            headers[peer.CRC32C] = checksums(body)
         if self.age_seconds is not None and peer.SIZE not in request.headers:
             headers[peer.AGE] = str(self.age_seconds)
             if self.date is not None:
@@ -166,7 +156,7 @@ class Cluster:
         return len(self.bucket.calls)
 
     async def settle(self) -> None:
-        await asyncio.gather(*self.origin._doubts)
+        await asyncio.gather(*self.peers._in_background)
 
 
 def pinned(version: ObjectVersion, first: int = 0, last: int | None = None, copy: str = "1") -> OriginRequest:

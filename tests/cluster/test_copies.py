@@ -25,9 +25,11 @@ from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.origin.peer_protocol import COPY
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
+from gateway.s3.origin_habits import NO_HABITS
 from tests.cluster.nodes import HOME, Cluster
 from tests.support.blocks import BLOCK, BUCKET, KIB, content_of, make_origin, open_cache, stored, take, whole
 from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.response import MemoryResponse
 
 Kept = Literal["idle", "none", "all"]
 KINDS = {"large": 0, "small": BLOCK}
@@ -170,6 +172,28 @@ async def test_idle_copies_take_no_room_that_others_use(tmp_path: Path, kind: st
             await cache.settle()
         assert not any(held(cache, others))
         assert sum(held(cache, own)) >= room - 2
+
+
+async def test_idle_copies_leave_before_all_else_in_any_slot(tmp_path: Path) -> None:
+    """Also before blocks of the slot that has borrowed most."""
+    origin, room = make_origin(), 12
+    large = [stored(origin, f"large/{number}", BLOCK - 8 * KIB) for number in range(room)]
+    others = [stored(origin, f"others/{number}", BLOCK - 8 * KIB) for number in range(3)]
+    of_both = Slots([*slots("idle"), Slot(name="large", prefix=Prefix(BUCKET, "large/"))])
+    async with open_cache(tmp_path, origin, roles=Others(), slots=of_both, capacity_bytes=room * BLOCK) as cache:
+
+        async def keep(version: ObjectVersion, slot: str) -> None:
+            await take(await cache.open_range(version, whole(version), slot=slot))
+            await cache.settle()
+
+        for version in large[: room - 4]:
+            await keep(version, "large")
+        for version in others:
+            await keep(version, "data")
+        assert all(held(cache, others))
+        for version in large[room - 4 :][:3]:
+            await keep(version, "large")
+        assert [cache.holds(one, whole(one), slot="large") for one in large[: room - 1]] == [True] * (room - 1)
 
 
 async def test_a_copy_stays_a_copy_after_a_restart(tmp_path: Path) -> None:
@@ -397,6 +421,20 @@ async def test_12_3_no_peer_says_that_there_is_no_object_which_was_shown_since(t
         catalog.forget(key)
         cluster.clock.time += 5
         assert [catalog.ages(key, slot).allow(404, {}, age_seconds) for age_seconds in (4, 6)] == [True, False]
+    finally:
+        await catalog.close()
+
+
+async def test_one_odd_answer_of_a_peer_is_no_habit_of_the_bucket(tmp_path: Path) -> None:
+    [slot] = slots = Slots([Slot(name="data", prefix=Prefix(BUCKET), **TTL)])
+    cluster = Cluster(slots=slots)
+    cluster.nodes["one"].replies = [MemoryResponse(200, {"etag": 'W/"k"', "content-length": "10", peer.AGE: "0"})]
+    catalog = await catalog_of(tmp_path, cluster)
+    try:
+        head = await catalog.current(ObjectKey(BUCKET, "k"), slot, headers={})
+        assert head.of_peer
+        catalog.learned(head, slot, catalog.now(head.version.key), headers={}, with_checksums=False)
+        assert catalog.habits(BUCKET) == NO_HABITS
     finally:
         await catalog.close()
 

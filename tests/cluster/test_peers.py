@@ -7,10 +7,11 @@ import pytest
 from gateway.cluster.peers import IDLE_SECONDS, LEFT_OUT_SECONDS, SAMPLES
 from gateway.core.errors import OriginBodyError, OriginUnreachable
 from gateway.origin.peer_protocol import CRC32C
-from tests.cluster.nodes import Cluster, packed, pinned
+from tests.cluster.nodes import Cluster, pinned
 from tests.support.blocks import BLOCK, until
 from tests.support.memory_origin.content import BytesContent
 from tests.support.memory_origin.response import MemoryResponse
+from tests.support.peers import checksums
 
 
 async def hits(cluster: Cluster, name: str, count: int, seconds: float) -> None:
@@ -79,7 +80,7 @@ async def test_idle_clients_are_closed() -> None:
 async def test_a_hello_is_proved_and_bounded() -> None:
     cluster = Cluster()
     node = cluster.nodes["one"]
-    told = {CRC32C: packed(b"{}"), "content-length": "2"}
+    told = {CRC32C: checksums(b"{}"), "content-length": "2"}
     node.replies = [MemoryResponse(200, told, BytesContent(body)) for body in (b"{}", b"{]")]
     node.replies += [MemoryResponse(404), MemoryResponse(200)]
     assert await cluster.peers.hello("one") == b"{}"

@@ -31,7 +31,7 @@ from gateway.edge.asgi import S3App
 from gateway.edge.prepared import ConnectionHeads, PreparedRequests
 from gateway.edge.request_parsing import HeadParser, RequestHead
 from gateway.operations.context import AppContext
-from gateway.operations.prepared_reads import is_plain
+from gateway.operations.read_wishes import is_plain
 from gateway.policy.slots import Grant, Prefix, Slots
 from gateway.s3.prepared_head import Conditions, HeadValues, PreparedHead
 from gateway.s3.requests import S3Request, encode_path, parse_request, strip_signature_parameters

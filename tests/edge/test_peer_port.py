@@ -26,7 +26,8 @@ from gateway.telemetry import metrics
 from tests.support.asgi import HOST, SECRET_ACCESS_KEY, Answer, call, signed_headers
 from tests.support.counting import by_label
 from tests.support.gateway_app import within
-from tests.support.memory_origin.faults import Hold, on
+from tests.support.memory_origin.faults import Answer as OriginReply
+from tests.support.memory_origin.faults import Hold, Unreachable, on
 from tests.support.peers import HELLO, SECRET, PeerGateway, asked, is_proved, of_node, of_version, peer_gateway, signed
 from tests.support.slots import Slot
 
@@ -344,6 +345,20 @@ async def test_a_changed_object_is_told_with_proof(peers: PeerGateway) -> None:
     answer = await peers.read(KEY, etag, 6, 0, 5)
     assert answer.status == 412
     assert b"PreconditionFailed" in answer.body
+
+
+@pytest.mark.parametrize("effect", [Unreachable(), OriginReply(503, "SlowDown")])
+def test_an_origin_that_fails_is_told_and_proved(tmp_path: Path, effect: Any) -> None:
+    """The asker is not to take this node for a busy one."""
+
+    async def scenario() -> None:
+        async with peer_gateway(tmp_path, block_size_bytes=BLOCK) as peers:
+            etag = peers.gateway.origin.put("bucket", "key", b"content")
+            peers.gateway.origin.inject(on(), effect, times=None)
+            answer = await peers.read(KEY, etag, 7, 0, 6)
+            assert (answer.status, answer.headers[peer.ORIGIN]) == (503, "failed")
+
+    asyncio.run(scenario())
 
 
 @with_peers

@@ -90,8 +90,8 @@ def test_what_is_remembered_is_bounded_and_what_is_being_sent_is_not_forgotten()
         asked = ASKED[0], ByteRange(number, number)
         handouts.begin(asked)
         handouts.end(asked, "one")
-    assert len(handouts._sent) + len(handouts._sending) == module.REMEMBERED_MAX + 1
+    assert len(handouts._of) == module.REMEMBERED_MAX
     assert handouts.others(ASKED, "last") is None
     handouts.end(ASKED, "one")
     handouts.begin(ASKED)
-    assert handouts._sending[ASKED].takers == ("one",)
+    assert handouts._of[ASKED].takers == ("one",)

@@ -16,6 +16,7 @@ from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.journal.records import ExpectedVersion
+from gateway.writeback.journal.transaction import JournalTransaction
 from tests.support.asgi import call
 from tests.support.memory_origin.faults import Answer, Unreachable, on
 from tests.support.slots import Slot, slot_with
@@ -316,3 +317,61 @@ async def test_6_6_strict_is_one_by_one(tmp_path: Path) -> None:
         await client.flush()
         assert puts(client)[1:] == names
         assert client.origin.data("bucket", "back/b") == b"2"
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "headers", "status"),
+    [
+        ("PUT", "back/step-1/commit", {"If-None-Match": "*"}, 200),
+        ("PUT", "back/copy", {"x-amz-copy-source": f"bucket/{SHARD}", "x-amz-tagging-directive": "COPY"}, 200),
+        ("GET", f"{SHARD}?tagging", {}, 200),
+        ("GET", "?versions", {}, 501),  # by this origin
+    ],
+)
+async def test_7_8_who_waits_for_the_origin_waits_for_what_overwrites_it_here(
+    tmp_path: Path, method: str, target: str, headers: dict[str, str], status: int
+) -> None:
+    """7.8 6.6 The origin has neither the write that was pending, nor the one in its place: a commit has no data yet."""
+    async with a_client(tmp_path) as client:
+        await client.learn()
+        refusal = client.origin.inject(on(Operation.PUT_OBJECT, key=SHARD), Answer(403, "AccessDenied"), times=None)
+        await client.ask("PUT", SHARD, b"one")
+        asked = client.origin.count(), len(client.origin.buckets["bucket"].objects)
+        waiting = asyncio.create_task(client.ask(method, target, b"", headers, status))
+        await _until_looked(client)
+        await client.ask("PUT", SHARD, b"two")
+        await _until_looked(client)
+        sent = [call for call in client.origin.calls[asked[0] :] if call.operation is not Operation.HEAD_OBJECT]
+        assert (sent, waiting.done(), len(client.origin.buckets["bucket"].objects)) == ([], False, asked[1])
+        refusal.times = 0
+        async with client.flushing():
+            await waiting
+        assert client.origin.data("bucket", SHARD) == b"two"
+
+
+async def test_6_4_a_deletion_is_over_when_the_key_is_written_again(tmp_path: Path) -> None:
+    """6.4 Its client is not told to repeat it: that would delete what was written since."""
+    async with a_client(tmp_path) as client:
+        await client.learn()
+        await client.ask("PUT", "back/first", b"one")
+        deleting = asyncio.create_task(client.ask("DELETE", "back/first", status=204))
+        await _until_looked(client)
+        assert not deleting.done()
+        await client.ask("PUT", "back/first", b"two")
+        await deleting
+        await client.flush()
+        assert client.origin.data("bucket", "back/first") == b"two"
+
+
+async def _until_looked(client: Client, times: int = 3) -> None:
+    """Until a request that waits has looked at the journal so often."""
+    looks, look = 0, client.buffer.journal.read
+
+    def counted(step: Callable[[JournalTransaction], object]) -> object:
+        nonlocal looks
+        looks += 1
+        return look(step)
+
+    client.buffer.look = counted  # type: ignore[assignment]
+    await eventually(lambda: looks >= times)
+    client.buffer.look = look

@@ -17,7 +17,7 @@ from gateway.core.errors import OriginBodyError, S3Error
 from gateway.core.steps import at_once
 from gateway.edge.access import Authenticator, ConfiguredKeyring, Key, authorise
 from gateway.edge.request_parsing import ChunkedDecoder, HeadParser, IncompleteHead
-from gateway.operations.read_object import head_must_bypass, judged_by_the_origin
+from gateway.operations.read_wishes import head_must_bypass, judged_by_the_origin
 from gateway.policy.slots import EVERYTHING, Grant, Prefix, Slots
 from gateway.s3 import headers
 from gateway.s3.aws_chunked import AwsChunkedDecoder

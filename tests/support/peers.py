@@ -89,9 +89,13 @@ def is_proved(answer: Answer, nonce: str, secret: bytes = SECRET) -> bool:
 
 
 def checksums(body: bytes) -> str:
-    """Computed apart from the gateway's own code."""
+    return base64.b64encode(packed(body)).decode()
+
+
+def packed(body: bytes) -> bytes:
+    """Checksums of chunks, computed apart from the gateway's own code."""
     parts = [body[at : at + CHUNK_BYTES] for at in range(0, len(body), CHUNK_BYTES)]
-    return base64.b64encode(b"".join(crc32c(part).to_bytes(4, "little") for part in parts)).decode()
+    return b"".join(crc32c(part).to_bytes(4, "little") for part in parts)
 
 
 @asynccontextmanager

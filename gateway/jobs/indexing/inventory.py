@@ -27,7 +27,7 @@ from urllib.parse import unquote_plus
 import lmdb
 import orjson
 
-from gateway.core.errors import ForebayError, OriginAnswered, StoreUnavailable
+from gateway.core.errors import ForebayError, StoreUnavailable
 from gateway.jobs.indexing.key_ranges import KeyRange, SplitPoints, gaps
 from gateway.jobs.job import JobDependencies, steadily
 from gateway.jobs.listing import with_retries
@@ -36,7 +36,7 @@ from gateway.metadata.listing.pages import key_successor
 from gateway.metadata.listing.ranges import Batch, QueryStamp
 from gateway.metadata.listing.store import UNKNOWN_BOOT
 from gateway.metadata.snapshots.staging import ObjectTable
-from gateway.origin.client import OriginRequest, OriginResponse, Purpose
+from gateway.origin.client import OriginRequest, OriginResponse, Purpose, error_of
 from gateway.policy.slots import Prefix, Slot
 from gateway.s3.list_result import EntryTemplate, ListedEntry
 from gateway.s3.xml_writer import escape
@@ -225,7 +225,6 @@ _LANDED_AT_ONCE = 4096
 _SORTED = "objects"
 _BEFORE_EVERY_WRITE = -1
 _MANIFEST_BYTES_MAX = 64 * 1024**2
-_ERROR_DOCUMENT_BYTES_MAX = 64 * 1024
 
 
 class InventoryStart:
@@ -305,8 +304,7 @@ class InventoryStart:
         if response.status == 200:
             return response
         async with response:
-            document = await response.read(_ERROR_DOCUMENT_BYTES_MAX)
-            raise OriginAnswered(response.status, list(response.headers.items()), document)
+            raise await error_of(response)
 
     # Sorting.
 

@@ -71,8 +71,8 @@ _KEYS_AT_A_LOOK = 100
 class FlushWait:
     """One request's wait until the origin has what this node has acknowledged, of PATIENCE_SECONDS in all.
 
-    Each method returns when the origin has what was pending at the call. S3Error ServiceUnavailable (503) when that
-    takes too long, OperationAborted (409) when a conflict is in the way.
+    Each method returns when the origin has what was pending at the call, or a later write in its place. S3Error
+    ServiceUnavailable (503) when that takes too long, OperationAborted (409) when a conflict is in the way.
     """
 
     def __init__(self, context: RequestContext) -> None:
@@ -106,7 +106,7 @@ class FlushWait:
                         "This node keeps objects of the bucket that are never sent to the origin: delete them first.",
                     )
                 if one.state is not State.LOCAL:  # those never leave this node
-                    await self.for_write(one.key, min(one.sequence, newest))
+                    await self.for_write(one.key, min(one.sequence, newest), past=(State.LOCAL,))
             start = key_successor(found[-1].key.key.encode())
 
     async def for_turn(self, key: ObjectKey) -> None:
@@ -164,11 +164,12 @@ class FlushWait:
             content = await response.read(CONTENT_BYTES_MAX) if is_short else None
         await self.for_files(content)
 
-    async def for_write(self, key: ObjectKey, sequence: int) -> None:
-        looks, began = 0, self._clock.monotonic()
+    async def for_write(self, key: ObjectKey, sequence: int, past: Collection[State] = ()) -> None:
+        """Wait for the writes of a key up to a sequence, but for no later one in their place in a state of `past`."""
+        looks, hurried, began = 0, 0, self._clock.monotonic()
         while True:
-            first = self._buffer.look(lambda tx: tx.writes.earliest(key))
-            if first is None or first.sequence > sequence:
+            first = self._buffer.look(lambda tx: tx.writes.earliest(key, sequence))
+            if first is None or (first.sequence > sequence and first.state in past):
                 return
             if first.state is State.CONFLICT:
                 raise conflict(self._name(key))
@@ -176,7 +177,8 @@ class FlushWait:
                 await self._send_after_all(first)
             if self._clock.monotonic() >= self._deadline:
                 raise s3_error("ServiceUnavailable", f"{self._name(key)} is not at the origin yet: try again.")
-            if looks == _PATIENT_LOOKS:
+            if looks >= _PATIENT_LOOKS and first.sequence != hurried:
+                hurried = first.sequence
                 with suppress(BufferUnavailable):  # then it comes in its turn
                     await self._buffer.prioritise(key)
             looks += 1

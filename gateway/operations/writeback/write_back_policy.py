@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from gateway.operations.context import RequestContext
-from gateway.operations.read_object import judged_by_the_origin
+from gateway.operations.read_wishes import judged_by_the_origin
 from gateway.s3.checksums import ALGORITHMS, PREFIX
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import etag_matches, sendable

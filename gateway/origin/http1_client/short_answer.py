@@ -84,8 +84,8 @@ class ShortAnswer:
         "_filled",
         "_length",
         "_on_end",
-        "_rest",
         "_start",
+        "destination",
         "has_head",
         "head_seconds",
         "headers",
@@ -104,7 +104,7 @@ class ShortAnswer:
     ) -> None:
         self._connection = connection
         self._buffer = memoryview(buffer)
-        self._rest = self._buffer
+        self.destination = self._buffer
         self._filled = self._start = self._length = 0
         self._on_end: Callable[[], None] | None = on_end
         self._bodiless = bodiless
@@ -149,10 +149,6 @@ class ShortAnswer:
 
     # For the connection.
 
-    @property
-    def destination(self) -> memoryview:
-        return self._rest
-
     def asked(self) -> None:
         """Do nothing: a request without a body is complete at once."""
 
@@ -160,16 +156,17 @@ class ShortAnswer:
         raise NotImplementedError("there is always a destination")
 
     def received_there(self, count: int) -> None:
+        has_more = count == len(self.destination)  # else the kernel has given all that it had
         self._filled += count
         if not self.has_head and not self._take_head():
             return
         self.received_bytes = self._filled - self._start
         if self.received_bytes < self._length:
-            self._rest = self._buffer[self._filled :]
+            self.destination = self._buffer[self._filled :]
             return
         self._over()
         if self.stream is None:  # what has come behind it must not answer the next request
-            is_alone = self.received_bytes == self._length and not self._connection.unread_bytes()
+            is_alone = self.received_bytes == self._length and not (has_more and self._connection.unread_bytes())
             self._connection.answered(keep_alive=is_alone)
 
     def ended(self, reason: str, *, orderly: bool, silent: bool) -> None:
@@ -186,7 +183,7 @@ class ShortAnswer:
             if self._filled >= HEAD_BYTES or HEAD_END in bytes(self._buffer[: self._filled]):
                 self.hand_over()
             else:
-                self._rest = self._buffer[self._filled :]
+                self.destination = self._buffer[self._filled :]
             return False
         self.head_seconds = self._connection.head_seconds
         self._start = found.end()

@@ -45,6 +45,9 @@ _HERE = f"{PENDING} AND sequence IS NOT NULL"
 _PENDING = f"{_HERE} AND state >= 0"
 """Writes to send; `_HERE` includes local ones."""
 
+_THROUGH = "since_sequence <= ?"
+"""The origin has neither the write nor what it has replaced."""
+
 # The indexes of schema.py hold only these: few of the pending writes.
 _CONFLICTS = "SELECT id FROM writes WHERE state = 3"
 _FAILED = "SELECT id FROM writes WHERE (attempts > 0 OR damaged = 1)"
@@ -165,9 +168,9 @@ class PendingQueries(Table):
 
     @looked
     def flush(self, prefix: Prefix, through: int) -> to.FlushSums:
-        """Return the figures of the writes under a prefix with sequence `through` or before."""
+        """Return the figures of the writes under a prefix that are, or have replaced, one of `through` or before."""
         where = _where(prefix)
-        here = f"{where.condition} AND sequence <= ? AND {_HERE}"
+        here = f"{where.condition} AND {_THROUGH} AND {_HERE}"
         these, values = f"{here} AND state >= 0", (*where.values, through)
         sent = "parts CROSS JOIN writes ON write_id = id"  # few of the pending parts are sent: look at those first
         sent_bytes = f"SELECT coalesce(sum(parts.size_bytes), 0) FROM {sent} WHERE sent = 1 AND {these}"
@@ -282,9 +285,9 @@ class PendingQueries(Table):
 
     @looked
     def worst(self, prefix: Prefix, through: int, count: int) -> list[to.PendingObject]:
-        """Return held-up writes up to a sequence: conflicts first, then damaged, failing and waiting ones."""
+        """Return held-up writes of `flush`: conflicts first, then damaged, failing and waiting ones."""
         order = "ORDER BY state = 3 DESC, damaged DESC, failing_since IS NULL, sequence"
-        return self._objects(_where(prefix), f"{_PENDING} AND {_HELD_UP} AND sequence <= ? {order}", count, through)
+        return self._objects(_where(prefix), f"{_PENDING} AND {_HELD_UP} AND {_THROUGH} {order}", count, through)
 
     @looked
     def first_of(self, key: ObjectKey) -> Pending | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from gateway.core.clock import Moment
 from gateway.core.errors import BufferDamaged
 from gateway.writeback.journal.records import Priority, State, Turn, Write
-from gateway.writeback.journal.rows import Table, directories, keys_under, marks
+from gateway.writeback.journal.rows import AWAITED_SINCE, Table, directories, keys_under, marks
 from gateway.writeback.journal.turns import RAISED_MAX
 from gateway.writeback.journal.writes import Writes, priority_of
 
@@ -51,7 +51,7 @@ class LocalWrites(Table):
         )
         kept = {one.id: one for one in self._writes.readable(found)}
         if kept:
-            first = min(kept.values(), key=lambda one: one.sequence)
+            first = min(kept.values(), key=lambda one: self._writes.since(one.id))
             kept |= {one.id: one for one in self._markers_above(first, newer_since)}
         for one in kept.values():
             self._writes.drop_origin_upload(one, now)
@@ -71,7 +71,7 @@ class LocalWrites(Table):
             "AND state = 1 AND pending = 1 AND damaged = 0 AND behind IS NOT NULL",
             write.key.bucket,
             *above,
-            write.sequence,
+            self._writes.since(write.id),
         )
         return [one for one in self._writes.readable(found) if one.member is None and one.acknowledged_at < until]
 
@@ -117,7 +117,7 @@ class LocalWrites(Table):
             return False
         before = (
             "SELECT 1 FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND state < 5 AND state = -1 "
-            "AND sequence < ? LIMIT 1"
+            f"AND {AWAITED_SINCE} < ? LIMIT 1"
         )
         return self._row(before, write.key.bucket, *keys_under(write.behind), write.sequence) is not None
 

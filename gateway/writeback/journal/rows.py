@@ -21,6 +21,10 @@ PENDING = "pending = 1 AND state < 5"
 OPEN = "upload_id IS NOT NULL AND pending = 0 AND state < 3"
 """Conditions for acknowledged writes and for open uploads, as the indices have them."""
 
+AWAITED_SINCE = "CASE WHEN behind IS NULL THEN since_sequence ELSE sequence END"
+"""The sequence from which on markers wait for a write: that of the first one that it replaced. A marker counts from its
+own: of two markers, each could otherwise wait for the other."""
+
 BEHIND_ALL = b"\xff"
 """No byte of UTF-8 is as great."""
 

@@ -12,8 +12,8 @@
     local_usage    a slot → the bytes and writes that are kept only here
 
 Of `writes`: `state` is records.State; `pending` is 1 for acknowledged writes that the origin does not have; `sequence`
-is the place in the order of writes, once there is one, `since_sequence` that of the first write that it replaced.
-`due_at` is when the reconciler looks at it (seconds since 1970); NULL while it waits: for the write with
+is the place in the order of writes, once there is one, `since_sequence` that of the first write that it replaced, or
+its own. `due_at` is when the reconciler looks at it (seconds since 1970); NULL while it waits: for the write with
 `after_sequence`, for a person, or for the process that handles it. `attempts` counts the failures in a row for which a
 person may be needed, since `failing_since` (NULL: only the bucket is away); `last_error` is the latest. `priority` is
 records.Priority. `damaged` is 1 for a write whose bytes or row are damaged. `behind` is set of markers: the prefix

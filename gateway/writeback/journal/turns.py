@@ -12,7 +12,18 @@ from typing import Any, NamedTuple
 
 from gateway.core.model import ObjectKey
 from gateway.writeback.journal.records import IDLE_SECONDS_MIN, UPLOAD_LOOK_SECONDS, Priority, Turn
-from gateway.writeback.journal.rows import BEHIND_ALL, OPEN, PENDING, Table, Value, at, decoded, keys_under, marks
+from gateway.writeback.journal.rows import (
+    AWAITED_SINCE,
+    BEHIND_ALL,
+    OPEN,
+    PENDING,
+    Table,
+    Value,
+    at,
+    decoded,
+    keys_under,
+    marks,
+)
 
 RETRY_SECONDS_MAX, UPLOAD_SECONDS_MAX = 90.0, 700.0
 """The longest times to the next turn; the second is for open uploads and permanent refusals. A later due time was
@@ -155,8 +166,8 @@ class Turns(Table):
         found = self._column("SELECT id FROM writes WHERE sequence = ? AND priority <> ?", after, Priority.URGENT)
         if behind is not None:
             found += self._column(
-                "SELECT id FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND since_sequence < ? "
-                f"AND {PENDING} AND state >= 0 AND priority <> ? LIMIT ?",
+                "SELECT id FROM writes WHERE bucket = ? AND key >= ? AND key < ? AND "
+                f"{AWAITED_SINCE} < ? AND {PENDING} AND state >= 0 AND priority <> ? LIMIT ?",
                 *(bucket, behind, behind + BEHIND_ALL, sequence, Priority.URGENT, count_max),
             )
         return [one for one in found if one != write_id]

@@ -34,7 +34,18 @@ from gateway.writeback.journal.records import (
     runs_of,
     unpack_write,
 )
-from gateway.writeback.journal.rows import BEHIND_ALL, PENDING, Table, Value, at, directories, keys_under, marks, text
+from gateway.writeback.journal.rows import (
+    AWAITED_SINCE,
+    BEHIND_ALL,
+    PENDING,
+    Table,
+    Value,
+    at,
+    directories,
+    keys_under,
+    marks,
+    text,
+)
 from gateway.writeback.journal.turns import Turns
 from gateway.writeback.pending_key_filter import hash_slot_of
 
@@ -43,6 +54,10 @@ ENDED_KEPT_SECONDS = 24 * 3600.0
 
 SMALL_BYTES_MAX = 8 * 1024**2
 """Objects up to this size are not kept waiting by larger ones."""
+
+
+SEQUENCE_MAX = 2**63 - 1
+"""The largest integer of SQLite."""
 
 
 class HashSlots(Protocol):
@@ -130,10 +145,13 @@ class Writes(Table):
         """Return the object or tombstone of a key that was acknowledged last and is pending; without its parts."""
         return self.first(f"bucket = ? AND key = ? AND {PENDING} ORDER BY sequence DESC", *at(key))
 
-    def earliest(self, key: ObjectKey) -> Write | None:
-        """Return the first write in a key's order, without its parts."""
-        in_order = "bucket = ? AND key = ? AND state < 5 AND sequence IS NOT NULL ORDER BY sequence"
-        return self.first(in_order, *at(key))
+    def earliest(self, key: ObjectKey, through: int = SEQUENCE_MAX) -> Write | None:
+        """Return the first write in a key's order that is, or has replaced, one of sequence `through` or before.
+
+        None: the origin has what was acknowledged until then, or a person gave it up. Without its parts.
+        """
+        in_order = "bucket = ? AND key = ? AND state < 5 AND coalesce(since_sequence, sequence) <= ? ORDER BY sequence"
+        return self.first(in_order, *at(key), through)
 
     def waiting(self, after: int, count_max: int) -> Sequence[Write]:
         """Return pending writes in the order of acknowledgement, without parts, behind a sequence."""
@@ -319,10 +337,9 @@ class Writes(Table):
 
     def enter(self, stored: Write, replaced: Sequence[Write]) -> Write:
         """Give a write its place in the order."""
-        sequence = since = self.next_sequence()
+        sequence = self.next_sequence()
+        since = min([sequence, *(self.since(one.id) for one in replaced)])
         entered = replace(stored, sequence=sequence)
-        if stored.behind is None:
-            since = min([sequence, *(self._since(one.id) for one in replaced)])
         priority = priority_of(stored)
         self._change(
             "UPDATE writes SET pending = 1, sequence = ?, since_sequence = ?, priority = ?, attempts = 0, "
@@ -362,9 +379,9 @@ class Writes(Table):
             of_slot = f"{last} slot = ? AND bucket = ? AND sequence < ? AND state >= 0"
             found.append(self._value(of_slot, write.spec.slot, write.key.bucket, write.sequence))
         if write.behind is not None:
-            under = f"{last} bucket = ? AND key >= ? AND key < ? AND since_sequence < ? AND sequence <> ? AND {PENDING}"
+            under = f"{last} bucket = ? AND key >= ? AND key < ? AND {AWAITED_SINCE} < ? AND sequence <> ?"
             values = (write.key.bucket, *keys_under(write.behind), write.sequence, write.sequence)
-            found.append(self._value(f"{under} AND state >= 0", *values))
+            found.append(self._value(f"{under} AND {PENDING} AND state >= 0", *values))
         return max((one for one in found if one is not None), default=None)
 
     def release(self, sequence: int, now: float) -> None:
@@ -375,7 +392,8 @@ class Writes(Table):
             except BufferDamaged:  # its reader reports it
                 self._change("UPDATE writes SET after_sequence = NULL, due_at = ? WHERE id = ?", now, write_id)
 
-    def _since(self, write_id: int) -> int:
+    def since(self, write_id: int) -> int:
+        """Return the sequence of the first write that this one has replaced, or its own."""
         return self._value("SELECT coalesce(since_sequence, sequence) FROM writes WHERE id = ?", write_id) or 0
 
     def next_sequence(self) -> int:

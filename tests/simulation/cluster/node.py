@@ -277,7 +277,7 @@ class ClusterNode:
     def held(self) -> list[str]:
         """What it holds that nobody waits for in quiet."""
         found = [f"{self.origin._ration._value} of the ration"] * (self.origin._ration._value != FALLBACK_REQUESTS)
-        found += [f"doubts: {self.origin._doubts}"] * bool(self.origin._doubts)
+        found += [f"doubts: {self.peers._in_background}"] * bool(self.peers._in_background)
         if isinstance(self.blocks, BlockCache):
             parts = self.blocks._dependencies
             fetches, unpinned = parts.fetches, parts.unpinned_gets
@@ -286,7 +286,7 @@ class ClusterNode:
             found += [f"fetches: {one}" for one in (fetches._fetches, fetches._tasks, fetches._inline) if one]
             found += [f"locks: {parts.locks._held}"] * bool(parts.locks._held)
         if self.app is not None:
-            found += [f"sending {one}" for one in self.app.reads.handouts._sending]
+            found += [f"sending {one}" for one, of in self.app.reads.handouts._of.items() if of.count]
         return found
 
     def names_of_tasks(self) -> set[str]:

@@ -203,6 +203,19 @@ async def test_a_flush_is_about_what_was_acknowledged_by_then(harness: AdminHarn
     assert (await harness.progress(Prefix("bucket"))).objects == 2
 
 
+async def test_a_flush_is_about_what_takes_the_place_of_what_was_acknowledged_by_then(harness: AdminHarness) -> None:
+    """The origin has neither; of a marker as of anything else."""
+    for name, behind in (("a", None), ("_SUCCESS", "")):
+        await harness.buffer.put(key(name), b"x", behind=behind)
+    begun = await harness.admin.flush(Prefix("bucket"))
+    failed = await harness.buffer.put(key("a"), b"y")
+    await fail(harness, failed)
+    await harness.buffer.put(key("_SUCCESS"), b"y", behind="")
+    await harness.buffer.put(key("b"), b"x")
+    left = await harness.progress(Prefix("bucket"), begun.through)
+    assert (left.objects, left.failing, [one.key for one in left.problems]) == (2, 1, ["a"])
+
+
 async def test_ours_takes_the_place_of_exactly_what_is_there_now(harness: AdminHarness) -> None:
     """Clause 6.5: a third write, before or during the flush, is a conflict again; otherwise ours arrives."""
     await harness.conflict("k")

@@ -387,6 +387,30 @@ def test_a_marker_that_may_name_what_is_left_out_is_left_out_with_it(book: Book)
     assert local(book) == (0, 0)
 
 
+def test_a_marker_that_may_name_what_was_overwritten_since_is_left_out_with_it(book: Book) -> None:
+    """The file that came before the marker has a later one in its place, which is not sent either."""
+    first = book.put(f"{RUN}a.pt", 100.0)
+    marker = book.put("run/latest", 110.0)
+    book.put(first.key.key, 120.0)
+    assert book.tx.local.keep_here(1, 300.0, 200.0) == 2
+    assert book.tx.writes.latest(marker.key).state is State.LOCAL  # type: ignore[union-attr]
+    assert book.tx.local.send_checkpoint_after_all("slot", None, 400.0) == 0
+    assert book.tx.local.send_checkpoint_after_all("slot", 1, 400.0) == 1
+    assert book.tx.local.send_checkpoint_after_all("slot", None, 500.0) == 1
+
+
+def test_markers_that_are_kept_here_do_not_hold_each_other(book: Book) -> None:
+    """One was written again behind the other: it was the first, and is the last."""
+    for shard in ("a.pt", "b.pt"):
+        book.put(f"{RUN}{shard}")
+        book.put("run/latest")
+        if shard == "a.pt":
+            book.put("run/_SUCCESS")
+        assert book.tx.local.keep_here(1, 300.0, 200.0) >= 2
+    assert book.tx.local.send_checkpoint_after_all("slot", 1, 400.0) == 2
+    assert book.tx.local.send_checkpoint_after_all("slot", None, 400.0) == 2
+
+
 def test_a_manifest_is_never_sent_without_what_was_left_out_before_it(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
