@@ -21,7 +21,7 @@ from gateway.cluster.members import View
 from gateway.cluster.peers import PeerAnswer, Peers
 from gateway.core import cancellation
 from gateway.core.clock import Clock
-from gateway.core.errors import OriginBodyError, OriginBusy
+from gateway.core.errors import OriginBodyError, OriginBusy, OriginUnreachable
 from gateway.core.model import ByteRange, Homes, ObjectKey, ObjectVersion
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import (
@@ -37,8 +37,10 @@ from gateway.origin.client import (
 from gateway.origin.peer_protocol import COPY, COPY_ALONE, FROM_BUCKET
 from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.origin.retry import retry_after_seconds
+from gateway.policy.slots import Prefix
 from gateway.s3.headers import first_and_last, parse_content_range
 from gateway.s3.origin_habits import check_head
+from gateway.shared.peer_bytes import PeerBytes
 from gateway.telemetry import metrics
 from gateway.telemetry.logs import RateLimitedLog
 
@@ -51,18 +53,23 @@ BUSY_SECONDS: Final = 0.1
 FOLLOWED_MAX: Final = 6
 """Nodes that a request asks one after the other because the one before has named them."""
 
+CACHED_SECONDS_MAX: Final = 5.0
+"""Seconds for which a node is waited for that is asked for what is on its disk."""
+
 RATION_SECONDS_MAX: Final = 60.0
 """Seconds for which a request waits for its part of the ration."""
 
 UNREAD_SECONDS_MAX: Final = 1.0
 """Seconds, in all, for which an answer keeps its part of the ration while it waits for its reader."""
 
+UNPINS_AT_ONCE: Final = 64
+
 _BODY = frozenset({200, 206})
-_BUSY, _ASK_OTHERS = 503, 303
+_BUSY, _ASK_OTHERS = frozenset({429, 503}), 303
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _LAST: Final[Mapping[str, str]] = {peer.LAST: "1"}
 
-Reason: TypeAlias = Literal["unreachable", "busy", "refused", "old", "damaged", "origin"]
+Reason: TypeAlias = Literal["unreachable", "busy", "refused", "bucket-away", "old", "damaged"]
 
 _log = RateLimitedLog(structlog.get_logger("forebay.cluster"))
 
@@ -84,6 +91,9 @@ class ClusterRoles:
         view = self.view()
         return tuple((one.address, one is view.me) for one in view.owners(key, number))
 
+    def owns(self, key: ObjectKey, number: int) -> bool:
+        return self.view().owns(key, number)
+
 
 @dataclass(eq=False, slots=True)
 class ClusterOrigin:
@@ -100,7 +110,10 @@ class ClusterOrigin:
     homes: Homes
     clock: Clock
     fallback_requests: int
+    received: PeerBytes = field(default_factory=PeerBytes)
     _ration: asyncio.Semaphore = field(init=False)
+    _bucket_is_away: bool = False
+    """The last request by ration got no answer."""
 
     def __post_init__(self) -> None:
         self._ration = asyncio.Semaphore(self.fallback_requests)
@@ -126,6 +139,23 @@ class ClusterOrigin:
             return None
         return begin_read_of(self.bucket)(request, on_end)
 
+    async def unpin(self, prefix: Prefix) -> dict[str, bool | None]:
+        """Unpin a prefix on all other nodes. Return which had it pinned over the cluster; None: it does not answer."""
+        view, told = self.view(), dict[str, bool | None]()
+        others = [one.address for one in view.members if one is not view.me]
+        for first in range(0, len(others), UNPINS_AT_ONCE):
+            some = others[first : first + UNPINS_AT_ONCE]
+            told |= zip(some, await asyncio.gather(*(self._unpin_at(one, prefix) for one in some)), strict=True)
+        return told
+
+    async def _unpin_at(self, address: str, prefix: Prefix) -> bool | None:
+        request = OriginRequest("HEAD", prefix.bucket, f"{prefix.key_prefix}-")
+        told = await self.peers.ask(address, self._to_peer(request, {peer.UNPIN: str(len(prefix.key_prefix))}))
+        if told is None:
+            return None
+        await told.aclose()
+        return {200: True, 404: False}.get(told.status)
+
     async def aclose(self) -> None:
         """Do nothing: the bucket's origin and the peers are closed by who made them."""
 
@@ -147,8 +177,8 @@ class ClusterOrigin:
             if not isinstance(told, str):
                 return told
             why = told
-            if why == "origin":  # the next one would ask it, too
-                break
+            if told == "bucket-away" and self._bucket_is_away:
+                break  # the second owner would ask the same bucket
         return why
 
     async def _of_takers(
@@ -161,7 +191,12 @@ class ClusterOrigin:
                 break
             address = random.choice(others)
             asked.add(address)
-            told = await self._asked(address, request, 0.0, {peer.ONLY: only})
+            try:
+                async with asyncio.timeout(CACHED_SECONDS_MAX):
+                    told = await self._asked(address, request, 0.0, {peer.ONLY: only})
+            except TimeoutError:
+                self.peers.leave_out(address)
+                break
             if isinstance(told, str):
                 break
             if told.status in _BODY:
@@ -201,6 +236,7 @@ class ClusterOrigin:
         self, address: str, request: OriginRequest, deadline: float, more: Mapping[str, str] = _NO_HEADERS
     ) -> PeerAnswer | Reason:
         """Return a peer's answer, which may name others unless it must not, or why there is none of use."""
+        has_waited = False
         while True:
             began = self.clock.monotonic()
             answer = await self.peers.ask(address, self._to_peer(request, more))
@@ -208,10 +244,7 @@ class ClusterOrigin:
                 return "unreachable"
             if answer.status == _ASK_OTHERS and more is not _LAST:
                 return answer
-            if peer.ORIGIN in answer.told:
-                await answer.aclose()
-                return "origin"
-            if answer.status != _BUSY:
+            if answer.status not in _BUSY:
                 why = self._judge(address, answer, request, self.clock.monotonic() - began)
                 if why is not None:
                     await answer.aclose()
@@ -219,8 +252,11 @@ class ClusterOrigin:
             await answer.aclose()
             asked = retry_after_seconds(answer.headers, self.clock.now()) or 0.0
             seconds = min(max(asked, BUSY_SECONDS), deadline - self.clock.monotonic())
-            if seconds <= 0:
+            if seconds <= 0 or self.peers.is_left_out(address):
+                if has_waited:
+                    self.peers.leave_out(address)
                 return "busy"
+            has_waited = True
             with cancellation.turn():
                 await self.clock.sleep(seconds)
 
@@ -247,7 +283,7 @@ class ClusterOrigin:
         """Set the facts that an answer tells, and count its bytes; or return why it is of no use."""
         status, age_seconds, checksums = answer.status, 0.0, answer.checksums
         if not _may_be(status, request):
-            return "refused"
+            return "bucket-away" if status == peer.BUCKET_AWAY else "refused"
         if request.size_bytes is None:
             age_seconds = _age(answer)
             is_of_now = age_seconds <= seconds
@@ -269,6 +305,7 @@ class ClusterOrigin:
         doubt = partial(self._doubt, address, answer.headers, request)
         answer.from_peer = FromPeer(age_seconds, checksums, doubt, partial(self.peers.leave_out, address))
         metrics.CLUSTER_PEER_BYTES.add(answer.length_bytes, request.slot, "received")
+        self.received.add(address, answer.length_bytes)
         return None
 
     def _doubt(self, address: str, told: Mapping[str, str], request: OriginRequest) -> None:
@@ -295,10 +332,14 @@ class ClusterOrigin:
         except TimeoutError:
             raise OriginBusy("the bucket is asked for too many blocks of other nodes") from None
         try:
-            return _Rationed(await self.bucket.send(request), self._ration)
-        except BaseException:
+            response = await self.bucket.send(request)
+        except BaseException as error:
             self._ration.release()
+            if isinstance(error, OriginUnreachable) and not isinstance(error, OriginBusy):
+                self._bucket_is_away = True
             raise
+        self._bucket_is_away = False
+        return _Rationed(response, self._ration)
 
 
 class _Rationed(WrappedResponse):
@@ -361,7 +402,8 @@ class _Rationed(WrappedResponse):
 
 
 def _to_bucket(request: OriginRequest) -> OriginRequest:
-    return replace(request, headers={name: value for name, value in request.headers.items() if name != COPY})
+    headers = {name: value for name, value in request.headers.items() if name not in (COPY, peer.PIN)}
+    return replace(request, headers=headers)
 
 
 def _range(request: OriginRequest) -> ByteRange | None:
@@ -381,6 +423,8 @@ def _may_be(status: int, request: OriginRequest) -> bool:
             return "range" in asked
         case 304:
             return "if-none-match" in asked or "if-modified-since" in asked
+        case 409:  # the disk has no room for a pin
+            return peer.PIN in asked
         case 412:
             return "if-match" in asked or "if-unmodified-since" in asked
     return status == 404

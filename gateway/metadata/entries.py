@@ -62,7 +62,7 @@ import structlog
 from awscrt.checksums import crc64nvme
 
 from gateway.core.clock import Clock, SystemClock
-from gateway.core.errors import OriginBodyError, StoreUnavailable
+from gateway.core.errors import OriginBodyError, RegistryAway, StoreUnavailable
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion, immutable
 from gateway.metadata.listing.records import date_text
 from gateway.policy.slots import Slot
@@ -675,6 +675,6 @@ class InDoubtWrites:
             _, end = self._waiting.popleft()
             try:
                 await end()
-            except (OSError, lmdb.Error, StoreUnavailable):  # the others must end all the same
+            except (OSError, lmdb.Error, RegistryAway, StoreUnavailable):  # the others must end all the same
                 _log.exception("a write in doubt could not be ended")
         self._ending = None

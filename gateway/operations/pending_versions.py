@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gateway.blocks.origin_gets import UnpinnedResponse
 from gateway.blocks.plan import Outcome
-from gateway.core.errors import OriginAnswered, OriginBodyError
+from gateway.core.errors import OriginBodyError
 from gateway.core.model import BodyStream, ByteRange, ObjectVersion
 from gateway.metadata.catalog import CHECKSUM_MODE, ObjectHead
 from gateway.operations.context import Answer, RequestContext, Response, changed
@@ -22,7 +22,7 @@ from gateway.s3.checksums import PREFIX
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import format_http_date, stored_headers, without
 from gateway.s3.requests import S3Request, part_number
-from gateway.writeback.journal.records import Write
+from gateway.writeback.journal.records import State, Write
 from gateway.writeback.order import is_marker
 from gateway.writeback.pending_reader import FileGone, part_range
 
@@ -62,10 +62,10 @@ class PendingVersions(CurrentVersions):
         return True
 
     async def open(self, head: ObjectHead, byte_range: ByteRange, answer: UnpinnedResponse | None) -> _StagedReader:
-        return _StagedReader(self.context, self._pending, head.version, byte_range)
-
-    async def is_outdated(self, head: ObjectHead, error: OriginAnswered | OriginBodyError) -> bool:
-        return False
+        """Read the first bytes. FileGone if the object was flushed or overwritten meanwhile: begin the answer anew."""
+        reader = _StagedReader(self.context, self._pending, byte_range)
+        await reader.start()
+        return reader
 
 
 def _headers(pending: Write, *, with_checksums: bool) -> dict[str, str]:
@@ -92,14 +92,18 @@ def _part(pending: Write, text: str) -> ByteRange | None:
         raise s3_error("InvalidPartNumber") from None
 
 
-@dataclass(frozen=True, slots=True)
 class _StagedReader:
     """A range from staged files; the part that was flushed meanwhile is cached, or at the origin, as that version."""
 
-    context: RequestContext
-    pending: Write
-    version: ObjectVersion
-    range: ByteRange
+    def __init__(self, context: RequestContext, pending: Write, byte_range: ByteRange) -> None:
+        self._context = context
+        self._pending = pending
+        self._range = byte_range
+        self._pieces = context.buffer.pieces(pending, byte_range)
+        self._first = memoryview(b"")
+
+    async def start(self) -> None:
+        self._first = await anext(self._pieces)
 
     @property
     def outcome(self) -> Outcome:
@@ -115,23 +119,33 @@ class _StagedReader:
         """Do nothing: no file is sent."""
 
     async def body(self) -> BodyStream:
-        async with aclosing(self.context.buffer.pieces(self.pending, self.range)) as pieces:
+        async with aclosing(self._pieces) as pieces:
             try:
+                yield self._first
                 async for piece in pieces:
                     yield piece
                 return
             except FileGone as gone:
-                rest = ByteRange(self.range.first + gone.read_bytes, self.range.last)
-        own, version = self.context.buffer.look(lambda tx: tx.buckets.last_own_write(self.version.key)), self.version
-        if own is not None and own.etag is not None and own.answered == version.etag:
-            version = ObjectVersion(version.key, own.etag, version.size_bytes)
-        reader = await self.context.services.blocks.open_range(version, rest, slot=self.context.slot.name)
+                rest = ByteRange(self._range.first + gone.read_bytes, self._range.last)
+        version, slot = self._at_origin(), self._context.slot.name
+        reader = await self._context.services.blocks.open_range(version, rest, slot=slot)
         async with aclosing(reader), aclosing(reader.body()) as body:
             async for left in body:
                 yield left
 
+    def _at_origin(self) -> ObjectVersion:
+        """Return the version as the origin got it. OriginBodyError if it was overwritten here and never sent."""
+        pending, buffer = self._pending, self._context.buffer
+        own = buffer.look(lambda tx: tx.buckets.last_own_write(pending.key))
+        if own is not None and own.etag is not None and own.answered == pending.etag:
+            return ObjectVersion(pending.key, own.etag, pending.size_bytes)
+        latest = buffer.pending(pending.key)
+        if pending.state is State.LOCAL or (latest is not None and latest.id != pending.id):
+            raise OriginBodyError(f"{pending.key} was overwritten here while it was read")
+        return ObjectVersion(pending.key, pending.etag, pending.size_bytes)
+
     async def aclose(self) -> None:
-        """Do nothing: no file is open between two pieces."""
+        await self._pieces.aclose()
 
 
 HEADER = "x-forebay-durable"

@@ -87,8 +87,15 @@ def begin_unpinned(
     onward = {**conditions, "accept-encoding": "identity"}
     if not whole:
         onward["range"] = f"bytes={wanted.first}-{wanted.last}"
-    ages = catalog.ages(key, slot) if by_nodes else None
-    request = OriginRequest("GET", key.bucket, key.key, headers=onward, purpose=Purpose.LIVE, slot=slot.name, ages=ages)
+    request = OriginRequest(
+        "GET",
+        key.bucket,
+        key.key,
+        headers=onward,
+        purpose=Purpose.LIVE,
+        slot=slot.name,
+        ages=catalog.ages(key, slot) if by_nodes else None,
+    )
     return UnpinnedQuestion(get, wanted, request, since or catalog.now(key), headers, fields, whole)
 
 

@@ -263,7 +263,8 @@ class OriginResponse(OriginHead, Protocol):
     def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
         """Yield the body in pieces as they arrive. A body shorter than its Content-Length raises OriginBodyError.
 
-        With a buffer, pieces may be views of it: good until the next one is asked for.
+        With a buffer, pieces may be views of it: good until the next one is asked for. Its `on_thread` may have taken
+        them (`TakenBytes`).
         """
 
     def whole(self) -> memoryview | None:
@@ -342,6 +343,11 @@ def age_of(response: object) -> float:
     """Return how many seconds before this answer the bucket was asked."""
     told = from_peer(response)
     return told.age_seconds if told is not None else 0.0
+
+
+def is_of_s3(headers: Mapping[str, str]) -> bool:
+    """Return whether S3 gave an answer that has no document: a proxy in its stead sends no S3 request id."""
+    return bool(headers.get("x-amz-request-id"))
 
 
 class Origin(Protocol):

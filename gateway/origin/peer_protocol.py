@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -48,6 +49,19 @@ DOUBT = "x-forebay-doubt"
 A HEAD of a range of a named version without it has the peer keep these bytes: 200 if it has them, 201 once it has.
 """
 
+PIN = "x-forebay-pin"
+"""With a HEAD of a range that the peer is to keep: it pins what it looks after under a prefix of the key, the key's
+first so many characters. 409: it cannot."""
+UNPIN = "x-forebay-unpin"
+"""With a HEAD: the peer lets go of that prefix, if it is pinned over the cluster; 404: it is not."""
+STORE = "x-forebay-store"
+"""The name of the peer's buffer that the request is about: a client's, sent on, or a question at STORE_PATH.
+
+In an answer, NOT_PENDING: what it asks for is not pending there.
+"""
+ANY_STORE, NOT_PENDING = "*", "not-pending"
+STORE_PATH: Final = b"/-/store"
+
 # Of answers; the proof covers them and all that tells of the object.
 AGE = "x-forebay-age"
 """Seconds since the bucket was asked about the object."""
@@ -57,9 +71,10 @@ CRC32C = "x-forebay-crc32c"
 """Base64 of the CRC32C of each 64 KiB of the body, from its first byte on, as the blocks on disk have them."""
 ASK = "x-forebay-ask"
 """With status 303: addresses of up to three nodes that have just got these bytes."""
-ORIGIN = "x-forebay-origin"
-"""With a status from 500 on: `failed`: the peer has asked the bucket, and got no answer, or this status."""
 PROOF = "x-forebay-proof"
+
+BUCKET_AWAY: Final = 504
+"""Status: the peer gets no answer of use from the bucket. With 503, it is busy itself, and is asked again."""
 
 _UNPROVED = frozenset({"connection", "date", "server", "x-amz-id-2", "x-amz-request-id", PROOF})
 """Headers that the server adds to each answer, or that tell nothing of the object."""
@@ -89,7 +104,11 @@ class Roles(Protocol):
     def owners(self, key: ObjectKey, number: int) -> tuple[tuple[str, bool], ...]:
         """Return the addresses of a block's first and second owner, each with whether that is this node."""
 
+    def owns(self, key: ObjectKey, number: int) -> bool:
+        """Return True if this node is the first owner, also of those that are silent. Any thread."""
 
+
+@lru_cache(maxsize=1024)
 def home_digest(endpoint_url: str) -> str:
     return hashlib.blake2b(endpoint_url.encode(), digest_size=8).hexdigest()
 

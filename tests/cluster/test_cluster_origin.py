@@ -13,6 +13,8 @@ import pytest
 from gateway.cluster import cluster_origin
 from gateway.cluster.cluster_origin import BUSY_SECONDS_MAX, FOLLOWED_MAX
 from gateway.cluster.members import Member
+from gateway.cluster.peers import LEFT_OUT_SECONDS
+from gateway.core.errors import OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.metadata.ages import AnswerAges
 from gateway.metadata.entries import InvalidationEpochs
@@ -25,8 +27,9 @@ from tests.cluster.nodes import Cluster, Node, pinned
 from tests.support.blocks import BLOCK, BUCKET, TestClock, content_of
 from tests.support.counting import by_label
 from tests.support.memory_origin.content import BytesContent
+from tests.support.memory_origin.faults import Unreachable, on
 from tests.support.memory_origin.response import MemoryResponse
-from tests.support.peers import SECRET
+from tests.support.peers import SECRET, checksums
 
 
 def slot_of(**changed: Any) -> Slots:
@@ -121,7 +124,7 @@ async def test_an_answer_without_a_valid_proof_is_none() -> None:
 async def test_the_proof_covers_what_is_told_of_the_bytes(changed: str) -> None:
     cluster = Cluster()
     version = cluster.store("k", BLOCK)
-    node, told = cluster.nodes["one"], f'"{changed}"'
+    node, told = cluster.nodes["one"], checksums(bytes(BLOCK)) if changed == peer.CRC32C else f'"{changed}"'
 
     class Changing(type(node)):  # type: ignore[misc]
         async def send(self, request: OriginRequest) -> object:
@@ -141,17 +144,6 @@ async def test_an_owner_that_refuses_is_passed_over(status: int) -> None:
     cluster.nodes["one"].replies = [MemoryResponse(status)]
     assert await cluster.read(version) == content_of(cluster.bucket, version)
     assert cluster.asked() == {"one": 1, "two": 1}
-
-
-@pytest.mark.parametrize("status", [500, 503])
-async def test_an_owner_whom_the_bucket_fails_is_not_waited_for_nor_the_next_one_asked(status: int) -> None:
-    cluster = Cluster()
-    version = cluster.store("k", BLOCK)
-    before, began = fallbacks(), cluster.clock.monotonic()
-    cluster.nodes["one"].replies = [MemoryResponse(status, {peer.ORIGIN: "failed", "retry-after": "1"})]
-    assert await cluster.read(version) == content_of(cluster.bucket, version)
-    assert (cluster.asked(), cluster.clock.monotonic()) == ({"one": 1}, began)
-    assert fallbacks()["origin"] == before.get("origin", 0) + 1
 
 
 @pytest.mark.parametrize("status", [404, 412, 416])
@@ -208,6 +200,47 @@ async def test_busy_owners_are_not_waited_for_for_ever() -> None:
     assert BUSY_SECONDS_MAX <= cluster.clock.time - began < BUSY_SECONDS_MAX + 1
     assert (cluster.asked()["two"], cluster.from_bucket()) == (1, 1)
     assert fallbacks()["busy"] == before.get("busy", 0) + 1
+    for number in range(2, 5):  # nor by each request anew
+        began = cluster.clock.time
+        assert await cluster.read(version) == content_of(cluster.bucket, version)
+        assert (cluster.clock.time > began, cluster.from_bucket()) == (number == 2, number)
+    cluster.clock.time += LEFT_OUT_SECONDS
+    for name in ("one", "two"):
+        cluster.nodes[name].replies[:] = [MemoryResponse(503, {})]
+    assert await cluster.read(version) == content_of(cluster.bucket, version)
+    assert cluster.from_bucket() == 4
+
+
+async def test_12_5_an_owner_that_gets_nothing_from_the_bucket_is_not_waited_for() -> None:
+    """The second may get it. As long as this node gets nothing either, a miss tries one peer."""
+    cluster = Cluster()
+    version, began = cluster.store("k", BLOCK), cluster.clock.time
+    content = content_of(cluster.bucket, version)
+    cluster.nodes["one"].replies = [MemoryResponse(peer.BUCKET_AWAY) for _ in range(5)]
+    assert await cluster.read(version) == content
+    assert (cluster.asked(), cluster.from_bucket(), cluster.clock.time) == ({"one": 1, "two": 1}, 0, began)
+    cluster.nodes["two"].replies = [MemoryResponse(peer.BUCKET_AWAY) for _ in range(2)]
+    cluster.bucket.inject(on(), Unreachable(), times=2)
+    for _ in range(2):
+        with pytest.raises(OriginUnreachable):
+            await cluster.read(version)
+        assert cluster.asked()["two"] == 2
+    assert await cluster.read(version) == content
+    assert cluster.asked() == {"one": 4, "two": 2}
+    assert await cluster.read(version) == content
+    assert cluster.asked() == {"one": 5, "two": 3}
+
+
+async def test_3_10_questions_about_a_bucket_go_to_the_bucket() -> None:
+    """Each node remembers its own small answers; so do questions of which a peer knows nothing."""
+    cluster = Cluster()
+    cluster.store("k", BLOCK)
+    cluster.view.before = cluster.member("three")
+    asked = OriginRequest("GET", BUCKET, headers={"range": "bytes=0-65535"}, ages=ages_of(slot_of()))
+    versions = replace(asked, key="k", query=(("versionId", "null"),), ages=None)
+    for request in (asked, replace(asked, method="HEAD"), replace(asked, query=(("location", None),)), versions):
+        await (await cluster.origin.send(request)).aclose()
+    assert (cluster.asked(), cluster.from_bucket()) == ({}, 4)
 
 
 def named(*addresses: str) -> MemoryResponse:
@@ -343,6 +376,22 @@ async def test_the_owner_before_may_name_others() -> None:
     cluster.nodes["three"].replies = [named("two")]
     assert await cluster.read(version, copy="") == content_of(cluster.bucket, version)
     assert (cluster.asked(), cluster.from_bucket()) == ({"three": 1, "two": 1}, 0)
+
+
+@pytest.mark.parametrize("first", ["one", "three"])
+async def test_a_node_that_does_not_say_what_it_has_is_not_waited_for_for_long(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who owned the block before, and who is named."""
+    monkeypatch.setattr(cluster_origin, "CACHED_SECONDS_MAX", 0.01)
+    cluster = Cluster()
+    version = cluster.store("k", BLOCK)
+    cluster.view.before = cluster.member(first)
+    if first == "one":
+        cluster.nodes["one"].replies = [named("three")]
+    cluster.nodes["three"].says_nothing = True
+    assert await cluster.read(version, copy="") == content_of(cluster.bucket, version)
+    assert (cluster.asked()["three"], cluster.from_bucket()) == (1, 1)
 
 
 async def test_requests_without_a_wait_never_go_to_a_peer() -> None:

@@ -49,6 +49,9 @@ class Others:
     def owners(self, key: ObjectKey, number: int) -> tuple[tuple[str, bool], ...]:
         return (("others", False),) if key.key.startswith(self.prefix) else (("me", True),)
 
+    def owns(self, key: ObjectKey, number: int) -> bool:
+        return not key.key.startswith(self.prefix)
+
 
 @dataclass
 class Seen:
@@ -92,6 +95,17 @@ async def test_a_peers_reads_ask_no_other_node(tmp_path: Path, kind: str) -> Non
         readers = read(cache, version), read(cache, version, of_peer=True)
         assert list(await asyncio.gather(*readers)) == [content_of(origin.origin, version)] * 2
     assert (set(origin.copies), set(origin.own)) == ({"others/k"}, {"others/k"})
+
+
+async def test_what_asks_other_nodes_takes_no_turn_of_what_asks_the_bucket(tmp_path: Path) -> None:
+    """Else two nodes whose turns are all taken would wait for each other."""
+    async with open_cache(tmp_path, make_origin(), roles=Others(), fills_max=2) as cache, AsyncExitStack() as stack:
+        for key, headers in (("others/0", {COPY: "1"}), ("others/1", {COPY: "1"}), ("own", {})):
+            get = cache.begin_unpinned_get(ObjectKey(BUCKET, key), 0, headers)
+            assert get is not None
+            stack.enter_context(get)
+            async with asyncio.timeout(60):
+                await stack.enter_async_context(get.turns)
 
 
 @pytest.mark.parametrize("kind", KINDS)

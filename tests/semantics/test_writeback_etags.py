@@ -13,7 +13,7 @@ from typing import cast
 
 import pytest
 
-from gateway.core.model import ByteRange, FileSpan, ObjectVersion
+from gateway.core.model import ByteRange, FileSpan
 from gateway.operations.context import RequestContext
 from gateway.operations.pending_versions import _StagedReader
 from gateway.s3.headers import md5s_etag, unquote
@@ -170,9 +170,9 @@ async def test_4_10_a_download_goes_on_when_its_object_is_flushed_under_another_
         pending = client.pending("back/b")
         assert pending is not None
         context = SimpleNamespace(services=client.gateway.app.services, buffer=client.buffer, slot=LOCAL[0])
-        version = ObjectVersion(pending.key, pending.etag, pending.size_bytes)
         whole = ByteRange(0, pending.size_bytes - 1)
-        reader = _StagedReader(cast("RequestContext", context), pending, version, whole)
+        reader = _StagedReader(cast("RequestContext", context), pending, whole)
+        await reader.start()
         await client.flush()
         got = bytearray()
         async for piece in reader.body():

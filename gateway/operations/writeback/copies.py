@@ -20,6 +20,7 @@ from gateway.core.errors import OriginAnswered, OriginBodyError, S3Error
 from gateway.core.model import BorrowedBuffer, FileSpan, ObjectKey, PinnedFileSpan
 from gateway.core.steps import each, in_steps
 from gateway.operations.context import NO_BODY, Answer, RequestContext, Response, Sink, awaited, xml_response
+from gateway.operations.other_nodes import Claimed
 from gateway.operations.payload import receive_payload
 from gateway.operations.writeback.parts import (
     ANSWER_SIZE_BYTES_MAX,
@@ -39,6 +40,7 @@ from gateway.operations.writeback.parts import (
 from gateway.operations.writeback.past_the_buffer import FlushWait, goes_through, whole_document, with_retries
 from gateway.operations.writeback.put_object import (
     ExpectedVersionQuery,
+    claimed_version,
     expected_version,
     goes_through_unseen,
     waits_for_version,
@@ -52,6 +54,7 @@ from gateway.operations.writeback.write_back_policy import (
     is_supported_header,
     refuse_unless_kept_here,
     why_of_bucket,
+    why_of_cluster,
     why_of_headers,
     why_of_key,
 )
@@ -73,6 +76,9 @@ from gateway.s3.xml_writer import document, element
 from gateway.writeback.journal.records import ExpectedVersion, Part, Write, WriteSpec
 from gateway.writeback.staged_file import StagedFile
 
+_RACES_MAX = 64
+"""Attempts at a copy, each of the write that is the source's last one by then."""
+
 COPY_SIZE_BYTES_MAX = 5 * 1024**3
 """S3's limit for CopyObject."""
 
@@ -87,12 +93,18 @@ def buffer_copy(context: RequestContext, leave: Callable[[], Awaitable[Response]
 
     `leave` lets the origin make the copy, once it has the source.
     """
+    source = _source_here(context)
+    return None if source is None else _copied(context, source, leave)
+
+
+def _source_here(context: RequestContext) -> Write | None:
+    """Return the pending source of a copy that can be made here; None: the origin must, and it is said why."""
     headers, key = context.request.headers, context.object_key
     is_scratch = context.slot.write == "scratch"
     source = parse_copy_source(headers.get("x-amz-copy-source", ""))
     pending = context.buffer.pending(source.key) if source.version_id is None else None
     of_parts = pending is not None and pending.multipart
-    reason = why_of_key(key.key) or why_of_headers(headers, _is_foreseen)
+    reason = why_of_key(key.key) or why_of_headers(headers, _is_foreseen) or why_of_cluster(context)
     if not is_scratch:
         reason = reason or why_of_bucket(context, capabilities_of(context), of_parts=of_parts, headers=headers)
     if reason is None and (pending is None or pending.deleted or pending.size_bytes > COPY_SIZE_BYTES_MAX):
@@ -102,44 +114,67 @@ def buffer_copy(context: RequestContext, leave: Callable[[], Awaitable[Response]
         goes_through(context, reason)
     if reason is not None or pending is None or (not is_scratch and leaves_to_the_origin(context, takes_room=False)):
         return None
-    return _copied(context, pending, leave)
+    return pending
 
 
 async def _copied(context: RequestContext, source: Write, leave: Callable[[], Awaitable[Response]]) -> Response:
     """Acknowledge a copy that shares its source's files."""
     await receive_payload(context)
-    headers, now = context.request.headers, context.services.clock.now()
-    check_copy_source(headers, etag=source.etag, last_modified=source.acknowledged_at, now=now)
-    spec = WriteSpec(context.object_key, _fixed(headers, source, context.object_key), context.slot.name)
-    expected = ExpectedVersion.unknown(context.services.clock)
+    spec, now = _spec_of_copy(context, source), context.services.clock.now()
+    expected, claim = ExpectedVersion.unknown(context.services.clock), Claimed()
     if context.slot.write != "scratch":
         waits = waits_for_version(context, capabilities_of(context))
         async with aclosing(ExpectedVersionQuery(context, waits=waits)) as question:
             try:
-                expected = await expected_version(context, question)
+                claim, expected = await claimed_version(context, now, expected_version(context, question))
             except OriginAnswered as refusal:
                 await goes_through_unseen(context, refusal)
                 return await leave()
+    try:
+        for _ in range(_RACES_MAX):
+            copy = await _shared(context, source, spec, expected, claim, now)
+            if copy is not None:
+                fields = element("ETag", copy.etag) + element("LastModified", format_iso_date(now))
+                return xml_response(document("CopyObjectResult", fields), "absorbed")
+            found = _source_here(context)
+            if found is None:
+                await claim.release()
+                return await leave()
+            source, spec = found, _spec_of_copy(context, found)
+        raise s3_error("SlowDown", "The source is overwritten faster than it can be copied.")
+    except S3Error:
+        await claim.release()
+        raise
+
+
+def _spec_of_copy(context: RequestContext, source: Write) -> WriteSpec:
+    """Return the copy's properties; S3Error PreconditionFailed if the source does not meet the request's conditions."""
+    headers, now = context.request.headers, context.services.clock.now()
+    check_copy_source(headers, etag=source.etag, last_modified=source.acknowledged_at, now=now)
+    return WriteSpec(context.object_key, _fixed(headers, source, context.object_key), context.slot.name)
+
+
+async def _shared(
+    context: RequestContext, source: Write, spec: WriteSpec, expected: ExpectedVersion, claim: Claimed, now: float
+) -> Write | None:
+    """Acknowledge a copy of the source's files; None: they are gone, as it was flushed or overwritten meanwhile."""
     parts = await context.buffer.journal.parts(source.id)
-    if len(parts) == source.parts_count:  # otherwise the source has just reached the origin
-        copy = Write(
-            spec,
-            expected,
-            now,
-            etag=source.etag,
-            size_bytes=source.size_bytes,
-            parts=await in_steps(each(lambda part: replace(part, origin_etag=None), parts)),
-            multipart=source.multipart,
-            checksums=source.checksums,
-            acknowledged_at=now,
-            is_etag_local=not is_foretold(capabilities_of(context), of_parts=source.multipart),
-        )
-        if await context.buffer.acknowledge_sharing(copy):
-            fields = element("ETag", copy.etag) + element("LastModified", format_iso_date(now))
-            return xml_response(document("CopyObjectResult", fields), "absorbed")
-    refuse_unless_kept_here(context, Reason.SOURCE)
-    goes_through(context, Reason.SOURCE)
-    return await leave()
+    if len(parts) != source.parts_count:
+        return None
+    copy = Write(
+        spec,
+        expected,
+        now,
+        etag=source.etag,
+        size_bytes=source.size_bytes,
+        parts=await in_steps(each(lambda part: replace(part, origin_etag=None), parts)),
+        multipart=source.multipart,
+        checksums=source.checksums,
+        acknowledged_at=now,
+        is_etag_local=not is_foretold(capabilities_of(context), of_parts=source.multipart),
+    )
+    async with claim:
+        return copy if await context.buffer.acknowledge_sharing(copy) else None
 
 
 def _fixed(headers: Mapping[str, str], source: Write, target: ObjectKey) -> dict[str, str]:

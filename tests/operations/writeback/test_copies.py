@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import md5, sha256
 from pathlib import Path
 
 import pytest
 
+from gateway.policy.slots import Prefix
 from gateway.s3.headers import format_http_date
 from gateway.s3.requests import Operation
 from gateway.s3.xml import text_of
@@ -20,7 +21,7 @@ from tests.support.asgi import Answer as Got
 from tests.support.asgi import call
 from tests.support.counting import on_count
 from tests.support.memory_origin.faults import Answer, CutBody, Effect, Fault, Hold, Unreachable, on
-from tests.support.slots import slot_with
+from tests.support.slots import Slot, slot_with
 from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_a_client, with_client
 
 SOURCE = {"x-amz-copy-source": "/bucket/back/a"}
@@ -58,6 +59,32 @@ async def test_a_copy_whose_source_reaches_the_origin_meanwhile_is_made_there(cl
     assert (await copying).headers["x-forebay-cache"] == "forwarded"
     assert client.origin.data("bucket", "back/b") == b"content"
     assert (await client.ask("GET", "back/b")).body == b"content"
+
+
+@pytest.mark.parametrize("slot", ["back", "scratch"])
+@with_a_client(slots=[*SLOTS, Slot("scratch", Prefix.parse("s3://bucket/scratch/"), write="scratch")])
+async def test_a_copy_is_of_what_overwrites_its_source_meanwhile(
+    client: Client, slot: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of the first version are gone, and the origin has neither: both are made here, by their conditions."""
+    await client.learn()
+    first = (await client.ask("PUT", f"{slot}/a", b"first")).headers["etag"]
+    parts, bodies = client.buffer.journal.parts, iter([b"second", b"third"])
+
+    async def overwritten(write_id: int) -> Sequence[Part]:
+        for body in bodies:
+            await client.ask("PUT", f"{slot}/a", body, {"x-amz-meta-of": body.decode()})
+            break
+        return await parts(write_id)
+
+    monkeypatch.setattr(client.buffer.journal, "parts", overwritten)
+    source = {"x-amz-copy-source": f"/bucket/{slot}/a"}
+    answer = await client.ask("PUT", f"{slot}/b", headers=source)
+    assert answer.headers["x-forebay-cache"] == "absorbed"
+    got = await client.ask("GET", f"{slot}/b")
+    assert (got.body, got.headers["x-amz-meta-of"]) == (b"third", "third")
+    assert client.origin.count(Operation.COPY_OBJECT) == 0
+    await client.ask("PUT", f"{slot}/b", headers={**source, "x-amz-copy-source-if-match": first}, status=412)
 
 
 @with_a_client()

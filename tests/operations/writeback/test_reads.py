@@ -7,15 +7,20 @@ import base64
 import hashlib
 import os
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 
 import pytest
 
+from gateway.core.model import ByteRange
+from gateway.policy.slots import Prefix
 from gateway.s3.requests import Operation
+from gateway.writeback.journal import records
 from tests.support.asgi import Answer, call
 from tests.support.asgi import Answer as Got
 from tests.support.memory_origin.faults import Unreachable
-from tests.support.write_back_gateway import PART_BYTES, Client, eventually, with_a_client
+from tests.support.slots import Slot
+from tests.support.write_back_gateway import PART_BYTES, SLOTS, Client, eventually, with_a_client
 
 _OF_ONE_ANSWER = {
     "date",
@@ -131,10 +136,96 @@ async def test_a_read_goes_on_where_the_flush_has_taken_the_files(
     await client.flush()
     for part, left in zip(pending.parts, kept, strict=False):
         client.buffer.staging.path(part.file).write_bytes(left)
-    monkeypatch.setattr(client.buffer, "pending", lambda _: pending)  # as it was looked up a moment before
+    looked_up_before(client, pending, monkeypatch)
     assert (await client.ask("GET", "back/m")).body == bodies[1] + bodies[2]
+    looked_up_before(client, pending, monkeypatch)
     some = await client.ask("GET", "back/m", headers={"Range": f"bytes=10-{PART_BYTES + 5}"}, status=206)
     assert some.body == (bodies[1] + bodies[2])[10 : PART_BYTES + 6]
+
+
+def looked_up_before(client: Client, pending: records.Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next look finds what was pending a moment before; those after it find what is."""
+    looks, look = iter([pending]), client.buffer.pending
+    monkeypatch.setattr(client.buffer, "pending", lambda key: next(looks, None) or look(key))
+
+
+BOTH = [*SLOTS, Slot("scratch", Prefix.parse("s3://bucket/scratch/"), write="scratch")]
+
+
+async def overwritten(client: Client, name: str, first: bytes, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let the next request find a write that was overwritten since; return its ETag."""
+    etag = (await client.ask("PUT", name, first)).headers["etag"]
+    pending = client.pending(name)
+    assert pending is not None
+    await client.ask("PUT", name, b"second")
+    looked_up_before(client, pending, monkeypatch)
+    return etag
+
+
+@pytest.mark.parametrize("name", ["back/k", "scratch/k"])
+@with_a_client(slots=BOTH)
+async def test_what_was_overwritten_since_it_was_looked_up_is_read_as_it_is_then(
+    client: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a request to the origin, which never had the first version; who names that is told that it is gone."""
+    await client.learn()
+    for headers, query, status, body in (
+        ({}, "", 200, b"second"),
+        ({"Range": "bytes=1-3"}, "", 206, b"eco"),
+        ({}, "?partNumber=1", 206, b"second"),
+    ):
+        await overwritten(client, name, b"the first one", monkeypatch)
+        asked = client.origin.count()
+        answer = await client.ask("GET", f"{name}{query}", headers=headers, status=status)
+        assert (answer.body, client.origin.count()) == (body, asked)
+    etag = await overwritten(client, name, b"the first one", monkeypatch)
+    refused = await client.ask("GET", name, headers={"Range": "bytes=1-3", "If-Match": etag}, status=412)
+    assert b"<Code>PreconditionFailed</Code>" in refused.body
+    await client.ask("DELETE", name, status=204)
+    pending = client.pending(name)
+    await client.ask("PUT", name, b"third")
+    assert pending is not None
+    looked_up_before(client, pending, monkeypatch)
+    await client.ask("GET", name, status=404)  # as it was when it was asked for
+
+
+@with_a_client()
+async def test_a_read_of_what_is_overwritten_for_ever_ends(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """503, which clients repeat; no attempt asks the origin."""
+    await client.learn()
+    await client.ask("PUT", "back/k", b"first")
+    pending = client.pending("back/k")
+    await client.ask("PUT", "back/k", b"second")
+    asked = client.origin.count()
+    monkeypatch.setattr(client.buffer, "pending", lambda _: pending)
+    assert b"<Code>SlowDown</Code>" in (await client.ask("GET", "back/k", status=503)).body
+    assert client.origin.count() == asked
+
+
+@pytest.mark.parametrize("name", ["back/m", "scratch/m"])
+@with_a_client(slots=BOTH)
+async def test_a_read_breaks_off_where_its_version_is_overwritten(
+    client: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.1 Bytes of it are out already, and the origin never had it: nothing is asked there, and nothing mixed."""
+    await client.learn()
+    upload_id = await client.create(name)
+    bodies = {number: os.urandom(PART_BYTES) for number in (1, 2)}
+    etags = {number: await client.part(name, upload_id, number, body) for number, body in bodies.items()}
+    await client.complete(name, upload_id, etags)
+    asked, pieces = client.origin.count(Operation.GET_OBJECT), client.buffer.pieces
+
+    async def then_overwritten(pending: records.Write, byte_range: ByteRange) -> AsyncGenerator[memoryview, None]:
+        async with aclosing(pieces(pending, byte_range)) as real:
+            async for piece in real:
+                yield piece
+                if client.pending(name) == client.buffer.look(lambda tx: tx.writes.get(pending.id)):
+                    await client.ask("PUT", name, b"second")
+
+    monkeypatch.setattr(client.buffer, "pieces", then_overwritten)
+    answer = await call(client.gateway.app, "GET", f"/bucket/{name}")
+    assert (answer.status, answer.complete, answer.body) == (200, False, bodies[1])
+    assert client.origin.count(Operation.GET_OBJECT) == asked
 
 
 @pytest.mark.parametrize("headers", [{"x-amz-expected-bucket-owner": "1"}, {"Origin": "http://page.example"}])
