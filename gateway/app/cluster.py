@@ -164,6 +164,7 @@ def _peer_settings(settings: Settings, cluster: ClusterSettings, address: str) -
         connect_timeout_seconds=CONNECT_SECONDS_MAX,
         first_byte_timeout_seconds=patience_seconds,
         read_timeout_seconds=patience_seconds,
+        stall_timeout_seconds=QUIET_SECONDS_MAX,
         connection_wait_seconds=CONNECTION_WAIT_SECONDS_MAX,
         max_connections=CONNECTIONS_MAX,
         max_attempts=1,
