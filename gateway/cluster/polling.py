@@ -225,7 +225,8 @@ class Polling:
         return [address for address, heard in self.heard.items() if address != own and heard.asked_at <= before]
 
     async def _say_hello(self, address: str) -> None:
-        last, asked_at, asked_at_wall = self.heard[address], self._clock.monotonic(), self._clock.now()
+        last = self.heard.get(address, Heard())  # it may have left the list just now
+        asked_at, asked_at_wall = self._clock.monotonic(), self._clock.now()
         try:
             async with asyncio.timeout(HELLO_SECONDS_MAX):
                 hello = Hello.read(await self._ask(address))
@@ -244,7 +245,7 @@ class Polling:
             caches = hello.caches and hello.protocol == VERSION
             member = Member(address, address, hello.zone, hello.weight, caches, since, store=hello.store)
             heard = Heard(member, hello, at, hello.at - (asked_at_wall + at) / 2, None, asked_at)
-        if address in self.heard:  # else it has left the list meanwhile
+        if address in self.heard:
             self.heard[address] = heard
             if heard.problem is None:
                 self._gone.pop(address, None)

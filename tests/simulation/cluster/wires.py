@@ -245,7 +245,7 @@ class PeerClient:
             done, _ = await asyncio.wait((asking,), timeout=QUIET_SECONDS)
             if done:
                 return asking.result()
-            if self._breaker.answers_nobody:
+            if self._breaker.is_open:
                 break
             self._probe()
         raise OriginUnreachable("the peer says nothing")
