@@ -60,7 +60,7 @@ class Clustered:
     in_redis: InRedis | None
 
     def writes(self, catalog: Catalog, slots: Slots, clock: Clock) -> ClusterWrites:
-        """Return what this process knows of other nodes' writes. Without Redis, nobody looks for them."""
+        """Return the process's knowledge of other nodes' writes. Without Redis it is never asked."""
         if self.in_redis is None:
             registry: Registry = AskAll(self.stores, _never)
         else:
@@ -164,6 +164,7 @@ def _peer_settings(settings: Settings, cluster: ClusterSettings, address: str) -
         connect_timeout_seconds=CONNECT_SECONDS_MAX,
         first_byte_timeout_seconds=patience_seconds,
         read_timeout_seconds=patience_seconds,
+        stall_timeout_seconds=QUIET_SECONDS_MAX,
         connection_wait_seconds=CONNECTION_WAIT_SECONDS_MAX,
         max_connections=CONNECTIONS_MAX,
         max_attempts=1,

@@ -14,7 +14,7 @@ import structlog
 from gateway.app.bandwidth import CapacityFinder, SharedLimits
 from gateway.app.cluster import Clustered, clustered, hello_of, own_member
 from gateway.app.origins import OriginKeys, routed_origin
-from gateway.app.registry import beating, slots_of
+from gateway.app.registry import beating
 from gateway.app.write_back import (
     Flushing,
     FlushServices,
@@ -50,7 +50,8 @@ from gateway.origin.peer_protocol import Roles
 from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import OwnKeyOrigin, S3Origin
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
-from gateway.policy.slots import Grant, Slots
+from gateway.policy.registry import BOUND_SECONDS_MAX
+from gateway.policy.slots import Grant, Slot, Slots
 from gateway.shared.heartbeats import BACKGROUND_PROCESS
 from gateway.shared.recent_requests import RecentRequests
 from gateway.telemetry import metrics
@@ -162,6 +163,13 @@ async def _node(
 
         stack.enter_context(live.following(apply_settings))
         yield node
+
+
+def slots_of(settings: Settings) -> list[Slot]:
+    """Return the slots as this node follows them: stamps in the registry outlive what is believed, in all of them."""
+    if settings.cluster is None or not settings.cluster.redis:
+        return list(settings.slots)
+    return [one.believing_at_most(BOUND_SECONDS_MAX) if one.asks_other_nodes else one for one in settings.slots]
 
 
 def silence_board(shared_directory: Path | None) -> OriginHealth:

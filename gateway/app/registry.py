@@ -17,8 +17,6 @@ from gateway.config.cluster_checks import redis_url
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock
 from gateway.metadata.catalog import Catalog
-from gateway.policy.registry import BOUND_SECONDS_MAX
-from gateway.policy.slots import Slot
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.pending_claims import PendingClaims
 
@@ -41,13 +39,6 @@ class InRedis:
     link: RedisLink
     belief: SharedBelief
     registry: RedisRegistry
-
-
-def slots_of(settings: Settings) -> list[Slot]:
-    """Return the slots as this node follows them: stamps in the registry outlive what is believed, in all of them."""
-    if settings.cluster is None or not settings.cluster.redis:
-        return list(settings.slots)
-    return [one.believing_at_most(BOUND_SECONDS_MAX) if one.asks_other_nodes else one for one in settings.slots]
 
 
 @asynccontextmanager

@@ -364,6 +364,8 @@ class PinnedGet:
         told, self._told = self._told, None
         if told is not None and isinstance(error, _ChunkDiffers):
             told.doubt()
+        elif told is not None:
+            told.broke_off()
         self._received = taker.go_back() if taker is not None else self._received // CHUNK_BYTES * CHUNK_BYTES
         self.headers = {**self.headers, COPY: FROM_BUCKET}
 

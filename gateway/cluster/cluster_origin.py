@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Literal, TypeAlias
@@ -35,6 +35,7 @@ from gateway.origin.client import (
     begin_read_of,
 )
 from gateway.origin.peer_protocol import COPY, COPY_ALONE, FROM_BUCKET
+from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.origin.retry import retry_after_seconds
 from gateway.policy.slots import Prefix
 from gateway.s3.headers import first_and_last, parse_content_range
@@ -58,11 +59,13 @@ CACHED_SECONDS_MAX: Final = 5.0
 RATION_SECONDS_MAX: Final = 60.0
 """Seconds for which a request waits for its part of the ration."""
 
+UNREAD_SECONDS_MAX: Final = 1.0
+"""Seconds, in all, for which an answer keeps its part of the ration while it waits for its reader."""
+
 UNPINS_AT_ONCE: Final = 64
 
 _BODY = frozenset({200, 206})
-_ANSWERS = _BODY | {201, 304, 404, 412, 416}
-_BUSY, _ASK_OTHERS, _NO_PIN = frozenset({429, 503}), 303, 409
+_BUSY, _ASK_OTHERS = frozenset({429, 503}), 303
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _LAST: Final[Mapping[str, str]] = {peer.LAST: "1"}
 
@@ -279,7 +282,7 @@ class ClusterOrigin:
     def _judge(self, address: str, answer: PeerAnswer, request: OriginRequest, seconds: float) -> Reason | None:
         """Set the facts that an answer tells, and count its bytes; or return why it is of no use."""
         status, age_seconds, checksums = answer.status, 0.0, answer.checksums
-        if status not in _ANSWERS and not (status == _NO_PIN and peer.PIN in request.headers):
+        if not _may_be(status, request):
             return "bucket-away" if status == peer.BUCKET_AWAY else "refused"
         if request.size_bytes is None:
             age_seconds = _age(answer)
@@ -299,7 +302,8 @@ class ClusterOrigin:
                 check_head(status, answer.headers, version, asked)
             except OriginBodyError:
                 return "refused"
-        answer.from_peer = FromPeer(age_seconds, checksums, partial(self._doubt, address, answer.headers, request))
+        doubt = partial(self._doubt, address, answer.headers, request)
+        answer.from_peer = FromPeer(age_seconds, checksums, doubt, partial(self.peers.leave_out, address))
         metrics.CLUSTER_PEER_BYTES.add(answer.length_bytes, request.slot, "received")
         self.received.add(address, answer.length_bytes)
         return None
@@ -339,11 +343,44 @@ class ClusterOrigin:
 
 
 class _Rationed(WrappedResponse):
-    """An answer of the bucket that has a part of the ration until it ends."""
+    """An answer of the bucket that has a part of the ration until it ends, or its reader has let it wait for too long.
+
+    Then it is the reader, and not the bucket, that others would wait for.
+    """
 
     def __init__(self, response: OriginResponse, ration: asyncio.Semaphore) -> None:
         super().__init__(response)
         self._held: asyncio.Semaphore | None = ration
+        self._loop = asyncio.get_running_loop()
+        self._left_seconds = UNREAD_SECONDS_MAX
+        self._waits()
+
+    async def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncGenerator[bytes | memoryview, None]:
+        pieces = super().stream(buffer)
+        try:
+            while True:
+                self._is_read()
+                try:
+                    piece = await anext(pieces)
+                except StopAsyncIteration:
+                    return
+                self._waits()
+                yield piece
+        finally:
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()
+
+    async def read(self, limit_bytes: int) -> bytes:
+        self._is_read()
+        return await super().read(limit_bytes)
+
+    def _waits(self) -> None:
+        self._waits_since = self._loop.time()
+        self._waiting = self._loop.call_later(self._left_seconds, self._ended)
+
+    def _is_read(self) -> None:
+        self._waiting.cancel()
+        self._left_seconds = max(0.0, self._left_seconds - (self._loop.time() - self._waits_since))
 
     def whole(self) -> memoryview | None:
         body = super().whole()
@@ -358,6 +395,7 @@ class _Rationed(WrappedResponse):
             self._ended()
 
     def _ended(self) -> None:
+        self._waiting.cancel()
         held, self._held = self._held, None
         if held is not None:
             held.release()
@@ -371,6 +409,25 @@ def _to_bucket(request: OriginRequest) -> OriginRequest:
 def _range(request: OriginRequest) -> ByteRange | None:
     first, last = first_and_last(request.headers.get("range")) or (0, None)
     return ByteRange(first, last) if last is not None else None
+
+
+def _may_be(status: int, request: OriginRequest) -> bool:
+    """Return True if a question may be answered so."""
+    asked = request.headers
+    match status:
+        case 200:
+            return request.size_bytes is None or "range" in asked
+        case 201:
+            return request.size_bytes is not None and request.method == "HEAD"
+        case 206 | 416:
+            return "range" in asked
+        case 304:
+            return "if-none-match" in asked or "if-modified-since" in asked
+        case 409:  # the disk has no room for a pin
+            return peer.PIN in asked
+        case 412:
+            return "if-match" in asked or "if-unmodified-since" in asked
+    return status == 404
 
 
 def _age(answer: PeerAnswer) -> float:

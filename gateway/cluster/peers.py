@@ -80,7 +80,7 @@ class Peers:
         return peer is not None and (self.is_left_out(member.address) or not peer.origin.answers())
 
     def is_left_out(self, address: str) -> bool:
-        """Return True if a node has lately been slow, or has let a request wait in vain."""
+        """Return True if a node has lately been slow, has let a request wait in vain, or has broken a body off."""
         peer = self._peers.get(address)
         return peer is not None and peer.left_out_until > self._clock.monotonic()
 

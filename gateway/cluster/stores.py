@@ -1,4 +1,4 @@
-"""The other nodes' buffers: requests about what is pending in them, and a registry that asks all of them.
+"""The other nodes' buffers. This node sends them requests about what is pending there, or asks all of them.
 
 `AskAll` needs no service besides the nodes. Each look asks all members, so a member that does not answer stands in the
 way; nobody can say when a key was changed, so what is remembered does not count.
@@ -193,7 +193,7 @@ class AskAll:
         raise RegistryAway("the registry of pending writes is away")
 
     async def confirm(self, claim: Claim, known: Known) -> None:
-        """Do nothing: whoever asks all nodes finds what is pending here."""
+        """Do nothing: others ask all nodes, and so find what is pending here."""
 
     async def release(self, claim: Claim) -> None:
         """Do nothing: nothing was claimed."""

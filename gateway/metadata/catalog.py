@@ -56,6 +56,7 @@ from gateway.origin.client import (
     OriginRequest,
     Purpose,
     age_of,
+    from_peer,
     is_of_s3,
 )
 from gateway.origin.peer_protocol import COPY, Roles
@@ -334,8 +335,8 @@ class Catalog:
                 self.shown(key, None)
             raise OriginAnswered(response.status, list(response.headers.items()), b"", age_of(response))
         head = object_head(key, response.headers, is_part=is_part)
-        if (age_seconds := age_of(response)) > 0:
-            head = replace(head, age_seconds=age_seconds)
+        if (told := from_peer(response)) is not None:
+            head = replace(head, age_seconds=told.age_seconds, of_peer=True)
         self._seen(head, slot)
         if is_not_learned:
             self.shown(key, head.version.etag)
@@ -462,7 +463,7 @@ class Catalog:
     def _seen(self, head: ObjectHead, slot: Slot) -> None:
         self._show_in(slot, head.version.key)
         self.sizes_seen.note(head.version)
-        if head.version.etag.startswith("W/"):
+        if head.version.etag.startswith("W/") and not head.of_peer:
             self.learn_habits(head.version.key.bucket, OriginHabits(weak_etags=True))
 
     async def current(

@@ -87,8 +87,8 @@ class ObjectHead:
 
     `headers` are the origin's, lower case. `part` is the part's place in the object where a part number was asked for.
     `last_modified` is in seconds since 1970, None when the origin sent none that can be read. `remembered` says that
-    the catalog answered, and not the origin just now. `age_seconds`: how long ago another node, which answered, had
-    asked the origin.
+    the catalog answered, and not the origin just now. `of_peer` says that another node
+    answered, and `age_seconds` how long ago that one had asked the origin.
     """
 
     version: ObjectVersion
@@ -96,6 +96,7 @@ class ObjectHead:
     last_modified: float | None
     part: ByteRange | None = None
     remembered: bool = False
+    of_peer: bool = False
     age_seconds: float = 0.0
     _of_whole: EncodedHeaders | None = field(default=None, init=False, repr=False, compare=False)
 

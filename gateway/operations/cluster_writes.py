@@ -20,7 +20,7 @@ from gateway.policy.slots import Slots
 from gateway.s3.error_codes import s3_error
 
 APPLIED_MAX: Final = 65_536
-"""Keys of which a process knows which change it has heard of last; of others it forgets once more."""
+"""A process knows of so many keys which change it has applied last. It applies those of other keys once more."""
 
 PATIENCE_SECONDS: Final = 20.0
 """Seconds for which a write waits until another node has flushed the key."""
@@ -42,7 +42,7 @@ class ClusterWrites:
         self._applied: OrderedDict[ObjectKey, int] = OrderedDict()
 
     async def look(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
-        """Return what is known of keys; nothing that is remembered here of them is older than that."""
+        """Return what the registry knows of keys, and forget what this node remembers from before that."""
         asked = list(dict.fromkeys(keys))
         buckets = [ObjectKey(bucket, WHOLE_BUCKET) for bucket in {key.bucket for key in asked}]
         known = dict(zip([*asked, *buckets], await self.registry.look([*asked, *buckets]), strict=True))
@@ -71,7 +71,7 @@ class ClusterWrites:
             await invalidate(WriteScope(self._catalog, self._slots, bucket, keys))
 
     async def free(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
-        """Wait until no other node has a write of these keys pending; return what is known then. S3Error 503."""
+        """Wait until no other node has these keys pending, and return what is known then. S3Error 503."""
         return await self._until_free(keys, self.look)
 
     def must_know(self, key: ObjectKey) -> bool:
@@ -80,11 +80,11 @@ class ClusterWrites:
         return any(map(self.asks, under))
 
     async def begin(self, keys: Sequence[ObjectKey]) -> None:
-        """Tell that a write which goes through is about to begin, once nobody else has one of its keys pending."""
+        """Wait until no other node has these keys pending, and tell that a write of them goes through. S3Error."""
         await self._until_free(keys, self.registry.begin)
 
     async def claim(self, claim: Claim) -> Known:
-        """Tell that this node is about to acknowledge a write of a key, once nobody else has one pending."""
+        """Wait until no other node has the key pending, and claim it for this node. S3Error, RegistryAway."""
 
         async def ask(_keys: Sequence[ObjectKey]) -> Sequence[Known]:
             return [await self.registry.claim(claim)]

@@ -399,6 +399,11 @@ class RequestContext:
         assert self.services.writeback is not None  # noqa: S101 - router.py asks
         return self.services.writeback
 
+    @property
+    def cluster_writes(self) -> ClusterWrites | None:
+        """Return the knowledge of other nodes' writes; None if another node has sent the request: it asks nobody."""
+        return None if self.of_peer else self.services.cluster_writes
+
     def begin_reading(self) -> bytes | None:
         """Count the object's bytes for its checkpoint from here. Return its file id for `end`; None: nothing counts."""
         reads = self.services.reads

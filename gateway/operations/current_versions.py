@@ -116,7 +116,7 @@ class CurrentVersions:
             return False
         if self._is_behind_doubtful_end(version):
             return False
-        if not head.remembered:
+        if not head.remembered and not head.of_peer:
             context.services.catalog.named(version)
         habits = context.services.catalog.habits(version.key.bucket)
         if habits == NO_HABITS or not habits.concern(version) or not version.size_bytes:

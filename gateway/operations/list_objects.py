@@ -33,7 +33,7 @@ from gateway.operations.list_sources import (
     seek_pending,
 )
 from gateway.operations.merged_page import ListSource, MergedPage
-from gateway.operations.other_nodes import seek_elsewhere, writes_of_others
+from gateway.operations.other_nodes import seek_elsewhere
 from gateway.operations.passthrough import forward, forward_joined, is_plain
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
@@ -140,7 +140,7 @@ def may_be_merged(context: RequestContext) -> bool:
     """Return whether anything is pending in the listing, may become so before its next page, or was before."""
     services, request = context.services, context.request
     bucket, prefix = request.bucket or "", request.parameter("prefix") or ""
-    writes, slots = writes_of_others(context), list(services.slots.under(bucket, prefix))
+    writes, slots = context.cluster_writes, list(services.slots.under(bucket, prefix))
     if writes is not None and any(map(writes.asks, slots)):
         return True
     if services.writeback is None:
@@ -203,7 +203,7 @@ def _sources(listing: Listing) -> list[ListSource[SourceEntry]]:
         source: ListSource[SourceEntry] = PartitionedSource(listing).seek
     else:
         source = BucketSource(listing, strict="strict" in kinds).seek
-    sources, writes = [source], writes_of_others(listing.context)
+    sources, writes = [source], listing.context.cluster_writes
     if writes is not None:
         sources.insert(0, partial(seek_elsewhere, writes, listing))
     if listing.context.services.writeback is not None:

@@ -15,7 +15,6 @@ from gateway.metadata.listing.pages import ListRequest, key_successor, prefix_en
 from gateway.operations.context import RequestContext, Response, xml_response
 from gateway.operations.list_sources import before, listing_document
 from gateway.operations.merged_page import Kind, MergedPage, PageRow, Rows
-from gateway.operations.other_nodes import writes_of_others
 from gateway.policy.registry import StoreUpload
 from gateway.s3.headers import format_iso_date
 from gateway.s3.listings import (
@@ -51,7 +50,7 @@ _Rows = Rows[_Listed]
 
 async def list_uploads(context: RequestContext) -> Response:
     query = uploads_query(context.request)
-    writes, bucket = writes_of_others(context), context.request.bucket or ""
+    writes, bucket = context.cluster_writes, context.request.bucket or ""
     others = await writes.stores.uploads(bucket, query.prefix) if writes is not None else ()
     listing = _Listing(context, query, context.buffer.look(lambda tx: _place_in(tx, query)), others)
     wanted = ListRequest(query.prefix.encode(), query.delimiter.encode(), query.limit)

@@ -41,14 +41,9 @@ _OF_UPLOADS = CHANGES_NO_OBJECT | {Operation.LIST_PARTS, Operation.COMPLETE_MULT
 Handler = Callable[[RequestContext], Answer]
 
 
-def writes_of_others(context: RequestContext) -> ClusterWrites | None:
-    """Return who knows the other nodes' writes; None for a request of another node, which asks none."""
-    return None if context.of_peer else context.services.cluster_writes
-
-
 def of_other_nodes(context: RequestContext, here: Handler) -> Answer | None:
     """Answer a request that other nodes' writes may concern; None: none may. `here` answers as a node that is alone."""
-    writes, request = writes_of_others(context), context.request
+    writes, request = context.cluster_writes, context.request
     if writes is None or request.bucket is None:
         return None
     if context.signed_by is None and (store := _store_of_upload(request.parameter("uploadId"), writes.stores)):
@@ -135,7 +130,7 @@ async def _when_free(context: RequestContext, writes: ClusterWrites, keys: list[
 
 
 async def _at_store(context: RequestContext, writes: ClusterWrites, store: str) -> Response:
-    """Have the node answer that an upload was begun on."""
+    """Send the request to the node that has its upload."""
     reply = await _sent(context, writes, store)
     if reply is None:
         raise s3_error("NoSuchUpload", UploadId=context.request.parameter("uploadId") or "")

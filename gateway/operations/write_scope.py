@@ -1,4 +1,4 @@
-"""What a write may change, and when that is forgotten: on this node, and on the others of its cluster."""
+"""The keys that a write may change. This node forgets them around the write, and so do the others of its cluster."""
 
 from __future__ import annotations
 

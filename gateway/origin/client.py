@@ -325,12 +325,13 @@ class FromPeer:
     """Facts about an answer that another node has given.
 
     `checksums` are those of the body's chunks, packed; nobody has compared them with the body. `doubt` tells the peer
-    that they differ.
+    that they differ. Call `broke_off` if the body stalls, or ends early: others are asked first for a while.
     """
 
     age_seconds: float = 0.0
     checksums: bytes = b""
     doubt: Callable[[], None] = lambda: None
+    broke_off: Callable[[], None] = lambda: None
 
 
 def from_peer(response: object) -> FromPeer | None:

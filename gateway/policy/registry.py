@@ -1,4 +1,4 @@
-"""What the nodes of a cluster tell each other about their writes, as requests ask it.
+"""The interface by which requests learn of other nodes' writes.
 
 A registry finds: it says which node has a write of a key pending, and when a key was changed last. It keeps nothing
 that the nodes' journals and the bucket do not have, and decides nothing.
@@ -28,14 +28,14 @@ WHOLE_BUCKET: Final = ""
 
 
 class KnownKeys(NamedTuple):
-    """What is known of some keys of a bucket, in order. Nothing is known from the key `end` on; None: these are all."""
+    """Some keys of a bucket, in order, with what is known. The next ones begin at `end`; None: there are no more."""
 
     rows: Sequence[tuple[bytes, Known]]
     end: bytes | None = None
 
 
 class Registry(Protocol):
-    """What is known of all nodes' writes. All but `asks`, `can_claim` and `release` raise RegistryAway.
+    """It knows all nodes' writes. All methods but `asks`, `can_claim` and `release` raise RegistryAway.
 
     A write that goes through stamps its keys when it begins and when it ends. What a node's buffer takes is claimed
     before its journal has it, so that every node finds it there.
@@ -47,7 +47,7 @@ class Registry(Protocol):
     async def look(self, keys: Sequence[ObjectKey]) -> Sequence[Known]: ...
 
     async def rows(self, bucket: str, start: bytes, stop: bytes) -> KnownKeys:
-        """Return the first of the keys in [start, stop) of which anything is known."""
+        """Return the first known keys in [start, stop)."""
 
     async def begin(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
         """Stamp keys that are about to be written past the buffer."""
@@ -141,7 +141,7 @@ class Stores(Protocol):
         """Return a digest of the members that this node knows, and their addresses."""
 
     async def forget(self, bucket: str, keys: Sequence[str]) -> None:
-        """Have the other nodes forget what they remember of keys; those that do not answer keep to their bounds."""
+        """Make the other nodes forget keys. A node that does not answer keeps to its bounds."""
 
     async def uploads(self, bucket: str, prefix: str) -> Sequence[StoreUpload]:
         """Return the uploads that are open in all of them under a prefix."""

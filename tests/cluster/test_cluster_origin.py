@@ -319,6 +319,19 @@ async def test_the_bucket_is_asked_by_ration_until_the_answers_end() -> None:
     await fifth.aclose()
 
 
+async def test_who_lets_an_answer_wait_keeps_nobody_from_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_origin, "UNREAD_SECONDS_MAX", 0.0)
+    cluster = Cluster(fallback_requests=1)
+    version = cluster.store("k", BLOCK)
+    cluster.view.order = ()
+    waiting = [await cluster.origin.send(pinned(version)) for _ in range(3)]
+    bodies = [b"".join([bytes(piece) async for piece in one.stream()]) for one in waiting]
+    assert bodies == [content_of(cluster.bucket, version)] * 3
+    for one in waiting:
+        await one.aclose()
+    assert cluster.origin._ration._value == 1
+
+
 async def test_what_is_this_nodes_own_goes_to_the_bucket() -> None:
     cluster = Cluster()
     version = cluster.store("k", BLOCK)
@@ -440,17 +453,35 @@ async def test_what_is_too_old_or_of_no_age_is_no_answer(age_seconds: float | No
     assert fallbacks()["old"] == before.get("old", 0) + 2
 
 
-@pytest.mark.parametrize("status", [304, 412, 416])
+@pytest.mark.parametrize("status", [201, 206, 304, 412, 416])
+async def test_what_nobody_has_asked_for_is_no_answer(status: int) -> None:
+    cluster = Cluster()
+    cluster.store("k", BLOCK)
+    cluster.nodes["one"].replies = [MemoryResponse(status, {peer.AGE: "0"})]
+    async with await cluster.origin.send(question(slot_of())) as response:
+        assert response.status == 200
+    assert (cluster.asked(), cluster.from_bucket()) == ({"one": 1, "two": 1}, 0)
+
+
+ASKING = {
+    304: {"if-modified-since": "Thu, 01 Jan 1970 00:00:00 GMT"},
+    412: {"if-unmodified-since": "Fri, 01 Jan 2100 00:00:00 GMT"},
+    416: {"range": "bytes=0-"},
+}
+
+
+@pytest.mark.parametrize("status", ASKING)
 async def test_what_is_judged_by_an_old_version_is_no_answer(status: int) -> None:
     """An answer without a body is of a version, too."""
     cluster, slots = Cluster(), slot_of()
     cluster.store("k", BLOCK)
+    asked = question(slots, **ASKING[status])
     for name in ("one", "two"):
         cluster.nodes[name].replies = [MemoryResponse(status, {peer.AGE: "60.5"})]
-    async with await cluster.origin.send(question(slots)) as response:
-        assert response.status == 200
+    async with await cluster.origin.send(asked) as response:
+        assert response.status in (200, 206)
     cluster.nodes["one"].replies = [MemoryResponse(status, {peer.AGE: "59.5"})]
-    async with await cluster.origin.send(question(slots)) as response:
+    async with await cluster.origin.send(asked) as response:
         assert (response.status, age_of(response)) == (status, 59.5)
 
 

@@ -25,9 +25,11 @@ from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.origin.peer_protocol import COPY
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
+from gateway.s3.origin_habits import NO_HABITS
 from tests.cluster.nodes import HOME, Cluster
 from tests.support.blocks import BLOCK, BUCKET, KIB, content_of, make_origin, open_cache, stored, take, whole
 from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.response import MemoryResponse
 
 Kept = Literal["idle", "none", "all"]
 KINDS = {"large": 0, "small": BLOCK}
@@ -433,6 +435,20 @@ async def test_12_3_no_peer_says_that_there_is_no_object_which_was_shown_since(t
         catalog.forget(key)
         cluster.clock.time += 5
         assert [catalog.ages(key, slot).allow(404, {}, age_seconds) for age_seconds in (4, 6)] == [True, False]
+    finally:
+        await catalog.close()
+
+
+async def test_one_odd_answer_of_a_peer_is_no_habit_of_the_bucket(tmp_path: Path) -> None:
+    [slot] = slots = Slots([Slot(name="data", prefix=Prefix(BUCKET), **TTL)])
+    cluster = Cluster(slots=slots)
+    cluster.nodes["one"].replies = [MemoryResponse(200, {"etag": 'W/"k"', "content-length": "10", peer.AGE: "0"})]
+    catalog = await catalog_of(tmp_path, cluster)
+    try:
+        head = await catalog.current(ObjectKey(BUCKET, "k"), slot, headers={})
+        assert head.of_peer
+        catalog.learned(head, slot, catalog.now(head.version.key), headers={}, with_checksums=False)
+        assert catalog.habits(BUCKET) == NO_HABITS
     finally:
         await catalog.close()
 

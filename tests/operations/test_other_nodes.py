@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.app.registry import slots_of
+from gateway.app.node import slots_of
 from gateway.cluster.members import Member, View
 from gateway.config import ClusterSettings, Settings
 from gateway.core.clock import SystemClock
