@@ -220,7 +220,7 @@ HAPPENS = frozenset(
     }
 )
 REASONS = frozenset({"unreachable", "busy", "bucket-away", "damaged"})
-"""Why bytes of other nodes are asked of the bucket. Two owners seldom refuse at once; an owner knows nothing too old."""
+"""Why the bucket is asked for bytes of others. Two owners seldom refuse at once; an owner knows nothing too old."""
 
 
 @pytest.mark.slow
