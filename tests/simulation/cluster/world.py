@@ -160,7 +160,8 @@ class ClusterWorld:
                 self.judge.bucket_told(
                     node.address, key, begun, now, math.inf if slot.consistency == "immutable" else seconds
                 )
-        if request.method != "GET" or response.status not in (200, 206):
+        is_body = request.method == "GET" and response.status in (200, 206)
+        if not is_body or response.headers["content-length"] == "0":
             return
         told = response.headers.get("content-range")
         sent = parse_content_range(told)[0] if told else ByteRange(0, int(response.headers["content-length"]) - 1)
