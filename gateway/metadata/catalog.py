@@ -55,6 +55,7 @@ from gateway.origin.client import (
     OriginRequest,
     Purpose,
     age_of,
+    is_of_s3,
 )
 from gateway.origin.peer_protocol import COPY, Roles
 from gateway.policy.slots import Slot, Slots
@@ -692,7 +693,8 @@ class Catalog:
         try:
             head = await self.ask(key, slot, headers=headers, purpose=purpose)
         except OriginAnswered as answer:
-            if answer.status == 404 and "x-amz-delete-marker" not in dict(answer.headers):
+            told = dict(answer.headers)
+            if answer.status == 404 and "x-amz-delete-marker" not in told and is_of_s3(told):
                 self.remember_absence(key, slot, asked.before(answer.age_seconds), named=False)
             raise
         if head.version.etag:

@@ -57,6 +57,8 @@ def is_plain(request: S3Request, *, besides: frozenset[str] = frozenset()) -> bo
 
 READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
+_RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/")
+
 _WITHOUT_BODY = frozenset({204, 304})
 """RFC 9110, 6.4.1: answers with these end with the head, whatever Content-Length says."""
 
@@ -123,8 +125,22 @@ def streamed_reply(response: OriginResponse, *, head_only: bool, cache: CacheLab
 
 
 async def _body(response: OriginResponse) -> BodyStream:
+    """Yield the body. OriginBodyError if it has another length than its Content-Range says.
+
+    With a Content-Length, the connection's reader knows where it ends.
+    """
+    length_bytes = None if "content-length" in response.headers else _length_of_range(response)
+    count = 0
     async for piece in response.stream():
+        count += len(piece)
         yield piece
+    if length_bytes not in (None, count):
+        raise OriginBodyError(f"the origin's answer has {count} bytes, and its Content-Range {length_bytes}")
+
+
+def _length_of_range(response: OriginResponse) -> int | None:
+    found = _RANGE.match(response.headers.get("content-range", "")) if response.status == 206 else None
+    return int(found[2]) - int(found[1]) + 1 if found is not None else None
 
 
 async def no_body() -> BodyStream:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ from gateway.operations.read_wishes import judged_by_the_origin, wants_revalidat
 from gateway.operations.unpinned_reads import ask_unpinned, begin_unpinned
 from gateway.operations.version_answers import AnswerHead, VersionAnswers, is_cacheable
 from gateway.origin import peer_protocol as peer
-from gateway.origin.client import Purpose
+from gateway.origin.client import Purpose, is_of_s3
 from gateway.policy.slots import EVERYTHING, Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import EncodedHeaders, strong_etag
@@ -192,11 +193,12 @@ class PeerReads:
         clock = self._services.clock
         began = clock.monotonic()
         try:
-            if question.request.method == "GET":
-                response = await self._at_once(question)
-                if response is not None:
-                    return response
-            head = await _current(question)
+            with _only_s3_denies():
+                if question.request.method == "GET":
+                    response = await self._at_once(question)
+                    if response is not None:
+                        return response
+                head = await _current(question)
         finally:
             question.age_seconds = clock.monotonic() - began
         return await awaited(self._of_object(question, head))
@@ -209,7 +211,9 @@ class PeerReads:
             if question.only or not is_refusal(refused):
                 raise
         question.age_seconds = 0.0
-        return await awaited(self._of_object(question, await _current(question)))
+        with _only_s3_denies():
+            head = await _current(question)
+        return await awaited(self._of_object(question, head))
 
     async def _at_once(self, question: PeerQuestion) -> Response | None:
         """Return the answer if the origin gives version and bytes at once; None: ask for the version."""
@@ -258,6 +262,17 @@ async def _current(question: PeerQuestion) -> ObjectHead:
     context, headers = question.context, judged_by_the_origin(question.request)
     catalog, purpose = context.services.catalog, question.purpose
     return await catalog.current(context.object_key, context.slot, headers=headers, look=True, purpose=purpose)
+
+
+@contextmanager
+def _only_s3_denies() -> Iterator[None]:
+    """Let the asker ask for itself if something in the bucket's stead says that there is no object."""
+    try:
+        yield
+    except OriginAnswered as refused:
+        if refused.status == 404 and not is_of_s3(dict(refused.headers)):
+            raise _misdirected("Something else has answered in the bucket's stead.") from refused
+        raise
 
 
 def _without_body(judged: AnswerHead, cache: CacheLabel | None) -> Response:

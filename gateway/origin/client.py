@@ -332,6 +332,11 @@ def age_of(response: object) -> float:
     return told.age_seconds if told is not None else 0.0
 
 
+def is_of_s3(headers: Mapping[str, str]) -> bool:
+    """Return whether S3 gave an answer that has no document: a proxy in its stead sends no S3 request id."""
+    return bool(headers.get("x-amz-request-id"))
+
+
 class Origin(Protocol):
     """The durable home of the data."""
 

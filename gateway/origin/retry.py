@@ -30,7 +30,7 @@ import structlog
 
 from gateway.core.clock import Clock
 from gateway.disk.atomic_write import map_shared
-from gateway.origin.client import OriginRequest, OriginSettings
+from gateway.origin.client import OriginRequest, OriginSettings, is_of_s3
 from gateway.s3.headers import parse_http_date
 
 _RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
@@ -60,7 +60,7 @@ def is_throttled(method: str, status: int, code: str | None, headers: Mapping[st
         return True
     if status != 503:
         return False
-    return code in _CODES_OF_RATES or (method == "HEAD" and "x-amz-request-id" in headers)
+    return code in _CODES_OF_RATES or (method == "HEAD" and is_of_s3(headers))
 
 
 def may_be_done(status: int) -> bool:

@@ -26,7 +26,7 @@ from gateway.telemetry import metrics
 from tests.support.asgi import HOST, SECRET_ACCESS_KEY, Answer, call, signed_headers
 from tests.support.counting import by_label
 from tests.support.gateway_app import within
-from tests.support.memory_origin.faults import Hold, on
+from tests.support.memory_origin.faults import AlterHeaders, Hold, on
 from tests.support.peers import HELLO, SECRET, PeerGateway, asked, is_proved, of_node, of_version, peer_gateway, signed
 from tests.support.slots import Slot
 
@@ -487,6 +487,15 @@ async def test_an_absence_is_told_with_its_age(peers: PeerGateway) -> None:
         answer = await peers.ask(method, headers={peer.MAX_AGE: "60", "range": "bytes=0-65535"})
         assert answer.status == 404
         assert peer.AGE in answer.headers
+
+
+@with_ttl
+async def test_an_absence_that_is_not_s3s_is_not_told(peers: PeerGateway) -> None:
+    """The asker would take it for the bucket's: it asks for itself."""
+    peers.gateway.origin.inject(on(), AlterHeaders({"x-amz-request-id": ""}), times=None)
+    for method in ("HEAD", "GET"):
+        answer = await peers.ask(method, headers={peer.MAX_AGE: "60", "range": "bytes=0-65535"})
+        assert answer.status == 421
 
 
 @with_ttl

@@ -27,8 +27,8 @@ from tests.support.cache_label import cache_label
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, GatewayApp, gateway_app
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.faults import AlterHeaders, Hold, Unreachable, on
 from tests.support.memory_origin.faults import Answer as Failure
-from tests.support.memory_origin.faults import Hold, Unreachable, on
 from tests.support.rest_is_slow import rest_is_slow
 from tests.support.slots import Slot
 
@@ -145,6 +145,18 @@ async def test_3_4_absence_is_believed_where_a_slot_says_how_long(tmp_path: Path
         assert (await ask(gateway, "GET", "/bucket/other")).status == 404
         assert (await ask(gateway, "PUT", "/bucket/other", body=b"mine")).status == 200
         assert (await ask(gateway, "GET", "/bucket/other")).body == b"mine"
+
+
+async def test_3_4_an_absence_is_s3s_to_tell(tmp_path: Path) -> None:
+    """3.4 A proxy that answers in its stead has no request id of S3, and no document of it."""
+    async with playing(tmp_path, NEGATIVE) as (gateway, _):
+        proxy = gateway.origin.inject(on(), Failure(404, "NoSuchKey", body=b"<html>not found</html>"), times=None)
+        unnamed = gateway.origin.inject(on(), AlterHeaders({"x-amz-request-id": ""}), times=None)
+        for method in ("HEAD", "GET"):
+            assert (await ask(gateway, method)).status == 404
+        proxy.times = unnamed.times = 0
+        assert (await ask(gateway, "HEAD")).status == 200
+        assert (await ask(gateway, "GET")).body == OLD
 
 
 @pytest.mark.parametrize("slot", [STRICT, TTL, IMMUTABLE])

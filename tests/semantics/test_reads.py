@@ -11,7 +11,7 @@ from tests.support.asgi import call
 from tests.support.cache_label import cache_label
 from tests.support.gateway_app import BLOCK_SIZE_BYTES, gateway_app
 from tests.support.memory_origin.content import BytesContent
-from tests.support.memory_origin.faults import AlterHeaders, CutBody, Hold, on
+from tests.support.memory_origin.faults import AlterBody, AlterHeaders, CutBody, Hold, on
 from tests.support.memory_origin.store import StoredObject
 from tests.support.slots import Slot
 
@@ -64,6 +64,19 @@ async def test_1_3_a_short_body_of_the_origin_is_never_a_complete_answer_and_nev
         fault.times = 0
         whole = await call(gateway.app, "GET", "/bucket/k")
         assert (whole.body, whole.complete) == (OLD, True)
+
+
+async def test_1_3_a_range_without_a_length_is_counted_by_its_content_range(tmp_path: Path) -> None:
+    """1.3 As it comes from the origin: an end of its connection in the midst of it is no end of the answer."""
+    bypass = {"Range": "bytes=10-1009", "Origin": "http://page.example"}
+    async with gateway_app(tmp_path) as gateway:
+        gateway.origin.put("bucket", "k", OLD)
+        gateway.origin.inject(on(Operation.GET_OBJECT), AlterBody(lambda body: body[:500]))
+        gateway.origin.inject(on(Operation.GET_OBJECT), AlterHeaders({"content-length": ""}), times=2)
+        broken = await call(gateway.app, "GET", "/bucket/k", bypass)
+        assert (broken.headers["x-forebay-cache"], broken.body, broken.complete) == ("bypass", OLD[10:510], False)
+        whole = await call(gateway.app, "GET", "/bucket/k", bypass)
+        assert (whole.status, whole.body, whole.complete) == (206, OLD[10:1010], True)
 
 
 async def test_1_3_an_answer_with_another_etag_is_refused(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ class FlushWait:
         await self.for_files(content)
 
     async def for_write(self, key: ObjectKey, sequence: int, past: Collection[State] = ()) -> None:
-        """Wait for the writes of a key up to a sequence. A later write in their place ends the wait in states `past`."""
+        """Wait for the writes of a key up to a sequence; a later one in a state of `past` ends the wait, too."""
         looks, hurried, began = 0, 0, self._clock.monotonic()
         while True:
             first = self._buffer.look(lambda tx: tx.writes.earliest(key, sequence))

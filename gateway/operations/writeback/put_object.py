@@ -39,6 +39,7 @@ from gateway.operations.writeback.write_back_policy import (
     why_of_headers,
     why_of_key,
 )
+from gateway.origin.client import is_of_s3
 from gateway.s3.checksums import PREFIX
 from gateway.s3.headers import filter_request_headers, unquote
 from gateway.writeback.bounds import Bound
@@ -266,10 +267,10 @@ class ExpectedVersionQuery:
         try:
             head = await context.services.catalog.ask(self._key, context.slot, headers={})
         except OriginAnswered as answer:
-            is_of_s3 = bool(dict(answer.headers).get("x-amz-request-id"))  # proxies have none
+            is_told = is_of_s3(dict(answer.headers))
             if answer.status == 404:
-                return replace(nothing, etags=() if is_of_s3 else nothing.etags, absent=True, known=is_of_s3)
-            is_refusal = is_of_s3 or answer.status in _REFUSALS
+                return replace(nothing, etags=() if is_told else nothing.etags, absent=True, known=is_told)
+            is_refusal = is_told or answer.status in _REFUSALS
             if answer.status >= 500 or answer.status == _TOO_MANY_REQUESTS or not is_refusal:
                 return nothing
             if self._is_left:
