@@ -31,7 +31,9 @@ test: $(STAMPS)/test tests/__pycache__  ## set up, then run the quick tests
 	$(PYTEST) -n 4 --dist worksteal -m "not slow and not ($(ELSEWHERE))"
 test-slow: $(STAMPS)/test  ## kills, large objects, long histories
 	$(PYTEST) -n 4 --dist worksteal -m "slow and not ($(ELSEWHERE))"
-test-root: $(STAMPS)/test  ## full, dead and powerless disks; as root
+test-root: $(STAMPS)/test  ## full, dead and powerless disks, cut networks; as root
+	@tools/install_debian.sh ip iproute2
+	@tools/install_debian.sh nft nftables
 	$(PYTEST) -n 2 --dist worksteal -m root
 test-clients: $(STAMPS)/clients  ## boto3, AWS CLI, s3fs, polars and more
 	$(PYTEST) -n 3 --dist loadfile -m "clients and not torch"

@@ -92,7 +92,10 @@ _MEMORY = "/dev/shm"
 _IS_ROOM_IN_MEMORY = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 2 * 1024**3
 
 LEFT_OUT = {
-    "root": ("need root (they mount file systems, cut the power, take memory away)", "sudo make test-root"),
+    "root": (
+        "need root (they mount file systems, cut the power and networks, take memory away)",
+        "sudo make test-root",
+    ),
     "torch": ("need PyTorch", "make test-torch"),
     "clients": ("run real S3 clients", "make test-clients"),
     "radosgw": ("need Ceph's programs", "make test-radosgw"),

@@ -60,6 +60,7 @@ def test_a_fragment_of_configuration_loads(name: str, directory: Path, monkeypat
         (r'directory = "[^"]*"', directory / "cache"),
         (r'(?:secret_access_key|web_identity_token)_file = "[^"]*"', directory / "secret"),
         (r'\bsecret_file = "[^"]*"', directory / "secret-of-cluster"),
+        (r'\bredis_password_file = "[^"]*"', directory / "secret-of-cluster"),
         (r'certificate_file = "[^"]*"', directory / "certificate.pem"),
         (r'\bkey_file = "[^"]*"', directory / "key.pem"),
         (r'ca_bundle = "[^"]*"', directory / "ca.pem"),

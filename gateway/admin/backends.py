@@ -18,6 +18,7 @@ from gateway.s3.events import ObjectEvent
 
 if TYPE_CHECKING:
     from gateway.cluster.polling import Polling
+    from gateway.cluster.registry_beats import RegistryBeats
     from gateway.jobs.explaining import Explainer
     from gateway.jobs.indexing.indexes import Indexes
     from gateway.jobs.runner import Jobs
@@ -55,6 +56,8 @@ class Backends:
     scrubber: Scrubs | None = None
     cluster: Polling | None = None
     """None without a cluster. It needs no directory."""
+    registry: RegistryBeats | None = None
+    """None without Redis, too."""
 
     def take_back(self) -> None:
         """Lend nothing of the directory any more."""

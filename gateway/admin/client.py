@@ -102,6 +102,9 @@ class AdminClient:
     def cluster(self) -> to.ClusterDocument:
         return self.get("/api/v1/cluster", to.ClusterDocument)
 
+    def forget_node(self, node: str, *, only_ask: bool) -> to.ForgottenNode:
+        return self.post("/api/v1/cluster/forget", {"node": node, "only_ask": only_ask}, to.ForgottenNode)
+
     def reload(self) -> to.ReloadedDocument:
         return self._read(to.ReloadedDocument, "POST", "/api/v1/reload", timeout=CHANGE_TIMEOUT_SECONDS)
 
@@ -124,7 +127,7 @@ class AdminClient:
         return self._read(to.JobDocument, "DELETE", f"/api/v1/jobs/{quote(job_id, safe='')}")
 
     def start_job(self, kind: str, prefix: str, *, allow_empty: bool = False, cluster: bool = False) -> to.JobDocument:
-        """Begin to `warm`, `evict` or `pin` the objects under a prefix; `cluster`: to warm all nodes with them."""
+        """Begin to `warm`, `evict` or `pin` the objects under a prefix; `cluster`: at all nodes of it."""
         return self.post(
             _job_path(kind, cluster=cluster), {"prefix": prefix, "allow_empty": allow_empty}, to.JobDocument
         )
@@ -134,8 +137,8 @@ class AdminClient:
     ) -> to.JobDocument:
         return self._read(to.JobDocument, "POST", _job_path(kind, cluster=cluster), **_content(manifest, media_type))
 
-    def unpin(self, prefix: str) -> to.Unpinned:
-        return self.post("/api/v1/unpin", {"prefix": prefix}, to.Unpinned)
+    def unpin(self, prefix: str, *, cluster: bool = False) -> to.Unpinned:
+        return self.post(_job_path("unpin", cluster=cluster), {"prefix": prefix}, to.Unpinned)
 
     def snapshots(self) -> to.Snapshots:
         return self.get("/api/v1/snapshots", to.Snapshots)

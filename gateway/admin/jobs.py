@@ -73,9 +73,10 @@ class JobsApi:
         {**_WORK, 409: "A pinned prefix overlaps it."},
         202,
         body=body("prefix", prefix=PREFIX_OF_BUCKET, allow_empty=ALLOW_EMPTY),
+        parameters=[flag_of("cluster", "true: each node of the cluster pins the blocks that it owns")],
     )
     async def pin(self, request: Request) -> to.JobDocument:
-        return await self._start(JobKind.PIN, request)
+        return await self._start(JobKind.PIN, request, cluster=flag(request, "cluster"))
 
     @operation(
         "POST /api/v1/unpin",
@@ -83,13 +84,16 @@ class JobsApi:
         to.Unpinned,
         {**GUARDED, 400: "The prefix is not valid.", 404: "It is not pinned.", **KIND, **CLOSED},
         body=BUCKET_BODY,
+        parameters=[flag_of("cluster", "true: what is pinned over the cluster, on all its nodes")],
     )
     async def unpin(self, request: Request) -> to.Unpinned:
         jobs = opened(self._lent.jobs)
+        is_of_cluster = flag(request, "cluster")
         prefix, _ = prefix_of(await posted_json(request))
-        if not await jobs.unpin(prefix):
+        unpinned = await jobs.unpin(prefix, cluster=is_of_cluster)
+        if not unpinned.was_pinned and not unpinned.not_told:
             raise RefusedRequest(404, f"{prefix} is not pinned")
-        return to.Unpinned(prefix=prefix)
+        return to.Unpinned(prefix=prefix, not_told=list(unpinned.not_told))
 
     @operation("GET /api/v1/pins", "The pinned prefixes.", to.PinsDocument)
     async def pins(self, _request: Request) -> to.PinsDocument:

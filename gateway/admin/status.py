@@ -165,7 +165,9 @@ class StatusApi:
         polling, of_cluster = self._lent.cluster, settings.cluster
         cluster = None
         if polling is not None and of_cluster is not None:
-            cluster = cluster_document(settings, of_cluster, polling, reading, SystemClock())
+            cluster = await cluster_document(
+                settings, of_cluster, polling, reading, self._directory, SystemClock(), self._lent.registry
+            )
         return to.Status(
             cluster=cluster,
             gateway=state.status() if state else None,

@@ -97,6 +97,31 @@ class ClusterMember(Document):
     clock_seconds: float | None = Field(None, description="by which its clock is ahead of this node's")
     same_homes: bool | None = Field(None, description="it has the same origins as this node")
     reaches_this_node: bool | None = Field(None, description="this node has answered its last hello")
+    sent_bytes: int = Field(0, description="of objects that this node gave to it since its own start")
+    received_bytes: int = Field(0, description="of objects that this node took from it since its own start")
+
+
+class RedisState(Document):
+    """What the fields say of the server is what it told last."""
+
+    believed: bool = Field(description="this node believes what the registry in Redis says")
+    problem: str | None = Field(None, description="why it does not")
+    since: MaybeTime = Field(None)
+    version: str = Field("")
+    policy: str = Field("", description="what it does when it is full; anything but noeviction loses entries")
+    used_bytes: int = Field(0)
+    limit_bytes: int = Field(0, description="0: none")
+    clients: int = Field(0)
+    clients_max: int = Field(0)
+    replicas: int = Field(0)
+    waits_for_replicas: bool = Field(False, description="min-replicas-to-write is set")
+    clock_seconds: float | None = Field(None, description="by which its clock is ahead of this node's")
+
+
+class ForgottenNode(Document):
+    node: str
+    pending: int = Field(description="keys that only this node has pending: they are given up")
+    forgotten: bool = Field(description="false: it was only asked what would be given up")
 
 
 class ClusterDocument(Document):
@@ -106,6 +131,7 @@ class ClusterDocument(Document):
     zone: str = Field("")
     sent_bytes: int = Field(0, description="of objects that this node gave to others since its start")
     received_bytes: int = Field(0, description="of objects that this node took from others since its start")
+    redis: RedisState | None = Field(None, description="null: cluster.redis is not set")
     members: list[ClusterMember]
 
 
@@ -703,7 +729,7 @@ class JobDocument(Document):
     objects_failed: int
     errors: list[str]
     allow_empty: bool = Field(False, description="of a pin or a snapshot: finding no object is no failure")
-    cluster: bool = Field(False, description="of a warm-up: each block goes to the node that owns it")
+    cluster: bool = Field(False, description="of a warm-up or a pin: each block goes to the node that owns it")
     was_pinned: bool = Field(False, description="before the job, so it stays pinned however the job ends")
 
 
@@ -717,6 +743,7 @@ class PinsDocument(Document):
 
 class Unpinned(Document):
     prefix: Annotated[str, WithJsonSchema(PREFIX_OF_BUCKET)]
+    not_told: list[str] = Field([], description="nodes of the cluster that do not answer, and may keep it pinned")
 
 
 class EventResult(Document):

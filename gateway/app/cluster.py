@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from gateway import __version__
+from gateway.app.registry import InRedis, in_redis, members_on_disk
 from gateway.cluster.cluster_origin import ClusterOrigin, ClusterRoles
 from gateway.cluster.hello import SILENT_TOLD, Hello, digests_of
 from gateway.cluster.members import VIEW, Member, Members, View, alike
 from gateway.cluster.peers import Peers
 from gateway.cluster.polling import Membership, Polling, addresses_of
+from gateway.cluster.scripts import BEAT_SECONDS
+from gateway.cluster.stores import AskAll, PeerStores
+from gateway.cluster.switched_registry import SwitchedRegistry
 from gateway.config import ClusterSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock, SystemClock
+from gateway.jobs.job import Unpinned
+from gateway.metadata.catalog import Catalog
+from gateway.operations.cluster_writes import ClusterWrites
 from gateway.origin.client import KeyPair, Origin, OriginSettings
 from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import S3Origin
 from gateway.origin.signing import StaticCredentials
-from gateway.policy.slots import Slots
+from gateway.policy.registry import Registry
+from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.shared.peer_bytes import PeerBytes
 
 MEMBERSHIP = "cluster.json"
 """The file in the cache directory that says since when this node has been a member."""
@@ -46,6 +56,26 @@ class Clustered:
     members: Members
     origin: ClusterOrigin
     roles: ClusterRoles
+    stores: PeerStores
+    in_redis: InRedis | None
+
+    def writes(self, catalog: Catalog, slots: Slots, clock: Clock) -> ClusterWrites:
+        """Return the process's knowledge of other nodes' writes. Without Redis it is never asked."""
+        if self.in_redis is None:
+            registry: Registry = AskAll(self.stores, _never)
+        else:
+            redis = self.in_redis.registry
+            registry = SwitchedRegistry(redis, AskAll(self.stores, redis.asks))
+        return ClusterWrites(registry, self.stores, catalog, slots, clock)
+
+    async def unpin_at_others(self, prefix: str) -> Unpinned:
+        """As `JobDependencies.unpin_at_others`."""
+        told = await self.origin.unpin(Prefix.parse(prefix))
+        return Unpinned(any(told.values()), [address for address, was_pinned in told.items() if was_pinned is None])
+
+
+def _never(_slot: Slot) -> bool:
+    return False
 
 
 @asynccontextmanager
@@ -53,37 +83,46 @@ async def clustered(
     live: LiveSettings,
     cluster: ClusterSettings,
     bucket: Origin,
-    slots: Slots,
     block_size_of: Callable[[str], int],
     clock: Clock,
     *,
+    process: int,
     instance_id: str,
     shared_directory: Path | None,
     silence: OriginHealth,
 ) -> AsyncIterator[Clustered]:
     """Yield this process's part in the cluster."""
     async with _peers_of(live, cluster, clock, instance_id, silence) as peers:
-        try:
-            listed = await addresses_of(cluster.members)
-        except OSError as error:  # the background process goes on trying
-            _log.warning("the names in cluster.members cannot be resolved", error=str(error))
-            listed = []
-        own = _own_member(cluster, caches=True)
-        first = [own if one == own.address else alike(own, one) for one in listed]
+        own = own_member(cluster, caches=True)
+        first = await _first_members(cluster, own, live.now.cache.directory)
         file = shared_directory / VIEW if shared_directory is not None else None
         members = Members(file, first, own.address, own.zone, clock, peers.is_away)
 
         def view() -> View:
             return members.view
 
+        received = PeerBytes(shared_directory, "received", process)
         ration, homes = max(1, cluster.fallback_requests // live.now.server.workers), live.now.homes
-        origin = ClusterOrigin(bucket, peers, view, slots, block_size_of, homes, clock, ration)
+        origin = ClusterOrigin(bucket, peers, view, block_size_of, homes, clock, ration, received)
         following = asyncio.create_task(members.follow(), name="view of the cluster")
         try:
-            yield Clustered(members, origin, ClusterRoles(view))
+            async with in_redis(live.now, cluster, shared_directory, view, clock) as way:
+                yield Clustered(members, origin, ClusterRoles(view), PeerStores(peers, view, homes), way)
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
+
+
+async def _first_members(cluster: ClusterSettings, own: Member, directory: Path) -> list[Member]:
+    """Return the members until the background process has found out who they are."""
+    if cluster.redis:
+        return [own, *(one for one in await members_on_disk(directory) if one.name != own.name)]
+    try:
+        listed = await addresses_of(cluster.members)
+    except OSError as error:  # the background process goes on trying
+        _log.warning("the names in cluster.members cannot be resolved", error=str(error))
+        listed = []
+    return [own if one == own.address else alike(own, one) for one in listed]
 
 
 @asynccontextmanager
@@ -125,6 +164,7 @@ def _peer_settings(settings: Settings, cluster: ClusterSettings, address: str) -
         connect_timeout_seconds=CONNECT_SECONDS_MAX,
         first_byte_timeout_seconds=patience_seconds,
         read_timeout_seconds=patience_seconds,
+        stall_timeout_seconds=QUIET_SECONDS_MAX,
         connection_wait_seconds=CONNECTION_WAIT_SECONDS_MAX,
         max_connections=CONNECTIONS_MAX,
         max_attempts=1,
@@ -133,13 +173,22 @@ def _peer_settings(settings: Settings, cluster: ClusterSettings, address: str) -
 
 
 def hello_of(
-    live: LiveSettings, cluster: ClusterSettings, members: Members, clock: Clock, *, closed: bool
+    live: LiveSettings,
+    cluster: ClusterSettings,
+    members: Members,
+    clock: Clock,
+    store: Callable[[], str],
+    *,
+    closed: bool,
 ) -> Callable[[], bytes]:
-    """Return what makes the document for `GET /-/hello`. `closed`: this process has no cache directory."""
+    """Return what makes the document for `GET /-/hello`. `closed`: this process has no cache directory.
+
+    `store` returns the name of this node's buffer.
+    """
     digests = digests_of(live.now.homes)
 
     def hello() -> bytes:
-        own = _own_member(live.now.cluster or cluster, caches=not closed)
+        own = own_member(live.now.cluster or cluster, caches=not closed)
         since = members.view.me.since if members.view.me is not None else None
         silent = [one.address for one in members.view.members if not one.answers]
         return Hello(
@@ -149,6 +198,7 @@ def hello_of(
             zone=own.zone,
             weight=own.weight,
             caches=own.caches,
+            store=store(),
             homes=digests,
             silent=tuple(silent[:SILENT_TOLD]),
             age_seconds=max(0.0, clock.monotonic() - since) if since is not None else 0.0,
@@ -172,11 +222,21 @@ async def polling(
         return
 
     def own() -> Member:
-        return _own_member(live.now.cluster or cluster, caches=not closed)
+        return own_member(live.now.cluster or cluster, caches=not closed)
 
+    told: dict[str, Member] = {}
+
+    async def in_redis_now(_entries: Sequence[str]) -> list[str]:
+        told.clear()
+        told.update({one.address: one for one in await members_on_disk(live.now.cache.directory)})
+        return list(dict.fromkeys((own().address, *told)))
+
+    by_redis: dict[str, Any] = {"resolve": in_redis_now, "resolve_seconds": BEAT_SECONDS, "told": told.get}
     membership = Membership(None if closed else live.now.cache.directory / MEMBERSHIP, cluster.name, clock)
     async with _peers_of(live, cluster, clock, instance_id, silence) as peers:
-        found = Polling(cluster.members, own, membership, shared_directory / VIEW, clock, peers.hello)
+        view = shared_directory / VIEW
+        more = by_redis if cluster.redis else {}
+        found = Polling(cluster.members, own, membership, view, clock, peers.hello, **more)
         task = asyncio.create_task(found.run(), name="polling of the cluster")
         try:
             yield found
@@ -185,5 +245,6 @@ async def polling(
             await asyncio.gather(task, return_exceptions=True)
 
 
-def _own_member(cluster: ClusterSettings, *, caches: bool) -> Member:
-    return Member(cluster.advertise, cluster.advertise, cluster.zone, cluster.weight or 1, caches)
+def own_member(cluster: ClusterSettings, *, caches: bool) -> Member:
+    name = cluster.node if cluster.redis else cluster.advertise
+    return Member(name, cluster.advertise, cluster.zone, cluster.weight or 1, caches)

@@ -7,23 +7,27 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
 from gateway.app.bandwidth import CapacityFinder, SharedLimits
-from gateway.app.cluster import Clustered, clustered, hello_of
+from gateway.app.cluster import Clustered, clustered, hello_of, own_member
 from gateway.app.origins import OriginKeys, routed_origin
+from gateway.app.registry import beating
 from gateway.app.write_back import (
     Flushing,
     FlushServices,
     flushing,
     follow_slots,
     is_needed,
+    no_claim,
     opened_buffer,
 )
 from gateway.blocks.cache import BlockCache, PassthroughCache
 from gateway.blocks.layout import BlockSettings
 from gateway.blocks.scrubber import Scrubber, ScrubSettings
+from gateway.cluster.members import Member
 from gateway.config import Settings
 from gateway.config.live import LiveSettings
 from gateway.core.clock import Clock, SystemClock
@@ -46,13 +50,17 @@ from gateway.origin.peer_protocol import Roles
 from gateway.origin.retry import OriginHealth
 from gateway.origin.s3 import OwnKeyOrigin, S3Origin
 from gateway.origin.traffic_meter import MeteredOrigin, OriginMeter
-from gateway.policy.slots import Grant, Slots
+from gateway.policy.registry import BOUND_SECONDS_MAX
+from gateway.policy.slots import Grant, Slot, Slots
 from gateway.shared.heartbeats import BACKGROUND_PROCESS
 from gateway.shared.recent_requests import RecentRequests
 from gateway.telemetry import metrics
 from gateway.writeback.admin.writeback_admin import NoWriteback, WritebackAdmin
 from gateway.writeback.buffer import WritebackBuffer
 from gateway.writeback.checkpoints.reads import CheckpointReads
+
+if TYPE_CHECKING:
+    from gateway.cluster.registry_beats import RegistryBeats
 
 _log = structlog.get_logger("forebay.writeback")
 
@@ -127,7 +135,7 @@ async def _node(
         stack.push_async_callback(origin.aclose)
         finder = CapacityFinder(limits.bandwidth, connected, clock, tells=process == BACKGROUND_PROCESS)
         stack.push_async_callback(finder.close)
-        slots = Slots(settings.slots)
+        slots = Slots(slots_of(settings))
         block_settings = _block_settings(settings, slots, shared_directory)
         cluster: Clustered | None = None
         if settings.cluster is not None:
@@ -135,9 +143,9 @@ async def _node(
                 live,
                 settings.cluster,
                 origin,
-                slots,
                 block_settings.block_size_of,
                 clock,
+                process=process,
                 instance_id=instance_id,
                 shared_directory=shared_directory,
                 silence=silence,
@@ -148,13 +156,20 @@ async def _node(
 
         async def apply_settings() -> None:
             metrics.CACHE_CAPACITY_BYTES.set(live.now.cache.capacity_bytes)
-            node.slots.apply_settings(live.now.slots)
+            node.slots.apply_settings(slots_of(live.now))
             await keys.apply_settings(live.now)
             limits.apply_settings()
             finder.apply_settings()
 
         stack.enter_context(live.following(apply_settings))
         yield node
+
+
+def slots_of(settings: Settings) -> list[Slot]:
+    """Return the slots as this node follows them: stamps in the registry outlive what is believed, in all of them."""
+    if settings.cluster is None or not settings.cluster.redis:
+        return list(settings.slots)
+    return [one.believing_at_most(BOUND_SECONDS_MAX) if one.asks_other_nodes else one for one in settings.slots]
 
 
 def silence_board(shared_directory: Path | None) -> OriginHealth:
@@ -233,9 +248,14 @@ async def s3_application(
         _no_directory(node) if closed else _directory(settings, node, worker) as (blocks, catalog),
         AsyncExitStack() as stack,
     ):
+        way = node.cluster.in_redis if node.cluster is not None and not closed else None
 
         async def buffer_if_needed() -> WritebackBuffer | None:
-            return await stack.enter_async_context(opened_buffer(live.now, worker, node.slots, node.clock, blocks))
+            opened = opened_buffer(live.now, worker, node.slots, node.clock, blocks)
+            buffer = await stack.enter_async_context(opened)
+            if way is not None and buffer is not None:
+                way.link.store = buffer.node_id
+            return buffer
 
         answers = BucketMetadataCache(
             settings.cache.directory / "catalog" / ANSWERS,
@@ -248,6 +268,10 @@ async def s3_application(
             allow_unsigned=settings.server.allow_unsigned,
             allow_signature_v2=settings.server.allow_signature_v2,
         )
+
+        def store_name() -> str:
+            return services.writeback.node_id if services.writeback is not None else ""
+
         services = AppContext(
             node.origin,
             catalog,
@@ -260,9 +284,11 @@ async def s3_application(
             homes=settings.homes,
             begin_read=begin_read_of(node.origin),
             roles=None if closed else node.roles,
-            hello=_hello(live, node, closed=closed),
+            hello=_hello(live, node, store_name, closed=closed),
             reads=stack.enter_context(_counted_reads(shared_directory, worker, node.clock)),
         )
+        if node.cluster is not None and not closed:
+            services.cluster_writes = node.cluster.writes(catalog, node.slots, node.clock)
         stack.push_async_callback(answers.close)
         services.snapshots = snapshots = SnapshotRegistry(None, node.slots, node.clock, settings.homes)
         stack.push_async_callback(snapshots.close)
@@ -311,6 +337,7 @@ class BackgroundServices:
     scrubber: Scrubber | None
     snapshots: SnapshotService
     flushing: Flushing | None
+    beats: RegistryBeats | None
     settle: Callable[[], Awaitable[None]]
     """Brings the disk in line with the new settings, once all processes keep to them."""
 
@@ -334,9 +361,19 @@ async def background_services(
         _node(live, BACKGROUND_PROCESS, instance_id=instance_id, shared_directory=shared_directory) as node,
         _directory(settings, node, BACKGROUND_PROCESS) as (blocks, catalog),
         opened_buffer(settings, BACKGROUND_PROCESS, node.slots, node.clock, blocks) as buffer,
+        _beating(live, node, catalog, buffer) as beats,
     ):
         snapshots = await asyncio.to_thread(SnapshotStore, settings.cache.directory / SNAPSHOTS)
-        tools = JobDependencies(node.origin, catalog, blocks, node.slots, node.clock, snapshots, homes=settings.homes)
+        tools = JobDependencies(
+            node.origin,
+            catalog,
+            blocks,
+            node.slots,
+            node.clock,
+            snapshots,
+            homes=settings.homes,
+            unpin_at_others=node.cluster.unpin_at_others if node.cluster is not None else None,
+        )
         store = await asyncio.to_thread(JobStore, settings.cache.directory / "jobs")
         jobs = await Jobs.open(tools, store)
         indexes = Indexes.open(tools, _index_plans(settings, store.scratch))
@@ -360,13 +397,15 @@ async def background_services(
             await blocks.move_between_slots()
 
         try:
-            events = OriginEvents(catalog, blocks, node.slots)
+            others = node.cluster.stores if node.cluster is not None else None
+            events = OriginEvents(catalog, blocks, node.slots, others)
             service = SnapshotService(tools, jobs)
-            services = FlushServices(node.origin, catalog, blocks, node.slots, node.clock)
+            settled = beats.settled if beats is not None else no_claim
+            services = FlushServices(node.origin, catalog, blocks, node.slots, node.clock, settled)
             async with flushing(settings, buffer, services, shared_directory) as flusher:
                 scrubber = _scrubber(settings, blocks)
                 kept = BackgroundServices(
-                    jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, settle
+                    jobs, Explainer(tools), events, indexes, blocks, scrubber, service, flusher, beats, settle
                 )
                 with live.following(apply_settings):
                     if live.now is not settings:  # changed while all this was opened
@@ -378,10 +417,27 @@ async def background_services(
             snapshots.close()
 
 
-def _hello(live: LiveSettings, node: _Node, *, closed: bool) -> Callable[[], bytes]:
+def _hello(live: LiveSettings, node: _Node, store: Callable[[], str], *, closed: bool) -> Callable[[], bytes]:
     if node.cluster is None or live.now.cluster is None:
         return bytes
-    return hello_of(live, live.now.cluster, node.cluster.members, node.clock, closed=closed)
+    return hello_of(live, live.now.cluster, node.cluster.members, node.clock, store, closed=closed)
+
+
+@asynccontextmanager
+async def _beating(
+    live: LiveSettings, node: _Node, catalog: Catalog, buffer: WritebackBuffer | None
+) -> AsyncIterator[RegistryBeats | None]:
+    """Keep the registry for all processes of this node; None: there is none."""
+    cluster, way = live.now.cluster, node.cluster.in_redis if node.cluster is not None else None
+    if cluster is None or way is None:
+        yield None
+        return
+
+    def own() -> Member:
+        return own_member(live.now.cluster or cluster, caches=True)
+
+    async with beating(live, way, own, catalog, buffer, node.clock) as beats:
+        yield beats
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,7 @@ from gateway.blocks.cache import BlockCache, PassthroughCache
 from gateway.config import Settings
 from gateway.core.clock import Clock
 from gateway.core.errors import BufferUnavailable, StoreUnavailable
+from gateway.core.model import Claim
 from gateway.metadata.catalog import Catalog
 from gateway.operations.writeback.cache_promotion import CachePromoter, KeptCheckpoints
 from gateway.origin.client import Origin
@@ -73,6 +74,10 @@ async def follow_slots(buffer: WritebackBuffer, slots: Slots, blocks: Passthroug
         blocks.keep_free(buffer.bounds.unused_bytes)
 
 
+def no_claim(_claim: Claim) -> None:
+    """Tell nobody: no other node looks for what is pending here."""
+
+
 @dataclass(frozen=True, slots=True)
 class FlushServices:
     """The services that a flush reads from and updates."""
@@ -82,6 +87,8 @@ class FlushServices:
     blocks: BlockCache
     slots: Slots
     clock: Clock
+    settled: Callable[[Claim], None] = no_claim
+    """Told of each write that the origin has, once the journal has noted it."""
 
 
 class Flushing:
@@ -95,7 +102,9 @@ class Flushing:
         self._buffers = dict[str, int]()
         self.follow_slots()
         self._log = FlushLogger(services.clock)
-        tools = FlushDependencies(buffer.journal, requests, publisher, self._log, services.clock, self._known)
+        tools = FlushDependencies(
+            buffer.journal, requests, publisher, self._log, services.clock, self._known, settled=services.settled
+        )
         self.buffer = buffer
         self._clock = services.clock
         self.reconciler = Reconciler(tools)

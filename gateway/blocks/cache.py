@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import Self
 
@@ -32,11 +33,18 @@ from gateway.blocks.small_block_fetch import whole_of
 from gateway.blocks.spans import HeldObject, WarmSpan, span_of
 from gateway.blocks.store import IngestedFile, describe
 from gateway.core.clock import Clock
-from gateway.core.errors import BlockError, ForebayError, OriginAnswered, OriginUnreachable, StoreUnavailable
+from gateway.core.errors import (
+    BlockError,
+    ForebayError,
+    OriginAnswered,
+    OriginUnreachable,
+    PinRefused,
+    StoreUnavailable,
+)
 from gateway.core.model import ByteRange, MissReason, ObjectKey, ObjectVersion
 from gateway.origin.client import Origin, OriginRequest, Purpose, from_peer
-from gateway.origin.peer_protocol import COPY, Roles
-from gateway.policy.slots import Slots
+from gateway.origin.peer_protocol import COPY, PIN, Roles
+from gateway.policy.slots import Prefix, Slots
 from gateway.telemetry import metrics
 
 _log = structlog.get_logger("forebay.cache")
@@ -291,11 +299,12 @@ class BlockCache(PassthroughCache):
         return await bring(ReadPlan(self._dependencies, version, piece, slot, _NO_HEADERS, purpose, roles=roles), come)
 
     async def fetch_at_owner(
-        self, version: ObjectVersion, piece: ByteRange, *, slot: str, purpose: Purpose
+        self, version: ObjectVersion, piece: ByteRange, *, slot: str, purpose: Purpose, pin: Prefix | None = None
     ) -> int | None:
         """Ask the owner of one of the `pieces` to fetch it to its own disk. Return how many bytes the owner fetched.
 
-        None: this node looks after it. Raises as `fetch`; OriginUnreachable if no such node can be asked.
+        None: this node looks after it. With `pin`, the owner pins what it looks after under that prefix. Raises as
+        `fetch`; OriginUnreachable if no such node can be asked; PinRefused if it cannot pin so much.
         """
         dependencies = self._dependencies
         of_read = ReadPlan(dependencies, version, piece, slot, _NO_HEADERS, purpose, roles=dependencies.roles)
@@ -303,10 +312,14 @@ class BlockCache(PassthroughCache):
         if COPY not in headers:
             return None
         asked = {**headers, "if-match": version.etag, "range": f"bytes={piece.first}-{piece.last}"}
+        if pin is not None:
+            asked[PIN] = str(len(pin.key_prefix))
         request = OriginRequest(
             "HEAD", *version.key, headers=asked, purpose=purpose, slot=slot, size_bytes=version.size_bytes
         )
         async with await dependencies.origin.send(request) as response:
+            if response.status == 409:
+                raise PinRefused(f"a node that looks after blocks of {pin} cannot pin them: no room, or other pins")
             if response.status not in (200, 201, 206):
                 raise OriginAnswered(response.status, list(response.headers.items()), b"")
             if from_peer(response) is None:
@@ -333,12 +346,17 @@ class BlockCache(PassthroughCache):
         """Return the prefixes whose blocks stay, of objects in any slot."""
         return list(self._directory.pins.all())
 
-    async def pin(self, prefix: str) -> int:
+    async def pin(self, prefix: str, *, cluster: bool = False) -> int:
         """Keep what is filled under a prefix from now on, and what `hold` names; return the pin's number.
 
-        Raises PinRefused when another pin overlaps it.
+        `cluster`: only blocks that this node looks after are kept when they are filled. Raises PinRefused when another
+        pin overlaps it.
         """
-        return await self._threads.index(self._directory.pins.add, prefix)
+        return await self._threads.index(partial(self._directory.pins.add, prefix, cluster=cluster))
+
+    def pin_of(self, key: ObjectKey) -> int:
+        """Return the number of the pin that an object is under, or 0. Raises StoreUnavailable."""
+        return self._directory.index.pins().number_of(key)
 
     async def hold(self, version: ObjectVersion, piece: ByteRange, number: int, *, slot: str) -> None:
         """Keep the cached blocks of a piece. Raises PinRefused when they exceed what may be pinned."""
@@ -346,9 +364,9 @@ class BlockCache(PassthroughCache):
         ids = [block.id for block in layout.blocks_of(version, piece, size)]
         await self._threads.index(directory.pins.hold, ids, number, directory.capacity)
 
-    async def unpin(self, prefix: str) -> bool:
-        """Let go of what lies under a prefix; False when it is not pinned."""
-        if not await self._threads.index(self._directory.pins.remove, prefix):
+    async def unpin(self, prefix: str, *, cluster: bool = False) -> bool:
+        """Let go of what lies under a prefix; False when it is not pinned (`cluster`: over the cluster)."""
+        if not await self._threads.index(partial(self._directory.pins.remove, prefix, cluster=cluster)):
             return False
         await self._in_steps(self._directory.pins.let_go())
         return True

@@ -71,6 +71,8 @@ class CacheDependencies(FetchDependencies):
     ) -> CacheDependencies:
         blocks, locks, watcher, open_files = opened.blocks, opened.locks, FileWatcher(), OpenFiles()
         blocks.on_unlink = open_files.drop
+        if roles is not None:
+            blocks.owns = lambda one, slot: roles.owns(one.version.key, one.offset // settings.block_size_of(slot))
         probe = DirectoryProbe(blocks, threads, settings.block_size_bytes)
         isolation = CircuitBreaker(settings.directory, probe, clock)
         threads.on_error = isolation.note

@@ -27,7 +27,7 @@ import lmdb
 from gateway.blocks import layout
 from gateway.blocks.block_file import BlockLease
 from gateway.blocks.eviction import Capacity, Step
-from gateway.blocks.index import BlockIndex, IndexFull
+from gateway.blocks.index import BlockIndex, IndexFull, PinnedPrefixes, is_of_cluster
 from gateway.blocks.layout import Block, BlockRecord, Extent, Reservation, WorkerFile
 from gateway.blocks.pins import Pins
 from gateway.blocks.store import BlockStore, Ingest
@@ -120,6 +120,8 @@ class BlockDirectory:
 
         self._now = now
         self._slot_names: dict[int, str] = {}
+        self.owns: Callable[[Block, str], bool] = lambda _block, _slot: True
+        """Returns True if this node owns a block of a slot. Any thread calls it."""
 
     @property
     def capacity(self) -> Capacity:
@@ -133,6 +135,11 @@ class BlockDirectory:
             self._lowered = configured, (lowered := configured.lowered_to(ceiling_bytes))
         return lowered
 
+    def pin_of(self, pins: PinnedPrefixes, block: Block, slot: str) -> int:
+        """Return the number of the pin that a block of a slot is under, or 0."""
+        number = pins.number_of(block.version.key)
+        return 0 if is_of_cluster(number) and not self.owns(block, slot) else number
+
     def begin(self, block: Block, slot: str, *, wanted: bool = False, copy: bool = False) -> FillFile | None:
         """Create a block's file, and make room for it on a slot's account.
 
@@ -140,7 +147,7 @@ class BlockDirectory:
         or not for this.
         """
         file = layout.file_name(block.id, secrets.token_hex(8))
-        [pin] = self.index.pins_of([block.version.key])
+        pin = self.pin_of(self.index.pins(), block, slot)
         reservation = Reservation(file, slot, layout.file_bytes(block), wanted=wanted, pin=pin, copy=copy)
         opened, has_room = self.store.create_partial(file), False
         try:
@@ -163,14 +170,17 @@ class BlockDirectory:
         new = memoryview(packed)[recorded_bytes:].tobytes()
         self.store.write(file, new, layout.checksums_offset(block) + recorded_bytes)
 
-    def finish(self, filled: FillFile, opened: BlockLease, checksums: bytes) -> Extent | None:
-        """Write the header of a fill's `opened` file, publish the file, enter the block.
+    def finish(
+        self, filled: FillFile, opened: BlockLease, checksums: bytes, on_publish: Callable[[], None] = lambda: None
+    ) -> Extent | None:
+        """Write the header of a fill's `opened` file, publish the file, call `on_publish`, enter the block.
 
         None when another process was first with the same block: its file is as good, and ours is gone.
         """
         block, file = filled.block, filled.reservation.file
         self.store.write(opened, layout.pack_header(block, checksums), 0)
         self.store.publish(file)
+        on_publish()
         extent = Extent(file, filled.data_offset, block.length, checksums)
         record = BlockRecord(block.id, extent)
         return extent if self.commit(filled.reservation, [record]) else None
@@ -189,7 +199,7 @@ class BlockDirectory:
 
         StoreUnavailable when there is no room, or when the file cannot be linked; nothing has changed then.
         """
-        [pin] = self.index.pins_of([ingest.key]) if ingest.key is not None else [0]
+        pin = self.pin_of(self.index.pins(), ingest.first, ingest.reservation.slot)
         reservation = replace(ingest.reservation, pin=pin)
         self.reserve(reservation)
         try:

@@ -178,6 +178,15 @@ class _Opened:
             os.close(self._descriptor)
 
 
+OF_CLUSTER = 2**30
+"""Numbers of pins over the cluster begin here, and end at twice that: of what lies under one, each node keeps the
+blocks that it looks after."""
+
+
+def is_of_cluster(number: int) -> bool:
+    return OF_CLUSTER <= number < 2 * OF_CLUSTER
+
+
 class PinnedPrefixes:
     """Finds the pin that a key is under, in a time that hardly depends on how many there are.
 
@@ -355,11 +364,9 @@ class BlockIndex:
         except lmdb.Error as error:
             raise _unreadable(error) from error
 
-    def pins_of(self, keys: Iterable[ObjectKey]) -> list[int]:
-        """Return the number of the pin that each object is under, or 0."""
+    def pins(self) -> PinnedPrefixes:
         with self.reading() as transaction:
-            prefixes = self.pinned_prefixes(transaction)
-        return [prefixes.number_of(key) for key in keys]
+            return self.pinned_prefixes(transaction)
 
     def pinned_prefixes(self, transaction: IndexTransaction) -> PinnedPrefixes:
         """Return all that is pinned, read again where it has changed."""

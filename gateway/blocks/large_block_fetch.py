@@ -25,7 +25,7 @@ from gateway.blocks.single_flight import BlockPublished, FetchDependencies, Infl
 from gateway.core.errors import BlockDamaged, ForebayError, StoreUnavailable
 from gateway.core.model import ByteRange
 from gateway.origin.client import Purpose
-from gateway.origin.receive_buffer import Buffers, Receive, ReceiveBuffer
+from gateway.origin.receive_buffer import Buffers, Receive, ReceiveBuffer, TakenBytes
 from gateway.telemetry import metrics
 
 FOLIO_BYTES_MAX = min(PAGE_BYTES // 8, 2048) * PAGE_BYTES
@@ -34,13 +34,13 @@ FOLIO_BYTES_MAX = min(PAGE_BYTES // 8, 2048) * PAGE_BYTES
 
 @dataclass(slots=True)
 class BlockWriter:
-    """Writes incoming bytes. `checksums` cover the bytes given to be written. `write` and `publish` block.
+    """The writer of one block. `checksums` cover the bytes given to be written. `write` and `publish` block.
 
     The kernel counts a whole folio (of up to FOLIO_BYTES_MAX) as changed when one byte of it was written. So a folio
     that waits to be written to the device has the given bytes only from `unwritten_from` on: behind it no folio had
     been written to the device, and could come back from there, before more was written to it. Each write checks that
-    before it, wherever it writes: so a caller may ask whether bytes wait to be written, and then whether they lie
-    behind it.
+    before it, wherever it writes, and that nobody else has written since the last one: so a caller may ask whether
+    bytes wait to be written, and then whether they lie behind it.
 
     It is a `ChunkTaker`: a chunk is neither recorded nor completed before it is as promised.
     """
@@ -53,6 +53,8 @@ class BlockWriter:
     promised: bytes | None = None
     is_damaged: bool = False
     residency: Residency = field(default_factory=Residency)
+    _state: tuple[int, ...] = ()
+    """State of the file behind the last write (`Residency.state`)."""
 
     def __post_init__(self) -> None:
         self.checksums = ChunkChecksums(self.filled.block.length)
@@ -74,6 +76,7 @@ class BlockWriter:
             return
         self.directory.record_checksums(file, self.filled.block, self.checksums.packed, recorded)
         self.directory.store.write(file, content, self.filled.data_offset + self.written_bytes)
+        self._state = self.residency.state(file.descriptor)
         self.written_bytes += len(content)
 
     def go_back(self) -> int:
@@ -87,7 +90,9 @@ class BlockWriter:
         self.unwritten_from = self.filled.block.length
 
     def _look_back(self, file: BlockLease) -> None:
-        """At what shares a folio with the header, and at what was written last."""
+        """At who else has written, at what shares a folio with the header, and at what was written last."""
+        if self._state and self.residency.state(file.descriptor) != self._state:
+            self.unwritten_from = self.written_bytes
         offset, stop = self.filled.data_offset, self.filled.data_offset + self.written_bytes
         for begin, end in ((offset, min(FOLIO_BYTES_MAX, stop)), (stop - FOLIO_BYTES_MAX, stop)):
             first = max(begin, offset + self.unwritten_from)
@@ -97,15 +102,22 @@ class BlockWriter:
     def publish(self, file: BlockLease) -> bool:
         """Finish the file; whether it is used, and not another process's with the same block."""
         self._look_back(file)
-        return self.directory.finish(self.filled, file, bytes(self.checksums.packed)) is not None
+
+        def note() -> None:
+            file.file.was_written(self.filled.data_offset + self.unwritten_from, self.residency)
+
+        return self.directory.finish(self.filled, file, bytes(self.checksums.packed), note) is not None
 
 
 FOLLOWED_BYTES = 256 * 1024
 """Bytes of one write while readers wait for it: the trip to a disk thread costs as much as the writing."""
 
 AHEAD_BYTES = 1024 * 1024
-"""Bytes of one write without a waiting reader, and the most that one trip to a thread receives: a ceiling lets through
-what has come at once."""
+"""Bytes of one write without a waiting reader, and the most that one trip to a thread receives for one that waits."""
+
+AHEAD_TRIP_BYTES = 4 * 1024 * 1024
+"""The most that one trip receives without a waiting reader: each costs the event loop as much as it costs the thread. A
+ceiling lets through what has come at once."""
 
 VERIFIED_AT_ONCE_BYTES = 1024 * 1024
 
@@ -161,17 +173,21 @@ class LargeBlockFetcher:
         """While a piece is written, no more is taken from the origin. The thread that receives a piece writes it."""
         threads, file = self.dependencies.threads, writer.filled.file
 
-        def on_thread(receive: Receive) -> Awaitable[None]:
-            return threads.disk_holding(file, lambda lease: receive(partial(writer.write, lease)))
+        def write_checked(file: BlockLease, content: memoryview) -> None:
+            get.check(content)
+            writer.write(file, content)
 
-        landing = ReceiveBuffer(AHEAD_BYTES, _worth_writing(fetch), on_thread, self.buffers)
+        def on_thread(receive: Receive) -> Awaitable[None]:
+            return threads.disk_holding(file, lambda lease: receive(partial(write_checked, lease)))
+
+        landing = ReceiveBuffer(AHEAD_BYTES, _worth_writing(fetch), on_thread, _trip_bytes(fetch), self.buffers)
         async with aclosing(get.pieces(landing, writer)) as pieces:
             async for piece in pieces:
-                if writer.written_bytes < get.received_bytes:
+                if not isinstance(piece, TakenBytes):
                     await threads.disk_holding(file, writer.write, piece)
                 fetch.advance(file, writer.checksums, lambda: writer.unwritten_from)
                 landing.give_back()  # not after a failure: a thread may still be writing it
-                landing.enough_bytes = _worth_writing(fetch)
+                landing.enough_bytes, landing.trip_bytes = _worth_writing(fetch), _trip_bytes(fetch)
 
     async def _publish(self, fetch: InflightFetch, writer: BlockWriter, started: float) -> bool:
         clock = self.dependencies.clock
@@ -192,7 +208,6 @@ class LargeBlockFetcher:
         self.dependencies.open_files.keep(name, file)
         try:
             is_used = writer.publish(file)
-            file.file.was_written(writer.filled.data_offset + writer.unwritten_from, writer.residency)
         finally:
             if not is_used:
                 self.dependencies.open_files.drop(name)
@@ -293,3 +308,7 @@ def _worth_writing(fetch: InflightFetch) -> int:
     if not fetch.users:
         return AHEAD_BYTES
     return FOLLOWED_BYTES if fetch.available else CHUNK_BYTES
+
+
+def _trip_bytes(fetch: InflightFetch) -> int:
+    return AHEAD_BYTES if fetch.users else AHEAD_TRIP_BYTES

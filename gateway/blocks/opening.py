@@ -465,9 +465,10 @@ class _Step:
         self, transaction: IndexTransaction, prefixes: PinnedPrefixes, file: ScannedFile, blocks: int
     ) -> FileRecord:
         """Under a pin that one of the blocks is under."""
-        slot = transaction.slot(self._slot_of(file))
+        name = self._slot_of(file)
+        slot = transaction.slot(name)
         sequence = min(file.modified_ns, transaction.sequence() - 1)
-        pin = max(prefixes.number_of(block.version.key) for block, _ in file.blocks) if prefixes else 0
+        pin = max(self.directory.pin_of(prefixes, block, name) for block, _ in file.blocks) if prefixes else 0
         queue = Queue.PINNED if pin else Queue.MAIN
         return FileRecord(file.name, slot, file.disk_bytes, sequence, blocks, queue, pin=pin)
 

@@ -307,6 +307,8 @@ class PinnedGet:
     ) -> AsyncGenerator[bytes | memoryview, None]:
         """Yield the bytes in order, all of them, or raise. With a buffer as `OriginResponse.stream`.
 
+        A thread that takes bytes calls `check` with them first.
+
         Bytes of another node are compared with the checksums that came with them before they are yielded, or by a
         `taker`. Where they differ, or break off, the rest comes from the bucket, for a taker from the last chunk on
         that it has: `received_bytes` goes back there.
@@ -346,6 +348,11 @@ class PinnedGet:
                 await self.clock.sleep(RETRY_PAUSE_SECONDS * 2 ** (self.retries - retries_left))
                 retries_left -= 1
 
+    def check(self, content: memoryview) -> None:
+        """Compare bytes, on the thread that takes them, with the checksum that came with the whole object, if any."""
+        if self._check is not None:
+            self._check.update(content)
+
     async def aclose(self) -> None:
         """Give the connection back. Idempotent."""
         response, self._response = self._response, None
@@ -357,6 +364,8 @@ class PinnedGet:
         told, self._told = self._told, None
         if told is not None and isinstance(error, _ChunkDiffers):
             told.doubt()
+        elif told is not None:
+            told.broke_off()
         self._received = taker.go_back() if taker is not None else self._received // CHUNK_BYTES * CHUNK_BYTES
         self.headers = {**self.headers, COPY: FROM_BUCKET}
 
@@ -369,7 +378,7 @@ class PinnedGet:
             piece = piece[:left]
         self._received += len(piece)
         if self._check is not None:
-            self._check.update(piece)
+            self._check.update(piece)  # one that was taken has no content, and was checked by its taker
             if self._received == length and not self._check.holds():
                 raise WrongBody("the origin's body does not have the checksum that came with it")
         return piece

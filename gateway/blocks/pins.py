@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 
 from gateway.blocks.eviction import Capacity
-from gateway.blocks.index import BlockIndex
+from gateway.blocks.index import OF_CLUSTER, BlockIndex, is_of_cluster
 from gateway.blocks.policies import Queue
 from gateway.blocks.transaction import IndexTransaction
 from gateway.core.errors import PinRefused, StoreUnavailable
@@ -84,11 +84,16 @@ class Pins:
             if transaction.pins() != known.numbers:
                 transaction.set_pins(known.numbers)
 
-    def add(self, prefix: str) -> int:
-        """Pin a prefix, if it is not pinned yet; its number. PinRefused when a pin overlaps it, or there are many."""
+    def add(self, prefix: str, *, cluster: bool = False) -> int:
+        """Pin a prefix, if it is not pinned yet; its number. PinRefused when a pin overlaps it, or there are many.
+
+        `cluster`: only the blocks that this node looks after, unless all are pinned already.
+        """
         with self._index.writing() as transaction:
             known = self._read()
             if prefix in known.numbers:
+                if is_of_cluster(known.numbers[prefix]) and not cluster:
+                    raise PinRefused(f"{prefix} is pinned over the cluster: unpin it first")
                 self._replace(transaction, replace(known, kept=known.kept - {prefix}))
                 return known.numbers[prefix]
             covered = {one for one in known.kept if one.startswith(prefix)}  # they give way: they stay all the same
@@ -103,8 +108,8 @@ class Pins:
                     raise PinRefused(f"{prefix} lies within {other}, which is pinned")
                 if other.startswith(prefix):
                     raise PinRefused(f"{other} lies within {prefix} and is pinned: unpin it first")
-            number = known.next_number
-            self._replace(transaction, PinList(known.numbers | {prefix: number}, number + 1, known.kept))
+            number = known.next_number | (OF_CLUSTER if cluster else 0)
+            self._replace(transaction, PinList(known.numbers | {prefix: number}, known.next_number + 1, known.kept))
             return number
 
     def apply_settings(self, wanted: Sequence[str]) -> tuple[dict[str, int], dict[str, str], bool]:
@@ -147,11 +152,13 @@ class Pins:
             found = [transaction.block(block_id) for block_id in block_ids]
         return sum(one[0].extent.length for one in found if one is not None)
 
-    def remove(self, prefix: str) -> bool:
-        """Unpin; whether it was pinned. `let_go` does the rest."""
+    def remove(self, prefix: str, *, cluster: bool = False) -> bool:
+        """Unpin; whether it was pinned (`cluster`: over the cluster). `let_go` does the rest."""
         with self._index.writing() as transaction:
             known = self._read()
             if prefix not in known.numbers or prefix in known.kept:
+                return False
+            if cluster and not is_of_cluster(known.numbers[prefix]):
                 return False
             self._replace(transaction, known.without({prefix}))
             return True

@@ -237,8 +237,16 @@ class RangeReader:
             return None
         self._source = None
         position, slot = wanted.first - source.block.offset, self._plan.slot
-        cached = None if self._plan.is_for_peer else source.cached
-        return WarmSpan(self._dependencies, source.extent, source.file, position, wanted.length, slot, cached=cached)
+        return WarmSpan(
+            self._dependencies,
+            source.extent,
+            source.file,
+            position,
+            wanted.length,
+            slot,
+            cached=None if self._plan.is_for_peer else source.cached,
+            as_written=source.as_written,
+        )
 
     async def body(self) -> BodyStream:
         """Yield the bytes of the range, in order; all of them, or raise."""
@@ -311,7 +319,12 @@ class RangeReader:
             fill = self._source
             assert isinstance(fill, FillSource)  # noqa: S101 - no other source raises it
             of_file = BlockSource(
-                fill.block, landed.extent, landed.file.share(), self._dependencies, cached=fill.cached
+                fill.block,
+                landed.extent,
+                landed.file.share(),
+                self._dependencies,
+                cached=fill.cached,
+                as_written=not fill.cached,
             )
             of_file.from_peer = fill.from_peer
             self._source = of_file
@@ -381,7 +394,8 @@ class RangeReader:
         self._was_ahead = dependencies.ahead_marks.pop(block.id, True) is None
         if not self._was_ahead and not is_own:
             dependencies.accesses.note(extent.file)  # a first read, after the prefetch, is no return
-        return BlockSource(block, extent, file, dependencies, cached=not is_own)
+        as_written = is_own or self._was_ahead
+        return BlockSource(block, extent, file, dependencies, cached=not is_own, as_written=as_written)
 
     async def _open_fill(self, block: Block) -> FillSource | None:
         """Join the block's fill, or start it, and wait until the origin's answer is good.

@@ -75,7 +75,8 @@ class SegmentAppender:
 
         StoreUnavailable when there is no room for them on the slot's account, or the disk takes nothing.
         """
-        numbers = self.directory.index.pins_of(small.block.version.key for small in blocks)
+        pins = self.directory.index.pins()
+        numbers = [self.directory.pin_of(pins, small.block, slot) for small in blocks]
         alike = _Alike(slot, wanted, copy, numbers[0])
         blocks = blocks[: sum(1 for _ in takewhile(lambda number: number == alike.pin, numbers))]
         for _ in range(_ROUNDS_MAX):

@@ -48,7 +48,7 @@ _GIVEN_BACK = _GivenBack()
 class WarmSpan(PinnedFileSpan):
     """A range that lies in one block, and the account that its bytes go on when it is closed."""
 
-    __slots__ = ("_cached", "_dependencies", "_extent", "_file", "_since", "_slot")
+    __slots__ = ("_as_written", "_cached", "_dependencies", "_extent", "_file", "_since", "_slot")
 
     def __init__(
         self,
@@ -60,12 +60,14 @@ class WarmSpan(PinnedFileSpan):
         slot: str,
         *,
         cached: bool | None = True,
+        as_written: bool = False,
         since: int = -1,
     ) -> None:
         """`count` intact bytes at a position of the block; the lease becomes this span's to end.
 
         `since` is of `BlockFile.stayed`.
-        `cached`: whether the bytes count as hits, or as misses; None: they are counted elsewhere.
+        `cached`: whether the bytes count as hits, or as misses; None: they are counted elsewhere. `as_written` is of
+        BlockSource.
         """
         self.span = FileSpan(file.descriptor, extent.offset + position, count, self)
         self._dependencies = dependencies
@@ -74,6 +76,7 @@ class WarmSpan(PinnedFileSpan):
         self._slot = slot
         self._since = since
         self._cached = cached
+        self._as_written = as_written
 
     @property
     def checksums(self) -> bytes:
@@ -84,12 +87,12 @@ class WarmSpan(PinnedFileSpan):
 
     def intact(self, offset: int, count: int) -> bool:
         file = self._file.file
-        if self._cached is False and file.unwritten(self._dependencies.residency, offset, count):
+        if self._as_written and file.unwritten(self._dependencies.residency, offset, count):
             return True
         return file.intact(self._extent, offset - self._extent.offset, count)
 
     def stayed(self, offset: int, count: int) -> bool:
-        if self._cached is False:
+        if self._as_written:
             return self.intact(offset, count)
         return self._file.file.stayed(self._extent, offset - self._extent.offset, count, self._since)
 
@@ -299,6 +302,9 @@ class PieceVerifier:
 class BlockSource:
     """A complete block. BlockDamaged when its bytes are not what they were.
 
+    `as_written`: it was fetched for this reader, or ahead for the first that comes, who gets what this process wrote as
+    long as that waits to be written to the device. All others get what was read and checked.
+
     Bytes that must be read to be verified are then given as they lie in the file, too: what a slow client has not taken
     yet waits there and not in this process's memory. Unless they leave memory at once, or the file system cannot tell.
     """
@@ -311,8 +317,10 @@ class BlockSource:
         dependencies: CacheDependencies,
         *,
         cached: bool,
+        as_written: bool,
     ) -> None:
         self.cached = cached
+        self.as_written = as_written
         self.from_peer = False
         self.stop = block.offset + block.length
         self.block = block
@@ -353,9 +361,9 @@ class BlockSource:
     # As `model.SpanFile`.
 
     def intact(self, offset: int, count: int) -> bool:
-        """Return True if bytes can be sent: those fetched for this reader as written, others after a check."""
+        """Return True if bytes can be sent, as written or after a check."""
         file = self.file.file
-        if not self.cached and file.unwritten(self._dependencies.residency, offset, count):
+        if self.as_written and file.unwritten(self._dependencies.residency, offset, count):
             return True
         return file.intact(self.extent, offset - self.extent.offset, count)
 

@@ -33,7 +33,7 @@ from gateway.blocks import layout, page_cache
 from gateway.blocks.block_file import BlockLease, lease_of
 from gateway.blocks.layout import CHECKSUM_BYTES, CHUNK_BYTES, Block, BlockRecord, Extent, Reservation
 from gateway.core.errors import BlockDamaged, StoreUnavailable
-from gateway.core.model import ByteRange, ObjectKey, ObjectVersion, immutable
+from gateway.core.model import ByteRange, ObjectVersion, immutable
 from gateway.disk.atomic_write import set_aside
 
 ALIGNMENT_BYTES = 64
@@ -440,8 +440,8 @@ class Ingest:
     source: Path
     reservation: Reservation
     blocks: Sequence[BlockRecord]
-    key: ObjectKey | None = None
-    """The object of the blocks; a pinned object stays."""
+    first: Block
+    """The first of the blocks: if it is pinned, all stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,7 +475,7 @@ def describe(ingested: IngestedFile, slot: str, block_size_bytes: int) -> Ingest
     file = layout.file_name(records[0].block_id, secrets.token_hex(8))
     placed = [replace(record, extent=record.extent._replace(file=file)) for record in records]
     reservation = Reservation(file, slot, layout.in_pages(disk_bytes), to_write=False)
-    return Ingest(ingested.path, reservation, placed, ingested.version.key)
+    return Ingest(ingested.path, reservation, placed, next(_whole_blocks(ingested, block_size_bytes)))
 
 
 def _records(ingested: IngestedFile, block_size_bytes: int) -> Iterator[BlockRecord]:

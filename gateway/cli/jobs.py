@@ -79,20 +79,28 @@ def pin(
     prefix: PinnedArgument,
     wait: WaitOption = False,
     allow_empty: AllowEmptyOption = False,
+    cluster: ClusterOption = False,
     json: JsonOption = False,
 ) -> None:
     """Fetch what lies under a prefix, and never evict it. `forebay status` lists the pins."""
-    _run("pin", prefix, None, wait, client, json, allow_empty)
+    _run("pin", prefix, None, wait, client, json, allow_empty, cluster=cluster)
 
 
 @asks
-def unpin(client: AdminClient, prefix: PinnedArgument, json: JsonOption = False) -> None:
+def unpin(
+    client: AdminClient,
+    prefix: PinnedArgument,
+    cluster: Annotated[bool, typer.Option("--cluster", help="What is pinned over the cluster, on all nodes.")] = False,
+    json: JsonOption = False,
+) -> None:
     """Let the gateway evict what lies under a pinned prefix again, when it needs room."""
-    answer = client.unpin(prefix)
+    answer = client.unpin(prefix, cluster=cluster)
     if json:
         print_json(answer.document())
-    else:
+    elif not answer.not_told:
         typer.echo(f"{printable(answer.prefix)} is not pinned any more")
+    if answer.not_told:
+        fail(f"{', '.join(answer.not_told)} do not answer: {printable(answer.prefix)} may be pinned there still")
 
 
 @asks

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Literal, TypeAlias
@@ -21,7 +21,7 @@ from gateway.cluster.members import View
 from gateway.cluster.peers import PeerAnswer, Peers
 from gateway.core import cancellation
 from gateway.core.clock import Clock
-from gateway.core.errors import OriginBodyError, OriginBusy
+from gateway.core.errors import OriginBodyError, OriginBusy, OriginUnreachable
 from gateway.core.model import ByteRange, Homes, ObjectKey, ObjectVersion
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import (
@@ -35,10 +35,12 @@ from gateway.origin.client import (
     begin_read_of,
 )
 from gateway.origin.peer_protocol import COPY, COPY_ALONE, FROM_BUCKET
+from gateway.origin.receive_buffer import ReceiveBuffer
 from gateway.origin.retry import retry_after_seconds
-from gateway.policy.slots import Slots
+from gateway.policy.slots import Prefix
 from gateway.s3.headers import first_and_last, parse_content_range
 from gateway.s3.origin_habits import check_head
+from gateway.shared.peer_bytes import PeerBytes
 from gateway.telemetry import metrics
 from gateway.telemetry.logs import RateLimitedLog
 
@@ -51,16 +53,23 @@ BUSY_SECONDS: Final = 0.1
 FOLLOWED_MAX: Final = 6
 """Nodes that a request asks one after the other because the one before has named them."""
 
+CACHED_SECONDS_MAX: Final = 5.0
+"""Seconds for which a node is waited for that is asked for what is on its disk."""
+
 RATION_SECONDS_MAX: Final = 60.0
 """Seconds for which a request waits for its part of the ration."""
 
+UNREAD_SECONDS_MAX: Final = 1.0
+"""Seconds, in all, for which an answer keeps its part of the ration while it waits for its reader."""
+
+UNPINS_AT_ONCE: Final = 64
+
 _BODY = frozenset({200, 206})
-_ANSWERS = _BODY | {201, 304, 404, 412, 416}
-_BUSY, _ASK_OTHERS = 503, 303
+_BUSY, _ASK_OTHERS = frozenset({429, 503}), 303
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _LAST: Final[Mapping[str, str]] = {peer.LAST: "1"}
 
-Reason: TypeAlias = Literal["unreachable", "busy", "refused", "old", "damaged"]
+Reason: TypeAlias = Literal["unreachable", "busy", "refused", "bucket-away", "old", "damaged"]
 
 _log = RateLimitedLog(structlog.get_logger("forebay.cluster"))
 
@@ -82,6 +91,9 @@ class ClusterRoles:
         view = self.view()
         return tuple((one.address, one is view.me) for one in view.owners(key, number))
 
+    def owns(self, key: ObjectKey, number: int) -> bool:
+        return self.view().owns(key, number)
+
 
 @dataclass(eq=False, slots=True)
 class ClusterOrigin:
@@ -94,12 +106,14 @@ class ClusterOrigin:
     bucket: Origin
     peers: Peers
     view: Callable[[], View]
-    slots: Slots
     block_size_of: Callable[[str], int]
     homes: Homes
     clock: Clock
     fallback_requests: int
+    received: PeerBytes = field(default_factory=PeerBytes)
     _ration: asyncio.Semaphore = field(init=False)
+    _bucket_is_away: bool = False
+    """The last request by ration got no answer."""
 
     def __post_init__(self) -> None:
         self._ration = asyncio.Semaphore(self.fallback_requests)
@@ -125,6 +139,23 @@ class ClusterOrigin:
             return None
         return begin_read_of(self.bucket)(request, on_end)
 
+    async def unpin(self, prefix: Prefix) -> dict[str, bool | None]:
+        """Unpin a prefix on all other nodes. Return which had it pinned over the cluster; None: it does not answer."""
+        view, told = self.view(), dict[str, bool | None]()
+        others = [one.address for one in view.members if one is not view.me]
+        for first in range(0, len(others), UNPINS_AT_ONCE):
+            some = others[first : first + UNPINS_AT_ONCE]
+            told |= zip(some, await asyncio.gather(*(self._unpin_at(one, prefix) for one in some)), strict=True)
+        return told
+
+    async def _unpin_at(self, address: str, prefix: Prefix) -> bool | None:
+        request = OriginRequest("HEAD", prefix.bucket, f"{prefix.key_prefix}-")
+        told = await self.peers.ask(address, self._to_peer(request, {peer.UNPIN: str(len(prefix.key_prefix))}))
+        if told is None:
+            return None
+        await told.aclose()
+        return {200: True, 404: False}.get(told.status)
+
     async def aclose(self) -> None:
         """Do nothing: the bucket's origin and the peers are closed by who made them."""
 
@@ -146,6 +177,8 @@ class ClusterOrigin:
             if not isinstance(told, str):
                 return told
             why = told
+            if told == "bucket-away" and self._bucket_is_away:
+                break  # the second owner would ask the same bucket
         return why
 
     async def _of_takers(
@@ -158,7 +191,12 @@ class ClusterOrigin:
                 break
             address = random.choice(others)
             asked.add(address)
-            told = await self._asked(address, request, 0.0, {peer.ONLY: only})
+            try:
+                async with asyncio.timeout(CACHED_SECONDS_MAX):
+                    told = await self._asked(address, request, 0.0, {peer.ONLY: only})
+            except TimeoutError:
+                self.peers.leave_out(address)
+                break
             if isinstance(told, str):
                 break
             if told.status in _BODY:
@@ -176,7 +214,7 @@ class ClusterOrigin:
         """Return the address of who owned this node's block before, if such a node can be asked for these bytes."""
         if request.method != "GET" or request.bucket is None or request.key is None:
             return None
-        if request.size_bytes is None and not request.may_be_remembered:
+        if request.size_bytes is None and request.ages is None:
             return None
         asked = _range(request)
         if asked is None or asked.first % peer.CHUNK_BYTES:
@@ -198,6 +236,7 @@ class ClusterOrigin:
         self, address: str, request: OriginRequest, deadline: float, more: Mapping[str, str] = _NO_HEADERS
     ) -> PeerAnswer | Reason:
         """Return a peer's answer, which may name others unless it must not, or why there is none of use."""
+        has_waited = False
         while True:
             began = self.clock.monotonic()
             answer = await self.peers.ask(address, self._to_peer(request, more))
@@ -205,7 +244,7 @@ class ClusterOrigin:
                 return "unreachable"
             if answer.status == _ASK_OTHERS and more is not _LAST:
                 return answer
-            if answer.status != _BUSY:
+            if answer.status not in _BUSY:
                 why = self._judge(address, answer, request, self.clock.monotonic() - began)
                 if why is not None:
                     await answer.aclose()
@@ -213,8 +252,11 @@ class ClusterOrigin:
             await answer.aclose()
             asked = retry_after_seconds(answer.headers, self.clock.now()) or 0.0
             seconds = min(max(asked, BUSY_SECONDS), deadline - self.clock.monotonic())
-            if seconds <= 0:
+            if seconds <= 0 or self.peers.is_left_out(address):
+                if has_waited:
+                    self.peers.leave_out(address)
                 return "busy"
+            has_waited = True
             with cancellation.turn():
                 await self.clock.sleep(seconds)
 
@@ -234,23 +276,18 @@ class ClusterOrigin:
         if request.size_bytes is not None:
             headers[peer.SIZE] = str(request.size_bytes)
         else:
-            headers[peer.MAX_AGE] = f"{self._age_max(request, is_absent=False):g}"
+            headers[peer.MAX_AGE] = f"{request.ages.seconds_max if request.ages is not None else 0.0:.3f}"
         return replace(request, headers=headers, begun=None)
-
-    def _age_max(self, request: OriginRequest, *, is_absent: bool) -> float:
-        slot = self.slots.find(request.bucket or "", request.key or "")
-        if is_absent:
-            return slot.negative_ttl_seconds
-        return math.inf if slot.consistency == "immutable" else slot.metadata_ttl_seconds
 
     def _judge(self, address: str, answer: PeerAnswer, request: OriginRequest, seconds: float) -> Reason | None:
         """Set the facts that an answer tells, and count its bytes; or return why it is of no use."""
         status, age_seconds, checksums = answer.status, 0.0, answer.checksums
-        if status not in _ANSWERS:
-            return "refused"
+        if not _may_be(status, request):
+            return "bucket-away" if status == peer.BUCKET_AWAY else "refused"
         if request.size_bytes is None:
             age_seconds = _age(answer)
-            if not age_seconds <= max(self._age_max(request, is_absent=status == 404), seconds):
+            is_of_now = age_seconds <= seconds
+            if not is_of_now and not (request.ages and request.ages.allow(status, answer.headers, age_seconds)):
                 return "old"
         if request.method == "HEAD" or status not in _BODY:
             answer.from_peer = FromPeer(age_seconds)
@@ -265,8 +302,10 @@ class ClusterOrigin:
                 check_head(status, answer.headers, version, asked)
             except OriginBodyError:
                 return "refused"
-        answer.from_peer = FromPeer(age_seconds, checksums, partial(self._doubt, address, answer.headers, request))
+        doubt = partial(self._doubt, address, answer.headers, request)
+        answer.from_peer = FromPeer(age_seconds, checksums, doubt, partial(self.peers.leave_out, address))
         metrics.CLUSTER_PEER_BYTES.add(answer.length_bytes, request.slot, "received")
+        self.received.add(address, answer.length_bytes)
         return None
 
     def _doubt(self, address: str, told: Mapping[str, str], request: OriginRequest) -> None:
@@ -293,18 +332,55 @@ class ClusterOrigin:
         except TimeoutError:
             raise OriginBusy("the bucket is asked for too many blocks of other nodes") from None
         try:
-            return _Rationed(await self.bucket.send(request), self._ration)
-        except BaseException:
+            response = await self.bucket.send(request)
+        except BaseException as error:
             self._ration.release()
+            if isinstance(error, OriginUnreachable) and not isinstance(error, OriginBusy):
+                self._bucket_is_away = True
             raise
+        self._bucket_is_away = False
+        return _Rationed(response, self._ration)
 
 
 class _Rationed(WrappedResponse):
-    """An answer of the bucket that has a part of the ration until it ends."""
+    """An answer of the bucket that has a part of the ration until it ends, or its reader has let it wait for too long.
+
+    Then it is the reader, and not the bucket, that others would wait for.
+    """
 
     def __init__(self, response: OriginResponse, ration: asyncio.Semaphore) -> None:
         super().__init__(response)
         self._held: asyncio.Semaphore | None = ration
+        self._loop = asyncio.get_running_loop()
+        self._left_seconds = UNREAD_SECONDS_MAX
+        self._waits()
+
+    async def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncGenerator[bytes | memoryview, None]:
+        pieces = super().stream(buffer)
+        try:
+            while True:
+                self._is_read()
+                try:
+                    piece = await anext(pieces)
+                except StopAsyncIteration:
+                    return
+                self._waits()
+                yield piece
+        finally:
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()
+
+    async def read(self, limit_bytes: int) -> bytes:
+        self._is_read()
+        return await super().read(limit_bytes)
+
+    def _waits(self) -> None:
+        self._waits_since = self._loop.time()
+        self._waiting = self._loop.call_later(self._left_seconds, self._ended)
+
+    def _is_read(self) -> None:
+        self._waiting.cancel()
+        self._left_seconds = max(0.0, self._left_seconds - (self._loop.time() - self._waits_since))
 
     def whole(self) -> memoryview | None:
         body = super().whole()
@@ -319,18 +395,39 @@ class _Rationed(WrappedResponse):
             self._ended()
 
     def _ended(self) -> None:
+        self._waiting.cancel()
         held, self._held = self._held, None
         if held is not None:
             held.release()
 
 
 def _to_bucket(request: OriginRequest) -> OriginRequest:
-    return replace(request, headers={name: value for name, value in request.headers.items() if name != COPY})
+    headers = {name: value for name, value in request.headers.items() if name not in (COPY, peer.PIN)}
+    return replace(request, headers=headers)
 
 
 def _range(request: OriginRequest) -> ByteRange | None:
     first, last = first_and_last(request.headers.get("range")) or (0, None)
     return ByteRange(first, last) if last is not None else None
+
+
+def _may_be(status: int, request: OriginRequest) -> bool:
+    """Return True if a question may be answered so."""
+    asked = request.headers
+    match status:
+        case 200:
+            return request.size_bytes is None or "range" in asked
+        case 201:
+            return request.size_bytes is not None and request.method == "HEAD"
+        case 206 | 416:
+            return "range" in asked
+        case 304:
+            return "if-none-match" in asked or "if-modified-since" in asked
+        case 409:  # the disk has no room for a pin
+            return peer.PIN in asked
+        case 412:
+            return "if-match" in asked or "if-unmodified-since" in asked
+    return status == 404
 
 
 def _age(answer: PeerAnswer) -> float:

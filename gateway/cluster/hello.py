@@ -39,6 +39,9 @@ class Hello(BaseModel):
     age_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """Seconds for which it has been a member without a gap."""
 
+    store: Name = ""
+    """The name of its write-back buffer."""
+
     silent: Annotated[tuple[Name, ...], Field(max_length=1024)] = ()
     """Addresses of members that do not answer it, SILENT_TOLD at most."""
 

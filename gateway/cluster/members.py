@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import orjson
 import structlog
@@ -34,7 +34,8 @@ class Member:
 
     `address` is its peer port's. `caches`: False while its directory is closed; then it owns nothing. `since`: from
     when on it has been a member without a gap, on this machine's monotonic clock; None until it has told. `answers`:
-    False if it has not answered the last hello; it stays a member, and owns what it owned.
+    False if it has not answered the last hello; it stays a member, and owns what it owned. `prefixes`: where its
+    writes must be looked up, and `store` is what it calls its buffer; without Redis both are empty.
     """
 
     name: str
@@ -44,6 +45,8 @@ class Member:
     caches: bool = True
     since: float | None = None
     answers: bool = True
+    prefixes: tuple[str, ...] = ()
+    store: str = ""
 
 
 def alike(own: Member, address: str) -> Member:
@@ -100,6 +103,10 @@ class View:
             return owners[::-1]
         return owners
 
+    def owns(self, key: ObjectKey, number: int) -> bool:
+        """Return True if this node is the first owner, silent members considered. Any thread."""
+        return self._now.owners(key, number)[:1] == (self.me,)
+
     def owner_before(self, key: ObjectKey, number: int) -> Member | None:
         """Return who looked after the block before the members last changed, if that was not long ago; not this one."""
         now = self._clock.monotonic()
@@ -131,10 +138,15 @@ def read_view(file: Path) -> tuple[list[Member], list[Gone]]:
     """Return what the view file says. Raise OSError, or ValueError if it is damaged."""
     try:
         document = orjson.loads(file.read_bytes())
-        members = [Member(**one) for one in document["members"]]
-        return members, [Gone(Member(**one["member"]), one["at"]) for one in document["gone"]]
+        members = [member_from(one) for one in document["members"]]
+        return members, [Gone(member_from(one["member"]), one["at"]) for one in document["gone"]]
     except (TypeError, KeyError) as error:
         raise ValueError(f"the view file of another version: {error}") from error
+
+
+def member_from(fields: Mapping[str, Any]) -> Member:
+    """Return the member of a JSON document. TypeError if it is of another version."""
+    return Member(**{**fields, "prefixes": tuple(fields.get("prefixes", ()))})
 
 
 class Members:

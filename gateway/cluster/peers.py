@@ -75,9 +75,17 @@ class Peers:
         self._secrets = tuple(secrets)
 
     def is_away(self, member: Member) -> bool:
-        """Return True if a member is silent, or left out because it is slow."""
+        """Return True if a member is silent or left out."""
         peer = self._peers.get(member.address)
-        return peer is not None and (peer.left_out_until > self._clock.monotonic() or not peer.origin.answers())
+        return peer is not None and (self.is_left_out(member.address) or not peer.origin.answers())
+
+    def is_left_out(self, address: str) -> bool:
+        """Return True if a node has lately been slow, has let a request wait in vain, or has broken a body off."""
+        peer = self._peers.get(address)
+        return peer is not None and peer.left_out_until > self._clock.monotonic()
+
+    def leave_out(self, address: str) -> None:
+        self._peer(address).left_out_until = self._clock.monotonic() + LEFT_OUT_SECONDS
 
     async def ask(self, address: str, request: OriginRequest) -> PeerAnswer | None:
         """Return the proved answer to a request, to be closed; None: there is none. Its headers have a new nonce."""
@@ -108,7 +116,7 @@ class Peers:
             raise OriginUnreachable(f"{problem}, or does not accept this node's: it answers {response.status}")
         metrics.CLUSTER_PEER_SECONDS.observe(seconds)
         if response.headers.get("x-forebay-cache") == "hit":
-            self._took(peer, seconds)
+            self._took(address, peer, seconds)
         return PeerAnswer(response)
 
     async def hello(self, address: str) -> bytes:
@@ -150,14 +158,14 @@ class Peers:
         text = proved_text(nonce, response.status, response.headers)
         return any(hmac.compare_digest(told, proof_of(one, text).encode()) for one in self._secrets)
 
-    def _took(self, peer: _Peer, seconds: float) -> None:
+    def _took(self, address: str, peer: _Peer, seconds: float) -> None:
         peer.hit_seconds.append(seconds)
         if len(peer.hit_seconds) < SAMPLES or seconds < SLOW_SECONDS_MIN:
             return
         own = median(peer.hit_seconds)
         others = [median(one.hit_seconds) for one in self._peers.values() if one is not peer and one.hit_seconds]
         if own > SLOW_SECONDS_MIN and others and own > SLOW_TIMES * median(others):
-            peer.left_out_until = self._clock.monotonic() + LEFT_OUT_SECONDS
+            self.leave_out(address)
             peer.hit_seconds.clear()
 
 

@@ -135,8 +135,13 @@ class Polling:
         ask: Ask,
         *,
         resolve: Callable[[Sequence[str]], Awaitable[list[str]]] = addresses_of,
+        resolve_seconds: float = RESOLVE_SECONDS,
+        told: Callable[[str], Member | None] = lambda _address: None,
     ) -> None:
-        """`own` returns this node as it is configured now; `file` is the view file."""
+        """`own` returns this node as it is configured now; `file` is the view file.
+
+        `told` returns what Redis says of the node at an address, which counts for its name and for what it writes.
+        """
         self._entries = entries
         self._own = own
         self._membership = membership
@@ -144,6 +149,8 @@ class Polling:
         self._clock = clock
         self._ask = ask
         self._resolve = resolve
+        self._resolve_seconds = resolve_seconds
+        self._told = told
         self._gone: dict[str, Gone] = {}
         self._written = b""
         self._failure = ""
@@ -155,11 +162,14 @@ class Polling:
         """The members in the order of the list."""
         own = replace(self._own(), since=self._membership.since)
         return [
-            own
-            if address == own.address
-            else replace(heard.member or alike(own, address), answers=heard.problem is None)
+            own if address == own.address else self._member(own, address, heard)
             for address, heard in self.heard.items()
         ]
+
+    def _member(self, own: Member, address: str, heard: Heard) -> Member:
+        told = self._told(address)
+        member = replace(heard.member or told or alike(own, address), answers=heard.problem is None)
+        return member if told is None else replace(member, name=told.name, prefixes=told.prefixes, store=told.store)
 
     def state_of(self, member: Member) -> str:
         """Return one of `metrics.MEMBER_STATES`."""
@@ -187,7 +197,7 @@ class Polling:
                 self._list(await self._resolve(self._entries))
             except OSError as error:
                 self._tell_failure(f"the names in cluster.members cannot be resolved: {error}")
-            await self._clock.sleep(RESOLVE_SECONDS)
+            await self._clock.sleep(self._resolve_seconds)
 
     def _list(self, addresses: list[str]) -> None:
         if not addresses or addresses == list(self.heard):  # no name stands for no node
@@ -215,7 +225,8 @@ class Polling:
         return [address for address, heard in self.heard.items() if address != own and heard.asked_at <= before]
 
     async def _say_hello(self, address: str) -> None:
-        last, asked_at, asked_at_wall = self.heard[address], self._clock.monotonic(), self._clock.now()
+        last = self.heard.get(address, Heard())  # it may have left the list just now
+        asked_at, asked_at_wall = self._clock.monotonic(), self._clock.now()
         try:
             async with asyncio.timeout(HELLO_SECONDS_MAX):
                 hello = Hello.read(await self._ask(address))
@@ -232,9 +243,9 @@ class Polling:
             if known is not None and abs(known - since) < TURN_SECONDS:
                 since = known  # it is as old as it was: answers take unequal time
             caches = hello.caches and hello.protocol == VERSION
-            member = Member(address, address, hello.zone, hello.weight, caches, since)
+            member = Member(address, address, hello.zone, hello.weight, caches, since, store=hello.store)
             heard = Heard(member, hello, at, hello.at - (asked_at_wall + at) / 2, None, asked_at)
-        if address in self.heard:  # else it has left the list meanwhile
+        if address in self.heard:
             self.heard[address] = heard
             if heard.problem is None:
                 self._gone.pop(address, None)

@@ -380,6 +380,7 @@ def not_private(settings: Settings) -> list[str]:
         "origin.secret_access_key_file": settings.origin.secret_access_key_file,
         "admin.token_file": settings.admin.token_file,
         "cluster.secret_file": settings.cluster.secret_file.path if settings.cluster is not None else None,
+        "cluster.redis_password_file": settings.cluster.redis_password_file if settings.cluster is not None else None,
     }
     for table in ("credentials", "origin_credentials"):
         of_table = enumerate(getattr(settings, table))

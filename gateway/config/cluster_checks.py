@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import ipaddress
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from gateway.config.fields import is_loopback
-from gateway.config.problems import allowed_of
+from gateway.config.problems import Hidden, allowed_of
 from gateway.config.settings import ClusterSettings, Settings
 from gateway.core.errors import ConfigError
 
@@ -24,6 +26,7 @@ def cluster_problems(settings: Settings) -> Iterator[ConfigError]:
         return
     yield from _secret(cluster)
     yield from _members(cluster)
+    yield from _redis(cluster)
     yield from _ports(settings, cluster)
     for name in ("node", "zone"):
         text = getattr(cluster, name)
@@ -36,7 +39,9 @@ def cluster_problems(settings: Settings) -> Iterator[ConfigError]:
 def not_among_members(settings: Settings) -> list[str]:
     """Return a warning if this node is missing from `cluster.members`."""
     cluster = settings.cluster
-    if cluster is None or cluster.advertise in cluster.members or any(map(_is_name, cluster.members)):
+    if cluster is None or cluster.redis:
+        return []
+    if any(one == cluster.advertise or one.startswith(_BY_NAME) for one in cluster.members):
         return []
     return [
         f"cluster.advertise = {cluster.advertise!r} is not among cluster.members: this node asks the others, and looks "
@@ -62,10 +67,6 @@ def _is_address(host: str, version: int | None = None) -> bool:
     return version in (None, found.version)
 
 
-def _is_name(entry: str) -> bool:
-    return entry.startswith(_BY_NAME)
-
-
 def _wrong(name: str, value: object, more: str = "") -> ConfigError:
     return ConfigError(f"cluster.{name}", value, more or allowed_of(ClusterSettings, name))
 
@@ -78,15 +79,15 @@ def _secret(cluster: ClusterSettings) -> Iterator[ConfigError]:
         yield _wrong("secret_file", path, "this file is empty")
     elif len(cluster.secrets) > 2:
         yield _wrong("secret_file", path, f"this file has {len(cluster.secrets)} lines: it must have one or two")
-    elif any(
-        len(one) < SECRET_CHARACTERS_MIN or not (one.isascii() and one.decode().isprintable())
-        for one in cluster.secrets
-    ):
+    elif not all(map(_SECRET.fullmatch, cluster.secrets)):
         allowed = f"each line of this file must have at least {SECRET_CHARACTERS_MIN} printable ASCII characters"
         yield _wrong("secret_file", path, allowed)
 
 
 def _members(cluster: ClusterSettings) -> Iterator[ConfigError]:
+    if bool(cluster.members) == bool(cluster.redis):
+        more = "the members are found by cluster.members or by cluster.redis: give one of the two"
+        yield _wrong("members", cluster.members or None, more)
     seen = set[str]()
     for i, entry in enumerate(cluster.members):
         if place_of(entry.removeprefix(_BY_NAME)) is None:
@@ -94,6 +95,48 @@ def _members(cluster: ClusterSettings) -> Iterator[ConfigError]:
         elif entry in seen:
             yield _wrong(f"members[{i}]", entry, "this is a member already")
         seen.add(entry)
+
+
+class RedisUrl(NamedTuple):
+    """The parts of `cluster.redis`. `service`: the places are Sentinels'."""
+
+    places: tuple[tuple[str, int], ...]
+    service: str | None
+    database: int
+    tls: bool
+
+
+def redis_url(text: str) -> RedisUrl | None:
+    """Return the parts of a URL; None if it is not allowed."""
+    scheme, _, rest = text.partition("://")
+    hosts, _, path = rest.partition("/")
+    usual, is_sentinel = (26379, True) if scheme == "sentinel" else (6379, False)
+    service, _, database = path.partition("/") if is_sentinel else ("", "", path)
+    named = (
+        one if re.search(r":[0-9]+$", one) and not one.endswith("]") else f"{one}:{usual}" for one in hosts.split(",")
+    )
+    places = tuple(place for one in named if (place := place_of(one)) is not None)
+    is_whole = len(places) == len(hosts.split(",")) and (is_sentinel or len(places) == 1)
+    if scheme not in ("redis", "rediss", "sentinel") or not is_whole or not re.fullmatch("[0-9]{0,5}", database):
+        return None
+    if is_sentinel and not re.fullmatch(r"[A-Za-z0-9._-]+", service):
+        return None
+    return RedisUrl(places, service or None, int(database or 0), scheme == "rediss")
+
+
+def _redis(cluster: ClusterSettings) -> Iterator[ConfigError]:
+    if not cluster.redis:
+        for name in ("redis_user", "redis_password"):
+            if getattr(cluster, name) is not None:
+                yield ConfigError(f"cluster.{name}", Hidden(), "remove it, or give cluster.redis")
+        return
+    if "@" in cluster.redis:
+        problem = "cluster.redis has a user or password in it"
+        yield ConfigError("cluster.redis", Hidden(), "give redis_user and redis_password_file", problem=problem)
+    elif redis_url(cluster.redis) is None:
+        yield _wrong("redis", cluster.redis)
+    elif importlib.util.find_spec("redis") is None:
+        yield _wrong("redis", cluster.redis, "install what it needs: pip install 'forebay[cluster]'")
 
 
 def _ports(settings: Settings, cluster: ClusterSettings) -> Iterator[ConfigError]:
@@ -109,13 +152,9 @@ def _ports(settings: Settings, cluster: ClusterSettings) -> Iterator[ConfigError
                 yield _wrong("listen", cluster.listen, f"{table}.port has this port already: choose another")
     if not cluster.advertise:
         yield _wrong("advertise", None, "give it: this machine has no default route")
-    elif advertise is None or _stands_for_all(advertise[0]):
+    elif advertise is None or (_is_address(advertise[0]) and ipaddress.ip_address(advertise[0]).is_unspecified):
         yield _wrong("advertise", cluster.advertise)
     elif is_loopback(advertise[0]):
         others = [place_of(one.removeprefix(_BY_NAME)) for one in cluster.members]
         if any(one is not None and not is_loopback(one[0]) for one in others):
             yield _wrong("advertise", cluster.advertise)
-
-
-def _stands_for_all(host: str) -> bool:
-    return _is_address(host) and ipaddress.ip_address(host).is_unspecified

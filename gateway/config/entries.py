@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, SecretStr, model_validator
 
@@ -356,6 +356,13 @@ class SlotSettings(Section):
         "room that nobody else uses; they leave before all others. `none`: none. `all`: all, like its own.",
         allowed="idle, none or all",
     )
+    own_writes: Literal["cluster", "node"] = setting(
+        "cluster",
+        "With `cluster.redis`: who sees at once what a client has written through this node. `cluster`: readers on all "
+        "nodes; requests in the slot ask the registry first, unless it is read-only, or strict and not write-back. "
+        "`node`: readers on this node; the others see it like a write of others, once the bucket has it.",
+        allowed="cluster or node",
+    )
     read_bandwidth_bytes_per_second: BandwidthBytesPerSecond | None = setting(
         None, "Ceiling on reads from the origin, over all workers.", allowed='at least 64KiB/s, such as "4GiB/s"'
     )
@@ -475,6 +482,24 @@ class SlotSettings(Section):
     def is_buffered(self) -> bool:
         """Return whether writes are acknowledged when this node's disk has them."""
         return self.write != "through"
+
+    @property
+    def asks_other_nodes(self) -> bool:
+        """Return whether other nodes' writes must be known in it, and are not told by the origin each time."""
+        if self.own_writes != "cluster" or self.mode == "read-only" or self.write == "scratch":
+            return False
+        return self.is_buffered or self.consistency in ("ttl", "immutable")
+
+    def believing_at_most(self, seconds: float) -> Self:
+        """Return the same slot, which believes nothing that it has learned of objects longer ago than that."""
+        if self.consistency not in ("ttl", "immutable"):
+            return self
+        is_immutable = self.consistency == "immutable"
+        fresh_seconds = seconds if is_immutable else min(self.metadata_ttl_seconds, seconds)
+        stale_seconds = 0.0 if is_immutable else min(self.stale_if_unreachable_seconds, seconds - fresh_seconds)
+        bounded = {"metadata_ttl_seconds": fresh_seconds, "stale_if_unreachable_seconds": stale_seconds}
+        kept = {name: value for name, value in self.__dict__.items() if name in type(self).model_fields}
+        return type(self).model_construct(**{**kept, "stated_consistency": "ttl", **bounded})
 
     @property
     def index_refresh_in_force_seconds(self) -> float | None:

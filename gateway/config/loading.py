@@ -307,6 +307,7 @@ def _with_files(settings: Settings, running: Settings | None) -> Settings:
     buckets = [one.model_copy(update={"ca_bundle": _content(one.ca_bundle, known)}) for one in settings.buckets]
     cluster = settings.cluster
     if cluster is not None:
+        cluster = with_secret("cluster", cluster, "redis_password")
         cluster = cluster.model_copy(update={"secret_file": _content(cluster.secret_file)})
     problems += _missing_secrets(credentials, problems)
     if problems:

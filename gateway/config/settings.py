@@ -352,10 +352,24 @@ class ClusterSettings(Section):
         allowed="address:port, or [address]:port; a loopback address only if all members have one",
     )
     members: list[str] = setting(
-        help="The peer ports of all nodes, this one included; or `dns://name:port`: all addresses of a name, which "
+        [],
+        "The peer ports of all nodes, this one included; or `dns://name:port`: all addresses of a name, which "
         "Forebay resolves again every few seconds.",
-        allowed='a list such as ["10.0.3.17:9002", "10.0.3.18:9002"] or ["dns://forebay-peers:9002"]',
-        min_length=1,
+        allowed='a list such as ["10.0.3.17:9002", "10.0.3.18:9002"] or ["dns://forebay-peers:9002"]; this or redis',
+    )
+    redis: str = setting(
+        "",
+        "Redis 7.0 or Valkey 7.2, or later, in which the nodes find each other, instead of in `members`; or its "
+        "Sentinels. It needs `pip install 'forebay[cluster]'`.",
+        allowed="redis://host[:port][/database], rediss:// for TLS, or sentinel://host[:port],…/name[/database]; this "
+        "or members",
+    )
+    redis_user: str | None = setting(None, "User at Redis. Omitted: the default one.", allowed="a name", min_length=1)
+    redis_password: SecretStr | None = setting(
+        None, "Password at Redis.", allowed="a password; this or redis_password_file, not both", min_length=1
+    )
+    redis_password_file: Path | None = setting(
+        None, "File that holds the password.", allowed="a readable file; this or redis_password, not both"
     )
     zone: str = setting(
         "",
@@ -378,7 +392,7 @@ class ClusterSettings(Section):
     tls: bool = setting(
         False,
         "The peer port speaks TLS, with `server.certificate_file` and `server.key_file`. Peers are verified by "
-        "`origin.ca_bundle`, or the system's authorities.",
+        "`origin.ca_bundle`, or the system's authorities. So is a `rediss://`, whatever this says.",
         allowed="true or false; true needs server.certificate_file",
     )
 

@@ -7,6 +7,7 @@ ForebayError
 │   └── NoAdminPort            nothing listens at its address
 ├── S3Error                the client's answer: code, status, message (built by `s3.error_codes.s3_error`)
 ├── ClientDisconnected     the client went away
+├── RegistryAway           the registry of the cluster cannot be had, or not be believed: the message says why
 ├── OriginError
 │   ├── OriginUnreachable      no connection, no answer in time, or the retry budget is spent
 │   │   ├── OriginBusy         no connection to it was free in time
@@ -102,6 +103,10 @@ class S3Error(ForebayError):
 
 class ClientDisconnected(ForebayError):
     """The client closed its connection before the exchange was over."""
+
+
+class RegistryAway(ForebayError):
+    """The registry of what the nodes of the cluster have pending cannot be asked now, or not be believed."""
 
 
 class OriginError(ForebayError):

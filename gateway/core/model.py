@@ -75,6 +75,27 @@ class ObjectKey(NamedTuple):
         return f"s3://{self.bucket}/{self.key}"
 
 
+class Claim(NamedTuple):
+    """A key that a write is about to make pending. `token` names the write: its row in the journal has the same."""
+
+    key: ObjectKey
+    token: str
+
+
+@immutable
+class Known:
+    """What the registry of the cluster knows about a key.
+
+    `store`: the other node's store that has it pending; None: no other has. `claim` is the sequence number of that
+    claim, `stamp` that of the key's last change through any node; 0: none. Numbers of two runs of Redis differ. `stamp`
+    None: nobody can say when the key was changed.
+    """
+
+    store: str | None = None
+    claim: int = 0
+    stamp: int | None = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Homes:
     """The home of each bucket: its own endpoint URL, else that of the origin, `main`.

@@ -104,6 +104,8 @@ def of_cluster(cluster: to.ClusterDocument) -> Iterator[Finding]:
     if not any(one.this_node for one in cluster.members):
         text = f"{cluster.address} is not among the members: this node asks them, and looks after no blocks"
         yield CLUSTER.warning(text, "set cluster.advertise to the address by which the others know it")
+    if cluster.redis is not None:
+        yield from of_redis(cluster.redis, len(cluster.members))
     found = [one for member in cluster.members if not member.this_node for one in _of_member(member)]
     yield from found[:_MEMBERS_SHOWN]
     if len(found) > _MEMBERS_SHOWN:
@@ -133,6 +135,35 @@ def _of_member(one: to.ClusterMember) -> Iterator[Finding]:
         text = f"the clock of {name} differs by {seconds:.0f} s; nodes refuse {_CLOCK_SECONDS_MAX:.0f} s"
         yield (CLUSTER.error if is_refused else CLUSTER.warning)(text, "set the clocks: chronyc tracking, timedatectl")
 
+
+def of_redis(redis: to.RedisState, members: int) -> Iterator[Finding]:
+    """Yield what this node finds of the registry's server."""
+    if not redis.believed:
+        text = f"Redis is not believed: {redis.problem or 'it was not asked yet'}"
+        yield CLUSTER.error(text, "docs/cluster.md, With Redis, says what it takes")
+    if not redis.version:
+        return
+    name, clients = f"Redis {redis.version}", members * _CLIENTS_OF_NODE
+    if redis.policy != "noeviction":
+        text = f"{name} may drop entries of the registry when it is full: maxmemory-policy is {redis.policy}"
+        yield CLUSTER.error(text, "set maxmemory-policy noeviction")
+    if redis.limit_bytes and redis.used_bytes > _FULL_SHARE * redis.limit_bytes:
+        text = f"{name} uses {size_text(redis.used_bytes)} of {size_text(redis.limit_bytes)}; when full, it refuses all"
+        yield CLUSTER.warning(text, "raise maxmemory")
+    if redis.clients_max and clients > redis.clients_max:
+        text = f"{name} takes {redis.clients_max:,} clients; {counted(members, 'node')} may need more"
+        yield CLUSTER.warning(text, f"set maxclients to {clients:,}, one for each process, or more")
+    if redis.replicas and not redis.waits_for_replicas:
+        text = f"{name} goes on as a primary when its replicas are gone"
+        advice = "set min-replicas-to-write 1 and min-replicas-max-lag 5: of two primaries, one then ends soon"
+        yield CLUSTER.warning(text, advice)
+    if (seconds := abs(redis.clock_seconds or 0.0)) > _CLOCK_SECONDS:
+        yield CLUSTER.note(f"the clock of {name} differs by {seconds:.0f} s; nothing depends on it", "set the clocks")
+
+
+_FULL_SHARE = 0.75
+_CLIENTS_OF_NODE = 9
+"""Connections of a node with eight workers."""
 
 _UNANSWERED = "see that it runs, that the network passes the peer port both ways, and that secret and clock agree"
 _CLOCK_SECONDS, _CLOCK_SECONDS_MAX = 30.0, 60.0

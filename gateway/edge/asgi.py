@@ -38,13 +38,12 @@ from gateway.operations.context import (
     Response,
     reply_to,
 )
-from gateway.operations.passthrough import READ_METHODS
 from gateway.operations.router import perform
 from gateway.origin.client import ACCOUNT
 from gateway.policy.callers import Admission, CallerLimits, Callers, Direction
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import without
-from gateway.s3.requests import Operation, S3Request, another_service, parse_request
+from gateway.s3.requests import READ_METHODS, Operation, S3Request, another_service, parse_request
 from gateway.s3.xml_writer import document, element
 from gateway.shared.recent_requests import MINUTE_SECONDS, FinishedRequest, RecentRequests
 from gateway.telemetry import metrics

@@ -21,7 +21,8 @@ CLOCK_SECONDS_MAX = 60
 _NONCE = re.compile("[0-9a-f]{32}")
 
 _MAY_BE_UNSIGNED = name_set(
-    "accept accept-encoding authorization connection content-length traceparent tracestate user-agent x-forebay-hop"
+    "accept accept-encoding authorization connection content-length expect traceparent tracestate user-agent "
+    "x-forebay-hop"
 )
 """Headers that change neither the question nor the answer."""
 

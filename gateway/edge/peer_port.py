@@ -2,8 +2,9 @@
 
     scope → s3.requests → peer_access → operations.peer_reads → the proof → send
 
-A question is S3's GET or HEAD of an object, or `GET /-/hello`. An answer has the checksums of its body, and proves that
-this node knows the cluster's secret (origin/peer_protocol.py).
+A question is S3's GET or HEAD of an object, `GET /-/hello`, or about this node's buffer (operations/peer_writes.py). An
+answer proves that this node knows the cluster's secret, and has the checksums of its body, but for what is pending here
+(origin/peer_protocol.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import structlog
 
 from gateway.core import cancellation
-from gateway.core.errors import ClientDisconnected
+from gateway.core.errors import ClientDisconnected, OriginBodyError, OriginBusy, OriginUnreachable
 from gateway.edge.asgi import RequestRecord, send_reply, whole_response
 from gateway.edge.cycle import RESPONSE, in_task
 from gateway.edge.peer_access import Asker, PeerAccess
@@ -25,10 +26,12 @@ from gateway.edge.receiving import AsgiRequestBody, Receive
 from gateway.edge.sending import PlainSend, Scope, Send
 from gateway.operations.context import NO_BODY, AppContext, Response, reply_to
 from gateway.operations.peer_reads import PeerQuestion, PeerReads
+from gateway.operations.peer_writes import answer_for_store, is_for_store
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import ACCOUNT
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import parse_request
+from gateway.shared.peer_bytes import PeerBytes
 from gateway.telemetry import metrics
 
 HELLO = b"/-/hello"
@@ -36,6 +39,7 @@ HELLO = b"/-/hello"
 _OUTCOMES = {204: "verified", 303: "named", 404: "absent", 421: "misdirected", 503: "busy"}
 _OUTCOMES |= dict.fromkeys((200, 201, 206, 304), "served") | dict.fromkeys((412, 416), "changed")
 _OUTCOMES |= dict.fromkeys((400, 403, 405, 501), "refused")
+
 
 _log = structlog.get_logger("forebay.cluster")
 
@@ -55,6 +59,7 @@ class PeerApp:
 
     services: AppContext
     access: PeerAccess
+    sent: PeerBytes = field(default_factory=PeerBytes)
     reads: PeerReads = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,6 +80,7 @@ class PeerApp:
             question = exchange.question
             if question is not None and question.sent is not None:
                 metrics.CLUSTER_PEER_BYTES.add(exchange.record.sent_bytes, question.slot.name, "sent")
+                self.sent.add(question.asker, exchange.record.sent_bytes)
             metrics.CLUSTER_PEER_REQUESTS.add(1, outcome)
 
     async def _answered(self, exchange: _Exchange, scope: Scope, receive: Receive) -> Response:
@@ -86,6 +92,8 @@ class PeerApp:
             raise
         except Exception as error:  # noqa: BLE001 - whatever happened, the asker gets an answer and the log a line
             reply = reply_to(error, record.request_id, record.path)
+            if isinstance(error, OriginUnreachable | OriginBodyError) and not isinstance(error, OriginBusy):
+                reply.status = peer.BUCKET_AWAY
         if exchange.asker is not None:
             _prove(reply, exchange.asker, exchange.question, scope["method"])
         return reply
@@ -96,8 +104,10 @@ class PeerApp:
         has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
         record.body = AsgiRequestBody(receive, request.headers, None) if has_body else NO_BODY
         exchange.asker = self.access.admit(request)
+        if is_for_store(request):
+            return answer_for_store(self.services, request, record.body)
         if has_body:
-            raise s3_error("NotImplemented", "No request to this port has a body.")
+            raise s3_error("NotImplemented", "Such a request to this port has no body.")
         if request.raw_path == HELLO and request.method == "GET" and not request.query:
             return Response(200, [("content-type", "application/json")], self.services.hello())
         question = exchange.question = self.reads.question(request)
@@ -144,7 +154,11 @@ async def _awaited(answer: Coroutine[Any, Any, Response]) -> Response:
 def _prove(reply: Response, asker: Asker, question: PeerQuestion | None, method: str) -> None:
     """Give an answer its length, its checksums, the age of its facts, and proof of all its headers."""
     body, own = reply.body, dict(reply.headers)
-    own.pop("content-length", None)
+    told_length = own.pop("content-length", "")
+    if question is None:  # its cache is not asked
+        reply.cache = reply.reason = None
+    if reply.length_bytes is None and told_length.isdecimal():
+        reply.length_bytes = int(told_length)
     if isinstance(body, (bytes, memoryview)):
         if body and method != "HEAD" and peer.CRC32C not in own:
             own[peer.CRC32C] = peer.encode_checksums(peer.chunk_checksums(body))

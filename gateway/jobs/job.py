@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -67,7 +67,7 @@ class Job:
     `bytes_done` of an eviction are those that it has dropped, of every version. `full` says that the cache had no room
     for the rest. Times are seconds since 1970. `name` is that of the snapshot that a job makes: its objects are done as
     they are found. With `allow_empty`, finding none is no failure. What `was_pinned` before stays so.
-    Of a warm-up of the `cluster` each block goes to the node that looks after it, and no copy stays here.
+    Of a warm-up or pin of the `cluster` each block goes to the node that looks after it, and no copy stays here.
     """
 
     id: str
@@ -199,8 +199,19 @@ async def steadily(
 
 
 @dataclass(frozen=True, slots=True)
+class Unpinned:
+    """The end of a pin. `not_told`: addresses of the nodes that do not answer, and may keep it."""
+
+    was_pinned: bool
+    not_told: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class JobDependencies:
-    """The parts that jobs use. `homes` says where buckets are, as snapshots record it."""
+    """The parts that jobs use. `homes` says where buckets are, as snapshots record it.
+
+    `unpin_at_others` has the other nodes of the cluster let go of a prefix: see `Unpinned`.
+    """
 
     origin: Origin
     catalog: Catalog
@@ -209,3 +220,4 @@ class JobDependencies:
     clock: Clock
     snapshots: SnapshotStore
     homes: Homes
+    unpin_at_others: Callable[[str], Awaitable[Unpinned]] | None = None

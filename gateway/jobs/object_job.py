@@ -62,7 +62,7 @@ class ObjectJob:
     async def run(self) -> None:
         """Do the remaining work. Raise ForebayError when the listing or the disk fails, or a pin is refused."""
         if self.job.kind is JobKind.PIN:
-            self._pin = await self._dependencies.blocks.pin(self.job.prefix)
+            self._pin = await self._dependencies.blocks.pin(self.job.prefix, cluster=self.job.cluster)
         recovered = await asyncio.to_thread(self._worklist.recover, self.job.place)
         self.job = _as_recovered(self.job, recovered)
         start_after = recovered.last.key.key if recovered.last is not None else ""
@@ -88,6 +88,8 @@ class ObjectJob:
         """PinRefused when there is no object, or more bytes than the slot may pin: said before the first is fetched."""
         if not self.job.objects_found and not self.job.allow_empty:
             raise PinRefused(f"{self.job.prefix} holds no object: check the name, or allow it to be empty")
+        if self.job.cluster:
+            return  # other nodes pin most of it, and say themselves what they have room for
         prefix = Prefix.parse(self.job.prefix)
         slot = self._dependencies.slots.find(prefix.bucket, prefix.key_prefix).name
         pinnable_bytes = self._dependencies.blocks.pinnable_bytes(slot)
@@ -228,7 +230,8 @@ class ObjectJob:
         fetch = partial(blocks.fetch, version, piece, slot=slot.name, purpose=Purpose.WARM, come=come)
         try:
             if self.job.cluster and not self.job.full:
-                at_owner = partial(blocks.fetch_at_owner, version, piece, slot=slot.name, purpose=Purpose.WARM)
+                pin = Prefix.parse(self.job.prefix) if self._pin else None
+                at_owner = partial(blocks.fetch_at_owner, version, piece, slot=slot.name, purpose=Purpose.WARM, pin=pin)
                 elsewhere_bytes = await with_retries(self._dependencies.clock, at_owner)
                 if elsewhere_bytes is not None:
                     self._count(piece, elsewhere_bytes, arrived)

@@ -13,7 +13,7 @@ import structlog
 
 from gateway.core.errors import ForebayError, SnapshotConflict, StoreUnavailable
 from gateway.core.progress_rate import ProgressRate
-from gateway.jobs.job import Job, JobDependencies, JobKind, JobState, JobStore, steadily
+from gateway.jobs.job import Job, JobDependencies, JobKind, JobState, JobStore, Unpinned, steadily
 from gateway.jobs.listing import failure_text
 from gateway.jobs.object_job import ObjectJob
 from gateway.jobs.snapshot_job import SnapshotJob, check_free
@@ -133,16 +133,16 @@ class Jobs:
 
     async def start(self, kind: JobKind, prefix: str, *, allow_empty: bool = False, cluster: bool = False) -> Job:
         """Begin a job about all keys under `prefix`, or return its pin. TooManyJobs, StoreUnavailable, PinRefused."""
+        job = replace(self._new(kind, prefix), cluster=cluster)
         if kind is not JobKind.PIN:
-            return await self._start(replace(self._new(kind, prefix), cluster=cluster))
-        for job in self._running():
-            if (job.kind, job.prefix) == (kind, prefix):
-                return job
-        was_pinned = prefix in self._dependencies.blocks.pins()
-        job = replace(self._new(kind, prefix), allow_empty=allow_empty, was_pinned=was_pinned)
-        await self._dependencies.blocks.pin(prefix)
-        try:
             return await self._start(job)
+        for running in self._running():
+            if (running.kind, running.prefix, running.cluster) == (kind, prefix, cluster):
+                return running
+        was_pinned = prefix in self._dependencies.blocks.pins()
+        await self._dependencies.blocks.pin(prefix, cluster=cluster)
+        try:
+            return await self._start(replace(job, allow_empty=allow_empty, was_pinned=was_pinned))
         except BaseException:
             if not was_pinned:
                 await self._dependencies.blocks.unpin(prefix)
@@ -159,13 +159,21 @@ class Jobs:
         """Return the prefixes that are pinned; StoreUnavailable."""
         return sorted(self._dependencies.blocks.pins())
 
-    async def unpin(self, prefix: str) -> bool:
-        """Unpin a prefix and end the jobs that pin it. Return False if it is not pinned."""
+    async def unpin(self, prefix: str, *, cluster: bool = False) -> Unpinned:
+        """Unpin a prefix and end the jobs that pin it here. `cluster`: unpin what is pinned over it, on all nodes."""
         was_pinned = prefix in self._dependencies.blocks.pins()
         for job in self._running():
-            if job.kind is JobKind.PIN and job.prefix == prefix:
+            if (job.kind, job.prefix) == (JobKind.PIN, prefix) and job.cluster >= cluster:
                 await self.cancel(job.id)
-        return await self._dependencies.blocks.unpin(prefix) or was_pinned
+        was_pinned = was_pinned and prefix not in self._dependencies.blocks.pins()  # its job has just ended
+        unpinned = await self._let_go(prefix, cluster=cluster)
+        return replace(unpinned, was_pinned=unpinned.was_pinned or was_pinned)
+
+    async def _let_go(self, prefix: str, *, cluster: bool) -> Unpinned:
+        was_pinned, elsewhere = await self._dependencies.blocks.unpin(prefix, cluster=cluster), Unpinned(False)
+        if cluster and self._dependencies.unpin_at_others is not None:
+            elsewhere = await self._dependencies.unpin_at_others(prefix)
+        return replace(elsewhere, was_pinned=was_pinned or elsewhere.was_pinned)
 
     async def start_listed(self, kind: JobKind, manifest: AsyncIterator[bytes], *, cluster: bool = False) -> Job:
         """Begin a job about the objects of a manifest, in its order; BadManifest, TooManyJobs, StoreUnavailable."""
@@ -249,9 +257,12 @@ class Jobs:
         is_in_vain = run.doing.cancelled() or run.doing.exception() or (job.objects_failed and not job.objects_done)
         if job.kind is JobKind.PIN and is_in_vain and not job.was_pinned:
             try:
-                await self._dependencies.blocks.unpin(job.prefix)
+                not_told = (await self._let_go(job.prefix, cluster=job.cluster)).not_told
             except StoreUnavailable as failure:
                 _log.warning("a prefix stays pinned though its job has failed", job=job.id, error=str(failure))
+            else:
+                for one in not_told:
+                    _log.warning("a prefix stays pinned on a node though its job has failed", job=job.id, member=one)
 
     def _outcome(self, run: _JobRun) -> tuple[JobState | None, str | None]:
         """Return the state in which a job ends, and why all of it failed. No state: only the process ends."""

@@ -24,6 +24,7 @@ import structlog
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginAnswered, OriginUnreachable, S3Error, StoreUnavailable
 from gateway.core.model import Homes, ObjectKey, ObjectVersion
+from gateway.metadata.ages import AnswerAges
 from gateway.metadata.entries import (
     CatalogEntry,
     Freshness,
@@ -55,6 +56,7 @@ from gateway.origin.client import (
     OriginRequest,
     Purpose,
     age_of,
+    from_peer,
     is_of_s3,
 )
 from gateway.origin.peer_protocol import COPY, Roles
@@ -212,7 +214,7 @@ class Catalog:
         self._opened = opened
         self._clock = clock
         self._store = opened.store if opened is not None else None
-        self._epochs = opened.epochs if opened is not None else InvalidationEpochs(None)
+        self._epochs = opened.epochs if opened is not None else InvalidationEpochs(None, clock=clock)
         self._boot = opened.boot if opened is not None else 0
         self._writer = CatalogWriter(self._store)
         self.listing = ListingIndex(opened, self._epochs, clock)
@@ -252,7 +254,7 @@ class Catalog:
         """
         thread = DiskThread("opening the catalog")
         try:
-            opened = await thread.run(OPENING_SECONDS_MAX, _opened, directory, homes, slots, process)
+            opened = await thread.run(OPENING_SECONDS_MAX, _opened, directory, homes, slots, process, clock)
         except TimeoutError:
             raise StoreUnavailable(f"the catalog {directory} cannot be opened: another process holds it up") from None
         finally:
@@ -290,8 +292,17 @@ class Catalog:
 
         def send() -> Coroutine[Any, Any, ObjectHead]:
             query = (("partNumber", part_number),) if part_number is not None else ()
+            ages = self.ages(key, slot) if COPY in headers else None
             request = onward or OriginRequest(
-                "HEAD", key.bucket, key.key, query, headers, purpose=purpose, slot=slot.name, signed_by=signed_by
+                "HEAD",
+                key.bucket,
+                key.key,
+                query,
+                headers,
+                purpose=purpose,
+                slot=slot.name,
+                signed_by=signed_by,
+                ages=ages,
             )
             return self._head(key, slot, request, is_part=part_number is not None)
 
@@ -324,8 +335,8 @@ class Catalog:
                 self.shown(key, None)
             raise OriginAnswered(response.status, list(response.headers.items()), b"", age_of(response))
         head = object_head(key, response.headers, is_part=is_part)
-        if (age_seconds := age_of(response)) > 0:
-            head = replace(head, age_seconds=age_seconds)
+        if (told := from_peer(response)) is not None:
+            head = replace(head, age_seconds=told.age_seconds, of_peer=True)
         self._seen(head, slot)
         if is_not_learned:
             self.shown(key, head.version.etag)
@@ -336,6 +347,21 @@ class Catalog:
         entry = self._lookup(key)
         if entry is not None and etag != (entry.head.version.etag if entry.head is not None else None):
             self.forget(key)
+        else:
+            self._refuse_older(key)
+
+    def _refuse_older(self, key: ObjectKey) -> None:
+        if self._roles is not None:
+            self._epochs.note(key)
+
+    def ages(self, key: ObjectKey, slot: Slot) -> AnswerAges:
+        """Return how old other nodes' answers may be to a question about `key` that is asked from now on."""
+        changed_at = self._epochs.changed_at(key.bucket, catalog_key(key)) if self._store is not None else math.inf
+        unchanged_seconds = self._clock.monotonic() - changed_at
+        return AnswerAges(key, slot, unchanged_seconds, self.listing, self._is_shown)
+
+    def _is_shown(self, key: ObjectKey, age_seconds: float) -> bool:
+        return self._epochs.is_shown_since(self.now(key).before(age_seconds), key)
 
     def answered(self, request: OriginRequest, status: int, slot: Slot) -> None:
         """End all absences of the objects that an answer of the origin shows: the request's own, a copy's source.
@@ -437,7 +463,7 @@ class Catalog:
     def _seen(self, head: ObjectHead, slot: Slot) -> None:
         self._show_in(slot, head.version.key)
         self.sizes_seen.note(head.version)
-        if head.version.etag.startswith("W/"):
+        if head.version.etag.startswith("W/") and not head.of_peer:
             self.learn_habits(head.version.key.bucket, OriginHabits(weak_etags=True))
 
     async def current(
@@ -624,6 +650,7 @@ class Catalog:
 
     def remember_absence(self, key: ObjectKey, slot: Slot, asked: ObservedAt, *, named: bool) -> None:
         """Remember that the origin has answered 404 to a question sent at `asked`; `named`: with NoSuchKey."""
+        self._refuse_older(key)
         if slot.consistency not in ("strict", "snapshot") and slot.negative_ttl_seconds > 0:
             self._writer.add(CatalogUpdate(key, CatalogEntry(asked, named=named)))
 
@@ -711,8 +738,8 @@ def _entry(asked: ObservedAt, head: ObjectHead, *, with_checksums: bool) -> Cata
     return CatalogEntry(asked, head, with_checksums=with_checksums, settled=is_settled(head))
 
 
-def _opened(directory: Path, homes: Homes, slots: Slots, process: int) -> OpenCatalog:
-    opened = open_directory(directory, homes, process=process)
+def _opened(directory: Path, homes: Homes, slots: Slots, process: int, clock: Clock) -> OpenCatalog:
+    opened = open_directory(directory, homes, process=process, clock=clock)
     try:
         trim(opened.listing, slots)
     except lmdb.Error as error:

@@ -10,8 +10,13 @@ Invalidation epochs: an observation of a key is void once the key's epoch has ch
 
 An own write stores new numbers in memory that all workers share: nothing is searched for or deleted, and what lands
 later is void as it lands. A number is never stored twice, so that a change is never missed: its upper 24 bits are the
-opening of the file that it comes from, its lower 40 bits count within that. So a store overwrites a number: there
-is no addition, no lock and no wait, for threads and processes, whichever of them is stopped or killed.
+opening of the file that it comes from, its lower 40 bits grow within that. So a store overwrites a number: there
+is no addition, no lock over processes and no wait, whichever of them is stopped or killed.
+
+A number's lower bits are the time of the change in milliseconds, or a later time. Another node may have asked the
+origin before the change, and answer after it: an answer counts only if it was asked for after the key's last change
+(`changed_at`). `note` makes older answers of others count no more, and voids nothing: it stores in one of the key's
+cells.
 
     cell 0                  how often the file was opened
     4,096 cells             buckets, by hash
@@ -37,17 +42,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import mmap
 import os
 import re
 import struct
+import threading
 import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field, replace
 from enum import Enum
 from functools import lru_cache
-from itertools import count
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -55,8 +61,8 @@ import lmdb
 import structlog
 from awscrt.checksums import crc64nvme
 
-from gateway.core.clock import Clock
-from gateway.core.errors import OriginBodyError, StoreUnavailable
+from gateway.core.clock import Clock, SystemClock
+from gateway.core.errors import OriginBodyError, RegistryAway, StoreUnavailable
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion, immutable
 from gateway.metadata.listing.records import date_text
 from gateway.policy.slots import Slot
@@ -81,8 +87,8 @@ class ObjectHead:
 
     `headers` are the origin's, lower case. `part` is the part's place in the object where a part number was asked for.
     `last_modified` is in seconds since 1970, None when the origin sent none that can be read. `remembered` says that
-    the catalog answered, and not the origin just now. `age_seconds`: how long ago another node, which answered, had
-    asked the origin.
+    the catalog answered, and not the origin just now. `of_peer` says that another node
+    answered, and `age_seconds` how long ago that one had asked the origin.
     """
 
     version: ObjectVersion
@@ -90,6 +96,7 @@ class ObjectHead:
     last_modified: float | None
     part: ByteRange | None = None
     remembered: bool = False
+    of_peer: bool = False
     age_seconds: float = 0.0
     _of_whole: EncodedHeaders | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -433,6 +440,7 @@ _OF_EVERYTHING: Final = 3 << 60
 _DIGEST_MASK: Final = 2 ** (2 * _ROW_BITS) - 1
 _CELL_BYTES = 8
 _COUNT_BITS = 40
+_COUNT_MASK = (1 << _COUNT_BITS) - 1
 _OPENINGS_MAX = 2**24 - 1
 _FIRST_SHOWN = _FIRST_WRITE + PROCESSES_MAX * _WRITES_MAX
 _SHOWN_BITS = 19
@@ -465,7 +473,8 @@ class InvalidationEpochs:
     was opened 16 million times.
     """
 
-    def __init__(self, path: Path | None, process: int = 0) -> None:
+    def __init__(self, path: Path | None, process: int = 0, clock: Clock | None = None) -> None:
+        self._clock: Clock = clock or SystemClock()
         self._map = mmap.mmap(-1, FILE_BYTES) if path is None else _mapped(path)
         self._cells = memoryview(self._map).cast("Q")
         opening = self._cells[0] + 1
@@ -473,7 +482,9 @@ class InvalidationEpochs:
             self.close()
             raise FileNotFoundError(f"{path} has no more numbers to give")
         self._cells[0] = opening
-        self._numbers = count(opening << _COUNT_BITS)  # next() of it is one step of the interpreter
+        self._opening = opening << _COUNT_BITS
+        self._last = 0
+        self._numbering = threading.Lock()
         own = _FIRST_WRITE + process * _WRITES_MAX
         self._beyond, self._count_beyond = own, 0
         """The cell that records writes without a place of their own, and the number of those under way."""
@@ -514,21 +525,38 @@ class InvalidationEpochs:
         cells = self._cells
         return bool(cells[bucket_cell] == epoch and (cells[one] == first or cells[other] == second))
 
+    def changed_at(self, bucket: str, record_key: bytes) -> float:
+        """Return a time since which the key has not changed, in seconds of the monotonic clock.
+
+        It may be later than the last change, even in the future: two keys share a cell, or the machine has booted.
+        """
+        last = max(number & _COUNT_MASK for number in (self.of_bucket(bucket), *self.of_key(record_key)))
+        return last / 1000 if last else -math.inf
+
+    def note(self, key: ObjectKey) -> None:
+        """Have `changed_at` be now. Nothing is void."""
+        self._cells[_FIRST_KEY + (crc64nvme(catalog_key(key)) & _ROW_MASK)] = self._next()
+
+    def _next(self) -> int:
+        with self._numbering:
+            self._last = max(self._last, int(self._clock.monotonic() * 1000)) + 1
+            return self._opening | self._last & _COUNT_MASK
+
     def change_key(self, key: ObjectKey) -> None:
         self._change(crc64nvme(catalog_key(key)))
 
     def _change(self, digest: int) -> None:
-        number = next(self._numbers)
+        number = self._next()
         self._cells[_FIRST_KEY + (digest & _ROW_MASK)] = number
         self._cells[_SECOND_KEY + (digest >> _ROW_BITS & _ROW_MASK)] = number
 
     def change_bucket(self, bucket: str) -> None:
         """Any key of the bucket may be written."""
-        self._cells[_bucket_cell(bucket)] = next(self._numbers)
+        self._cells[_bucket_cell(bucket)] = self._next()
 
     def change_everything(self) -> None:
         """Any key of any bucket may be written."""
-        number = next(self._numbers)
+        number = self._next()
         for cell in range(1, 1 + _BUCKETS):
             self._cells[cell] = number
 
@@ -569,7 +597,7 @@ class InvalidationEpochs:
             if kind == _OF_KEY:
                 self._change(digest)
             elif kind == _OF_BUCKET:
-                self._cells[digest] = next(self._numbers)
+                self._cells[digest] = self._next()
             else:
                 self.change_everything()
 
@@ -647,6 +675,6 @@ class InDoubtWrites:
             _, end = self._waiting.popleft()
             try:
                 await end()
-            except (OSError, lmdb.Error, StoreUnavailable):  # the others must end all the same
+            except (OSError, lmdb.Error, RegistryAway, StoreUnavailable):  # the others must end all the same
                 _log.exception("a write in doubt could not be ended")
         self._ending = None

@@ -31,6 +31,7 @@ from pathlib import Path
 
 import lmdb
 
+from gateway.core.clock import Clock
 from gateway.core.errors import StartupError, is_no_room, opening_failure, store_errors
 from gateway.core.model import Homes
 from gateway.disk.atomic_write import remove_durably, write_durably
@@ -87,7 +88,9 @@ class OpenCatalog:
             os.close(self.users)
 
 
-def open_directory(path: Path, homes: Homes, *, process: int = 0, size_bytes_max: int = SIZE_BYTES_MAX) -> OpenCatalog:
+def open_directory(
+    path: Path, homes: Homes, *, process: int = 0, size_bytes_max: int = SIZE_BYTES_MAX, clock: Clock | None = None
+) -> OpenCatalog:
     """Open or create the catalog of the objects at `homes`, as the process of this number (heartbeats.py).
 
     StartupError is a mistake to be put right, StoreUnavailable a disk that fails.
@@ -95,7 +98,7 @@ def open_directory(path: Path, homes: Homes, *, process: int = 0, size_bytes_max
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _opening(path, OPENING_SECONDS_MAX):
-            return _open(path, homes, process, size_bytes_max)
+            return _open(path, homes, process, size_bytes_max, clock)
     except (OSError, lmdb.Error) as error:
         raise opening_failure(f"the catalog {path}", error) from error
 
@@ -107,7 +110,7 @@ def discard_catalog(path: Path) -> None:
             remove_durably(path / "BOOT", path / "CLEAN")
 
 
-def _open(path: Path, homes: Homes, process: int, size_bytes_max: int) -> OpenCatalog:
+def _open(path: Path, homes: Homes, process: int, size_bytes_max: int, clock: Clock | None) -> OpenCatalog:
     _refuse_other_formats(path)
     users = os.open(path / "users.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -121,7 +124,7 @@ def _open(path: Path, homes: Homes, process: int, size_bytes_max: int) -> OpenCa
                 "stop them first"
             )
         remove_durably(path / "CLEAN")  # after a reboot it would make the unsynced catalog trusted
-        opened = _open_with_room(path, users, partial(_open_files, path, users, boot, process, size_bytes_max))
+        opened = _open_with_room(path, users, partial(_open_files, path, users, boot, process, size_bytes_max, clock))
         for bucket in moved:  # ORIGIN says so only then: who is killed does it again
             opened.epochs.change_bucket(bucket)
             opened.listing.forget(bucket, b"", END)
@@ -159,9 +162,11 @@ def _open_or_create(path: Path, users: int, open_files: Callable[[], OpenCatalog
     return open_files()
 
 
-def _open_files(path: Path, users: int, boot: bytes, process: int, size_bytes_max: int) -> OpenCatalog:
+def _open_files(
+    path: Path, users: int, boot: bytes, process: int, size_bytes_max: int, clock: Clock | None
+) -> OpenCatalog:
     with ExitStack() as stack:
-        epochs = InvalidationEpochs(path / "epochs", process)
+        epochs = InvalidationEpochs(path / "epochs", process, clock)
         stack.callback(epochs.close)
         store = CatalogStore(path / "index", epochs, size_bytes_max=size_bytes_max)
         stack.callback(store.close)

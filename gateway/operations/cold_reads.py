@@ -119,6 +119,8 @@ def begin_cold_read(services: AppContext, request: S3Request, on_end: OnEnd) -> 
             return None  # its reads are counted, or its answer has more
     elif services.buffer_closed and slot.is_buffered:
         return None
+    if services.cluster_writes is not None and services.cluster_writes.asks(slot):
+        return None
     since = services.catalog.unknown_at(key)
     if since is None or services.catalog.is_listed_absent(key, slot):
         return None

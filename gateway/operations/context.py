@@ -29,12 +29,14 @@ from gateway.core.errors import (
     OriginBusy,
     OriginUnreachable,
     OutcomeUnknown,
+    RegistryAway,
     S3Error,
 )
 from gateway.core.model import BodyStream, Homes, MissReason, ObjectKey, PinnedFileSpan
 from gateway.metadata.bucket_metadata import BucketMetadataCache
 from gateway.metadata.catalog import Catalog, ObjectHead
 from gateway.metadata.snapshots.registry import SnapshotRegistry
+from gateway.operations.cluster_writes import ClusterWrites
 from gateway.operations.warm_up_queue import WarmUpQueue
 from gateway.origin.client import BeginRead, KeyPair, Origin, never_begun
 from gateway.origin.peer_protocol import Roles
@@ -312,6 +314,9 @@ class AppContext:
     hello: Callable[[], bytes] = bytes
     """Returns this node's word on itself, for the other nodes of its cluster."""
 
+    cluster_writes: ClusterWrites | None = None
+    """Knows what other nodes of the cluster have written; None: they write nothing that this node must know."""
+
     buffer_closed: bool = False
     """This node's disk may have acknowledged writes, but cannot be used."""
 
@@ -365,7 +370,8 @@ class RequestContext:
 
     `pair` is the caller's own key pair; None: the gateway's, or none. `signed_by` is that pair if the request is about
     a slot with `authorization = "origin"`: it is then forwarded in the caller's own name. `may_read`: the origin lets
-    the caller read the object (origin_rights.py). `of_peer`: another node asks: none is asked for it.
+    the caller read the object (origin_rights.py). `of_peer`: another node asks: none is asked for it. `past_memory`:
+    the origin is asked, whatever is remembered. `stamps`: its keys' last changes by other nodes (registry.py).
     """
 
     services: AppContext
@@ -384,12 +390,19 @@ class RequestContext:
     signed_by: KeyPair | None = None
     may_read: bool = False
     of_peer: bool = False
+    past_memory: bool = False
+    stamps: Mapping[ObjectKey, int | None] = field(default_factory=dict)
 
     @property
     def buffer(self) -> WritebackBuffer:
         """Return the write-back buffer; only for requests that it may concern."""
         assert self.services.writeback is not None  # noqa: S101 - router.py asks
         return self.services.writeback
+
+    @property
+    def cluster_writes(self) -> ClusterWrites | None:
+        """Return the knowledge of other nodes' writes; None if another node has sent the request: it asks nobody."""
+        return None if self.of_peer else self.services.cluster_writes
 
     def begin_reading(self) -> bytes | None:
         """Count the object's bytes for its checkpoint from here. Return its file id for `end`; None: nothing counts."""
@@ -457,6 +470,9 @@ def s3_error_of(error: Exception) -> S3Error:
             return s3_error("ServiceUnavailable", "The origin does not answer. Try again later.", headers=_LATER)
         case BufferUnavailable():
             return s3_error("ServiceUnavailable", f"The write-back buffer cannot be used now: {error}")
+        case RegistryAway():
+            message = f"It cannot be found out now what other nodes have written: {error}. Try again."
+            return s3_error("ServiceUnavailable", message, headers=_LATER)
         case OriginBodyError():
             return s3_error("ServiceUnavailable", "The origin's answer broke off or did not match. Please try again.")
     return s3_error("InternalError")
@@ -479,6 +495,7 @@ _EXPECTED: Mapping[type[Exception], str] = {
     CredentialsUnavailable: "no key to ask the origin with",
     OriginUnreachable: "origin unreachable",
     BufferUnavailable: "write-back buffer unavailable",
+    RegistryAway: "other nodes' writes unknown",
     OriginBodyError: "origin body refused",
 }
 """Log events for expected errors: the first class that fits counts."""

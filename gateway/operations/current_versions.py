@@ -22,7 +22,8 @@ from gateway.operations.read_wishes import (
     wants_revalidation,
 )
 from gateway.operations.version_answers import is_cacheable
-from gateway.operations.visibility import changed_by, invalidate
+from gateway.operations.visibility import changed_by
+from gateway.operations.write_scope import invalidate
 from gateway.origin.client import ERROR_DOCUMENT_BYTES_MAX
 from gateway.s3.headers import MD5_OF_NOTHING, filter_response_headers, first_and_last, plain_etag, without
 from gateway.s3.origin_habits import NO_HABITS, OriginHabits, RangeIgnored, is_refusal
@@ -115,7 +116,7 @@ class CurrentVersions:
             return False
         if self._is_behind_doubtful_end(version):
             return False
-        if not head.remembered:
+        if not head.remembered and not head.of_peer:
             context.services.catalog.named(version)
         habits = context.services.catalog.habits(version.key.bucket)
         if habits == NO_HABITS or not habits.concern(version) or not version.size_bytes:

@@ -13,14 +13,15 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from gateway.core.errors import BufferUnavailable, InConflict, OriginBodyError, S3Error
+from gateway.core.errors import BufferUnavailable, InConflict, OriginBodyError, RegistryAway, S3Error
 from gateway.core.model import ObjectKey
 from gateway.core.steps import in_steps
 from gateway.operations.context import RequestContext, Response, s3_error_of, xml_response
 from gateway.operations.origin_rights import judge_deletions
+from gateway.operations.other_nodes import Claimed, claimed
 from gateway.operations.passthrough import onward_request, streamed_reply
 from gateway.operations.payload import Payload, receive_document
-from gateway.operations.visibility import changed_keys, with_invalidation
+from gateway.operations.visibility import changed_by, changed_keys, with_invalidation
 from gateway.operations.writeback.past_the_buffer import FlushWait, conflict, deleted_through
 from gateway.operations.writeback.write_back_policy import may_be_deleted_here
 from gateway.policy.slots import refusal_of_write
@@ -124,6 +125,7 @@ async def delete_pending(context: RequestContext) -> Response:
     tombstone = await _acknowledge(context, context.object_key)
     if tombstone is not None:
         await FlushWait(context).for_write(context.object_key, tombstone.sequence, past=tuple(State))
+    await changed_by(context).forget_everywhere()
     return Response(204, cache="absorbed")
 
 
@@ -157,6 +159,7 @@ async def _write_tombstones(
             errors.append(DeleteError(entry.key, entry.version_id, error.code, error.message))
         else:
             (deleted.append(entry.key) if is_buried else left.append(entry))
+    await changed_keys(context, deleted).forget_everywhere()
     return left, deleted
 
 
@@ -184,6 +187,14 @@ async def _acknowledge(context: RequestContext, key: ObjectKey) -> Write | None:
     now = context.services.clock.now()
     tombstone = Write(spec, ExpectedVersion.unknown(context.services.clock), now, deleted=True, acknowledged_at=now)
     try:
-        return await context.buffer.write_tombstone(tombstone)
+        try:
+            claim = await claimed(context, now, key)
+        except RegistryAway:
+            claim = Claimed()  # the write that it replaces has one
+        async with claim:
+            written = await context.buffer.write_tombstone(tombstone)
+        if written is None:
+            await claim.release()
+        return written
     except InConflict as error:
         raise conflict(str(key)) from error

@@ -33,6 +33,7 @@ from gateway.operations.list_sources import (
     seek_pending,
 )
 from gateway.operations.merged_page import ListSource, MergedPage
+from gateway.operations.other_nodes import seek_elsewhere
 from gateway.operations.passthrough import forward, forward_joined, is_plain
 from gateway.policy.slots import Slot
 from gateway.s3.error_codes import s3_error
@@ -137,11 +138,14 @@ def _frozen(listing: Listing) -> Answer:
 
 def may_be_merged(context: RequestContext) -> bool:
     """Return whether anything is pending in the listing, may become so before its next page, or was before."""
-    buffer, request = context.services.writeback, context.request
-    if buffer is None:
-        return False
+    services, request = context.services, context.request
     bucket, prefix = request.bucket or "", request.parameter("prefix") or ""
-    if any(slot.is_buffered for slot in context.services.slots.under(bucket, prefix)):
+    writes, slots = context.cluster_writes, list(services.slots.under(bucket, prefix))
+    if writes is not None and any(map(writes.asks, slots)):
+        return True
+    if services.writeback is None:
+        return False
+    if any(slot.is_buffered for slot in slots):
         return True
     return context.buffer.look(lambda tx: _is_anything_pending(tx, bucket, prefix)) or _has_our_token(context)
 
@@ -199,7 +203,12 @@ def _sources(listing: Listing) -> list[ListSource[SourceEntry]]:
         source: ListSource[SourceEntry] = PartitionedSource(listing).seek
     else:
         source = BucketSource(listing, strict="strict" in kinds).seek
-    return [source] if listing.context.services.writeback is None else [partial(seek_pending, listing), source]
+    sources, writes = [source], listing.context.cluster_writes
+    if writes is not None:
+        sources.insert(0, partial(seek_elsewhere, writes, listing))
+    if listing.context.services.writeback is not None:
+        sources.insert(0, partial(seek_pending, listing))
+    return sources
 
 
 def _wanted(query: ListQuery) -> ListRequest:

@@ -15,6 +15,7 @@ from gateway.metadata.listing.pages import ListRequest, key_successor, prefix_en
 from gateway.operations.context import RequestContext, Response, xml_response
 from gateway.operations.list_sources import before, listing_document
 from gateway.operations.merged_page import Kind, MergedPage, PageRow, Rows
+from gateway.policy.registry import StoreUpload
 from gateway.s3.headers import format_iso_date
 from gateway.s3.listings import (
     UPLOADS_MAX,
@@ -49,9 +50,11 @@ _Rows = Rows[_Listed]
 
 async def list_uploads(context: RequestContext) -> Response:
     query = uploads_query(context.request)
-    listing = _Listing(context, query, context.buffer.look(lambda tx: _place_in(tx, query)))
+    writes, bucket = context.cluster_writes, context.request.bucket or ""
+    others = await writes.stores.uploads(bucket, query.prefix) if writes is not None else ()
+    listing = _Listing(context, query, context.buffer.look(lambda tx: _place_in(tx, query)), others)
     wanted = ListRequest(query.prefix.encode(), query.delimiter.encode(), query.limit)
-    page = MergedPage(wanted, [listing.own, listing.of_origin])
+    page = MergedPage(wanted, [listing.own, listing.of_others, listing.of_origin])
     await page.fill()
     uploads = [row.content.upload for row in page.rows if row.content is not None]
     prefixes = [row.name.decode() for row in page.rows if row.content is None]
@@ -98,11 +101,15 @@ def _following(query: UploadsQuery, rows: Sequence[_Row]) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """One request. `place` is where it begins among the uploads of its key marker; None: behind all of them."""
+    """One request. `place` is where it begins among the uploads of its key marker; None: behind all of them.
+
+    `others` are the uploads that are open on other nodes of the cluster.
+    """
 
     context: RequestContext
     query: UploadsQuery
     place: UploadPlace | None
+    others: Sequence[StoreUpload]
 
     @property
     def bucket(self) -> str:
@@ -133,7 +140,7 @@ class _Listing:
         after = before(wanted.begin) if wanted.begin else self.query.key_marker
         while True:
             for upload in tx.uploads.under(self.bucket, wanted.prefix.decode(), (after, "")):
-                row = self.row(wanted, _listed(upload), is_ours=True)
+                row = self.row(wanted, listed_upload(upload), is_ours=True)
                 if row is None:
                     continue
                 if len(rows) > wanted.limit and rows[-1].name != row.name:
@@ -145,12 +152,18 @@ class _Listing:
             else:
                 return Rows(_in_order(rows))
 
+    async def of_others(self, wanted: ListRequest) -> _Rows:
+        """Return the uploads that are open on other nodes."""
+        listed = [ListedUpload(one.key, one.upload_id, one.initiated, one.rest) for one in self.others]
+        rows = [self.row(wanted, one, is_ours=True) for one in listed]
+        return Rows(_in_order([row for row in rows if row is not None]))
+
     async def of_origin(self, wanted: ListRequest) -> _Rows:
         """Return the origin's own uploads, without those behind ours."""
         rows: list[_Row] = []
         markers = (before(wanted.begin), "") if wanted.begin else self._first_markers()
         for _ in range(_PAGES_MAX):
-            is_busy = self.context.buffer.look(lambda tx: _is_busy(tx, self.bucket))
+            is_busy = bool(self.others) or self.context.buffer.look(lambda tx: _is_busy(tx, self.bucket))
             page = await (self._foreign_uploads(wanted, markers) if is_busy else self._ask(wanted, markers))
             rows += self._rows_of(wanted, page, is_busy=is_busy)
             if page.following is None:
@@ -194,7 +207,9 @@ class _Listing:
 
     def _foreign_in(self, tx: JournalTransaction, listed: Sequence[ListedUpload]) -> list[ListedUpload]:
         ours = {key: tx.uploads.origin_upload_ids(ObjectKey(self.bucket, key)) for key in {one.key for one in listed}}
-        return [one for one in listed if one.upload_id not in ours[one.key]]
+        theirs = {(one.key, one.origin_upload_id) for one in self.others}
+        own = [one for one in listed if one.upload_id not in ours[one.key]]
+        return [one for one in own if (one.key, one.upload_id) not in theirs]
 
     async def _ask(self, wanted: ListRequest, markers: tuple[str, str]) -> UploadsPage:
         said = [
@@ -212,7 +227,7 @@ def _in_order(rows: list[_Row]) -> list[_Row]:
     return sorted(rows, key=lambda row: (row.name, row.rank))
 
 
-def _listed(upload: Write) -> ListedUpload:
+def listed_upload(upload: Write) -> ListedUpload:
     storage_class = upload.spec.headers.get("x-amz-storage-class", "STANDARD")
     initiated = format_iso_date(upload.began_at).removesuffix("Z") + ".000Z"
     rest = element("StorageClass", storage_class) + element("Initiated", initiated)

@@ -55,8 +55,6 @@ def is_plain(request: S3Request, *, besides: frozenset[str] = frozenset()) -> bo
     return not set(judged) - _CHANGES_NOTHING - besides
 
 
-READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-
 _RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/")
 
 _WITHOUT_BODY = frozenset({204, 304})

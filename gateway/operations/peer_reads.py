@@ -19,7 +19,7 @@ from typing import Any
 from gateway.blocks.cache import BlockCache
 from gateway.blocks.complete_ranges import CompleteRange, CompleteRanges
 from gateway.blocks.origin_gets import UnpinnedResponse
-from gateway.core.errors import OriginAnswered, OriginBusy
+from gateway.core.errors import OriginAnswered, OriginBusy, PinRefused, S3Error
 from gateway.core.model import ByteRange, ObjectVersion, PinnedFileSpan
 from gateway.metadata.catalog import answer_of
 from gateway.metadata.entries import ObjectHead
@@ -30,7 +30,7 @@ from gateway.operations.unpinned_reads import ask_unpinned, begin_unpinned
 from gateway.operations.version_answers import AnswerHead, VersionAnswers, is_cacheable
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import Purpose, is_of_s3
-from gateway.policy.slots import EVERYTHING, Slot
+from gateway.policy.slots import EVERYTHING, Prefix, Slot
 from gateway.s3.error_codes import s3_error
 from gateway.s3.headers import EncodedHeaders, strong_etag
 from gateway.s3.origin_habits import is_refusal
@@ -38,8 +38,8 @@ from gateway.s3.requests import Operation, S3Request
 
 _READS = frozenset({Operation.GET_OBJECT, Operation.HEAD_OBJECT})
 _PURPOSES = frozenset(Purpose)
-_MISDIRECTED = 421
-_SIZE = re.compile("[1-9][0-9]{0,14}")
+_MISDIRECTED, _NO_PIN = 421, 409
+_SIZE, _LENGTH = re.compile("[1-9][0-9]{0,14}"), re.compile("[0-9]{1,4}")
 
 
 @dataclass(slots=True, eq=False)
@@ -89,16 +89,15 @@ class PeerReads:
         if request.operation not in _READS or request.bucket is None or request.key is None or request.query:
             code = "NotImplemented" if request.method in ("GET", "HEAD") else "MethodNotAllowed"
             raise s3_error(code, "This port answers GET and HEAD of objects.")
-        services, headers = self._services, request.headers
-        if headers.get(peer.PEER) != peer.VERSION:
-            raise _misdirected(f"This node speaks version {peer.VERSION} of the protocol between nodes.")
-        if headers.get(peer.HOME) != peer.home_digest(services.homes.of(request.bucket)):
-            raise _misdirected("This node has the bucket at another endpoint.")
+        services = self._services
+        check_addressed(services, request, request.bucket)
         slot = services.slots.find(request.bucket, request.key)
         return PeerQuestion(RequestContext(services, request, NO_BODY, EVERYTHING, None, slot, of_peer=True))
 
     def answer(self, question: PeerQuestion) -> Answer:
         """Answer now if nothing must be waited for, else when awaited. Raises as a GET or HEAD of the object does."""
+        if peer.UNPIN in question.request.headers and question.request.method == "HEAD":
+            return self._unpinned(question)
         is_named = peer.SIZE in question.request.headers
         head = _named_version(question) if is_named else _remembered(question)
         if head is None:
@@ -114,7 +113,7 @@ class PeerReads:
         if request.method == "HEAD" and not is_named:
             return _without_body(judged, "hit" if head.remembered else "miss")
         if not is_named and not is_cacheable(question.context, head):
-            raise _misdirected("This object is read from the origin.")
+            raise misdirected("This object is read from the origin.")
         if judged.status == 304:
             return _without_body(judged, None)
         byte_range = ByteRange(judged.first, judged.first + judged.body_bytes - 1)
@@ -176,15 +175,28 @@ class PeerReads:
         return self.handouts.others(asked, question.asker)
 
     async def _kept(self, question: PeerQuestion, version: ObjectVersion, byte_range: ByteRange) -> Response:
-        """Bring a range to disk that another node warms the cluster with."""
+        """Bring a range to disk, and pin it if that is wanted, for a job that another node runs over the cluster."""
         blocks = self._services.blocks
         if not isinstance(blocks, BlockCache):
             raise OriginBusy("this node has no cache directory")
-        slot, purpose = question.slot.name, question.purpose
-        fetched_bytes, kept = await blocks.fetch(version, byte_range, slot=slot, purpose=purpose, of_peer=True)
-        if not kept:
-            raise OriginBusy("the disk does not take the block")
+        slot, purpose, pin = question.slot.name, question.purpose, 0
+        try:
+            if peer.PIN in question.request.headers:
+                prefix = _prefix_in(question, peer.PIN)
+                pin = blocks.pin_of(question.context.object_key) or await blocks.pin(prefix, cluster=True)
+            fetched_bytes, kept = await blocks.fetch(version, byte_range, slot=slot, purpose=purpose, of_peer=True)
+            if not kept:
+                raise OriginBusy("the disk does not take the block")
+            if pin:
+                await blocks.hold(version, byte_range, pin, slot=slot)
+        except PinRefused as refused:
+            raise s3_error("InvalidRequest", str(refused), status=_NO_PIN) from None
         return Response(201 if fetched_bytes else 200)
+
+    async def _unpinned(self, question: PeerQuestion) -> Response:
+        blocks, prefix = self._services.blocks, _prefix_in(question, peer.UNPIN)
+        was_pinned = isinstance(blocks, BlockCache) and await blocks.unpin(prefix, cluster=True)
+        return Response(200 if was_pinned else 404)
 
     # The current version
 
@@ -239,6 +251,14 @@ def _named_version(question: PeerQuestion) -> ObjectHead:
     return ObjectHead(ObjectVersion(question.context.object_key, etag, int(size)), {"etag": etag}, None)
 
 
+def _prefix_in(question: PeerQuestion, header: str) -> str:
+    """Return the prefix of the key that a header means."""
+    length, key = question.request.headers[header], question.context.object_key
+    if _LENGTH.fullmatch(length) is None or int(length) > len(key.key):
+        raise s3_error("InvalidRequest", f"{header} is no length of a prefix of the key.")
+    return str(Prefix(key.bucket, key.key[: int(length)]))
+
+
 def _remembered(question: PeerQuestion) -> ObjectHead | None:
     """Return the current version as young as the asker wants it; None: the origin must be asked. Raises for absence."""
     context, text = question.context, question.request.headers.get(peer.MAX_AGE, "0")
@@ -271,7 +291,7 @@ def _only_s3_denies() -> Iterator[None]:
         yield
     except OriginAnswered as refused:
         if refused.status == 404 and not is_of_s3(dict(refused.headers)):
-            raise _misdirected("Something else has answered in the bucket's stead.") from refused
+            raise misdirected("Something else has answered in the bucket's stead.") from refused
         raise
 
 
@@ -293,5 +313,13 @@ def _named(others: Sequence[str]) -> Response:
     return Response(303, [(peer.ASK, ", ".join(others))])
 
 
-def _misdirected(why: str) -> Exception:
+def check_addressed(services: AppContext, request: S3Request, bucket: str) -> None:
+    """Raise S3Error 421 if the asker means another bucket, or speaks another version of the protocol."""
+    if request.headers.get(peer.PEER) != peer.VERSION:
+        raise misdirected(f"This node speaks version {peer.VERSION} of the protocol between nodes.")
+    if request.headers.get(peer.HOME) != peer.home_digest(services.homes.of(bucket)):
+        raise misdirected("This node has the bucket at another endpoint.")
+
+
+def misdirected(why: str) -> S3Error:
     return s3_error("MisdirectedRequest", why, status=_MISDIRECTED)

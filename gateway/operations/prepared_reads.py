@@ -361,6 +361,8 @@ def prepare_read(services: AppContext, request: S3Request, tally: TallyOf) -> Pr
     key, slot = ObjectKey(bucket, name), services.slots.find(bucket, name)
     if services.writeback is not None and services.writeback.may_be_pending(key):
         return None
+    if services.cluster_writes is not None and services.cluster_writes.asks(slot):
+        return None
     if slot.write == "scratch" or (
         slot.write == "back" and is_marker(name, slot.markers)
     ):  # its answer has more (pending_versions.py)

@@ -116,7 +116,9 @@ def is_plain(request: S3Request) -> bool:
 
 
 def wants_revalidation(context: RequestContext) -> bool:
-    """Return whether the caller wants the origin asked, whatever is remembered: `Cache-Control: no-cache`, signed."""
+    """Return whether the origin is asked, whatever is remembered: the caller says `Cache-Control: no-cache`, signed."""
+    if context.past_memory:
+        return True
     asked = context.request.headers.get("cache-control")
     if asked is None or context.anonymous:
         return False

@@ -1,6 +1,7 @@
 """Chooses the handler that answers a request: the table of contents of this package.
 
     may the caller have an answer, if the origin judges that (origin_rights.py)?
+    have other nodes of the cluster written what it is about (other_nodes.py)?
     the write-back buffer, if the request concerns it → a snapshot, if one freezes its object → the origin
 
 In each of the last three the rules are asked in order, and the first that holds answers. Requests about something
@@ -21,8 +22,8 @@ from gateway.operations.delete_objects import delete_objects, delete_pending
 from gateway.operations.list_objects import forwarded_read, list_objects, may_be_merged
 from gateway.operations.list_uploads import list_uploads, may_concern_uploads
 from gateway.operations.origin_rights import authorized_by_origin, judge_wait, judge_wait_for_all
+from gateway.operations.other_nodes import of_other_nodes
 from gateway.operations.passthrough import (
-    READ_METHODS,
     complete_multipart_upload,
     forward,
     forward_preflight,
@@ -53,8 +54,10 @@ from gateway.operations.writeback.write_back_policy import (
 )
 from gateway.s3.error_codes import s3_error
 from gateway.s3.requests import (
-    BUCKET_SUBRESOURCES,
+    CHANGES_NO_OBJECT,
+    READ_METHODS,
     Operation,
+    is_about_objects,
     is_form,
     is_preflight,
     may_store_object,
@@ -71,16 +74,6 @@ _READS: Mapping[Operation, Callable[[VersionSource], Answer]] = {
     Operation.HEAD_OBJECT: head_object_and_warm,
 }
 _LISTINGS = frozenset({Operation.LIST_OBJECTS, Operation.LIST_OBJECTS_V2})
-_CHANGES_NO_OBJECT = frozenset(
-    {
-        Operation.CREATE_MULTIPART_UPLOAD,
-        Operation.UPLOAD_PART,
-        Operation.UPLOAD_PART_COPY,
-        Operation.ABORT_MULTIPART_UPLOAD,
-    }
-)
-"""Operations that leave the key's object at the origin as it was."""
-
 _WITH_CONDITIONS = frozenset({Operation.PUT_OBJECT, Operation.COPY_OBJECT, Operation.COMPLETE_MULTIPART_UPLOAD})
 """Operations with conditions that a pending write may fail."""
 
@@ -94,6 +87,15 @@ def perform(context: RequestContext) -> Answer:
 
 def _allowed(context: RequestContext) -> Answer:
     """Answer a request whose caller may have an answer."""
+    if context.services.cluster_writes is not None:
+        answer = of_other_nodes(context, _answer)
+        if answer is not None:
+            return answer
+    return _answer(context)
+
+
+def _answer(context: RequestContext) -> Answer:
+    """Answer by what this node and the origin have."""
     services = context.services
     if services.homes.by_bucket and context.request.method not in READ_METHODS:
         _check_homes(context)
@@ -135,10 +137,24 @@ def _origin_answer(context: RequestContext) -> Answer:
     return _by_origin(context)
 
 
+class _AskedVersions(CurrentVersions):
+    """The version that a question names which the origin was asked for this request already.
+
+    Others may have learned it meanwhile. But the request's own question keeps every reader of these bytes waiting until
+    it is read: a reader that did without it would wait for itself.
+    """
+
+    def known(self) -> None:
+        return None
+
+
 def _by_origin(context: RequestContext) -> Answer:
     operation = context.request.operation
     read = _READS.get(operation)
-    return read(CurrentVersions(context)) if read is not None else _HANDLERS[operation].at_origin(context)
+    if read is None:
+        return _HANDLERS[operation].at_origin(context)
+    is_asked = context.told is not None and context.told.question is not None
+    return read(_AskedVersions(context) if is_asked else CurrentVersions(context))
 
 
 async def _passthrough(context: RequestContext) -> Response:
@@ -282,19 +298,12 @@ def _of_bucket(context: RequestContext) -> Answer | None:
         return _when_all_flushed(context)
     if request.operation is Operation.LIST_MULTIPART_UPLOADS:
         return list_uploads(context) if is_plain(request) and may_concern_uploads(context) else None
-    if request.bucket is None or request.operation is not Operation.FORWARD:
-        return None
-    # The answer depends on objects, or the request changes them: ListObjectVersions, all that changes more than a
-    # setting of the bucket, such as DeleteBucket, and POST Object, which names its key in its body.
-    said = {name for name, _ in request.query}
-    is_write = request.method not in READ_METHODS and (is_form(request) or BUCKET_SUBRESOURCES.isdisjoint(said))
-    is_about_objects = is_write or (request.method in READ_METHODS and "versions" in said)
-    return _when_all_flushed(context) if is_about_objects else None
+    return _when_all_flushed(context) if is_about_objects(request) else None
 
 
 def _pending_keys(context: RequestContext) -> list[ObjectKey]:
     """Return the keys of the request with pending writes: its own, and the source of a copy."""
-    keys = [] if context.request.operation in _CHANGES_NO_OBJECT else [context.object_key]
+    keys = [] if context.request.operation in CHANGES_NO_OBJECT else [context.object_key]
     source = context.request.headers.get("x-amz-copy-source")
     if source is not None:
         keys.append(parse_copy_source(source).key)
@@ -303,7 +312,7 @@ def _pending_keys(context: RequestContext) -> list[ObjectKey]:
 
 def _is_write_past_the_buffer(context: RequestContext) -> bool:
     request = context.request
-    if request.key is None or request.method in READ_METHODS or request.operation in _CHANGES_NO_OBJECT:
+    if request.key is None or request.method in READ_METHODS or request.operation in CHANGES_NO_OBJECT:
         return False
     return context.slot.is_buffered
 

@@ -7,6 +7,7 @@ the answer is unusual, a HEAD finds out what to answer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from gateway.blocks.origin_gets import UnpinnedGet, UnpinnedResponse
@@ -16,7 +17,7 @@ from gateway.metadata.catalog import CHECKSUM_MODE, may_be_remembered
 from gateway.metadata.entries import ObjectHead, ObservedAt, object_head_of_get
 from gateway.operations.context import AppContext, RequestContext
 from gateway.operations.read_wishes import first_bytes_asked, vary_headers
-from gateway.origin.client import ERROR_DOCUMENT_BYTES_MAX, OriginHead, OriginRequest, Purpose, age_of
+from gateway.origin.client import ERROR_DOCUMENT_BYTES_MAX, OriginHead, OriginRequest, Purpose, age_of, from_peer
 from gateway.origin.peer_protocol import COPY
 from gateway.origin.retry import asks_for_retry
 from gateway.policy.slots import Slot
@@ -87,7 +88,13 @@ def begin_unpinned(
     if not whole:
         onward["range"] = f"bytes={wanted.first}-{wanted.last}"
     request = OriginRequest(
-        "GET", key.bucket, key.key, headers=onward, purpose=Purpose.LIVE, slot=slot.name, may_be_remembered=by_nodes
+        "GET",
+        key.bucket,
+        key.key,
+        headers=onward,
+        purpose=Purpose.LIVE,
+        slot=slot.name,
+        ages=catalog.ages(key, slot) if by_nodes else None,
     )
     return UnpinnedQuestion(get, wanted, request, since or catalog.now(key), headers, fields, whole)
 
@@ -109,7 +116,8 @@ async def ask_unpinned(
         head, wanted = understood_answer(key, response, answer, question), question.wanted
         question.get.known_empty = head is None
         if head is not None:
-            is_whole = not question.whole and response.status == 200
+            head = replace(head, of_peer=from_peer(response) is not None)
+            is_whole = not question.whole and response.status == 200 and not head.of_peer
             if is_whole and (wanted.first or head.version.size_bytes > wanted.length):
                 catalog.learn_habits(key.bucket, OriginHabits(no_ranges=True))
             since, whole = question.since.before(age_of(response)), question.whole

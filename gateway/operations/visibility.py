@@ -21,59 +21,13 @@ from gateway.blocks.cache import BlockCache
 from gateway.core.errors import OriginAnswered, S3Error
 from gateway.core.model import BodyStream, ObjectKey, PinnedFileSpan
 from gateway.metadata.catalog import Catalog
-from gateway.metadata.listing.dirty_keys import OwnWrite
 from gateway.operations.context import Closable, RequestContext, Response
+from gateway.operations.write_scope import WriteScope, invalidate
 from gateway.origin.retry import may_be_done
+from gateway.policy.registry import Stores
 from gateway.policy.slots import Slots
 from gateway.s3.events import ObjectEvent
 from gateway.s3.headers import plain_etag
-
-
-class WriteScope:
-    """The keys of a bucket that a write may change, or, without keys, all that it holds."""
-
-    def __init__(self, catalog: Catalog, slots: Slots, bucket: str | None, keys: Iterable[str] | None) -> None:
-        self._catalog = catalog
-        self._bucket = bucket
-        self._keys = None if keys is None else [ObjectKey(bucket or "", key) for key in keys]
-        self._listed = [key.key for key in self._keys or () if slots.find(*key).consistency != "strict"]
-        self._write: OwnWrite | None = None
-        self._written_down: Sequence[int] = ()
-
-    def forget(self) -> None:
-        """Believe no answer to earlier questions."""
-        if self._keys is None:
-            self._catalog.forget_bucket(self._bucket)
-        for key in self._keys or ():
-            self._catalog.forget(key)
-        if self._write is not None:
-            self._catalog.listing.void_if_not_noted(self._write)
-
-    def write_down(self) -> None:
-        """Note the keys, so that the next process voids them if this one is killed before the end."""
-        self._written_down = self._catalog.begin_write(self._bucket, self._keys)
-
-    async def begin(self) -> None:
-        """Begin the change, before the write is sent."""
-        if self._listed:
-            self._write = await self._catalog.listing.begin_write(self._bucket or "", self._listed)
-
-    async def end(self) -> None:
-        """End the change, when the origin has done its work or failed; until then LIST asks it about the keys."""
-        written_down, self._written_down = self._written_down, ()
-        self._catalog.end_write(written_down)
-        write, self._write = self._write, None
-        if write is not None:
-            await self._catalog.listing.end_write(write)
-
-    def end_later(self) -> None:
-        """End the change when the origin's outcome is unknown."""
-
-        async def end() -> None:
-            self.forget()
-            await self.end()
-
-        self._catalog.in_doubt.add(end)
 
 
 async def with_invalidation(change: WriteScope, write: Awaitable[Response]) -> Response:
@@ -97,6 +51,13 @@ async def with_invalidation(change: WriteScope, write: Awaitable[Response]) -> R
         else:
             change.end_later()
         raise
+    try:
+        if reply.status < _BAD_REQUEST or may_be_done(reply.status):
+            await change.forget_everywhere()
+    except BaseException:
+        change.end_later()
+        await reply.aclose()
+        raise
     change.forget()
     if not isinstance(reply.body, (bytes, memoryview, PinnedFileSpan)):
         changing = _Changing(change, reply.resource, is_over=reply.status != _OK and not may_be_done(reply.status))
@@ -109,16 +70,8 @@ async def with_invalidation(change: WriteScope, write: Awaitable[Response]) -> R
 
 
 _OK = 200
+_BAD_REQUEST = 400
 _SERVER_ERROR = 500
-
-
-async def invalidate(change: WriteScope) -> None:
-    """Forget a version, as the origin has another one: it is asked again, by LIST too."""
-    change.forget()
-    try:
-        await change.begin()
-    finally:
-        await change.end()
 
 
 def changed_by(context: RequestContext) -> WriteScope:
@@ -126,11 +79,12 @@ def changed_by(context: RequestContext) -> WriteScope:
     services, request = context.services, context.request
     is_of_one_key = request.key is not None and "x-amz-rename-source" not in request.headers
     keys = [request.key] if request.key is not None and is_of_one_key else None
-    return WriteScope(services.catalog, services.slots, request.bucket, keys)
+    return WriteScope(services.catalog, services.slots, request.bucket, keys, services.cluster_writes)
 
 
 def changed_keys(context: RequestContext, keys: Iterable[str]) -> WriteScope:
-    return WriteScope(context.services.catalog, context.services.slots, context.request.bucket, keys)
+    services = context.services
+    return WriteScope(services.catalog, services.slots, context.request.bucket, keys, services.cluster_writes)
 
 
 @dataclass(slots=True)
@@ -145,7 +99,7 @@ class _Changing:
         """Yield the body; its last words are true when they are passed on."""
         async with aclosing(body):
             async for piece in body:
-                self.change.forget()
+                await self.change.forget_everywhere()
                 yield piece
         self.change.forget()
         self.is_over = not may_be_done(status)
@@ -166,9 +120,11 @@ _KEYS_AT_ONCE = 128
 
 
 class OriginEvents:
-    """Applies events for all workers, over their shared state."""
+    """Applies events for all workers, over their shared state, and for the other nodes of the cluster."""
 
-    def __init__(self, catalog: Catalog, blocks: BlockCache, slots: Slots) -> None:
+    def __init__(self, catalog: Catalog, blocks: BlockCache, slots: Slots, others: Stores | None = None) -> None:
+        """`others` are the other nodes of the cluster, which hear of the events too."""
+        self._others = others
         self._catalog = catalog
         self._blocks = blocks
         self._slots = slots
@@ -186,6 +142,8 @@ class OriginEvents:
             following = iter(keys)
             while batch := list(islice(following, _KEYS_AT_ONCE)):
                 await invalidate(WriteScope(self._catalog, self._slots, bucket, batch))
+                if self._others is not None:
+                    await self._others.forget(bucket, batch)
         for key in {ObjectKey(event.bucket, event.key): None for event in outdated}:
             await self._blocks.invalidate(key)
         return reasons

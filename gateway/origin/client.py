@@ -161,6 +161,17 @@ class StreamedBody:
     trailer_value: Callable[[], str] | None = None
 
 
+class AnswerAges(Protocol):
+    """How old another node's answer about an object's current version may be."""
+
+    @property
+    def seconds_max(self) -> float:
+        """The greatest age of an answer that there is an object."""
+
+    def allow(self, status: int, headers: Mapping[str, str], age_seconds: float) -> bool:
+        """Return True if an answer of this age counts; the age may be NaN."""
+
+
 @immutable
 class OriginRequest:
     """One S3 request, unsigned.
@@ -172,7 +183,7 @@ class OriginRequest:
     since. Every other may be sent again by the retry policy, where `retry.repetition` allows that. `purpose` and `slot`
     (its name) say on whose account it goes. `keys` are those that its body names. `signed_by` is the key pair of a
     caller in whose own name it goes; None: it goes in the gateway's. `size_bytes` is the length of the version that
-    If-Match names, where it is known. `may_be_remembered`: an answer of some age will do. Earlier requests for the same
+    If-Match names, where it is known. `ages`: which answers of another node will do. Earlier requests for the same
     bytes have taken `waited_seconds`, by which this one waits less for its turn.
     """
 
@@ -188,7 +199,7 @@ class OriginRequest:
     keys: Sequence[str] = ()
     signed_by: KeyPair | None = None
     size_bytes: int | None = None
-    may_be_remembered: bool = False
+    ages: AnswerAges | None = None
     waited_seconds: float = 0.0
     begun: BegunRead | None = None
     """The request as it was sent already: `send` goes on with it."""
@@ -252,7 +263,8 @@ class OriginResponse(OriginHead, Protocol):
     def stream(self, buffer: ReceiveBuffer | None = None) -> AsyncIterator[bytes | memoryview]:
         """Yield the body in pieces as they arrive. A body shorter than its Content-Length raises OriginBodyError.
 
-        With a buffer, pieces may be views of it: good until the next one is asked for.
+        With a buffer, pieces may be views of it: good until the next one is asked for. Its `on_thread` may have taken
+        them (`TakenBytes`).
         """
 
     def whole(self) -> memoryview | None:
@@ -313,12 +325,13 @@ class FromPeer:
     """Facts about an answer that another node has given.
 
     `checksums` are those of the body's chunks, packed; nobody has compared them with the body. `doubt` tells the peer
-    that they differ.
+    that they differ. Call `broke_off` if the body stalls, or ends early: others are asked first for a while.
     """
 
     age_seconds: float = 0.0
     checksums: bytes = b""
     doubt: Callable[[], None] = lambda: None
+    broke_off: Callable[[], None] = lambda: None
 
 
 def from_peer(response: object) -> FromPeer | None:

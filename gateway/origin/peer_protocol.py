@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -48,6 +49,19 @@ DOUBT = "x-forebay-doubt"
 A HEAD of a range of a named version without it has the peer keep these bytes: 200 if it has them, 201 once it has.
 """
 
+PIN = "x-forebay-pin"
+"""With a HEAD of a range that the peer is to keep: it pins what it looks after under a prefix of the key, the key's
+first so many characters. 409: it cannot."""
+UNPIN = "x-forebay-unpin"
+"""With a HEAD: the peer lets go of that prefix, if it is pinned over the cluster; 404: it is not."""
+STORE = "x-forebay-store"
+"""The name of the peer's buffer that the request is about: a client's, sent on, or a question at STORE_PATH.
+
+In an answer, NOT_PENDING: what it asks for is not pending there.
+"""
+ANY_STORE, NOT_PENDING = "*", "not-pending"
+STORE_PATH: Final = b"/-/store"
+
 # Of answers; the proof covers them and all that tells of the object.
 AGE = "x-forebay-age"
 """Seconds since the bucket was asked about the object."""
@@ -59,16 +73,20 @@ ASK = "x-forebay-ask"
 """With status 303: addresses of up to three nodes that have just got these bytes."""
 PROOF = "x-forebay-proof"
 
+BUCKET_AWAY: Final = 504
+"""Status: the peer gets no answer of use from the bucket. With 503, it is busy itself, and is asked again."""
+
 _UNPROVED = frozenset({"connection", "date", "server", "x-amz-id-2", "x-amz-request-id", PROOF})
 """Headers that the server adds to each answer, or that tell nothing of the object."""
 
 CHUNK_BYTES, CHECKSUM_BYTES = 64 * 1024, 4
 
-COPY = "x-forebay-copy"
+COPY = ":copy"
 """Among the headers of a request to the origin: another node looks after these bytes, so ask it.
 
-It never leaves the process. Fetches with it share nothing with those without: a peer's request is read without it, so
-it never waits for a fetch that asks a peer, and two nodes never wait for each other.
+It never leaves the process, and never comes in: no header has such a name on the wire. Fetches with it share nothing
+with those without: a peer's request is read without it, so it never waits for a fetch that asks a peer, and two nodes
+never wait for each other.
 """
 
 COPY_ALONE: Final[Mapping[str, str]] = MappingProxyType({COPY: "1"})
@@ -86,7 +104,11 @@ class Roles(Protocol):
     def owners(self, key: ObjectKey, number: int) -> tuple[tuple[str, bool], ...]:
         """Return the addresses of a block's first and second owner, each with whether that is this node."""
 
+    def owns(self, key: ObjectKey, number: int) -> bool:
+        """Return True if this node is the first owner, also of those that are silent. Any thread."""
 
+
+@lru_cache(maxsize=1024)
 def home_digest(endpoint_url: str) -> str:
     return hashlib.blake2b(endpoint_url.encode(), digest_size=8).hexdigest()
 

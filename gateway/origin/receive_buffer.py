@@ -1,17 +1,18 @@
 """Buffers for large bodies, used for one body after another, in place of an object for each packet.
 
-A thread may receive a body that it also writes: it takes what has come from the socket a step at a time, and hands on
-each step while its bytes are in the processor's cache. It never waits for the network. The event loop has found bytes
-there, and watches the connection when there are none.
+A thread may receive a body that it also writes: it takes what has come from the socket a step at a time, into the one
+buffer that it has, and hands on each step while its bytes are in the processor's cache. It never waits for the network.
+The event loop has found bytes there, and watches the connection when there are none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, Self, TypeAlias
 
 from gateway.disk.file_lease import FileLease, SharedFile
 
@@ -20,6 +21,9 @@ GATHERING_SECONDS_MAX = 0.1
 
 STEP_BYTES = 512 * 1024
 """Bytes that a thread receives and hands on at once: they stay in the second-level cache."""
+
+TRIP_BYTES = 1024 * 1024
+"""The most that a thread receives before the event loop hears of it, unless the reader says otherwise."""
 
 Take: TypeAlias = Callable[[memoryview], None]
 """Takes bytes that have come, and may block. Runs on the thread that receives them."""
@@ -59,13 +63,14 @@ class ReceiveBuffer:
     Pieces are at least that long, unless the body ends, or GATHERING_SECONDS_MAX pass; at most as long as the buffer.
     It is lent when bytes come. Who has done with a piece may give it back until the next one.
 
-    `on_thread` has a thread call its argument with a function that takes the bytes; None: the event loop receives all.
-    Pieces that come another way have not been taken: the reader finds out by counting.
+    `on_thread` has a thread call its argument with a function that takes the bytes, up to `trip_bytes`; None: the event
+    loop receives all. What was taken so comes as `TakenBytes`.
     """
 
     size_bytes: int
     enough_bytes: int
     on_thread: Callable[[Receive], Awaitable[None]] | None = None
+    trip_bytes: int = TRIP_BYTES
     lender: Buffers = field(default_factory=Buffers)
     _lent: memoryview | None = None
 
@@ -88,44 +93,72 @@ class ReceiveBuffer:
             self.lender.give_back(lent)
 
 
+class TakenBytes(bytes):
+    """A piece whose bytes a thread has received and had taken: it has their number, and no content."""
+
+    def __new__(cls, count: int) -> Self:
+        taken = super().__new__(cls)
+        taken._count = count
+        return taken
+
+    _count: int
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, part: Any) -> Any:
+        return TakenBytes(len(range(self._count)[part]))
+
+
+_of_thread = threading.local()
+
+
+def _buffer_of_this_thread() -> memoryview:
+    buffer: memoryview | None = getattr(_of_thread, "buffer", None)
+    if buffer is None:
+        buffer = _of_thread.buffer = memoryview(bytearray(STEP_BYTES))
+    return buffer
+
+
 @dataclass(slots=True)
 class SocketReceiver:
-    """Receives one piece of a body from a socket that does not block, on a thread.
+    """Receives up to `most_bytes` of a body from a socket that does not block, on a thread, behind what has `begun`.
 
-    `filled_bytes` of the buffer are there before. `received_bytes` may be read meanwhile; `ended` says why nothing more
-    will come.
+    `received_bytes` may be read meanwhile; `ended` says why nothing more will come.
     """
 
-    buffer: memoryview
-    filled_bytes: int
+    begun: Sequence[bytes]
+    most_bytes: int
     received_bytes: int = 0
     ended: str = ""
 
     def receive(self, wire: FileLease[SharedFile], take: Take) -> None:
-        """Receive what has come, up to the whole buffer, and have it taken. Raises what `take` raises."""
-        taken_bytes, is_all = 0, False
-        while not is_all and taken_bytes < len(self.buffer):
-            stop = min(taken_bytes + STEP_BYTES, len(self.buffer))
-            while not is_all and self.filled_bytes < stop:
-                is_all = not self._receive(wire.descriptor, stop)
-            if taken_bytes < self.filled_bytes:
-                take(self.buffer[taken_bytes : self.filled_bytes])
-                taken_bytes = self.filled_bytes
+        """Receive what has come, and have it taken. Raises what `take` raises."""
+        begun, self.begun = self.begun, ()
+        for piece in begun:
+            take(memoryview(piece))
+        buffer, is_all = _buffer_of_this_thread(), False
+        while not is_all and (step := min(STEP_BYTES, self.most_bytes - self.received_bytes)):
+            filled = 0
+            while filled < step and not is_all:
+                count = self._receive(wire.descriptor, buffer[filled:step])
+                filled, is_all = filled + count, not count
+            if filled:
+                take(buffer[:filled])
 
-    def _receive(self, descriptor: int, stop: int) -> bool:
-        """Return False if there was nothing."""
+    def _receive(self, descriptor: int, room: memoryview) -> int:
+        """Return 0 if there was nothing."""
         try:
-            count = os.readv(descriptor, [self.buffer[self.filled_bytes : stop]])
+            count = os.readv(descriptor, [room])
         except BlockingIOError:
-            return False
+            return 0
         except OSError as error:
             self.ended = f"{type(error).__name__}: {error}"
-            return False
+            return 0
         if not count:
             self.ended = "the origin closed the connection"
-        self.filled_bytes += count
         self.received_bytes += count
-        return count > 0
+        return count
 
 
 async def gathered(pieces: AsyncIterator[bytes], into: ReceiveBuffer) -> AsyncIterator[memoryview]:

@@ -285,6 +285,19 @@ _OBJECT_SUBRESOURCES = name_set("acl annotation encryption legal-hold renameObje
 """Sub-resources of an object by which something else of it is changed than its bytes (S3 API, "Actions")."""
 
 
+CHANGES_NO_OBJECT = frozenset(
+    {
+        Operation.CREATE_MULTIPART_UPLOAD,
+        Operation.UPLOAD_PART,
+        Operation.UPLOAD_PART_COPY,
+        Operation.ABORT_MULTIPART_UPLOAD,
+    }
+)
+"""Operations that leave the key's object as it was."""
+
+READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
 class _Form(NamedTuple):
     """An operation, the parameter by which it is recognised (empty: none), and all that may come with it."""
 
@@ -400,6 +413,20 @@ def is_form(request: S3Request) -> bool:
     if request.method != "POST":
         return False
     return request.headers.get("content-type", "").strip().lower().startswith("multipart/form-data")
+
+
+def is_about_objects(request: S3Request) -> bool:
+    """Tell whether the answer about a bucket depends on its objects, or the request changes them.
+
+    So do ListObjectVersions, all that changes more than a setting of the bucket, such as DeleteBucket, and POST Object,
+    which names its key in its body. LIST, DeleteObjects and the lists of uploads are operations of their own.
+    """
+    if request.bucket is None or request.key is not None or request.operation is not Operation.FORWARD:
+        return False
+    said = {name for name, _ in request.query}
+    if request.method in READ_METHODS:
+        return "versions" in said
+    return is_form(request) or BUCKET_SUBRESOURCES.isdisjoint(said)
 
 
 def is_preflight(request: S3Request) -> bool:

@@ -229,6 +229,7 @@ async def _keep_up(context: ChildContext, lent: Backends, tried: asyncio.Event) 
             ) as kept:
                 lent.jobs, lent.changes, lent.snapshots = kept.jobs, kept.events, kept.snapshots
                 lent.explainer, lent.indexes, lent.writeback = kept.explainer, kept.indexes, kept.writeback
+                lent.registry = kept.beats
                 tried.set()
                 await _work(kept, lent)
                 pause_seconds = 0.0

@@ -40,7 +40,7 @@ from gateway.serve.fork_server import Children, ForkServer
 from gateway.serve.reloading import FileThreads, Reloader, SlotChange
 from gateway.serve.shared_directory import SharedFiles, SharedMemory, room_needed_bytes
 from gateway.serve.system import answered, notify_ready, notify_reloading, notify_stopping, raise_descriptor_limit
-from gateway.shared import seen_nonces
+from gateway.shared import peer_bytes, seen_nonces
 from gateway.shared.arena import names_max, path_of
 from gateway.telemetry import metric_kinds
 from gateway.telemetry.access_log import AuditLog
@@ -127,7 +127,8 @@ def _as_text(problem: str | None) -> str | None:
 def _share(settings: Settings) -> SharedMemory:
     """StartupError where nothing can be shared."""
     room_bytes = room_needed_bytes(settings.server.workers, names_max(len(settings.slots)))
-    room_bytes += seen_nonces.FILE_BYTES if settings.cluster is not None else 0
+    if settings.cluster is not None:
+        room_bytes += seen_nonces.FILE_BYTES + 2 * (settings.server.workers + 1) * peer_bytes.FILE_BYTES
     try:
         shared = SharedMemory(settings.cache.directory, room_bytes, _count_into)
         metric_kinds.share(shared.files.path, "supervisor")

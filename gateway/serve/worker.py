@@ -18,6 +18,7 @@ from gateway.edge.server_state import ServerLimits
 from gateway.policy.callers import Callers
 from gateway.serve.child_config import ChildContext
 from gateway.shared.heartbeats import Heartbeats
+from gateway.shared.peer_bytes import PeerBytes
 from gateway.shared.seen_nonces import SeenNonces
 from gateway.telemetry import metrics
 from gateway.telemetry.request_counts import count_refusal
@@ -84,7 +85,7 @@ async def _peer_port(context: ChildContext, app: S3App) -> AsyncIterator[None]:
     with closing(counts), closing(SeenNonces(config.metrics_directory / "peer-nonces")) as nonces:
         access = PeerAccess(nonces, app.services.clock, cluster.name, cluster.secrets)
         server = S3Server(
-            PeerApp(app.services, access),
+            PeerApp(app.services, access, PeerBytes(config.metrics_directory, "sent", context.number)),
             sockets=context.listeners[len(context.listeners) - config.peer_listeners :],
             limits=server_limits(settings.server),
             tls=_tls(settings.server) if cluster.tls else None,

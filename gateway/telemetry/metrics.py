@@ -323,9 +323,10 @@ WRITEBACK_THROUGH = Counter(
     "bucket-unknown (nothing was written to it yet), bucket-etags (they are no MD5s), bucket-unreadable (the gateway "
     "may not look at its objects), storage-class, acl (it has taken none of this class, or with this ACL, yet). "
     "Because only the origin has it: source-of-the-origin (of a copy), upload-of-the-origin, part-of-the-origin (of an "
-    "upload that is completed).",
+    "upload that is completed). Because other nodes could not find it: registry.",
     reason="full share size exposure-bytes exposure-age disk condition header key bucket-unknown bucket-etags "
-    "bucket-unreadable storage-class acl source-of-the-origin upload-of-the-origin part-of-the-origin",
+    "bucket-unreadable storage-class acl source-of-the-origin upload-of-the-origin part-of-the-origin "
+    "registry",
 )
 WRITEBACK_SLOWED_DOWN = Counter(
     "forebay_writeback_slow_down_total{slot} writes",
@@ -425,6 +426,11 @@ CLUSTER_MEMBERS = LatestGauge(
     "never answered).",
     state=" ".join(MEMBER_STATES),
 )
+CLUSTER_REGISTRY_BELIEVED = LatestGauge(
+    "forebay_cluster_registry_believed state",
+    "1 while this node believes Redis, 0 while it does not (`forebay cluster status` says why). Only with "
+    "`cluster.redis`.",
+)
 CLUSTER_PEER_BYTES = Counter(
     "forebay_cluster_peer_bytes_total{slot,direction} bytes",
     "Bytes of objects moved between nodes of the cluster. direction: sent (this node gave them) or received.",
@@ -436,9 +442,10 @@ CLUSTER_PEER_SECONDS = Histogram(
 CLUSTER_FALLBACK_REQUESTS = Counter(
     "forebay_cluster_fallback_requests_total{reason} requests",
     "Requests to the bucket for what another node looks after. reason: unreachable (no answer that proves that a node "
-    "gave it), busy, refused (it did not have what was asked for, or gave something else), old (what it remembers is "
-    "older than the slot allows) or damaged (its bytes were not those that it promised, or broke off).",
-    reason="unreachable busy refused old damaged",
+    "gave it), busy, refused (it did not have what was asked for, or gave something else), bucket-away (it gets no "
+    "answer from the bucket), old (what it remembers is older than the slot allows) or damaged (its bytes were not "
+    "those that it promised, or broke off).",
+    reason="unreachable busy refused bucket-away old damaged",
 )
 CLUSTER_DAMAGED = Counter(
     "forebay_cluster_damaged_total answers", "Answers of other nodes whose bytes were not those that they promised."
@@ -448,7 +455,8 @@ CLUSTER_PEER_REQUESTS = Counter(
     "Requests of other nodes that are over. outcome: served, verified (a block that another node doubted), named "
     "(other nodes that have just got the block), absent (not cached, where nothing else was wanted, or no such "
     "object), changed (the bucket has another version, or fewer bytes), refused (not signed by the cluster's secret, "
-    "sent again, or no request of a node), misdirected (another protocol or bucket), busy, failed or broken-off.",
+    "sent again, or no request of a node), misdirected (another protocol or bucket), busy, failed (also: the bucket "
+    "does not answer this node) or broken-off.",
     outcome="served verified named absent changed refused misdirected busy failed broken-off",
 )
 ORIGIN_HEDGES = Counter(

@@ -15,6 +15,7 @@ from gateway.cluster.polling import Polling
 from gateway.config import ClusterSettings, Settings
 from gateway.config.live import LiveSettings
 from gateway.disk.pem import PemFile
+from gateway.shared.peer_bytes import PeerBytes
 from tests.support.polled_node import FIRST, SECOND, THIRD, PolledNode
 
 PATH = "/api/v1/cluster"
@@ -42,6 +43,9 @@ async def test_all_that_is_known_of_the_members_is_told(tmp_path: Path) -> None:
     node.peers.change(THIRD, caches=False, zone="a")
     node.peers.ahead_seconds = 3.0
     node.own = Member(FIRST, FIRST, "a", 2)
+    for process in (0, 1):
+        PeerBytes(tmp_path, "sent", process).add(THIRD, 10 + 90 * process)
+    PeerBytes(tmp_path, "received", 256).add(THIRD, 5)
     async with node.running():
         document = (await answered(tmp_path, node.polling)).json()
         me, second, third, fourth = document["members"]
@@ -50,6 +54,12 @@ async def test_all_that_is_known_of_the_members_is_told(tmp_path: Path) -> None:
         assert (second["name"], second["state"], second["version"], second["share"]) == ("gpu-2", "up", "7", 0.2)
         assert me["share"] == 0.4
         assert (document["sent_bytes"], document["received_bytes"]) == (0, 0)
+        assert [(one["sent_bytes"], one["received_bytes"]) for one in document["members"]] == [
+            (0, 0),
+            (0, 0),
+            (110, 5),
+            (0, 0),
+        ]
         assert second["clock_seconds"] == 3.0
         assert (second["same_homes"], second["reaches_this_node"]) == (False, True)
         assert second["heard_at"] == node.clock.now()

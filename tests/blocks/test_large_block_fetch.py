@@ -344,10 +344,9 @@ async def test_the_thread_that_receives_a_large_block_writes_it(
     received, receive = dict[str, int](), SocketReceiver.receive
 
     def noting(receiver: SocketReceiver, wire: FileLease[SharedFile], take: Take) -> None:
-        before_bytes = receiver.filled_bytes
         receive(receiver, wire, take)
         name = threading.current_thread().name.partition("_")[0]
-        received[name] = received.get(name, 0) + receiver.filled_bytes - before_bytes
+        received[name] = received.get(name, 0) + receiver.received_bytes
 
     monkeypatch.setattr(SocketReceiver, "receive", noting)
     block, size = 4 * MIB, 21 * MIB + 12_345
@@ -416,6 +415,9 @@ class Folios:
     def unwritten(self, _descriptor: int, offset: int, count: int) -> bool:
         return set(range(offset // FOLIO_BYTES_MAX, (offset + count - 1) // FOLIO_BYTES_MAX + 1)) <= self.waiting
 
+    def state(self, _descriptor: int) -> tuple[int, ...]:
+        return (1,)
+
 
 @pytest.mark.parametrize(("pieces", "publishes"), [(5, False), (1, True)], ids=["more is written", "it is published"])
 async def test_what_lies_beside_the_header_may_have_come_from_the_device(
@@ -438,6 +440,31 @@ async def test_what_lies_beside_the_header_may_have_come_from_the_device(
             writer.write(filled.file, bytes(MIB))
         assert writer.unwritten_from == (pieces - 1 + publishes) * MIB
         filled.file.close()
+
+
+@pytest.mark.parametrize("publishes", [False, True], ids=["more is written", "it is published"])
+async def test_what_lay_in_a_file_that_somebody_else_writes_to_does_not_count_as_written(
+    tmp_path: Path, publishes: bool
+) -> None:
+    """1.4 Its readers have it checked, also the first."""
+    origin = make_origin()
+    version = stored(origin, "a", 5 * MIB)
+    async with open_cache(tmp_path / "c", origin, block_size_bytes=8 * MIB) as cache:
+        writer = writer_of(cache, version, 8 * MIB)
+        file, first = writer.filled.file, writer.filled.data_offset
+        residency = cache._dependencies.residency
+        for _ in range(4 + publishes):
+            writer.write(file, bytes(MIB))
+        if not residency.unwritten(file.descriptor, first, MIB):
+            pytest.skip("this system does not tell what waits to be written")
+        harm(partial_files(tmp_path / "c")[0], first + 100)
+        if publishes:
+            writer.publish(file)
+            assert not file.file.unwritten(residency, first, MIB)
+        else:
+            writer.write(file, bytes(MIB))
+        assert writer.unwritten_from == (4 + publishes) * MIB
+        file.close()
 
 
 @settings(max_examples=20, deadline=None)

@@ -10,7 +10,9 @@ import pytest
 from gateway.blocks.cache import BlockCache
 from gateway.core.errors import PinRefused, StoreUnavailable
 from gateway.core.model import ObjectVersion
+from gateway.origin.client import Purpose
 from gateway.policy.slots import Prefix, Slots
+from tests.cluster.test_copies import Others
 from tests.support.blocks import BLOCK, KIB, content_of, make_origin, open_cache, read, stored, whole
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.slots import Slot
@@ -76,6 +78,55 @@ async def test_5_5_pins_survive_a_restart_and_a_power_cut(tmp_path: Path, clean:
         assert cache.usage().slots["default"].pinned_bytes == 4 * FILE
         await read_all(cache, *others)
         assert await read_all(cache, *mine) == 4
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("small_object_bytes_max", [0, 64 * KIB])
+async def test_a_pin_over_the_cluster_keeps_what_this_node_owns(
+    tmp_path: Path, small_object_bytes_max: int, clean: bool
+) -> None:
+    """Of what others own, it keeps no copy, nor what it fetched for a node that asked it instead of the owner."""
+    origin = make_origin()
+    mine, others = objects(origin, "pinned/own", 4, 60 * KIB), objects(origin, "pinned/others", 4, 60 * KIB)
+    more: dict[str, Any] = {
+        "capacity_bytes": 8 * FILE,
+        "small_object_bytes_max": small_object_bytes_max,
+        "roles": Others("pinned/others"),
+        "slots": Slots([Slot("default", Prefix(""), copies="all")]),
+    }
+
+    def pinned() -> int:
+        return cache.usage().slots["default"].pinned_bytes // (60 * KIB)
+
+    async with open_cache(tmp_path / "c", origin, **more) as cache:
+        await cache.pin(PINNED, cluster=True)
+        await read_all(cache, *mine[:3], *others[:2])
+        for version in others[2:]:
+            assert await cache.fetch(version, whole(version), slot="default", purpose=Purpose.LIVE, of_peer=True)
+        await cache.settle()
+        assert pinned() == 3
+    if not clean:
+        for name in ("CLEAN", "BOOT"):
+            (tmp_path / "c" / name).unlink(missing_ok=True)
+    async with open_cache(tmp_path / "c", origin, **more) as cache:
+        await cache.rebuild_index()
+        assert await read_all(cache, mine[3], *others) == 4
+        assert pinned() == 4
+        assert await cache.unpin(PINNED, cluster=True)
+        assert pinned() == 0
+
+
+async def test_pins_of_this_node_are_none_over_the_cluster(tmp_path: Path) -> None:
+    async with open_cache(tmp_path / "c", make_origin()) as cache:
+        number = await cache.pin(PINNED)
+        assert await cache.pin(PINNED, cluster=True) == number  # all of it is pinned already
+        assert not await cache.unpin(PINNED, cluster=True)
+        assert await cache.unpin(PINNED)
+        number = await cache.pin(PINNED, cluster=True)
+        assert await cache.pin(PINNED, cluster=True) == number
+        with pytest.raises(PinRefused, match="is pinned over the cluster: unpin it first"):
+            await cache.pin(PINNED)
+        assert await cache.unpin(PINNED)
 
 
 async def test_what_is_unpinned_is_evicted_again(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from gateway.blocks.cache import BlockCache
 from gateway.blocks.dependencies import PROCESS_AHEAD_BYTES
 from gateway.blocks.directory import DiskThreads
 from gateway.blocks.layout import CHUNK_BYTES, BlockIds, Extent, block_at
+from gateway.blocks.page_cache import Residency
 from gateway.blocks.plan import mark_ahead, window_blocks_max
 from gateway.blocks.reader import REFILLS_MAX
 from gateway.blocks.spans import BlocksAhead, PieceVerifier
@@ -371,6 +372,23 @@ async def test_what_was_just_fetched_for_the_reader_is_not_verified_ahead(tmp_pa
                 taken += bytes_of(piece)
                 assert not ahead_of(reader)._pieces
         assert taken == content_of(origin, version)
+
+
+async def test_the_first_reader_of_a_block_fetched_ahead_gets_it_as_it_was_written(
+    tmp_path: Path, verified: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as it waits to be written to the device. Whoever comes after it has it checked, for all that follow."""
+    monkeypatch.setattr(Residency, "unwritten", lambda *_: True)
+    origin = make_origin()
+    version = stored(origin, "a", 40 * BLOCK)
+    async with open_cache(tmp_path, origin) as cache:
+        for number in range(8):
+            await read_block(cache, version, number)
+        wanted, verified[:] = ByteRange(8 * BLOCK, 9 * BLOCK - 1), []
+        assert await read(cache, version, wanted) == content_of(origin, version, wanted)
+        assert not verified
+        assert await read(cache, version, wanted) == content_of(origin, version, wanted)
+        assert verified
 
 
 PIECE = 2 * CHUNK_BYTES

@@ -25,6 +25,13 @@ from tests.support.peers import SECRET, checksums
 HOME = Homes("memory")
 
 
+class AtOnce(MemoryResponse):
+    """An answer whose body has come together with its head."""
+
+    def whole(self) -> memoryview | None:
+        return memoryview(self.content.read(0, self.content.size_bytes))
+
+
 Harm = Callable[[bytes], bytes]
 """Changes a body between two nodes."""
 
@@ -41,8 +48,14 @@ class Node:
     date: str | None = None
     silent: bool = False
     unreachable: bool = False
+    says_nothing: bool = False
+    """For ever; it lives all the same."""
+
     seconds: float = 0.0
     cache: str = "hit"
+    at_once: bool = False
+    """Bodies are here with their heads."""
+
     replies: list[MemoryResponse | None] = field(default_factory=list)
     """Answers to the next requests, before they are proved; None: the object's."""
 
@@ -53,6 +66,8 @@ class Node:
         self.asked.append(request)
         if self.unreachable or self.silent:
             raise OriginUnreachable("no answer")
+        if self.says_nothing:
+            await asyncio.Event().wait()
         if self.seconds:
             cast("TestClock", self.clock).time += self.seconds
         given = self.replies.pop(0) if self.replies else None
@@ -61,6 +76,8 @@ class Node:
         reply.headers = {**reply.headers, peer.PROOF: peer.proof(self.secret, nonce, reply.status, reply.headers)}
         if self.harm is not None and reply.content.size_bytes:
             reply.content = BytesContent(self.harm(reply.content.read(0, reply.content.size_bytes)))
+        if self.at_once:
+            return AtOnce(reply.status, reply.headers, reply.content, reply.with_body)
         return reply
 
     async def _of_object(self, request: OriginRequest) -> MemoryResponse:
@@ -128,7 +145,7 @@ class Cluster:
             self.nodes[name] = Node(self.at_nodes, self.clock)
         self.peers = Peers(self._connect, (SECRET, b"the one before: thirty-two characters"), self.clock)
         self.origin = ClusterOrigin(
-            self.bucket, self.peers, lambda: cast("Any", self.view), self.slots, lambda _: BLOCK, HOME, self.clock,
+            self.bucket, self.peers, lambda: cast("Any", self.view), lambda _: BLOCK, HOME, self.clock,
             self.fallback_requests,
         )  # fmt: skip
         self.roles = ClusterRoles(lambda: cast("Any", self.view))

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import string
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gateway.cluster import cluster_origin
 from gateway.cluster.cluster_origin import BUSY_SECONDS_MAX, FOLLOWED_MAX
 from gateway.cluster.members import Member
+from gateway.cluster.peers import LEFT_OUT_SECONDS
+from gateway.core.errors import OriginUnreachable
 from gateway.core.model import ObjectKey
+from gateway.metadata.ages import AnswerAges
+from gateway.metadata.entries import InvalidationEpochs
+from gateway.metadata.listing.index import ListingIndex
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import OriginRequest, age_of, from_peer
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.telemetry import metrics
 from tests.cluster.nodes import Cluster, Node, pinned
-from tests.support.blocks import BLOCK, BUCKET, content_of
+from tests.support.blocks import BLOCK, BUCKET, TestClock, content_of
 from tests.support.counting import by_label
 from tests.support.memory_origin.content import BytesContent
+from tests.support.memory_origin.faults import Unreachable, on
 from tests.support.memory_origin.response import MemoryResponse
-from tests.support.peers import SECRET
+from tests.support.peers import SECRET, checksums
 
 
 def slot_of(**changed: Any) -> Slots:
@@ -32,8 +41,15 @@ def fallbacks() -> dict[str, float]:
     return by_label(metrics.CLUSTER_FALLBACK_REQUESTS, "reason")
 
 
-def question(method: str = "HEAD", key: str = "k", copy: str = "1", **headers: str) -> OriginRequest:
-    return OriginRequest(method, BUCKET, key, headers={peer.COPY: copy, **headers})
+def ages_of(slots: Slots) -> AnswerAges:
+    """Of a key that was never forgotten, nor listed, nor shown."""
+    key, clock = ObjectKey(BUCKET, "k"), TestClock()
+    listing = ListingIndex(None, InvalidationEpochs(None), clock)
+    return AnswerAges(key, slots.find(*key), math.inf, listing, lambda _key, age_seconds: False)
+
+
+def question(slots: Slots, method: str = "HEAD", **headers: str) -> OriginRequest:
+    return OriginRequest(method, BUCKET, "k", headers={peer.COPY: "1", **headers}, ages=ages_of(slots))
 
 
 async def test_the_first_owner_is_asked_with_what_it_must_know() -> None:
@@ -108,7 +124,7 @@ async def test_an_answer_without_a_valid_proof_is_none() -> None:
 async def test_the_proof_covers_what_is_told_of_the_bytes(changed: str) -> None:
     cluster = Cluster()
     version = cluster.store("k", BLOCK)
-    node, told = cluster.nodes["one"], f'"{changed}"'
+    node, told = cluster.nodes["one"], checksums(bytes(BLOCK)) if changed == peer.CRC32C else f'"{changed}"'
 
     class Changing(type(node)):  # type: ignore[misc]
         async def send(self, request: OriginRequest) -> object:
@@ -184,6 +200,47 @@ async def test_busy_owners_are_not_waited_for_for_ever() -> None:
     assert BUSY_SECONDS_MAX <= cluster.clock.time - began < BUSY_SECONDS_MAX + 1
     assert (cluster.asked()["two"], cluster.from_bucket()) == (1, 1)
     assert fallbacks()["busy"] == before.get("busy", 0) + 1
+    for number in range(2, 5):  # nor by each request anew
+        began = cluster.clock.time
+        assert await cluster.read(version) == content_of(cluster.bucket, version)
+        assert (cluster.clock.time > began, cluster.from_bucket()) == (number == 2, number)
+    cluster.clock.time += LEFT_OUT_SECONDS
+    for name in ("one", "two"):
+        cluster.nodes[name].replies[:] = [MemoryResponse(503, {})]
+    assert await cluster.read(version) == content_of(cluster.bucket, version)
+    assert cluster.from_bucket() == 4
+
+
+async def test_12_5_an_owner_that_gets_nothing_from_the_bucket_is_not_waited_for() -> None:
+    """The second may get it. As long as this node gets nothing either, a miss tries one peer."""
+    cluster = Cluster()
+    version, began = cluster.store("k", BLOCK), cluster.clock.time
+    content = content_of(cluster.bucket, version)
+    cluster.nodes["one"].replies = [MemoryResponse(peer.BUCKET_AWAY) for _ in range(5)]
+    assert await cluster.read(version) == content
+    assert (cluster.asked(), cluster.from_bucket(), cluster.clock.time) == ({"one": 1, "two": 1}, 0, began)
+    cluster.nodes["two"].replies = [MemoryResponse(peer.BUCKET_AWAY) for _ in range(2)]
+    cluster.bucket.inject(on(), Unreachable(), times=2)
+    for _ in range(2):
+        with pytest.raises(OriginUnreachable):
+            await cluster.read(version)
+        assert cluster.asked()["two"] == 2
+    assert await cluster.read(version) == content
+    assert cluster.asked() == {"one": 4, "two": 2}
+    assert await cluster.read(version) == content
+    assert cluster.asked() == {"one": 5, "two": 3}
+
+
+async def test_3_10_questions_about_a_bucket_go_to_the_bucket() -> None:
+    """Each node remembers its own small answers; so do questions of which a peer knows nothing."""
+    cluster = Cluster()
+    cluster.store("k", BLOCK)
+    cluster.view.before = cluster.member("three")
+    asked = OriginRequest("GET", BUCKET, headers={"range": "bytes=0-65535"}, ages=ages_of(slot_of()))
+    versions = replace(asked, key="k", query=(("versionId", "null"),), ages=None)
+    for request in (asked, replace(asked, method="HEAD"), replace(asked, query=(("location", None),)), versions):
+        await (await cluster.origin.send(request)).aclose()
+    assert (cluster.asked(), cluster.from_bucket()) == ({}, 4)
 
 
 def named(*addresses: str) -> MemoryResponse:
@@ -262,6 +319,19 @@ async def test_the_bucket_is_asked_by_ration_until_the_answers_end() -> None:
     await fifth.aclose()
 
 
+async def test_who_lets_an_answer_wait_keeps_nobody_from_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_origin, "UNREAD_SECONDS_MAX", 0.0)
+    cluster = Cluster(fallback_requests=1)
+    version = cluster.store("k", BLOCK)
+    cluster.view.order = ()
+    waiting = [await cluster.origin.send(pinned(version)) for _ in range(3)]
+    bodies = [b"".join([bytes(piece) async for piece in one.stream()]) for one in waiting]
+    assert bodies == [content_of(cluster.bucket, version)] * 3
+    for one in waiting:
+        await one.aclose()
+    assert cluster.origin._ration._value == 1
+
+
 async def test_what_is_this_nodes_own_goes_to_the_bucket() -> None:
     cluster = Cluster()
     version = cluster.store("k", BLOCK)
@@ -291,11 +361,11 @@ async def test_12_6_the_owner_before_tells_the_version_too_where_an_answer_of_so
     cluster.store("k", BLOCK)
     cluster.view.before = cluster.member("three")
     asked = OriginRequest("GET", BUCKET, "k", headers={"range": f"bytes=0-{BLOCK - 1}"})
-    for may_be_remembered, from_bucket in ((True, 0), (False, 1)):
-        request = replace(asked, may_be_remembered=may_be_remembered)
+    for ages, from_bucket in ((ages_of(slot_of()), 0), (None, 1)):
+        request = replace(asked, ages=ages)
         async with await cluster.origin.send(request) as response:
             assert response.status == 206
-            assert (from_peer(response) is None) == (not may_be_remembered)
+            assert (from_peer(response) is None) == (ages is None)
         assert (cluster.asked(), cluster.from_bucket()) == ({"three": 1}, from_bucket)
 
 
@@ -308,11 +378,27 @@ async def test_the_owner_before_may_name_others() -> None:
     assert (cluster.asked(), cluster.from_bucket()) == ({"three": 1, "two": 1}, 0)
 
 
+@pytest.mark.parametrize("first", ["one", "three"])
+async def test_a_node_that_does_not_say_what_it_has_is_not_waited_for_for_long(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who owned the block before, and who is named."""
+    monkeypatch.setattr(cluster_origin, "CACHED_SECONDS_MAX", 0.01)
+    cluster = Cluster()
+    version = cluster.store("k", BLOCK)
+    cluster.view.before = cluster.member(first)
+    if first == "one":
+        cluster.nodes["one"].replies = [named("three")]
+    cluster.nodes["three"].says_nothing = True
+    assert await cluster.read(version, copy="") == content_of(cluster.bucket, version)
+    assert (cluster.asked()["three"], cluster.from_bucket()) == (1, 1)
+
+
 async def test_requests_without_a_wait_never_go_to_a_peer() -> None:
     cluster = Cluster()
-    assert cluster.origin.begin_read(question("GET"), lambda _: None) is None
+    assert cluster.origin.begin_read(question(slot_of(), "GET"), lambda _: None) is None
     cluster.view.before = cluster.member("three")
-    asked = OriginRequest("GET", BUCKET, "k", headers={"range": "bytes=0-65535"}, may_be_remembered=True)
+    asked = OriginRequest("GET", BUCKET, "k", headers={"range": "bytes=0-65535"}, ages=ages_of(slot_of()))
     assert cluster.origin.begin_read(asked, lambda _: None) is None
 
 
@@ -326,76 +412,105 @@ async def test_roles_name_what_another_node_owns() -> None:
     assert cluster.roles.headers(key, 0, {}, "default") == {}
 
 
+@pytest.mark.parametrize("method", ["PUT", "GET"])
+async def test_no_header_that_a_client_can_send_leads_to_a_peer(method: str) -> None:
+    cluster = Cluster()
+    cluster.store("k", BLOCK)
+    assert not set(peer.COPY) <= set(string.ascii_lowercase + string.digits + "!#$%&'*+-.^_`|~"), "RFC 9110, 5.6.2"
+    headers = dict.fromkeys(("x-forebay-copy", peer.SIZE, peer.ONLY, peer.MAX_AGE, peer.LAST), "1")
+    async with await cluster.origin.send(OriginRequest(method, BUCKET, "k", headers=headers, body=b"")) as response:
+        assert response.status == 200
+    assert (cluster.asked(), cluster.from_bucket()) == ({}, 1)
+
+
 # Ages
 
 
 async def test_an_answer_about_an_object_says_how_old_it_is() -> None:
-    cluster = Cluster(slots=slot_of())
+    cluster, slots = Cluster(), slot_of()
     cluster.store("k", BLOCK)
     node = cluster.nodes["one"]
     node.age_seconds, node.date = 59.5, "Sat, 28 Nov 2026 22:00:00 GMT"
-    async with await cluster.origin.send(question()) as response:
+    async with await cluster.origin.send(question(slots)) as response:
         assert (response.status, age_of(response)) == (200, 59.5)
         assert response.headers["date"] == "Sat, 28 Nov 2026 22:00:00 GMT"
     assert float(node.headers()[peer.MAX_AGE]) == 60
     assert peer.SIZE not in node.headers()
     node.date = None
-    async with await cluster.origin.send(question()) as response:
+    async with await cluster.origin.send(question(slots)) as response:
         assert "date" not in response.headers
 
 
 @pytest.mark.parametrize("age_seconds", [60.5, None, -1.0, float("nan"), float("inf")])
 async def test_what_is_too_old_or_of_no_age_is_no_answer(age_seconds: float | None) -> None:
-    cluster = Cluster(slots=slot_of())
+    cluster, slots = Cluster(), slot_of()
     cluster.store("k", BLOCK)
     before = fallbacks()
     cluster.nodes["one"].age_seconds = cluster.nodes["two"].age_seconds = age_seconds
     for method, more in (("HEAD", {}), ("GET", {"range": f"bytes=0-{BLOCK - 1}"})):
-        async with await cluster.origin.send(question(method, **more)) as response:
+        async with await cluster.origin.send(question(slots, method, **more)) as response:
             assert (response.status, from_peer(response)) == (200 if method == "HEAD" else 206, None)
     assert fallbacks()["old"] == before.get("old", 0) + 2
 
 
-@pytest.mark.parametrize("status", [304, 412, 416])
+@pytest.mark.parametrize("status", [201, 206, 304, 412, 416])
+async def test_what_nobody_has_asked_for_is_no_answer(status: int) -> None:
+    cluster = Cluster()
+    cluster.store("k", BLOCK)
+    cluster.nodes["one"].replies = [MemoryResponse(status, {peer.AGE: "0"})]
+    async with await cluster.origin.send(question(slot_of())) as response:
+        assert response.status == 200
+    assert (cluster.asked(), cluster.from_bucket()) == ({"one": 1, "two": 1}, 0)
+
+
+ASKING = {
+    304: {"if-modified-since": "Thu, 01 Jan 1970 00:00:00 GMT"},
+    412: {"if-unmodified-since": "Fri, 01 Jan 2100 00:00:00 GMT"},
+    416: {"range": "bytes=0-"},
+}
+
+
+@pytest.mark.parametrize("status", ASKING)
 async def test_what_is_judged_by_an_old_version_is_no_answer(status: int) -> None:
     """An answer without a body is of a version, too."""
-    cluster = Cluster(slots=slot_of())
+    cluster, slots = Cluster(), slot_of()
     cluster.store("k", BLOCK)
+    asked = question(slots, **ASKING[status])
     for name in ("one", "two"):
         cluster.nodes[name].replies = [MemoryResponse(status, {peer.AGE: "60.5"})]
-    async with await cluster.origin.send(question()) as response:
-        assert response.status == 200
+    async with await cluster.origin.send(asked) as response:
+        assert response.status in (200, 206)
     cluster.nodes["one"].replies = [MemoryResponse(status, {peer.AGE: "59.5"})]
-    async with await cluster.origin.send(question()) as response:
+    async with await cluster.origin.send(asked) as response:
         assert (response.status, age_of(response)) == (status, 59.5)
 
 
 async def test_an_absence_is_believed_for_as_long_as_the_slot_allows() -> None:
-    cluster = Cluster(slots=slot_of(negative_ttl_seconds=5))
+    cluster, slots = Cluster(), slot_of(negative_ttl_seconds=5)
     cluster.nodes["one"].age_seconds = 4.0
-    async with await cluster.origin.send(question()) as response:
+    async with await cluster.origin.send(question(slots)) as response:
         assert (response.status, age_of(response)) == (404, 4.0)
     cluster.nodes["one"].age_seconds = cluster.nodes["two"].age_seconds = 6.0
     cluster.store("k", BLOCK)
     del cluster.at_nodes.buckets[BUCKET].objects["k"]
-    async with await cluster.origin.send(question()) as response:
+    async with await cluster.origin.send(question(slots)) as response:
         assert (response.status, from_peer(response)) == (200, None)
 
 
 async def test_an_immutable_object_may_be_known_for_any_time() -> None:
-    cluster = Cluster(slots=slot_of(stated_consistency="immutable"))
+    cluster, slots = Cluster(), slot_of(stated_consistency="immutable")
     cluster.store("k", BLOCK)
     cluster.nodes["one"].age_seconds = 1e6
-    async with await cluster.origin.send(question()) as response:
+    async with await cluster.origin.send(question(slots)) as response:
         assert age_of(response) == 1e6
 
 
 async def test_what_the_owner_asked_for_just_now_is_young_enough() -> None:
     """A slot without a bound for what is absent believes what was found out since it asked."""
-    cluster = Cluster(slots=slot_of(negative_ttl_seconds=0))
+    cluster, slots = Cluster(), slot_of(negative_ttl_seconds=0)
     cluster.at_nodes.create_bucket(BUCKET)
     cluster.nodes["one"].seconds, cluster.nodes["one"].age_seconds = 0.5, 0.4
-    async with await cluster.origin.send(question(key="absent")) as response:
+    async with await cluster.origin.send(question(slots)) as response:
         assert response.status == 404
     assert cluster.from_bucket() == 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import product
@@ -18,12 +18,18 @@ from gateway.blocks.layout import object_id
 from gateway.blocks.origin_gets import UnpinnedResponse
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
 from gateway.metadata.catalog import Catalog
+from gateway.metadata.listing.index import found_of
+from gateway.metadata.listing.pages import ListRequest
+from gateway.origin import peer_protocol as peer
 from gateway.origin.client import Origin, OriginRequest, OriginResponse, Purpose
 from gateway.origin.peer_protocol import COPY
 from gateway.policy.slots import Prefix, Slot, Slots
+from gateway.s3.list_result import EntryTemplate, ListedEntry, ListedPage
+from gateway.s3.origin_habits import NO_HABITS
 from tests.cluster.nodes import HOME, Cluster
 from tests.support.blocks import BLOCK, BUCKET, KIB, content_of, make_origin, open_cache, stored, take, whole
 from tests.support.memory_origin import MemoryOrigin
+from tests.support.memory_origin.response import MemoryResponse
 
 Kept = Literal["idle", "none", "all"]
 KINDS = {"large": 0, "small": BLOCK}
@@ -42,6 +48,9 @@ class Others:
 
     def owners(self, key: ObjectKey, number: int) -> tuple[tuple[str, bool], ...]:
         return (("others", False),) if key.key.startswith(self.prefix) else (("me", True),)
+
+    def owns(self, key: ObjectKey, number: int) -> bool:
+        return not key.key.startswith(self.prefix)
 
 
 @dataclass
@@ -86,6 +95,17 @@ async def test_a_peers_reads_ask_no_other_node(tmp_path: Path, kind: str) -> Non
         readers = read(cache, version), read(cache, version, of_peer=True)
         assert list(await asyncio.gather(*readers)) == [content_of(origin.origin, version)] * 2
     assert (set(origin.copies), set(origin.own)) == ({"others/k"}, {"others/k"})
+
+
+async def test_what_asks_other_nodes_takes_no_turn_of_what_asks_the_bucket(tmp_path: Path) -> None:
+    """Else two nodes whose turns are all taken would wait for each other."""
+    async with open_cache(tmp_path, make_origin(), roles=Others(), fills_max=2) as cache, AsyncExitStack() as stack:
+        for key, headers in (("others/0", {COPY: "1"}), ("others/1", {COPY: "1"}), ("own", {})):
+            get = cache.begin_unpinned_get(ObjectKey(BUCKET, key), 0, headers)
+            assert get is not None
+            stack.enter_context(get)
+            async with asyncio.timeout(60):
+                await stack.enter_async_context(get.turns)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -334,6 +354,101 @@ async def test_what_a_peer_remembers_is_as_old_here_as_there(tmp_path: Path) -> 
         cluster.clock.time += 100
         await catalog.current(version.key, slot, headers={}, of_peer=True)
         assert (cluster.asked(), cluster.from_bucket()) == ({"one": 2}, 3)
+    finally:
+        await catalog.close()
+
+
+def listed(version: ObjectVersion) -> ListedEntry:
+    modified = "2026-01-01T00:00:00.000Z"
+    return ListedEntry(
+        version.key.key.encode(), modified, version.etag, version.size_bytes, EntryTemplate("", None, "")
+    )
+
+
+FORGET: Mapping[str, Callable[[Catalog, ObjectVersion, Slot], None]] = {
+    "an event": lambda catalog, version, slot: catalog.forget(version.key),
+    "an event of the bucket": lambda catalog, version, slot: catalog.forget_bucket(version.key.bucket),
+    "an answer past the cache": lambda catalog, version, slot: catalog.shown(version.key, version.etag),
+    "a listing": lambda catalog, version, slot: catalog.listed(BUCKET, [listed(version)], [slot]),
+}
+
+
+@pytest.mark.parametrize(("how", "is_known"), [*product(FORGET, (True, False))][:-1])
+async def test_12_3_no_peer_takes_back_what_this_node_has_shown_or_forgotten(
+    tmp_path: Path, how: str, is_known: bool
+) -> None:
+    """Whether this node remembers a version or not. What a peer has asked for since then counts."""
+    [slot] = slots = Slots([Slot(name="data", prefix=Prefix(BUCKET), mode="read-only", stated_consistency="immutable")])
+    cluster = Cluster(slots=slots)
+    old = cluster.store("k", BLOCK)
+    node = cluster.nodes["one"]
+    node.age_seconds = cluster.nodes["two"].age_seconds = 11.0
+    catalog = await catalog_of(tmp_path, cluster)
+    try:
+        if is_known:
+            await catalog.current(old.key, slot, headers={})
+            await catalog.settle()
+        new = stored(cluster.bucket, "k", 2 * BLOCK)
+        FORGET[how](catalog, new, slot)
+        cluster.clock.time += 10
+        assert (await catalog.current(old.key, slot, headers={})).version == new
+        assert 9.9 < float(node.headers()[peer.MAX_AGE]) <= 10
+        catalog.forget(old.key)
+        cluster.clock.time += 10
+        node.age_seconds = 9.0
+        assert (await catalog.current(old.key, slot, headers={})).version == old
+    finally:
+        await catalog.close()
+
+
+async def test_12_3_no_peer_says_otherwise_than_a_listing_since(tmp_path: Path) -> None:
+    [slot] = slots = Slots([Slot(name="data", prefix=Prefix(BUCKET), mode="read-only", stated_consistency="immutable")])
+    cluster = Cluster(slots=slots)
+    old, key = cluster.store("k", BLOCK), ObjectKey(BUCKET, "k")
+    catalog = await catalog_of(tmp_path, cluster)
+    try:
+        new = stored(cluster.bucket, "k", 2 * BLOCK)
+        page, asked = found_of(ListedPage([listed(new)], [], None)), catalog.listing.asked(BUCKET)
+        catalog.listing.learn(BUCKET, ListRequest(), page, asked, merge_seconds=0.0)
+        await catalog.settle()
+        cluster.clock.time += 10
+        ages = catalog.ages(key, slot)
+        for version in (old, new):
+            told = {"etag": version.etag, "content-length": str(version.size_bytes)}
+            assert [ages.allow(200, told, age_seconds) for age_seconds in (9, 11)] == [True, version == new]
+        assert not ages.allow(200, {"etag": new.etag, "content-length": "1"}, 11)
+        assert not ages.allow(412, {}, 11)
+    finally:
+        await catalog.close()
+
+
+async def test_12_3_no_peer_says_that_there_is_no_object_which_was_shown_since(tmp_path: Path) -> None:
+    [slot] = Slots([Slot(name="data", prefix=Prefix(BUCKET), negative_ttl_seconds=3600, **TTL)])
+    cluster = Cluster()
+    key = ObjectKey(BUCKET, "k")
+    catalog = await catalog_of(tmp_path, cluster)
+    try:
+        assert catalog.ages(key, slot).allow(404, {}, 3000)
+        catalog.answered(OriginRequest("GET", *key, query=(("tagging", None),)), 200, slot)
+        cluster.clock.time += 10
+        assert [catalog.ages(key, slot).allow(404, {}, age_seconds) for age_seconds in (9, 11)] == [True, False]
+        catalog.forget(key)
+        cluster.clock.time += 5
+        assert [catalog.ages(key, slot).allow(404, {}, age_seconds) for age_seconds in (4, 6)] == [True, False]
+    finally:
+        await catalog.close()
+
+
+async def test_one_odd_answer_of_a_peer_is_no_habit_of_the_bucket(tmp_path: Path) -> None:
+    [slot] = slots = Slots([Slot(name="data", prefix=Prefix(BUCKET), **TTL)])
+    cluster = Cluster(slots=slots)
+    cluster.nodes["one"].replies = [MemoryResponse(200, {"etag": 'W/"k"', "content-length": "10", peer.AGE: "0"})]
+    catalog = await catalog_of(tmp_path, cluster)
+    try:
+        head = await catalog.current(ObjectKey(BUCKET, "k"), slot, headers={})
+        assert head.of_peer
+        catalog.learned(head, slot, catalog.now(head.version.key), headers={}, with_checksums=False)
+        assert catalog.habits(BUCKET) == NO_HABITS
     finally:
         await catalog.close()
 

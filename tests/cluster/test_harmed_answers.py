@@ -17,6 +17,7 @@ from typing import Any, Literal
 import pytest
 
 from gateway.blocks.cache import BlockCache
+from gateway.cluster.peers import LEFT_OUT_SECONDS
 from gateway.core.model import ByteRange, ObjectVersion
 from gateway.policy.slots import Prefix, Slot, Slots
 from gateway.telemetry import metrics
@@ -130,6 +131,17 @@ async def test_no_harmed_byte_is_given_or_kept(kind: str, kept: Literal["idle", 
 async def read_of(cache: BlockCache, cluster: Cluster, version: ObjectVersion, asked: ByteRange) -> bool:
     reader = await cache.open_range(version, asked, slot="data")
     return await take(reader) == content_of(cluster.bucket, version, asked)
+
+
+async def test_a_node_whose_bodies_do_not_come_is_left_out_for_a_while(tmp_path: Path) -> None:
+    cluster = Cluster(slots=copies("none"))
+    version, one = cluster.store("k", BLOCK), cluster.member("one")
+    cluster.nodes["one"].harm = lambda body: body[: CHUNK + 10]
+    async with node(tmp_path, cluster) as cache:
+        assert await read_of(cache, cluster, version, whole(version))
+    assert cluster.peers.is_away(one)
+    cluster.clock.time += LEFT_OUT_SECONDS + 1
+    assert not cluster.peers.is_away(one)
 
 
 async def test_sound_answers_leave_the_bucket_alone(tmp_path: Path) -> None:

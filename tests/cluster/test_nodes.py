@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,22 @@ def test_12_1_each_byte_comes_from_the_bucket_once(cluster: Nodes) -> None:
         pytest.fail(f"{first.size_bytes} bytes for {cluster.size_bytes(keys)}")
     second = cluster.epoch(keys, ALL)
     assert (second.questions, second.size_bytes) == (0, 0)
+
+
+def test_each_node_tells_what_it_gave_to_each_other_one_and_took(cluster: Nodes) -> None:
+    cluster.epoch(cluster.store("data/told", SIZES), ALL)
+
+    def told() -> list[list[tuple[int, int]]]:
+        documents = [node.client.get(f"{node.gateway.admin_url}/api/v1/cluster").json() for node in cluster.nodes]
+        return [[(one["sent_bytes"], one["received_bytes"]) for one in of_node["members"]] for of_node in documents]
+
+    def is_told() -> bool:
+        found = told()
+        pairs = [(one, other) for one in ALL for other in ALL if one != other]
+        return all(found[one][other][0] >= found[other][one][1] > 0 for one, other in pairs)
+
+    cluster.wait_until(is_told)
+    assert [told()[number][number] for number in ALL] == [(0, 0)] * len(ALL)
 
 
 def test_12_1_many_readers_of_one_object_cost_it_once(cluster: Nodes) -> None:
@@ -130,6 +147,38 @@ def test_12_4_a_write_is_seen_at_once_where_it_passes_and_by_all_who_ask_the_buc
             for number in seeing:
                 cluster.read(number, key)
     assert cluster[0].request("GET", "written/put").content in (b"before", *contents)
+
+
+def test_5_5_a_pin_over_the_cluster_holds_the_data_once(cluster: Nodes) -> None:
+    """Each node what it owns; copies are not pinned."""
+    keys, prefix = cluster.store("data/pinned/k", [300_000, 2 * BLOCK] * 6), f"s3://{BUCKET}/data/pinned/"
+
+    def pinned() -> list[int]:
+        of_slot = 'forebay_cache_pinned_bytes{slot="data"}'
+        return [int(node.metric(of_slot)) for node in cluster.nodes]
+
+    done = cluster[1].gateway.command("pin", prefix, "--cluster", "--wait")
+    assert done.returncode == 0, done.stderr
+    cluster.wait_until(lambda: sum(pinned()) >= cluster.size_bytes(keys))
+    once = pinned()
+    assert sum(once) < 1.2 * cluster.size_bytes(keys)
+    assert all(once)
+    assert cluster.epoch(keys, ALL).size_bytes == 0
+    used = 'forebay_cache_usage_bytes{slot="data"}'
+    cluster.wait_until(lambda: sum(node.metric(used) for node in cluster.nodes) >= 3 * cluster.size_bytes(keys))
+    assert pinned() == once
+    done = cluster[2].gateway.command("unpin", prefix, "--cluster")
+    assert done.returncode == 0, done.stderr
+    cluster.wait_until(lambda: not any(pinned()))
+
+
+def test_12_12_a_client_says_nothing_that_nodes_say_to_themselves(cluster: Nodes) -> None:
+    key, host, port = "written/said", *cluster[0].gateway.s3_url.removeprefix("http://").split(":")
+    assert cluster[0].request("PUT", key, content=b"x" * BLOCK, headers={"x-forebay-copy": "1"}).status_code == 200
+    assert cluster.content(key) == b"x" * BLOCK
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as connection:
+        connection.sendall(f"GET /{BUCKET}/{key} HTTP/1.1\r\nHost: {host}\r\n{peer.COPY}: 1\r\n\r\n".encode())
+        assert connection.recv(1024).split(b" ")[1] == b"400"
 
 
 def test_12_12_each_port_refuses_the_others_keys(cluster: Nodes) -> None:

@@ -100,6 +100,22 @@ async def test_names_are_resolved_again_and_again(tmp_path: Path) -> None:
         assert read_view(node.file)[1] == [], "it is back"
 
 
+async def test_a_member_that_leaves_as_hellos_begin_ends_nothing(tmp_path: Path) -> None:
+    node = PolledNode(tmp_path, [FIRST, SECOND, THIRD], SECOND, THIRD)
+    answer = node.peers.ask
+
+    async def ask(address: str) -> bytes:
+        if address == SECOND:
+            node.polling._list([FIRST, SECOND])
+        return await answer(address)
+
+    node.peers.ask = ask  # type: ignore[method-assign]
+    node.polling = node.poll()
+    async with node.running():
+        await node.turn()
+        assert list(node.seen()) == [FIRST, SECOND]
+
+
 async def test_who_has_gone_is_forgotten_after_ten_minutes(tmp_path: Path) -> None:
     node = PolledNode(tmp_path, [FIRST, SECOND], SECOND)
     async with node.running():

@@ -24,7 +24,6 @@ from gateway.operations import handouts
 from gateway.operations.handouts import SENT_AT_ONCE
 from gateway.origin import peer_protocol as peer
 from gateway.origin.client import OriginRequest, OriginResponse
-from gateway.policy.slots import Slots
 from gateway.s3.requests import Operation
 from gateway.shared.seen_nonces import SeenNonces
 from tests.cluster.nodes import FixedView
@@ -97,7 +96,7 @@ async def nodes_of(directory: Path, origin: MemoryOrigin, count: int) -> AsyncIt
             def now(view: FixedView = view) -> Any:
                 return view
 
-            through = ClusterOrigin(origin, peers, now, Slots(), lambda _: BLOCK, MEMORY_HOME, clock, 1)
+            through = ClusterOrigin(origin, peers, now, lambda _: BLOCK, MEMORY_HOME, clock, 1)
             stack.push_async_callback(through.aclose)
             own = directory / member.address
             own.mkdir()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.config import defaults, settings_from_json, settings_to_json
+from gateway.config.cluster_checks import RedisUrl, redis_url
 from gateway.config.loading import load_settings
 from gateway.config.overlay import changed_keys, restart_needed
 from gateway.config.settings import ClusterSettings, Settings, public_settings
@@ -151,7 +152,15 @@ _PLACE = "host:port, [address]:port or dns://name:port; ports are 1 to 65535"
     [
         ({"name": '""'}, "cluster.name", "= '': letters, digits, `-`, `_`, `.`; at most 64"),
         ({"name": '"a b"'}, "cluster.name", "= 'a b': letters, digits"),
-        ({"members": ""}, "cluster.members", ": a list such as"),
+        ({"members": ""}, "cluster.members", "by cluster.members or by cluster.redis: give one of the two"),
+        ({"redis": '"redis://h"'}, "cluster.members", "by cluster.members or by cluster.redis: give one of the two"),
+        ({"members": "", "redis": '"http://h"'}, "cluster.redis", "= 'http://h': redis://host[:port]"),
+        ({"members": "", "redis": '"redis://h:70000"'}, "cluster.redis", "= 'redis://h:70000': redis://host[:port]"),
+        ({"members": "", "redis": '"redis://h,i"'}, "cluster.redis", "redis://host[:port]"),
+        ({"members": "", "redis": '"redis://h/x"'}, "cluster.redis", "redis://host[:port]"),
+        ({"members": "", "redis": '"sentinel://h"'}, "cluster.redis", "sentinel://host[:port],…/name"),
+        ({"redis_user": '"u"'}, "cluster.redis_user", "remove it, or give cluster.redis"),
+        ({"redis_password_file": '"/no/such/file"'}, "cluster.redis_password_file", "this file cannot be read"),
         ({"members": '"10.0.3.17:9002", "gpu"'}, "cluster.members[1]", f"= 'gpu': {_PLACE}"),
         ({"members": '"10.0.3.17:9002", "gpu:0"'}, "cluster.members[1]", f"= 'gpu:0': {_PLACE}"),
         ({"members": '"10.0.3.17:9002", "gpu:70000"'}, "cluster.members[1]", f"= 'gpu:70000': {_PLACE}"),
@@ -171,7 +180,6 @@ _PLACE = "host:port, [address]:port or dns://name:port; ports are 1 to 65535"
         ({"weight": "0"}, "cluster.weight", "= 0: 1 to 1000000"),
         ({"fallback_requests": "0"}, "cluster.fallback_requests", "= 0: 1 to 1000"),
         ({"tls": "true"}, "cluster.tls", "= True: true or false; true needs server.certificate_file"),
-        ({"redis": '"redis://h"'}, "cluster.redis", "is not a setting"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, keys: dict[str, str], key: str, message: str) -> None:
@@ -180,6 +188,42 @@ def test_what_cannot_be_is_refused(tmp_path: Path, keys: dict[str, str], key: st
     found = problems(tmp_path, text_of(tmp_path, **given))
     assert list(found) == [key]
     assert message in found[key]
+
+
+@pytest.mark.parametrize(
+    ("url", "parts"),
+    [
+        ("redis://h", RedisUrl((("h", 6379),), None, 0, False)),
+        ("rediss://10.0.0.1:6380/3", RedisUrl((("10.0.0.1", 6380),), None, 3, True)),
+        ("redis://[fd00::1]", RedisUrl((("fd00::1", 6379),), None, 0, False)),
+        ("sentinel://a,b:5000/ours", RedisUrl((("a", 26379), ("b", 5000)), "ours", 0, False)),
+        ("sentinel://[fd00::1]:5/my.master/2", RedisUrl((("fd00::1", 5),), "my.master", 2, False)),
+    ],
+)
+def test_the_parts_of_a_url_of_redis(url: str, parts: RedisUrl) -> None:
+    assert redis_url(url) == parts
+
+
+def test_a_password_of_redis_comes_from_a_file_and_is_shown_nowhere(tmp_path: Path) -> None:
+    """One in the URL is refused, as the URL is shown."""
+    file = tmp_path / "password"
+    file.write_text("secret-word\n")
+    text = text_of(tmp_path, "", redis='"redis://h"', redis_user='"u"', redis_password_file=f'"{file}"')
+    settings = load(tmp_path, text).settings
+    password = cluster_of(settings_from_json(settings_to_json(settings))).redis_password
+    assert password is not None
+    assert password.get_secret_value() == "secret-word"
+    assert "secret-word" not in f"{public_settings(settings)} {settings!r}"
+    found = problems(tmp_path, text_of(tmp_path, "", redis='"redis://u:secret-word@h"'))
+    assert list(found) == ["cluster.redis"]
+    assert "redis_password_file" in found["cluster.redis"]
+    assert "secret-word" not in found["cluster.redis"]
+
+
+def test_redis_needs_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    found = problems(tmp_path, text_of(tmp_path, "", redis='"redis://h"'))
+    assert "pip install 'forebay[cluster]'" in found["cluster.redis"]
 
 
 def test_what_may_change_while_the_gateway_runs(tmp_path: Path) -> None:

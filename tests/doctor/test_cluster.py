@@ -15,8 +15,9 @@ OTHER: dict[str, Any] = {"name": "gpu-2", "address": "10.0.0.2:9002", "share": 0
 OTHER |= {"version": __version__, "same_homes": True, "reaches_this_node": True, "clock_seconds": -2.0}
 
 
-def found(*members: dict[str, Any]) -> list[tuple[str, str]]:
-    cluster = ClusterDocument.model_validate({"name": "train", "address": "10.0.0.1:9002", "members": members})
+def found(*members: dict[str, Any], redis: dict[str, Any] | None = None) -> list[tuple[str, str]]:
+    document = {"name": "train", "address": "10.0.0.1:9002", "members": members, "redis": redis}
+    cluster = ClusterDocument.model_validate(document)
     return [(one.level.value, one.found) for one in of_cluster(cluster)]
 
 
@@ -43,6 +44,34 @@ def test_what_is_wrong_with_a_member_is_told(changed: dict[str, Any], level: str
     assert found_level == level
     assert found_text.replace("the clock of ", "").startswith("gpu-2 (10.0.0.2:9002) ")
     assert text in found_text
+
+
+REDIS: dict[str, Any] = {"believed": True, "version": "7.0.15", "policy": "noeviction", "clients_max": 10_000}
+
+
+@pytest.mark.parametrize(
+    ("changed", "level", "text"),
+    [
+        ({}, "ok", "2 members of train"),
+        ({"believed": False, "problem": "no answer in time"}, "error", "Redis is not believed: no answer in time"),
+        ({"policy": "allkeys-lru"}, "error", "may drop entries"),
+        ({"used_bytes": 800, "limit_bytes": 1000}, "warning", "uses 800 B of 1000 B"),
+        ({"clients_max": 17}, "warning", "takes 17 clients; 2 nodes may need more"),
+        ({"replicas": 1}, "warning", "goes on as a primary when its replicas are gone"),
+        ({"replicas": 1, "waits_for_replicas": True, "clients_max": 18}, "ok", "2 members of train"),
+        ({"clock_seconds": -40.0}, "note", "differs by 40 s; nothing depends on it"),
+    ],
+)
+def test_what_is_wrong_with_redis_is_told(changed: dict[str, Any], level: str, text: str) -> None:
+    findings = found(ME, OTHER, redis=REDIS | changed)
+    assert [text in of_this for found_level, of_this in findings if found_level == level] == [True]
+    assert len(findings) == (1 if level == "ok" else 2)
+
+
+def test_a_redis_that_was_never_reached_is_one_finding() -> None:
+    findings = found(ME, OTHER, redis={"believed": False, "problem": "refused"})
+    assert findings[0] == ("error", "Redis is not believed: refused")
+    assert len(findings) == 2
 
 
 def test_a_node_outside_the_list_is_warned_of() -> None:

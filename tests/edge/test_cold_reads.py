@@ -103,6 +103,36 @@ async def test_readers_of_one_object_share_its_get(tmp_path: Path, answered: lis
         assert len(gets) == 1
 
 
+async def test_a_longer_object_is_read_though_its_version_is_learned_meanwhile(
+    tmp_path: Path, answered: list[bool]
+) -> None:
+    """Its reader has the right to find the version out, which others wait for: it must not wait for itself."""
+    content = bytes(range(256)) * (2 * BLOCK_SIZE_BYTES // 256)
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def exchange(request: Request, writer: asyncio.StreamWriter) -> None:
+        if request.method == "HEAD":
+            writer.write(head(f"Content-Length: {len(content)}", ETAG))
+            return
+        asked.set()
+        await go_on.wait()
+        first, last = map(int, request.headers["range"].removeprefix("bytes=").split("-"))
+        writer.write(part(ETAG, first=first, last=last, size=len(content), content=content[first : last + 1]))
+
+    async with gateway(tmp_path, exchange) as (both, told):
+        before = len(told.requests)
+        reading = asyncio.create_task(both.ask(Asked("GET", "d/a", {}), "fast"))
+        await asked.wait()
+        await both.ask(Asked("HEAD", "d/a", {}), "slow")
+        await both.gateway.catalog.settle()
+        go_on.set()
+        answer = await reading
+        assert answer is not None
+        assert answer[1] == content
+        assert answered == [False]
+        assert len(told.requests) - before == 3  # and no byte is asked for twice
+
+
 async def test_a_client_that_leaves_ends_its_read(tmp_path: Path, answered: list[bool]) -> None:
     """It is counted as of one that left, and the next reader asks anew."""
     holding = Holding()

@@ -26,7 +26,8 @@ from gateway.telemetry import metrics
 from tests.support.asgi import HOST, SECRET_ACCESS_KEY, Answer, call, signed_headers
 from tests.support.counting import by_label
 from tests.support.gateway_app import within
-from tests.support.memory_origin.faults import AlterHeaders, Hold, on
+from tests.support.memory_origin.faults import AlterHeaders, Effect, Hold, Unreachable, on
+from tests.support.memory_origin.faults import Answer as OfOrigin
 from tests.support.peers import HELLO, SECRET, PeerGateway, asked, is_proved, of_node, of_version, peer_gateway, signed
 from tests.support.slots import Slot
 
@@ -367,6 +368,32 @@ async def test_a_node_that_warms_the_cluster_has_a_block_kept_here(peers: PeerGa
     assert (await peers.ask("HEAD", headers=of_version(etag, size, BLOCK, size - 1))).status == 412
 
 
+@with_peers
+async def test_a_block_is_pinned_for_the_cluster_until_a_node_unpins_it(peers: PeerGateway) -> None:
+    etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
+    block, blocks = of_version(etag, BLOCK, 0, BLOCK - 1), peers.gateway.blocks
+    assert [(await peers.ask("HEAD", headers=block | {peer.PIN: "1"})).status for _ in range(2)] == [201, 200]
+    assert (blocks.pins(), blocks.usage().slots["default"].pinned_bytes > BLOCK) == (["s3://bucket/k"], True)
+    for length in ("4", "-1", "a"):
+        assert (await peers.ask("HEAD", headers=block | {peer.PIN: length})).status == 400
+    assert [(await peers.ask("HEAD", headers={peer.UNPIN: "1"})).status for _ in range(2)] == [200, 404]
+    assert (blocks.pins(), blocks.usage().slots["default"].pinned_bytes) == ([], 0)
+
+
+@with_peers
+async def test_a_pin_that_cannot_be_is_refused(peers: PeerGateway) -> None:
+    """And a pin of this node's own, which holds the block already, is left alone."""
+    etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
+    block, blocks = of_version(etag, BLOCK, 0, BLOCK - 1), peers.gateway.blocks
+    await blocks.pin("s3://bucket/kk")
+    assert (await peers.ask("HEAD", headers=block | {peer.PIN: "1"})).status == 409
+    await blocks.unpin("s3://bucket/kk")
+    await blocks.pin("s3://bucket/key")
+    assert (await peers.ask("HEAD", headers=block | {peer.PIN: "1"})).status == 201
+    assert (await peers.ask("HEAD", headers={peer.UNPIN: "1"})).status == 404
+    assert blocks.pins() == ["s3://bucket/key"]
+
+
 async def damage(peers: PeerGateway, tmp_path: Path) -> None:
     """Change a byte of the largest block file, and all that this process knows of it."""
     files = (path for path in tmp_path.rglob("*-*") if path.is_file() and path.name != "peer-nonces")
@@ -432,6 +459,18 @@ async def test_what_the_disk_does_not_take_comes_from_memory_if_it_is_small(peer
 
 
 @with_peers
+async def test_a_node_that_does_not_reach_the_bucket_says_so(peers: PeerGateway) -> None:
+    """And is not taken for a busy one, which would be waited for."""
+    etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
+    for operation in (Operation.GET_OBJECT, Operation.HEAD_OBJECT):
+        peers.gateway.origin.inject(on(operation), Unreachable(), times=None)
+    assert (await peers.read(KEY, etag, BLOCK, 0, BLOCK - 1)).status == peer.BUCKET_AWAY
+    assert (await peers.ask("HEAD")).status == peer.BUCKET_AWAY
+    peers.gateway.origin.faults.clear()
+    assert (await peers.read(KEY, etag, BLOCK, 0, BLOCK - 1)).status == 206
+
+
+@with_peers
 async def test_no_byte_leaves_before_all_of_the_range_is_there(peers: PeerGateway) -> None:
     etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
     held, reached = asyncio.Event(), asyncio.Event()
@@ -442,6 +481,50 @@ async def test_no_byte_leaves_before_all_of_the_range_is_there(peers: PeerGatewa
     held.set()
     assert {(await asker).status for asker in askers} == {206}
     assert len(peers.gateway.origin.calls) == 1  # 12.1: they share one fetch
+
+
+@with_peers
+async def test_a_request_that_is_ended_is_over(peers: PeerGateway) -> None:
+    etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
+    held, reached = asyncio.Event(), asyncio.Event()
+    peers.gateway.origin.inject(on(Operation.GET_OBJECT), Hold(held, reached))
+    asker = asyncio.create_task(peers.read(KEY, etag, BLOCK, 0, BLOCK - 1))
+    await reached.wait()
+    asker.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asker
+    assert by_label(metrics.CLUSTER_PEER_REQUESTS, "outcome") == {"broken-off": 1}
+    held.set()
+
+
+@pytest.mark.parametrize(
+    ("effect", "status"),
+    [(Unreachable(), 504), (AlterHeaders({"content-range": "bytes 0-1/2"}), 504), (OfOrigin(503, "SlowDown"), 503)],
+)
+def test_12_5_a_bucket_that_does_not_answer_is_told_from_a_busy_node(
+    tmp_path: Path, effect: Effect, status: int
+) -> None:
+    async def scenario() -> None:
+        async with peer_gateway(tmp_path, block_size_bytes=BLOCK) as peers:
+            etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
+            peers.gateway.origin.inject(on(Operation.GET_OBJECT), effect, times=None)
+            assert (await peers.read(KEY, etag, BLOCK, 0, BLOCK - 1)).status == status
+
+    asyncio.run(scenario())
+
+
+@with_peers
+async def test_3_14_a_version_that_is_gone_leaves_its_blocks_here(peers: PeerGateway) -> None:
+    """3.14 A node may have it frozen: what this one has of it is still given."""
+    content = some_bytes(2 * BLOCK)
+    etag = peers.gateway.origin.put("bucket", "key", content)
+    await peers.read(KEY, etag, 2 * BLOCK, 0, BLOCK - 1)
+    await peers.ask("HEAD", headers={peer.MAX_AGE: "60"})
+    await peers.gateway.catalog.settle()
+    peers.gateway.origin.put("bucket", "key", b"another")
+    assert (await peers.read(KEY, etag, 2 * BLOCK, BLOCK, 2 * BLOCK - 1)).status == 412
+    again = await peers.read(KEY, etag, 2 * BLOCK, 0, BLOCK - 1)
+    assert (again.status, again.headers["x-forebay-cache"], again.body) == (206, "hit", content[:BLOCK])
 
 
 # The current version
@@ -594,6 +677,18 @@ async def test_the_fifth_who_asks_at_once_is_told_who_has_the_block(peers: PeerG
     await three.end()
     assert not await names(peers, asked_for)
     await one_more.end()
+
+
+@within(peer_gateway, block_size_bytes=BLOCK, slots=[Slot("passing", Prefix.parse("s3://bucket/"), copies="none")])
+async def test_nobody_is_named_where_nodes_keep_nothing_of_others(peers: PeerGateway) -> None:
+    etag = peers.gateway.origin.put("bucket", "key", some_bytes(BLOCK))
+    asked_for = of_version(etag, BLOCK, 0, BLOCK - 1)
+    for number in range(1, 6):
+        await peers.ask(headers={**asked_for, peer.FROM: f"10.0.1.{number}:9002"})
+    four = Sending(peers, 4, asked_for)
+    await four.all_begun()
+    assert not await names(peers, asked_for)
+    await four.end()
 
 
 @with_peers

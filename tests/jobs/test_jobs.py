@@ -8,11 +8,11 @@ import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gateway.blocks.block_file import BlockLease
-from gateway.blocks.directory import BlockDirectory, FillFile
+from gateway.blocks.directory import BlockDirectory
 from gateway.blocks.layout import Extent
 from gateway.core.errors import OriginUnreachable
 from gateway.core.model import ByteRange, ObjectKey, ObjectVersion
@@ -381,10 +381,10 @@ async def test_what_is_not_published_is_not_done(tmp_path: Path, monkeypatch: py
     publish, publishing = threading.Event(), threading.Event()
     finish = BlockDirectory.finish
 
-    def held(directory: BlockDirectory, filled: FillFile, opened: BlockLease, checksums: bytes) -> Extent | None:
+    def held(*arguments: Any, **named: Any) -> Extent | None:
         publishing.set()
         assert publish.wait(30)
-        return finish(directory, filled, opened, checksums)
+        return finish(*arguments, **named)
 
     monkeypatch.setattr(BlockDirectory, "finish", held)
     origin, _ = data_set(1, BLOCK)

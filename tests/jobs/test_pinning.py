@@ -36,7 +36,7 @@ async def test_a_pinned_prefix_is_here_and_stays(tmp_path: Path) -> None:
         for version in versions:
             await read(bench.cache, version)
         assert gets(origin) == asked
-        assert await bench.jobs.unpin(PREFIX)
+        assert (await bench.jobs.unpin(PREFIX)).was_pinned
         assert bench.jobs.pins() == []
         assert bench.cache.usage().slots["default"].pinned_bytes == 0
 
@@ -97,7 +97,7 @@ async def test_unpinning_ends_the_job_that_pins(tmp_path: Path) -> None:
     async with job_bench(tmp_path, origin, through=paced) as bench:
         job = await bench.jobs.start(JobKind.PIN, PREFIX)
         await asyncio.wait_for(paced.paused.wait(), 10)
-        assert await bench.jobs.unpin(PREFIX)
+        assert (await bench.jobs.unpin(PREFIX)).was_pinned
         assert bench.now(job).state is JobState.CANCELLED
         paced.go.set()
         await bench.cache.settle()

@@ -44,7 +44,7 @@ DATED = {**HEADERS, "last-modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
 
 
 @contextmanager
-def opened(directory: Path, origin: str = "origin", **more: int) -> Iterator[OpenCatalog]:
+def opened(directory: Path, origin: str = "origin", **more: Any) -> Iterator[OpenCatalog]:
     catalog = open_directory(directory, Homes(origin), **more)
     try:
         yield catalog

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from gateway.core.errors import OriginBodyError
 from gateway.origin.client import OriginRequest, OriginResponse
+from gateway.origin.http1_client.connection import RECEIVED_AT_ONCE_BYTES
 from gateway.origin.s3 import S3Origin
 from tests.origin.origins import Landing, s3_origin
 from tests.support.connections import answering
@@ -154,7 +155,7 @@ async def test_bodies_come_over_one_connection_after_another() -> None:
     seed=st.integers(0, 2**32),
 )
 async def test_whatever_the_packets_the_bytes_are_the_same(size: int, buffer: int, enough: int, seed: int) -> None:
-    """Pieces fit into the buffer, and none is empty."""
+    """Pieces fit into the buffer, and none is empty. A thread takes what came with the head along."""
     dice = random.Random(seed)
 
     async def exchange(writer: asyncio.StreamWriter) -> None:
@@ -169,7 +170,7 @@ async def test_whatever_the_packets_the_bytes_are_the_same(size: int, buffer: in
         async with await origin.send(GET) as response:
             body, lengths = await receive(response, landing(buffer, enough))
         assert body == BODY[:size]
-        assert 0 < min(lengths) <= max(lengths) <= buffer
+        assert 0 < min(lengths) <= max(lengths) <= buffer + (RECEIVED_AT_ONCE_BYTES if WITH_THREADS[0] else 0)
 
 
 @pytest.mark.parametrize("sent", [0, 1, 700 * KIB, len(BODY) - 1])

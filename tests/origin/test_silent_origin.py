@@ -14,6 +14,7 @@ from tests.origin.origins import Landing
 from tests.origin.told_origin import NONE, Request, forever, head, told_origin
 from tests.support.rest_is_slow import rest_is_slow
 
+ATTEMPTS_MAX = 3
 SLOW = [
     OriginRequest("PUT", "b", "k", body=b"x"),
     OriginRequest("PUT", "b", "k", body=bytes(8 * 1024**2)),
@@ -117,12 +118,16 @@ async def test_a_slow_operation_has_its_own_end() -> None:
             await forever()
         writer.write(head("Content-Length: 0"))
 
-    async with told_origin(
-        never, first_byte_timeout_seconds=1.0, read_timeout_seconds=1.4, slow_timeout_seconds=4.0
-    ) as told:
-        assert 1.3 < await _unanswered(told.origin, SLOW[0]) < 3.9
-        assert await _unanswered(told.origin, SLOW[2]) > 3.9
-        assert await _unanswered(told.origin, SLOW[0]) > 1.3  # the breaker is closed
+    seconds = list[list[float]]()
+    for _ in range(ATTEMPTS_MAX):  # a busy machine takes the origin for silent
+        async with told_origin(
+            never, first_byte_timeout_seconds=1.0, read_timeout_seconds=1.4, slow_timeout_seconds=4.0
+        ) as told:
+            seconds.append([await _unanswered(told.origin, SLOW[number]) for number in (0, 2, 0)])
+        read, slow, again = seconds[-1]
+        if 1.3 < read < 3.9 < slow and again > 1.3:  # and the breaker is closed
+            return
+    pytest.fail(f"{seconds}")
 
 
 async def test_a_conditional_write_that_is_not_answered_is_unknown() -> None:

@@ -17,7 +17,7 @@ from gateway.core.errors import OriginAnswered
 from gateway.core.model import ObjectKey
 from gateway.metadata.catalog import Catalog, ObjectHead
 from gateway.metadata.entries import IN_DOUBT_SECONDS, InvalidationEpochs
-from gateway.operations.visibility import WriteScope, invalidate
+from gateway.operations.write_scope import WriteScope, invalidate
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix, Slots
 from gateway.s3.requests import Operation

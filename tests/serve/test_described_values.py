@@ -56,7 +56,13 @@ def _members(kind: str) -> Iterator[tuple[str, str, dict[str, Any], str]]:
                     yield method, path, schema, name
 
 
-VALUES = {"prefix": "s3://bucket/data/", "object": "s3://bucket/back/k", "decision": "keep-ours", "name": "v2"}
+VALUES = {
+    "prefix": "s3://bucket/data/",
+    "object": "s3://bucket/back/k",
+    "decision": "keep-ours",
+    "name": "v2",
+    "node": "n",
+}
 """Of what else a document needs."""
 
 

@@ -20,6 +20,8 @@ from typing import Any, Self
 import httpx
 
 from gateway.config.defaults import own_directory
+from tests.support import network_namespace
+from tests.support.names import NAMES_VARIABLE
 from tests.support.prepared_process import PreparedProcess, run_prepared
 from tests.support.processes import MARK_VARIABLE, is_over, kill_if_there, marked
 
@@ -76,7 +78,8 @@ class GatewayProcess:
     `config` is laid over ports 0, a small cache in `directory` (a temporary one unless given, which leaving removes)
     and ORIGIN_KEYS; None takes a setting away. `before_exec` runs in the supervisor's process before it is one; `code`
     is where the package lies. Where one of these or `environment` is given, or `is_prepared` is False, the processes
-    load their code as users' do. Leaving stops the gateway and asserts that no process of it is left; when the block
+    load their code as users' do. `namespace` is the path of the network namespace of prepared ones, `names` the file in
+    which they look up names. Leaving stops the gateway and asserts that no process of it is left; when the block
     raised, the gateway's log goes to standard error, which pytest shows.
     """
 
@@ -89,6 +92,8 @@ class GatewayProcess:
         before_exec: Callable[[], None] | None = None,
         code: Path | None = None,
         is_prepared: bool = True,
+        namespace: str | None = None,
+        names: Path | None = None,
     ) -> None:
         self._before_exec = before_exec
         self._code = code or _REPOSITORY
@@ -105,6 +110,11 @@ class GatewayProcess:
         self._mark = base / "mark"
         self._mark.touch()
         self._environment = _clean_environment() | dict(environment or {}) | {MARK_VARIABLE: str(self._mark)}
+        if namespace is not None:
+            assert self._is_prepared
+            self._environment[network_namespace.VARIABLE] = namespace
+        if names is not None:
+            self._environment[NAMES_VARIABLE] = str(names)
         self._process: subprocess.Popen[str] | None = None
         self._orphans: set[int] = set()
         """Of a supervisor that is killed: nobody waits for them. One that ends lets go of its environment, by which it

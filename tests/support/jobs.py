@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 from gateway.blocks.cache import BlockCache
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.model import Homes, ObjectVersion
-from gateway.jobs.job import Job, JobDependencies, JobState, JobStore
+from gateway.jobs.job import Job, JobDependencies, JobState, JobStore, Unpinned
 from gateway.jobs.runner import Jobs
 from gateway.jobs.snapshot_service import SnapshotService
 from gateway.metadata.catalog import Catalog
@@ -58,6 +58,7 @@ async def job_bench(
     clock: Clock | None = None,
     capacity_bytes: int = 64 * MIB,
     roles: Roles | None = None,
+    unpin_at_others: Callable[[str], Awaitable[Unpinned]] | None = None,
 ) -> AsyncIterator[JobBench]:
     clock, front, policy = clock or SystemClock(), through or origin, Slots(slots)
     store = JobStore(directory / "jobs")
@@ -72,7 +73,8 @@ async def job_bench(
         )
         try:
             snapshots = SnapshotStore(directory / "snapshots")
-            tools = JobDependencies(front, catalog, cache, policy, clock, snapshots, homes=Homes("memory"))
+            homes = Homes("memory")
+            tools = JobDependencies(front, catalog, cache, policy, clock, snapshots, homes, unpin_at_others)
             jobs = await Jobs.open(tools, store)
             try:
                 yield JobBench(jobs, store, cache, catalog, origin, SnapshotService(tools, jobs), snapshots)

@@ -13,9 +13,10 @@ import random
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +32,14 @@ from gateway.core.model import ObjectKey
 from gateway.s3.headers import first_and_last
 from tests.support.asgi import signed_headers
 from tests.support.gateway_process import GatewayProcess, to_toml
+from tests.support.names import looked_up_in, tell
+from tests.support.network import HOST, Machine, Network
 from tests.support.strict_origin import ACCESS_KEY_ID, SECRET_ACCESS_KEY, StrictOrigin
 
 BUCKET = "bucket"
 SECRET = "the secret of the cluster: 32 characters or more"
 PATIENCE_SECONDS = 60.0
+PEER_PORT = 9002
 BLOCK = 1024 * 1024
 _CHUNK_BYTES = 64 * 1024
 FOR_CLIENTS = {"x-forebay-cache", "x-forebay-origin-request-id", "x-forebay-request-id", "x-forebay-durable"}
@@ -50,11 +54,41 @@ READ_ONLY: Mapping[str, Any] = {
 }
 """The slot of a data set."""
 
+PASSING = {**READ_ONLY, "copies": "none"}
+"""What others own is asked of them each time."""
+
+SIZES = [10, 70_000, 300_000, BLOCK, 5 * BLOCK + 1] * 4
+"""Of a data set: what is small, and what has several blocks."""
+
+SENT = 'forebay_cluster_peer_bytes_total{direction="sent",slot="data"}'
+
+READERS = 3
+"""Threads that a load has for each node."""
+
 
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+class PeerName:
+    """A name that stands for the peer ports of nodes, each on an address of its own."""
+
+    def __init__(self, directory: Path, count: int) -> None:
+        port = free_port()
+        self.file = directory / "names.json"
+        self.addresses = [f"127.0.0.{11 + number}:{port}" for number in range(count)]
+        self.entry = f"dns://localhost:{port}"
+
+    def tell(self, addresses: Sequence[str] | None) -> None:
+        """Have the name stand for these from now on; None: nobody can find out for which."""
+        hosts = None if addresses is None else [one.partition(":")[0] for one in addresses]
+        tell(self.file, {"localhost": hosts})
+
+    def looked_up_at(self) -> int:
+        file = looked_up_in(self.file)
+        return file.stat().st_mtime_ns if file.exists() else 0
 
 
 @dataclass(eq=False)
@@ -64,6 +98,7 @@ class Node:
     address: str
     config: dict[str, Any]
     gateway: GatewayProcess
+    machine: Machine | None = None
     _is_started: bool = False
     _is_stopped: bool = False
 
@@ -75,15 +110,17 @@ class Node:
         self.gateway.__enter__()
         self._is_started = True
 
-    def restart(self, members: Sequence[str], member_for_seconds: float) -> None:
-        """End it, and start it with other members, as one that has been a member for so long."""
+    def restart(self, members: Sequence[str], member_for_seconds: float) -> float:
+        """End it, and start it with these members, as one that has been a member for so long; seconds of the start."""
         self.gateway.terminate()
         self.config["cluster"]["members"] = list(members)
         self.gateway.config_file.write_text(to_toml(self.config), encoding="utf-8")
         note = self.gateway.directory / MEMBERSHIP
         noted = orjson.loads(note.read_bytes())
         note.write_bytes(orjson.dumps({**noted, "since": noted["seen"] - member_for_seconds}))
+        began = time.monotonic()
         self.gateway.start()
+        return time.monotonic() - began
 
     def kill(self) -> None:
         """SIGKILL all its processes at once."""
@@ -218,11 +255,30 @@ class Nodes:
                     chunks[node, key, chunk] = min(_CHUNK_BYTES, size_bytes - chunk * _CHUNK_BYTES)
         return len(questions), sum(chunks.values())
 
-    def owned_by(self, number: int, prefix: str, count: int) -> list[str]:
-        """Return keys whose first block a node owns if all are members."""
+    def grown(self, keys: Sequence[str]) -> Spent:
+        """Let two nodes of four read objects, start the others, and let all read them; what that costs the bucket."""
+        probes = {number: self.owned_by(number, "probe", 100) for number in (2, 3)}
+        for key in (*probes[2], *probes[3]):
+            self.origin.model.put(BUCKET, key, key.encode())
+        self.epoch([*probes[2], *probes[3]], [0])
+        self.epoch(keys, [0, 1])
+        for node in self.nodes[:2]:
+            node.restart(self.addresses, member_for_seconds=3600)
+        for node in self.nodes[2:]:
+            node.start()
+        for number, probes_of_it in probes.items():  # they ask the owners before when they know their age
+            self.wait_for_states(number, ["up"] * 4)
+            left = iter(probes_of_it)
+            self.wait_until(lambda: self.read(number, next(left)) == "peer")  # noqa: B023 - called here
+        return self.epoch(keys, range(4))
+
+    def owned_by(self, number: int, prefix: str, count: int, *, second: int | None = None) -> list[str]:
+        """Return keys whose first block a node owns if all are members; with `second`, and which is second."""
         placement = Placement(Member(address, address) for address in self.addresses)
+        owners = [self.addresses[one] for one in (number, second) if one is not None]
         keys = (f"{prefix}{i}" for i in itertools.count())
-        own = (key for key in keys if placement.owners(ObjectKey(BUCKET, key), 0)[0].address == self[number].address)
+        of_key = ((key, placement.owners(ObjectKey(BUCKET, key), 0)) for key in keys)
+        own = (key for key, both in of_key if [one.address for one in both[: len(owners)]] == owners)
         return list(itertools.islice(own, count))
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:
@@ -246,6 +302,52 @@ class Spent:
     seen: set[str]
 
 
+class Load:
+    """Reads that go on until they are enough, each compared."""
+
+    def __init__(self, cluster: Nodes, keys: list[str]) -> None:
+        self._cluster = cluster
+        self._keys = keys
+        self._over = threading.Event()
+        self.count = 0
+
+    def read(self, number: int, seed: int) -> None:
+        choice = random.Random(seed)
+        while not self._over.is_set():
+            for key in choice.sample(self._keys, len(self._keys)):
+                self._cluster.read(number, key)
+                self.count += 1
+
+    def end(self) -> None:
+        self._over.set()
+
+    def more(self, count: int) -> None:
+        """Return when so many more reads are over."""
+        enough = self.count + count
+        self._cluster.wait_until(lambda: self.count >= enough or self._over.is_set())
+
+
+@contextmanager
+def load(cluster: Nodes, keys: list[str], of: list[int]) -> Iterator[Load]:
+    """Let clients of these nodes read all the time; AssertionError at the end if a read was not right."""
+    reading = Load(cluster, keys)
+    with ThreadPoolExecutor(READERS * len(of)) as pool:
+
+        def ended(one: Future[None]) -> None:
+            if one.exception() is not None:
+                reading.end()
+
+        reads = [pool.submit(reading.read, number, seed) for seed in range(READERS) for number in of]
+        for one in reads:
+            one.add_done_callback(ended)
+        try:
+            yield reading
+        finally:
+            reading.end()
+    for one in reads:
+        one.result()
+
+
 @contextmanager
 def nodes(
     directory: Path,
@@ -255,26 +357,34 @@ def nodes(
     running: int | None = None,
     views: Mapping[int, Sequence[int]] | None = None,
     of_one: Mapping[int, Mapping[str, Any]] | None = None,
+    network: Network | None = None,
+    peers: PeerName | None = None,
     **tables: Mapping[str, Any],
 ) -> Iterator[Nodes]:
     """Yield a cluster of `count` nodes, of which the first `running` run.
 
-    `views`: whom a node has for members, if not those that run. `tables`: more settings; `of_one`: of one node.
+    `views`: whom a node has for members, if not those that run. `peers`: by which they find each other instead.
+    `tables`: more settings; `of_one`: of one node. With a `network`, each node is a machine of it.
     """
     secret_file = directory / "secret"
     secret_file.write_text(SECRET)
     secret_file.chmod(0o600)
     running = count if running is None else running
-    addresses = [f"127.0.0.1:{free_port()}" for _ in range(count)]
-    with StrictOrigin() as origin, ExitStack() as undo:
+    machines = [network.machine() if network is not None else None for _ in range(count)]
+    addresses = [f"{one.host}:{PEER_PORT}" if one is not None else f"127.0.0.1:{free_port()}" for one in machines]
+    if peers is not None:
+        addresses = peers.addresses
+        peers.tell(addresses[:running])
+    with StrictOrigin(host=HOST if network is not None else "127.0.0.1") as origin, ExitStack() as undo:
         origin.model.create_bucket(BUCKET)
         cluster = Nodes(origin, [], secret_file)
         keys = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
-        for number, address in enumerate(addresses):
+        for number, (address, machine) in enumerate(zip(addresses, machines, strict=True)):
+            open_to_all = {"host": machine.host, "insecure": True} if machine is not None else {}
             members = (views or {}).get(number, range(running if number < running else count))
             config: dict[str, Any] = {
-                "server": {"port": 0, "allow_unsigned": True, "workers": 1},
-                "admin": {"port": 0},
+                "server": {"port": 0, "allow_unsigned": True, "workers": 1, **open_to_all},
+                "admin": {"port": 0, **open_to_all},
                 "origin": {"endpoint_url": origin.endpoint_url, **keys},
                 "cache": {"directory": str(directory / str(number)), "block_size": "1MiB", "capacity": "256MiB"},
                 "slots": [dict(slot) for slot in slots],
@@ -283,14 +393,19 @@ def nodes(
                     "secret_file": str(secret_file),
                     "listen": address,
                     "advertise": address,
-                    "members": [addresses[one] for one in members],
+                    "members": [addresses[one] for one in members] if peers is None else [peers.entry],
                 },
             }
             for more in (tables, (of_one or {}).get(number, {})):
                 for name, table in more.items():
                     config[name] = table if isinstance(table, list) else {**config.get(name, {}), **table}
-            gateway = GatewayProcess(config, directory=Path(config["cache"]["directory"]))
-            cluster.nodes.append(undo.enter_context(closing(Node(address, config, gateway))))
+            gateway = GatewayProcess(
+                config,
+                directory=Path(config["cache"]["directory"]),
+                namespace=machine.namespace if machine is not None else None,
+                names=peers.file if peers is not None else None,
+            )
+            cluster.nodes.append(undo.enter_context(closing(Node(address, config, gateway, machine))))
         with ThreadPoolExecutor(count) as pool:
             list(pool.map(Node.start, cluster.nodes[:running]))
         yield cluster

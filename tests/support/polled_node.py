@@ -75,7 +75,7 @@ class PolledNode:
     async def turn(self, seconds: float = TURN_SECONDS) -> None:
         """Let time pass; what is then written is on the disk when this returns."""
         await self.clock.advance(seconds)
-        for _ in range(100):
+        for _ in range(5000):
             await asyncio.sleep(0.002)
             if len(self.clock._sleepers) == 2:  # both loops wait for the next turn
                 return

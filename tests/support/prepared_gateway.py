@@ -17,14 +17,20 @@ import gateway.serve.worker  # noqa: F401 - all that its processes load
 from gateway.cli import put_in_order
 from gateway.cli.commands import main as forebay
 from gateway.serve import fork_server
+from tests.support import network_namespace
+from tests.support.names import NAMES_VARIABLE, look_up_in_file
 from tests.support.processes import MARK_DESCRIPTOR, MARK_VARIABLE
 
 
 def main() -> None:
+    if namespace := os.environ.get(network_namespace.VARIABLE):
+        network_namespace.enter(namespace)
     put_in_order()
     mark = os.open(os.environ[MARK_VARIABLE], os.O_RDONLY)
     os.dup2(mark, MARK_DESCRIPTOR)
     os.close(mark)
+    if NAMES_VARIABLE in os.environ:
+        look_up_in_file()
     if has_fork_server():
         forebay()
 

@@ -126,6 +126,11 @@ def _forker() -> _Forker:
     return _started[0]
 
 
+def start_forker() -> None:
+    """Start the process that forks, where this thread is now."""
+    _forker()
+
+
 def _adopt_orphans(wanted: bool) -> None:
     """Whether processes whose parents have ended become children of this one: prctl(2)."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0):

@@ -6,7 +6,14 @@ import os
 import shutil
 
 MARKER = "root"
-_TOOLS = {"mkfs.ext4": "e2fsprogs", "mount": "mount", "umount": "mount", "cc": "gcc"}
+_TOOLS = {
+    "mkfs.ext4": "e2fsprogs",
+    "mount": "mount",
+    "umount": "mount",
+    "cc": "gcc",
+    "ip": "iproute2",
+    "nft": "nftables",
+}
 
 _may_use_root = False
 """Whether the test that runs now bears the marker."""

@@ -87,6 +87,7 @@ class StrictOrigin:
     def __init__(
         self,
         *,
+        host: str = "127.0.0.1",
         port: int = 0,
         region: str = "us-east-1",
         clock: Clock | None = None,
@@ -107,14 +108,14 @@ class StrictOrigin:
         self.clients: set[tuple[str, int]] = set()
         self.request_lines: list[bytes] = []
         self.request_headers: list[list[tuple[bytes, bytes]]] = []
-        self._port = port
+        self._host, self._port = host, port
         self._tls = {"ssl_certfile": certificate_file, "ssl_keyfile": key_file}
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 
     @property
     def endpoint_url(self) -> str:
-        return f"{'https' if self._tls['ssl_certfile'] else 'http'}://127.0.0.1:{self._port}"
+        return f"{'https' if self._tls['ssl_certfile'] else 'http'}://{self._host}:{self._port}"
 
     def __enter__(self) -> Self:
         self.start()
@@ -127,7 +128,7 @@ class StrictOrigin:
         # With the protocol named, asyncio sets TCP_NODELAY on what is accepted; else every answer waits for an ACK.
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", self._port))
+        listener.bind((self._host, self._port))
         self._port = listener.getsockname()[1]
         ready = threading.Event()
         config = uvicorn.Config(
@@ -188,7 +189,7 @@ class StrictOrigin:
 
         Connections are accepted and read in order, so what came before the one made here is known when it is answered.
         """
-        with socket.create_connection(("127.0.0.1", self._port), timeout=10) as barrier:
+        with socket.create_connection((self._host, self._port), timeout=10) as barrier:
             barrier.sendall(f"GET {_BARRIER} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode("ascii"))
             while barrier.recv(4096):
                 pass

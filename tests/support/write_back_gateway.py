@@ -145,6 +145,10 @@ class Client:
     async def learn(self) -> None:
         """Make the bucket known: the first write to it goes through."""
         await self.ask("PUT", "back/first", b"x")
+        await self.learn_honoured()
+
+    async def learn_honoured(self) -> None:
+        """The bucket, which has taken a write, honours conditions."""
         honoured = Conditions(Honoured.YES, Honoured.YES, Honoured.YES, self.gateway.app.services.clock.now())
         capabilities = self.buffer.look(lambda tx: tx.buckets.capabilities("bucket"))
         if capabilities is not None:

@@ -436,7 +436,7 @@ function drawCluster(cluster) {
   byId("cluster-card").hidden = !cluster;
   if (!cluster) return;
   show("cluster", h("p", { class: "note" }, `${cluster.members.filter((one) => one.state === "up").length} of ${counted(cluster.members.length, "member")} of ${cluster.name} up. This node gave ${bytes(cluster.sent_bytes)} to others, and took ${bytes(cluster.received_bytes)} from them.`),
-    some("cluster", "node", [...cluster.members].sort((one, other) => (one.state === "up") - (other.state === "up")), 12, (part) => table(["node", "zone", "state", "blocks", "version", "problem"], part.map((one) => [`${one.name || one.address}${one.this_node ? " (this node)" : ""}`, one.zone || "–", tag(one.state, one.state === "up" ? "good" : "bad"), percent(one.share), one.version ?? "–", one.problem ?? ""]))));
+    some("cluster", "node", [...cluster.members].sort((one, other) => (one.state === "up") - (other.state === "up")), 12, (part) => table(["node", "zone", "state", "blocks", "given to it", "taken from it", "version", "problem"], part.map((one) => [`${one.name || one.address}${one.this_node ? " (this node)" : ""}`, one.zone || "–", tag(one.state, one.state === "up" ? "good" : "bad"), percent(one.share), one.this_node ? "–" : bytes(one.sent_bytes), one.this_node ? "–" : bytes(one.received_bytes), one.version ?? "–", one.problem ?? ""]))));
 }
 
 function drawGateway({ status, host }, now) {

@@ -17,7 +17,7 @@ from gateway.blocks.store import IngestedFile
 from gateway.core.errors import BlockError, BufferDamaged, OriginError, PinRefused, S3Error
 from gateway.core.model import ObjectKey, ObjectVersion
 from gateway.metadata.catalog import CHECKSUM_MODE, Catalog, is_remembered
-from gateway.operations.visibility import WriteScope, invalidate
+from gateway.operations.write_scope import WriteScope, invalidate
 from gateway.policy.slots import Prefix, Slots
 from gateway.writeback.admin.checkpoint_retention import KeptCheckpoint
 from gateway.writeback.journal.records import Write

@@ -20,6 +20,7 @@ from gateway.core.errors import OriginAnswered, OriginBodyError, S3Error
 from gateway.core.model import BorrowedBuffer, FileSpan, ObjectKey, PinnedFileSpan
 from gateway.core.steps import each, in_steps
 from gateway.operations.context import NO_BODY, Answer, RequestContext, Response, Sink, awaited, xml_response
+from gateway.operations.other_nodes import Claimed
 from gateway.operations.payload import receive_payload
 from gateway.operations.writeback.parts import (
     ANSWER_SIZE_BYTES_MAX,
@@ -39,6 +40,7 @@ from gateway.operations.writeback.parts import (
 from gateway.operations.writeback.past_the_buffer import FlushWait, goes_through, whole_document, with_retries
 from gateway.operations.writeback.put_object import (
     ExpectedVersionQuery,
+    claimed_version,
     expected_version,
     goes_through_unseen,
     waits_for_version,
@@ -52,6 +54,7 @@ from gateway.operations.writeback.write_back_policy import (
     is_supported_header,
     refuse_unless_kept_here,
     why_of_bucket,
+    why_of_cluster,
     why_of_headers,
     why_of_key,
 )
@@ -101,7 +104,7 @@ def _source_here(context: RequestContext) -> Write | None:
     source = parse_copy_source(headers.get("x-amz-copy-source", ""))
     pending = context.buffer.pending(source.key) if source.version_id is None else None
     of_parts = pending is not None and pending.multipart
-    reason = why_of_key(key.key) or why_of_headers(headers, _is_foreseen)
+    reason = why_of_key(key.key) or why_of_headers(headers, _is_foreseen) or why_of_cluster(context)
     if not is_scratch:
         reason = reason or why_of_bucket(context, capabilities_of(context), of_parts=of_parts, headers=headers)
     if reason is None and (pending is None or pending.deleted or pending.size_bytes > COPY_SIZE_BYTES_MAX):
@@ -117,26 +120,31 @@ def _source_here(context: RequestContext) -> Write | None:
 async def _copied(context: RequestContext, source: Write, leave: Callable[[], Awaitable[Response]]) -> Response:
     """Acknowledge a copy that shares its source's files."""
     await receive_payload(context)
-    spec = _spec_of_copy(context, source)
-    expected = ExpectedVersion.unknown(context.services.clock)
+    spec, now = _spec_of_copy(context, source), context.services.clock.now()
+    expected, claim = ExpectedVersion.unknown(context.services.clock), Claimed()
     if context.slot.write != "scratch":
         waits = waits_for_version(context, capabilities_of(context))
         async with aclosing(ExpectedVersionQuery(context, waits=waits)) as question:
             try:
-                expected = await expected_version(context, question)
+                claim, expected = await claimed_version(context, now, expected_version(context, question))
             except OriginAnswered as refusal:
                 await goes_through_unseen(context, refusal)
                 return await leave()
-    for _ in range(_RACES_MAX):
-        copy = await _shared(context, source, spec, expected)
-        if copy is not None:
-            fields = element("ETag", copy.etag) + element("LastModified", format_iso_date(copy.acknowledged_at))
-            return xml_response(document("CopyObjectResult", fields), "absorbed")
-        found = _source_here(context)
-        if found is None:
-            return await leave()
-        source, spec = found, _spec_of_copy(context, found)
-    raise s3_error("SlowDown", "The source is overwritten faster than it can be copied.")
+    try:
+        for _ in range(_RACES_MAX):
+            copy = await _shared(context, source, spec, expected, claim, now)
+            if copy is not None:
+                fields = element("ETag", copy.etag) + element("LastModified", format_iso_date(now))
+                return xml_response(document("CopyObjectResult", fields), "absorbed")
+            found = _source_here(context)
+            if found is None:
+                await claim.release()
+                return await leave()
+            source, spec = found, _spec_of_copy(context, found)
+        raise s3_error("SlowDown", "The source is overwritten faster than it can be copied.")
+    except S3Error:
+        await claim.release()
+        raise
 
 
 def _spec_of_copy(context: RequestContext, source: Write) -> WriteSpec:
@@ -146,9 +154,11 @@ def _spec_of_copy(context: RequestContext, source: Write) -> WriteSpec:
     return WriteSpec(context.object_key, _fixed(headers, source, context.object_key), context.slot.name)
 
 
-async def _shared(context: RequestContext, source: Write, spec: WriteSpec, expected: ExpectedVersion) -> Write | None:
+async def _shared(
+    context: RequestContext, source: Write, spec: WriteSpec, expected: ExpectedVersion, claim: Claimed, now: float
+) -> Write | None:
     """Acknowledge a copy of the source's files; None: they are gone, as it was flushed or overwritten meanwhile."""
-    parts, now = await context.buffer.journal.parts(source.id), context.services.clock.now()
+    parts = await context.buffer.journal.parts(source.id)
     if len(parts) != source.parts_count:
         return None
     copy = Write(
@@ -163,7 +173,8 @@ async def _shared(context: RequestContext, source: Write, spec: WriteSpec, expec
         acknowledged_at=now,
         is_etag_local=not is_foretold(capabilities_of(context), of_parts=source.multipart),
     )
-    return copy if await context.buffer.acknowledge_sharing(copy) else None
+    async with claim:
+        return copy if await context.buffer.acknowledge_sharing(copy) else None
 
 
 def _fixed(headers: Mapping[str, str], source: Write, target: ObjectKey) -> dict[str, str]:

@@ -10,12 +10,15 @@ the client announced is verified here either way.
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, suppress
+from collections.abc import Coroutine
+from contextlib import aclosing, closing, suppress
 from dataclasses import replace
+from typing import Any
 
 from gateway.core.errors import BufferUnavailable, OriginAnswered, OriginBodyError, OriginUnreachable
 from gateway.core.model import ObjectKey
 from gateway.operations.context import RequestContext, Response
+from gateway.operations.other_nodes import Claimed, claimed
 from gateway.operations.passthrough import forward_write
 from gateway.operations.payload import BUFFERED_SIZE_BYTES_MAX, Payload, receive_payload
 from gateway.operations.writeback.parts import acknowledged, room_for_body, stage_body
@@ -36,6 +39,7 @@ from gateway.operations.writeback.write_back_policy import (
     makes_md5_etags,
     refuse_unless_kept_here,
     why_of_bucket,
+    why_of_cluster,
     why_of_headers,
     why_of_key,
 )
@@ -59,6 +63,7 @@ async def buffer_put(context: RequestContext) -> Response:
     """Acknowledge an object on this node's disk, or write it through if its answer cannot be foretold."""
     headers = context.request.headers
     reason = why_of_key(context.object_key.key) or why_of_headers(headers, is_supported_header)
+    reason = reason or why_of_cluster(context)
     refuse_unless_kept_here(context, reason)
     capabilities = None
     if context.slot.write != "scratch":
@@ -91,7 +96,7 @@ async def _absorb(context: RequestContext, capabilities: BucketCapabilities | No
     async with aclosing(ExpectedVersionQuery(context, waits=waits_for_version(context, capabilities))) as question:
         part = await stage_body(context, context.slot.name, 1)
         try:
-            expected = await expected_version(context, question)
+            claim, expected = await claimed_version(context, part.stored_at, expected_version(context, question))
         except OriginAnswered as refusal:
             try:
                 await goes_through_unseen(context, refusal)
@@ -105,7 +110,8 @@ async def _absorb(context: RequestContext, capabilities: BucketCapabilities | No
             raise
     is_etag_local = not is_foretold(capabilities, of_parts=False)
     write = _write(context, part, expected, question.nothing.asked_at, is_etag_local=is_etag_local)
-    await context.buffer.acknowledge(write)
+    async with claim:
+        await context.buffer.acknowledge(write)
     return acknowledged(part)
 
 
@@ -204,8 +210,11 @@ def waits_for_version(context: RequestContext, capabilities: BucketCapabilities 
     """Return whether an acknowledgement waits for the origin's version of the key.
 
     It need not in a slot that may be behind the origin if the bucket honours conditions: then the flush itself finds
-    out what it would overwrite, at the moment when it would.
+    out what it would overwrite, at the moment when it would. A version that another node of the cluster has left there
+    lately must be known: the flush would take it for a stranger's.
     """
+    if context.stamps.get(context.object_key, 0) != 0:
+        return True
     honours = capabilities is not None and capabilities.conditions.put is Honoured.YES
     return not (honours and context.slot.consistency in ("ttl", "immutable"))
 
@@ -308,6 +317,25 @@ async def current_expected_version(
     async with aclosing(ExpectedVersionQuery(context)) as question:
         now = await question.answer(deadline)
     return expected if is_old and not now.is_told else now
+
+
+async def claimed_version(
+    context: RequestContext, acknowledged_at: float, unchanged: Coroutine[Any, Any, ExpectedVersion]
+) -> tuple[Claimed, ExpectedVersion]:
+    """Claim the request's key for this node; return the version to expect: `unchanged`, or what other nodes made of it.
+
+    Raises as `claimed`, and OriginAnswered if the origin refuses.
+    """
+    with closing(unchanged):
+        claim = await claimed(context, acknowledged_at)
+        try:
+            if not claim.is_changed:
+                return claim, await unchanged
+            async with aclosing(ExpectedVersionQuery(context)) as question:
+                return claim, await question.answer()
+        except BaseException:
+            await claim.release()
+            raise
 
 
 def is_for_want_of_rights(refusal: OriginAnswered) -> bool:

@@ -25,6 +25,7 @@ from gateway.core.errors import BufferUnavailable, OriginAnswered, OriginUnreach
 from gateway.core.model import ObjectKey
 from gateway.core.steps import Steps, each, in_steps
 from gateway.operations.context import RequestContext, Response, xml_response
+from gateway.operations.other_nodes import Claimed
 from gateway.operations.passthrough import onward_request
 from gateway.operations.payload import receive_document, receive_payload
 from gateway.operations.pending_versions import type_of_checksums
@@ -46,6 +47,7 @@ from gateway.operations.writeback.past_the_buffer import (
 )
 from gateway.operations.writeback.put_object import (
     ExpectedVersionQuery,
+    claimed_version,
     current_expected_version,
     goes_through_unseen,
     is_for_want_of_rights,
@@ -65,6 +67,7 @@ from gateway.operations.writeback.write_back_policy import (
     refuse_unless_kept_here,
     tells_encryption,
     why_of_bucket,
+    why_of_cluster,
     why_of_key,
 )
 from gateway.origin.retry import may_be_done
@@ -134,7 +137,7 @@ async def buffer_create(context: RequestContext) -> Response:
         return await _begun_here(context)
     capabilities = capabilities_of(context)
     of_bucket = why_of_bucket(context, capabilities, of_parts=True) if capabilities is not None else None
-    reason = why_of_the_key or of_bucket
+    reason = why_of_the_key or of_bucket or why_of_cluster(context)
     if reason is not None:
         goes_through(context, reason)
     elif not leaves_to_the_origin(context, takes_room=True):
@@ -314,13 +317,18 @@ async def buffer_complete(context: RequestContext) -> Response:
     if reason is not None:
         goes_through(context, reason)
         return await _left_to_the_origin(context, made)
+    claim, now = Claimed(), context.services.clock.now()
     try:
         if context.slot.write != "scratch":
-            made = replace(made, expected=await current_expected_version(context, made.expected))
+            claim, expected = await claimed_version(context, now, current_expected_version(context, made.expected))
+            made = replace(made, expected=expected)
     except OriginAnswered as refusal:
         await goes_through_unseen(context, refusal)
         return await _left_to_the_origin(context, made)
-    completed = await context.buffer.complete(replace(made, acknowledged_at=context.services.clock.now()))
+    async with claim:
+        completed = await context.buffer.complete(replace(made, acknowledged_at=now))
+    if completed is None:
+        await claim.release()
     if completed is None and context.buffer.look(lambda tx: tx.uploads.upload(upload_id)) is None:
         return await _completed_before(context, upload_id, listed)
     if completed is None:
@@ -345,6 +353,8 @@ def _why_of_the_origin(context: RequestContext, made: Write, *, are_here: bool) 
         return Reason.HEADER
     if context.slot.write == "scratch":
         return None
+    if (reason := why_of_cluster(context)) is not None:
+        return reason
     if made.is_etag_local and context.slot.etag != "local":
         return Reason.BUCKET_ETAGS
     capabilities = capabilities_of(context)

@@ -51,6 +51,9 @@ class Reason(StrEnum):
     UPLOAD = "upload-of-the-origin"
     """The upload was begun at the origin, and is unknown here."""
 
+    REGISTRY = "registry"
+    """Other nodes of the cluster could not find it: the registry of pending writes is away."""
+
     PART = "part-of-the-origin"
     """Only the origin has some of the upload's parts."""
 
@@ -76,6 +79,12 @@ def check_condition(context: RequestContext) -> None:
         raise s3_error("PreconditionFailed", Condition="If-Match")
     elif if_none_match is not None and if_none_match.strip() == "*":
         raise s3_error("PreconditionFailed", Condition="If-None-Match")
+
+
+def why_of_cluster(context: RequestContext) -> Reason | None:
+    writes = context.services.cluster_writes
+    is_found = writes is None or writes.registry.can_claim or not writes.asks(context.slot)
+    return None if is_found else Reason.REGISTRY
 
 
 METADATA_SIZE_BYTES_MAX = 2048

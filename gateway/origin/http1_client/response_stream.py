@@ -21,7 +21,7 @@ import httptools
 from gateway.core.errors import OriginBodyError
 from gateway.disk.file_lease import FileLease, SharedFile, with_lease
 from gateway.origin.client import ClosedAtExit
-from gateway.origin.receive_buffer import GATHERING_SECONDS_MAX, ReceiveBuffer, SocketReceiver, gathered
+from gateway.origin.receive_buffer import GATHERING_SECONDS_MAX, ReceiveBuffer, SocketReceiver, TakenBytes, gathered
 from gateway.s3.headers import HOP_BY_HOP
 
 HEAD_BYTES_MAX = 64 * 1024
@@ -230,15 +230,17 @@ class QueuedBody:
 class DirectBody:
     """A large body of known length, received in buffers of its reader: piece by piece, when that is wanted."""
 
-    __slots__ = ("_begun", "_buffer", "_enough_bytes", "_filled_bytes", "_left_bytes")
+    __slots__ = ("_begun", "_begun_bytes", "_buffer", "_enough_bytes", "_filled_bytes", "_is_taken", "_left_bytes")
 
     def __init__(self, begun: deque[bytes], left_bytes: int) -> None:
         """`begun` has come already, behind it come `left_bytes`."""
         self._begun = begun
+        self._begun_bytes = sum(map(len, begun))
         self._left_bytes = left_bytes
         self._buffer: ReceiveBuffer | None = None
         self._filled_bytes = 0
         self._enough_bytes = 0
+        self._is_taken = False
 
     @property
     def complete(self) -> bool:
@@ -246,7 +248,7 @@ class DirectBody:
 
     @property
     def has_enough(self) -> bool:
-        return self._buffer is None or self._filled_bytes >= self._enough_bytes
+        return self._buffer is None or self._begun_bytes + self._filled_bytes >= self._enough_bytes
 
     @property
     def rest(self) -> memoryview:
@@ -259,32 +261,42 @@ class DirectBody:
         self._left_bytes -= count
 
     def want(self, buffer: ReceiveBuffer) -> None:
-        self._buffer, self._filled_bytes = buffer, 0
+        self._buffer, self._filled_bytes, self._is_taken = buffer, 0, False
         self._enough_bytes = min(buffer.enough_bytes, buffer.size_bytes)
-        while self._begun and (room := buffer.size_bytes - self._filled_bytes):
+
+    def gather(self) -> None:
+        """Move what came before into the buffer, as much as fits."""
+        assert self._buffer is not None  # noqa: S101 - it was wanted
+        while self._begun and (room := self._buffer.size_bytes - self._filled_bytes):
             piece = self._begun.popleft()
             if len(piece) > room:
                 self._begun.appendleft(piece[room:])
                 piece = piece[:room]
-            buffer.buffer[self._filled_bytes : self._filled_bytes + len(piece)] = piece
+            self._buffer.buffer[self._filled_bytes : self._filled_bytes + len(piece)] = piece
             self._filled_bytes += len(piece)
+            self._begun_bytes -= len(piece)
 
     def receiver(self) -> SocketReceiver:
-        """Return what receives the rest of this piece on a thread."""
+        """Return what receives this piece on a thread, and has it taken."""
         assert self._buffer is not None  # noqa: S101 - it was wanted
-        room = self._buffer.buffer[: self._filled_bytes + self._left_bytes]
-        return SocketReceiver(room, self._filled_bytes)
+        begun, self._begun = self._begun, deque()
+        self._filled_bytes, self._begun_bytes, self._is_taken = self._begun_bytes, 0, True
+        return SocketReceiver(tuple(begun), min(self._buffer.trip_bytes, self._left_bytes))
 
     @property
     def missing_bytes(self) -> int:
         """Bytes that this piece needs, of those that come."""
-        return min(self._enough_bytes - self._filled_bytes, self._left_bytes)
+        return min(self._enough_bytes - self._begun_bytes - self._filled_bytes, self._left_bytes)
 
     def hurry(self) -> None:
         """Any byte is enough."""
         self._enough_bytes = 1
 
-    def take(self) -> memoryview:
+    def take(self) -> memoryview | TakenBytes:
+        if self._is_taken:
+            self._buffer = None
+            return TakenBytes(self._filled_bytes)
+        self.gather()
         buffer, self._buffer = self._buffer, None
         return buffer.buffer[: self._filled_bytes] if buffer is not None and self._filled_bytes else _NOTHING
 
@@ -419,7 +431,7 @@ class ResponseStream:
             self._body = body
         return isinstance(self._body, DirectBody)
 
-    async def receive_into(self, buffer: ReceiveBuffer) -> memoryview:
+    async def receive_into(self, buffer: ReceiveBuffer) -> memoryview | TakenBytes:
         """Return the next piece of a direct body, empty at its end. ResponseBroken: ended early, behind what came.
 
         Between two pieces nothing is received. A cancelled caller has lost bytes, and closes the answer.
@@ -441,6 +453,7 @@ class ResponseStream:
         return piece
 
     async def _receive(self, body: DirectBody, connection: ResponseConnection) -> None:
+        body.gather()
         self._waiter = self._loop.create_future()
         late = self._loop.call_later(GATHERING_SECONDS_MAX, self._hurry, body)
         connection.resume()
@@ -454,12 +467,12 @@ class ResponseStream:
     ) -> None:
         """Receive the piece on a thread, once enough of it waits in the socket."""
         assert buffer.on_thread is not None  # noqa: S101 - the caller has looked
-        receiver = body.receiver()
-        while not receiver.received_bytes and not receiver.ended:
+        receiver = None
+        while receiver is None or not (receiver.received_bytes or receiver.ended):
             await self._bytes(body, connection)
             if self._connection is not connection or body.has_enough:
                 return
-            self._receiver = receiver
+            self._receiver = receiver = receiver or body.receiver()
             try:
                 await buffer.on_thread(with_lease(wire.share(), receiver.receive))
             finally:
@@ -697,14 +710,14 @@ class HttpResponse(ClosedAtExit):
         while piece := await self._next():
             yield piece
 
-    async def _into(self, buffer: ReceiveBuffer) -> AsyncIterator[memoryview]:
+    async def _into(self, buffer: ReceiveBuffer) -> AsyncIterator[memoryview | bytes]:
         if self._prefix or not self._stream.is_direct:
             async for view in gathered(self._pieces(), buffer):
                 yield view
             return
         while True:
             try:
-                view = await self._stream.receive_into(buffer)
+                piece = await self._stream.receive_into(buffer)
             except ResponseBroken as error:
                 await self._succeed(error)
                 if self._stream.is_direct:
@@ -712,9 +725,9 @@ class HttpResponse(ClosedAtExit):
                 async for view in gathered(self._pieces(), buffer):  # a short rest, which has come as a whole
                     yield view
                 return
-            if not view:
+            if not piece:
                 return
-            yield view
+            yield piece
 
     async def _next(self) -> bytes:
         while True:

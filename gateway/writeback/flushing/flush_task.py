@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -13,6 +13,7 @@ import structlog
 
 from gateway.core.clock import Clock, Moment
 from gateway.core.errors import BufferDamaged
+from gateway.core.model import Claim
 from gateway.policy.slots import Slot
 from gateway.s3.headers import unquote
 from gateway.writeback.flushing.condition_probe import LEARNED_AGAIN_SECONDS, UNKNOWN_AGAIN_SECONDS, ConditionProbes
@@ -96,6 +97,8 @@ class FlushDependencies:
     clock: Clock
     slots: dict[str, Slot] = field(default_factory=dict)
     manifests: ManifestFiles = field(default_factory=ManifestFiles)
+    settled: Callable[[Claim], None] = lambda _claim: None
+    """Told of each write that the origin has, once the journal has noted it."""
 
 
 class FlushTask:
@@ -331,6 +334,7 @@ class FlushTask:
         await self._dependencies.publication.publish(write, settle.etag)
         now = Moment.of(self._clock)
         await self._journal.change(lambda tx: _settle(tx, write, settle, now))
+        self._dependencies.settled(Claim(write.key, write.token))
         self._dependencies.log.settled(write, settle.etag, self._clock.monotonic() - self.began)
 
     async def _rest(self, seconds: float) -> None:

@@ -186,6 +186,11 @@ class CreateAttempt:
     in_doubt_since: Moment | None = None
 
 
+def token_of(acknowledged_at: float) -> str:
+    """Return the name, in the registry of the cluster, of the write of a key that is acknowledged then."""
+    return repr(acknowledged_at)
+
+
 @dataclass(frozen=True, slots=True)
 class Write:
     """A write of a key, from its beginning to its end.
@@ -259,6 +264,11 @@ class Write:
     @property
     def is_acknowledged(self) -> bool:
         return self.acknowledged_at > 0
+
+    @property
+    def token(self) -> str:
+        """Return its name in the registry of the cluster: no other write of the key has it."""
+        return token_of(self.acknowledged_at)
 
     @property
     def is_completed_at_origin(self) -> bool:

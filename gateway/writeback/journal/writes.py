@@ -41,6 +41,7 @@ from gateway.writeback.journal.rows import (
     Table,
     Value,
     at,
+    decoded,
     directories,
     keys_under,
     marks,
@@ -156,6 +157,18 @@ class Writes(Table):
     def waiting(self, after: int, count_max: int) -> Sequence[Write]:
         """Return pending writes in the order of acknowledgement, without parts, behind a sequence."""
         return self.found("sequence > ? AND pending = 1 ORDER BY sequence LIMIT ?", after, count_max)
+
+    def pending_after(self, after: int, count_max: int) -> Sequence[tuple[int, int, ObjectKey]]:
+        """Return id, sequence and key of pending writes in the order of acknowledgement, behind a sequence."""
+        rows = self._all(
+            f"SELECT id, sequence, bucket, key FROM writes WHERE sequence > ? AND {PENDING} ORDER BY sequence LIMIT ?",
+            *(after, count_max),
+        )
+        return [(row[0], row[1], ObjectKey(row[2], decoded(row[3]))) for row in rows]
+
+    def is_pending(self, key: ObjectKey) -> bool:
+        found = f"SELECT 1 FROM writes WHERE bucket = ? AND key = ? AND {PENDING} LIMIT 1"
+        return self._row(found, *at(key)) is not None
 
     def newest(self) -> int:
         """Return the sequence of the pending write that was acknowledged last; 0 if nothing is pending."""

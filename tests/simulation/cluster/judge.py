@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import md5
 
+from gateway.cluster.members import SETTLED_SECONDS
+from gateway.config import SlotSettings
 from gateway.core.model import ByteRange
 from tests.simulation.invariants import Violation
 from tests.support.asgi import Answer
-from tests.support.slots import Slot
 
 CLUSTER_RULES = (
     "no wrong byte",
@@ -20,6 +21,10 @@ CLUSTER_RULES = (
     "what the bucket has is answered",
     "nobody waits for long",
     "each byte once",
+    "each question once",
+    "peers tell versions only where nobody writes",
+    "who is asked asks nobody to ask",
+    "who is silent is asked no more",
     "no request counts twice",
     "nothing is held in quiet",
 )
@@ -29,6 +34,9 @@ WAITS_SECONDS_MAX = 30.0
 
 CALM_SECONDS = 45.0
 """So long after the last trouble views agree, and nobody is left out."""
+
+QUEUED_SECONDS = 1.0
+"""So long after a node knows of an object, it may ask for those who had asked before."""
 
 CHUNK = 64 * 1024
 ANSWERED_LATE_SECONDS = 0.01
@@ -54,7 +62,7 @@ class Asked:
     node: str
     method: str
     key: str
-    slot: Slot
+    slot: SlotSettings
     first: int | None
     last: int | None
     begun: float
@@ -68,11 +76,19 @@ class ClusterJudge:
     violations: list[Violation] = field(default_factory=list)
     made: dict[str, list[Made]] = field(default_factory=lambda: defaultdict(lambda: [Made(-math.inf, None, "")]))
     period: int = 0
-    """Ends with each trouble."""
+    """Ends with each trouble but that nodes have come or gone."""
+
+    period_ends_at: float = math.inf
 
     calm_at: float = math.inf
     sent: Counter[tuple[int, str, str, int]] = field(default_factory=Counter)
     """How often the bucket has sent a chunk of a version, by period."""
+
+    known: dict[tuple[int, str, str], tuple[float, float]] = field(default_factory=dict)
+    """Since when and until when a node need not ask about an object again, by period."""
+
+    asked_at: dict[tuple[str, str], float] = field(default_factory=dict)
+    """When a node has asked the bucket about an object the last time."""
 
     answered: Counter[str] = field(default_factory=Counter)
     """How many answers were judged, by their kind."""
@@ -84,6 +100,8 @@ class ClusterJudge:
     # The bucket
 
     def bucket_sent(self, key: str, etag: str, sent: ByteRange, now: float) -> None:
+        if now >= self.period_ends_at:
+            self._end_period()
         if now < self.calm_at:
             return
         for chunk in range(sent.first // CHUNK, sent.last // CHUNK + 1):
@@ -93,10 +111,32 @@ class ClusterJudge:
                 calm = now - self.calm_at
                 self.violated("each byte once", f"chunk {chunk} of {key} {etag}, {calm:.0f} s after calm began")
 
+    def bucket_told(self, node: str, key: str, begun: float, now: float, seconds: float) -> None:
+        """The bucket has told a node of an object, which need not ask again for so long.
+
+        If it has found another version than the one before, it may ask once more.
+        """
+        place, last = (self.period, node, key), self.asked_at.get((node, key), -math.inf)
+        self.asked_at[node, key] = begun
+        known_at, known_until = self.known.get(place, (math.inf, 0.0))
+        if begun >= max(self.calm_at, known_at + QUEUED_SECONDS) and now < known_until:
+            self.violated("each question once", f"{node} asks about {key}, {known_until - begun:.1f} s early")
+        if all(one.at < last for one in self.made[key]):
+            self.known[place] = now, begun + seconds
+
     def trouble(self, until: float) -> None:
         """Something has changed that lets bytes be asked for again; `until`: when that has been overcome."""
-        self.period += 1
+        self._end_period()
         self.calm_at = until
+
+    def moved(self, until: float) -> None:
+        """Nodes have come or gone: what others have comes from them, for as long as these are asked."""
+        self.period_ends_at = until - CALM_SECONDS + SETTLED_SECONDS
+        self.calm_at = until
+
+    def _end_period(self) -> None:
+        self.period += 1
+        self.period_ends_at = math.inf
 
     # Clients
 
@@ -168,7 +208,7 @@ class ClusterJudge:
             self.violated("own writes are read", f"{what}: what was there before its own write")
 
     @staticmethod
-    def _bound(slot: Slot, *, absent: bool) -> float:
+    def _bound(slot: SlotSettings, *, absent: bool) -> float:
         if slot.consistency == "strict":
             return 0.0
         if absent:

@@ -11,6 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, cast
 
+import orjson
+
 from gateway.blocks.cache import BlockCache, PassthroughCache
 from gateway.blocks.layout import BlockSettings
 from gateway.cluster.cluster_origin import ClusterOrigin, ClusterRoles
@@ -96,19 +98,20 @@ class VirtualDiskThread(DiskThread):
 
 @dataclass(eq=False)
 class Bucket:
-    """The bucket as one node reaches it. `sent` notes which bytes came from it."""
+    """The bucket as one node reaches it. `on_answer` is told of each answer about an object."""
 
     node: ClusterNode
     inner: MemoryOrigin
     dice: Random
-    on_sent: Any
+    on_answer: Any
     is_cut: bool = False
 
     async def send(self, request: OriginRequest) -> MemoryResponse:
+        begun = self.node.wires.now()
         await self._travel()
         response = await self._sent(request)
-        if response.status in (200, 206) and request.method == "GET" and request.key:
-            self.on_sent(self.node, request, response)
+        if request.key:
+            self.on_answer(self.node, request, response, begun)
         await self._travel()
         return response
 
@@ -140,22 +143,32 @@ class ClusterNode:
     wires: Wires
     inner: MemoryOrigin
     dice: Random
-    on_sent: Any
+    on_answer: Any
     listed: list[str]
     block_bytes: int
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     threads: list[NodeThreads] = field(default_factory=list)
     app: PeerApp | None = None
     has_directory: bool = True
+    busy_until: float = -1.0
+    """Until then, it asks other nodes to come again."""
+
     troubled_at: float = -1.0
     """When something of its own went wrong the last time."""
 
     def __post_init__(self) -> None:
-        self.bucket = Bucket(self, self.inner, self.dice, self.on_sent)
+        self.bucket = Bucket(self, self.inner, self.dice, self.on_answer)
         self.wires.nodes[self.address] = self
+
+    @property
+    def is_busy(self) -> bool:
+        return self.wires.now() < self.busy_until
 
     def alive(self) -> bool:
         return self.app is not None
+
+    def member_for_seconds(self) -> float:
+        return self.clock.monotonic() - self.polling._membership.since
 
     async def awake(self) -> None:
         await self.clock.runs.wait()
@@ -171,7 +184,13 @@ class ClusterNode:
             task.cancel()
             raise
 
-    async def start(self) -> None:
+    async def start(self, member_for_seconds: float = 0.0) -> None:
+        """Start it, at its first start as one that has been a member for so long."""
+        note = self.directory / "cluster.json"
+        if member_for_seconds and not note.exists():
+            now = self.clock.now()
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_bytes(orjson.dumps({"cluster": NAME, "seen": now, "since": now - member_for_seconds}))
         await self.working(self._start())
 
     async def _start(self) -> None:
@@ -186,7 +205,7 @@ class ClusterNode:
             small_object_bytes_max=64 * 1024, shared_directory=shared, homes=HOMES, has_one_worker=True, fills_max=3,
         )  # fmt: skip
         self.origin = ClusterOrigin(
-            self.bucket, self.peers, lambda: self.members.view, self.slots, settings.block_size_of, HOMES, self.clock,
+            self.bucket, self.peers, lambda: self.members.view, settings.block_size_of, HOMES, self.clock,
             FALLBACK_REQUESTS,
         )  # fmt: skip
         roles = ClusterRoles(lambda: self.members.view)
@@ -285,6 +304,7 @@ class ClusterNode:
             found += [f"{one._value} turns" for one in turns if one._value != 3]
             found += [f"fetches: {one}" for one in (fetches._fetches, fetches._tasks, fetches._inline) if one]
             found += [f"locks: {parts.locks._held}"] * bool(parts.locks._held)
+        found += [f"{one.get_name()} has ended" for one in self.background if one.done()]
         if self.app is not None:
             found += [f"sending {one}" for one, of in self.app.reads.handouts._of.items() if of.count]
         return found

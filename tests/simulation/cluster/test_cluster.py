@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -12,16 +13,31 @@ from typing import Any, Literal
 import pytest
 import structlog
 
+from gateway.blocks import complete_ranges
+from gateway.blocks.plan import ReadPlan
+from gateway.cluster import cluster_origin
 from gateway.cluster.cluster_origin import ClusterOrigin, ClusterRoles, _Rationed
+from gateway.cluster.members import View
+from gateway.config import SlotSettings
 from gateway.core.errors import OriginBusy
+from gateway.metadata import catalog as catalog_module
+from gateway.metadata import entries
+from gateway.metadata.ages import AnswerAges
 from gateway.metadata.catalog import Catalog
+from gateway.metadata.entries import CatalogEntry, Freshness, ObservedAt
+from gateway.origin import peer_protocol as peer
+from gateway.origin.client import OriginRequest
+from gateway.origin.retry import CircuitBreaker
 from gateway.shared.seen_nonces import SeenNonces
+from gateway.telemetry import metrics
 from tests.simulation.cluster.judge import CLUSTER_RULES
 from tests.simulation.cluster.node import NodeClock
+from tests.simulation.cluster.wires import KINDS
 from tests.simulation.cluster.world import ClusterWorld, play_cluster
 from tests.simulation.dialects import CLUSTER
 from tests.simulation.virtual_time import VirtualClock
 from tests.simulation.world import Setting
+from tests.support.counting import by_label
 
 SEED = int(os.environ.get("FOREBAY_SIMULATION_SEED", "20261128"))
 HISTORIES = int(os.environ.get("FOREBAY_SIMULATION_HISTORIES", "2"))
@@ -103,7 +119,64 @@ def the_ration_is_kept(patch: Patch) -> None:
     patch.setattr(_Rationed, "_ended", lambda _: None)
 
 
+def what_peers_say_is_fresh(patch: Patch) -> None:
+    patch.setattr(ObservedAt, "before", lambda asked, _: asked)
+
+
+def ages_are_not_sent(patch: Patch) -> None:
+    real = ClusterOrigin._to_peer
+
+    def to_peer(origin: ClusterOrigin, request: OriginRequest, more: Mapping[str, str]) -> OriginRequest:
+        request = real(origin, request, more)
+        return replace(request, headers={name: one for name, one in request.headers.items() if name != peer.MAX_AGE})
+
+    patch.setattr(ClusterOrigin, "_to_peer", to_peer)
+
+
+def absences_are_believed_for_too_long(patch: Patch) -> None:
+    real = entries.freshness
+
+    def freshness(entry: CatalogEntry, slot: SlotSettings, **now: Any) -> Freshness:
+        return real(entry, slot, **now) if entry.head is not None else Freshness.FRESH
+
+    patch.setattr(catalog_module, "freshness", freshness)
+    patch.setattr(AnswerAges, "allow", lambda *_: True)
+
+
+def silence_is_forgotten(patch: Patch) -> None:
+    patch.setattr(CircuitBreaker, "probe_failed", lambda *_, **__: None)
+
+
+def busy_nodes_are_not_waited_for(patch: Patch) -> None:
+    patch.setattr(cluster_origin, "_BUSY", frozenset())
+
+
+def busy_nodes_are_waited_for_for_ever(patch: Patch) -> None:
+    patch.setattr(cluster_origin, "BUSY_SECONDS_MAX", 1e6)
+
+
+def owners_before_are_not_asked(patch: Patch) -> None:
+    patch.setattr(View, "owner_before", lambda *_: None)
+
+
+def peers_are_served_as_clients(patch: Patch) -> None:
+    def plan(*arguments: Any, **named: Any) -> ReadPlan:
+        made = ReadPlan(*arguments, **named)
+        made.roles = made.dependencies.roles
+        return made
+
+    patch.setattr(complete_ranges, "ReadPlan", plan)
+
+
+def peers_tell_versions_everywhere(patch: Patch) -> None:
+    patch.setattr(catalog_module, "may_be_remembered", lambda _, headers: catalog_module.is_plainly_asked(headers))
+
+
 WRITES: Mapping[str, float] = {"read": 20.0, "put": 5.0, "change": 5.0, "pass_time": 2.0}
+AGES: Mapping[str, float] = {"read": 30.0, "change": 2.0}
+ABSENCES: Mapping[str, float] = {"read": 20.0, "rush": 6.0, "change": 3.0, "delete": 4.0}
+BUSY: Mapping[str, float] = {"read": 20.0, "busy": 4.0, "pass_time": 3.0}
+MOVES: Mapping[str, float] = {"read": 30.0, "rush": 5.0, "leave": 0.5, "join": 1.0, "pass_time": 2.0}
 LINKS: Mapping[str, float] = {"read": 20.0, "cut_node": 3.0, "heal": 1.0, "pass_time": 1.0}
 
 
@@ -121,13 +194,45 @@ class Case:
 CASES = (
     Case("no wrong byte", damage_is_not_looked_for),
     Case("reads are as young as promised", clocks_go_slowly, WRITES, 150, "ttl"),
+    Case("reads are as young as promised", what_peers_say_is_fresh, AGES, 200, "ttl"),
+    Case("reads are as young as promised", absences_are_believed_for_too_long, ABSENCES, 250, "ttl"),
+    Case("each question once", ages_are_not_sent, {"read": 20.0, "pass_time": 5.0}, 150, "ttl"),
     Case("own writes are read", own_writes_are_not_forgotten, WRITES, 150, "ttl"),
     Case("what the bucket has is answered", the_bucket_is_not_asked_for_others),
     Case("nobody waits for long", owners_are_asked_late),
     Case("each byte once", nobody_owns_anything, {"read": 20.0, "pass_time": 5.0}),
+    Case("each byte once", owners_before_are_not_asked, MOVES, 100),
+    Case("each byte once", busy_nodes_are_not_waited_for, BUSY),
+    Case("nobody waits for long", busy_nodes_are_waited_for_for_ever, BUSY),
+    Case("who is silent is asked no more", silence_is_forgotten),
+    Case("who is asked asks nobody to ask", peers_are_served_as_clients, {"read": 20.0, "members": 3.0, "evict": 5.0}),
+    Case("peers tell versions only where nobody writes", peers_tell_versions_everywhere),
     Case("no request counts twice", nonces_are_not_remembered),
     Case("nothing is held in quiet", the_ration_is_kept),
 )
+
+
+HAPPENS = frozenset(
+    {
+        *KINDS,
+        *("answer 200", "answer 206", "answer 404", "answer 416", "answer 503", "answer 504"),
+        *("answer 206 to only cached", "answer 404 to only cached", "nodes come and go in quiet"),
+    }
+)
+REASONS = frozenset({"unreachable", "busy", "bucket-away", "damaged"})
+"""Why the bucket is asked for bytes of others. Two owners seldom refuse at once; an owner knows nothing too old."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_all_that_can_go_wrong_does() -> None:
+    seen, before = Counter[str](), by_label(metrics.CLUSTER_FALLBACK_REQUESTS, "reason")
+    for seed in range(SEED, SEED + HISTORIES_UNTIL_SEEN):
+        for often, steps in ((None, 60), (MOVES, 100)):
+            seen += play_cluster(Setting(seed, CLUSTER, steps, often=often)).wires.seen
+    assert set(seen) >= HAPPENS, HAPPENS - set(seen)
+    now = by_label(metrics.CLUSTER_FALLBACK_REQUESTS, "reason")
+    assert {one for one in now if now[one] > before.get(one, 0)} >= REASONS
 
 
 def test_every_rule_has_a_case() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import contextvars
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Literal, Protocol
 
+from gateway.cluster.peers import IDLE_SECONDS
 from gateway.core.clock import Clock
 from gateway.core.errors import OriginUnreachable
+from gateway.origin import peer_protocol as peer
 from gateway.origin.client import KeyPair, OriginRequest, OriginSettings
 from gateway.origin.request_body import NO_BODY
 from gateway.origin.retry import CircuitBreaker
@@ -29,10 +33,18 @@ PATIENCE_SECONDS = 60.0
 BACK_SECONDS = 1.5
 """So long a request waits for the news that a peer lives again."""
 
+KNOWN_SECONDS = 4.0
+"""So long after the first request that got no answer, its node knows that it gets none."""
+
+HELLO, LIFE = "/-/hello", "/"
+
+OF_PEER: contextvars.ContextVar[bool] = contextvars.ContextVar("of a peer", default=False)
+"""What is done because another node has asked."""
+
 Kind = Literal["sound", "slow", "hangs", "deaf", "resets", "refuses", "harms", "replays", "mixes up", "repeats"]
 KINDS: tuple[Kind, ...] = ("slow", "hangs", "deaf", "resets", "refuses", "harms", "replays", "mixes up", "repeats")
-"""`hangs`: nothing arrives. `deaf`: no answer does. `replays`: an earlier answer comes. `mixes up`: what was asked is
-another object or range. `repeats`: requests come twice."""
+"""`hangs`: nothing arrives as long as it does. `deaf`: no answer does. `replays`: an earlier answer comes.
+`mixes up`: what was asked is another object or range. `repeats`: requests come twice."""
 
 
 class Peer(Protocol):
@@ -41,6 +53,8 @@ class Peer(Protocol):
     address: str
     app: Any
 
+    @property
+    def is_busy(self) -> bool: ...
     def alive(self) -> bool: ...
     async def awake(self) -> None: ...
     async def working(self, work: Coroutine[Any, Any, Any]) -> Any: ...
@@ -54,6 +68,22 @@ class Link:
     kind: Kind = "sound"
     earlier: list[Answer] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
+    unanswered: list[float] = field(default_factory=list)
+    """When what had no answer was asked, since the last answer."""
+
+    process: Any = None
+    """Of the node that asks."""
+
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def become(self, kind: Kind) -> None:
+        self.kind = kind
+        self.changed.set()
+        self.changed.clear()
+
+    async def is_no_more(self, kind: Kind) -> None:
+        while self.kind == kind:
+            await self.changed.wait()
 
     async def pass_through(self) -> None:
         low, high = (0.3, 3.0) if self.kind == "slow" else (0.0002, 0.004)
@@ -66,6 +96,13 @@ class Wires:
 
     dice: Random
     violated: Callable[[str, str], None]
+    may_tell: Callable[[str], bool]
+    """Whether a node may say which version is the current one of what is at a path."""
+
+    now: Callable[[], float]
+    seen: Counter[str] = field(default_factory=Counter)
+    """What has happened, and how often."""
+
     nodes: dict[str, Peer] = field(default_factory=dict)
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
 
@@ -75,11 +112,15 @@ class Wires:
     async def carry(self, asker: Peer, address: str, method: str, path: str, headers: dict[str, str]) -> Answer:
         """The answer of whoever is at an address. OriginUnreachable."""
         link = self.link(asker.address, address)
+        if path not in (HELLO, LIFE):
+            self._judge_question(asker, link, address, method, path, headers)
+        before = self.nodes.get(address)
+        app = before.app if before is not None else None
         await link.pass_through()
-        if link.kind == "hangs":
-            await asyncio.Event().wait()
+        await link.is_no_more("hangs")
         node = self.nodes.get(address)
-        if link.kind == "refuses" or node is None or not node.alive():
+        if link.kind == "refuses" or node is None or not node.alive() or node.app is not app:
+            link.unanswered.clear()
             raise OriginUnreachable("connection refused")
         await node.awake()
         if link.kind == "mixes up" and link.asked:
@@ -94,25 +135,50 @@ class Wires:
                     f"{method} {path} came twice, and was answered {again.status}",
                 )
         await node.awake()
-        if link.kind == "deaf":
-            await asyncio.Event().wait()
+        await link.is_no_more("deaf")
         await link.pass_through()
+        link.unanswered.clear()
         link.earlier = [*link.earlier[-20:], answer]
         if link.kind == "replays":
             answer = self.dice.choice(link.earlier)
         if link.kind == "harms" and answer.body:
             answer = replace(answer, body=Harmed(self.dice)(answer.body))
         await asker.awake()
+        if path not in (HELLO, LIFE):
+            only = headers.get(peer.ONLY)
+            self.seen[f"answer {answer.status}{f' to only {only}' if only else ''}"] += 1
         return answer
 
+    def _judge_question(
+        self, asker: Peer, link: Link, address: str, method: str, path: str, headers: Mapping[str, str]
+    ) -> None:
+        self.seen[link.kind] += 1
+        what = f"{method} {path} of {address} by {asker.address}"
+        if peer.SIZE not in headers and not self.may_tell(path):
+            self.violated("peers tell versions only where nobody writes", what)
+        if OF_PEER.get() and peer.ONLY not in headers and peer.DOUBT not in headers:
+            self.violated("who is asked asks nobody to ask", what)
+        if link.kind not in ("hangs", "deaf"):
+            return
+        now, asked = self.now(), link.unanswered
+        if link.process is not asker.app or (asked and asked[-1] + IDLE_SECONDS < now):
+            link.process = asker.app
+            asked.clear()
+        asked.append(now)
+        if now - asked[0] > KNOWN_SECONDS:
+            self.violated("who is silent is asked no more", f"{what}, which has been silent for {now - asked[0]:.1f} s")
+
     async def _answer(self, node: Peer, method: str, path: str, headers: dict[str, str]) -> Answer:
-        if method == "HEAD" and path == "/":  # is anybody there?
+        if method == "HEAD" and path == LIFE:  # is anybody there?
             return Answer(403, {}, b"", True)
         app = node.app
         if app is None:
             raise OriginUnreachable("the connection was reset")
+        if node.is_busy and path != HELLO:
+            return _busy(headers)
         sent = {"Host" if name == "host" else name: value for name, value in headers.items()}
         asking = call(app, method, path, sent, sign=False, by_client=False)
+        before = OF_PEER.set(True)
         try:
             answer: Answer = await node.working(asking)
         except asyncio.CancelledError:
@@ -120,9 +186,17 @@ class Wires:
             if current is not None and current.cancelling():
                 raise
             raise OriginUnreachable("the connection was reset") from None
+        finally:
+            OF_PEER.reset(before)
         if not node.alive() or node.app is not app:
             raise OriginUnreachable("the connection was reset")
         return answer
+
+
+def _busy(asked: Mapping[str, str]) -> Answer:
+    headers = {"retry-after": "1", "content-length": "0"}
+    proof = peer.proof(SECRET, asked.get(peer.NONCE, ""), 503, headers)
+    return Answer(503, {**headers, peer.PROOF: proof}, b"", complete=True)
 
 
 class PeerClient:
@@ -171,7 +245,7 @@ class PeerClient:
             done, _ = await asyncio.wait((asking,), timeout=QUIET_SECONDS)
             if done:
                 return asking.result()
-            if self._breaker.answers_nobody:
+            if self._breaker.is_open:
                 break
             self._probe()
         raise OriginUnreachable("the peer says nothing")
@@ -185,7 +259,7 @@ class PeerClient:
         began = self._clock.monotonic()
         try:
             async with asyncio.timeout(QUIET_SECONDS):
-                await self._carry("HEAD", "/", {})
+                await self._carry("HEAD", LIFE, {})
         except (OriginUnreachable, TimeoutError) as error:
             self._breaker.probe_failed(began, silent=isinstance(error, TimeoutError))
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 import secrets
 import shutil
@@ -18,12 +19,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from gateway.cluster.cluster_origin import BUSY_SECONDS_MAX
+from gateway.cluster.members import SETTLED_SECONDS
 from gateway.core.model import ByteRange, ObjectKey
 from gateway.edge import receiving
 from gateway.metadata import store
 from gateway.origin.client import OriginRequest
 from gateway.policy.slots import Prefix, Slots
-from gateway.s3.headers import parse_content_range
+from gateway.s3.headers import first_and_last, parse_content_range
 from tests.simulation.cluster.judge import CALM_SECONDS, Asked, ClusterJudge, Made
 from tests.simulation.cluster.node import ClusterNode, NodeClock, NodeThreads, VirtualDiskThread, install
 from tests.simulation.cluster.wires import KINDS, Wires
@@ -35,12 +38,12 @@ from tests.simulation.world import Setting
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.memory_origin.response import MemoryResponse
 from tests.support.memory_origin.store import StoredObject
-from tests.support.slots import Slot
+from tests.support.slots import Slot, slot_with
 
 BUCKET = "bucket"
-TTL_SECONDS, NEGATIVE_SECONDS = 20.0, 5.0
+TTL_SECONDS, NEGATIVE_SECONDS = 20.0, 10.0
 SETTLES_SECONDS = 75.0
-KEYS_OF_SLOT = 4
+KEYS_OF_SLOT = 5
 CHUNK = 64 * 1024
 
 ACTIONS: Mapping[str, int] = {
@@ -50,14 +53,16 @@ ACTIONS: Mapping[str, int] = {
     "change": 5,
     "delete": 2,
     "put": 4,
-    "link": 5,
-    "cut_node": 1,
-    "heal": 5,
+    "link": 8,
+    "cut_node": 4,
+    "heal": 4,
     "kill": 2,
     "stop": 2,
+    "busy": 2,
     "leave": 1,
+    "join": 2,
     "members": 1,
-    "evict": 4,
+    "evict": 10,
     "close_disk": 1,
     "jump_clock": 1,
     "cut_bucket": 1,
@@ -89,30 +94,45 @@ class ClusterWorld:
         bucket = _WatchedBucket(BUCKET, self.clock.now())
         bucket.on_change, bucket.made = self._changed, lambda stored: stored
         self.inner.buckets[BUCKET] = bucket
-        self.wires = Wires(Random(self.dice.getrandbits(32)), self.judge.violated)
+        self.wires = Wires(Random(self.dice.getrandbits(32)), self.judge.violated, self._may_tell, self.clock.monotonic)
         only = setting.consistency
         self.slots = {name: self._slot(name, *kind) for name, kind in SLOTS.items() if only in (None, kind[1])}
         self.block_bytes = self.dice.choice((CHUNK, 2 * CHUNK, 8 * CHUNK))
         self.addresses = [f"10.0.0.{number}:9002" for number in range(1, self.dice.randint(2, 4) + 1)]
+        self._later = self.addresses[2:][-1:] if self.dice.random() < 0.5 else []
+        """Who joins while all is going on."""
+
         self.nodes = {one: self._node(one, directory / one, loop) for one in self.addresses}
         self._loop = loop
         self._requests: set[asyncio.Task[None]] = set()
         self._waking: set[asyncio.Task[None]] = set()
         self._written: dict[tuple[str, str], float] = {}
-        self._away = False
 
     def _slot(self, name: str, mode: str, consistency: str) -> Slot:
-        copies = self.dice.choice(("none", "idle", "all"))
+        copies = self.dice.choice(("none", "none", "idle", "all"))
         of = Slot(name, Prefix.parse(f"s3://{BUCKET}/{name}/"), mode, consistency, TTL_SECONDS, NEGATIVE_SECONDS)
         of.__dict__["copies"] = copies
         return of
 
+    def _may_tell(self, path: str) -> bool:
+        slot = self.slots[path.removeprefix(f"/{BUCKET}/").partition("/")[0]]
+        return slot.mode == "read-only" and slot.consistency != "strict"
+
     def _node(self, address: str, directory: Path, loop: VirtualTimeLoop) -> ClusterNode:
         clock = NodeClock(loop, self.dice.choice((0.0, 0.0, 5.0, -20.0)), self.dice.random() * 1e6)
         dice = Random(self.dice.getrandbits(32))
+        times = self.dice.choice((1.0, 1.0, 0.5, 2.0))
+        slots = [
+            slot_with(
+                one,
+                metadata_ttl_seconds=times * one.metadata_ttl_seconds,
+                negative_ttl_seconds=times * one.negative_ttl_seconds,
+            )
+            for one in self.slots.values()
+        ]
         return ClusterNode(
-            address, directory, Slots(self.slots.values()), clock, self.wires, self.inner, dice, self._bucket_sent,
-            list(self.addresses), self.block_bytes,
+            address, directory, Slots(slots), clock, self.wires, self.inner, dice, self._bucket_answered,
+            [one for one in self.addresses if one not in self._later], self.block_bytes,
         )  # fmt: skip
 
     def say(self, text: str) -> None:
@@ -124,15 +144,28 @@ class ClusterWorld:
         data = None if after is None else after.content.read(0, after.size_bytes)
         self.judge.made[key].append(Made(self.clock.monotonic(), data, SENDER.get() or OTHERS))
 
-    def _bucket_sent(self, node: ClusterNode, request: OriginRequest, response: MemoryResponse) -> None:
-        key = request.key or ""
-        slot = self.slots[key.partition("/")[0]]
-        if "if-match" not in request.headers and (slot.mode != "read-only" or slot.consistency == "strict"):
-            return  # the first bytes come with the answer about the object
+    def _bucket_answered(
+        self, node: ClusterNode, request: OriginRequest, response: MemoryResponse, begun: float
+    ) -> None:
+        key, now = request.key or "", self.clock.monotonic()
+        slot = node.slots.find(BUCKET, key)
+        is_question = "if-match" not in request.headers and request.method in ("GET", "HEAD")
+        if is_question:
+            if not self._may_tell(f"/{BUCKET}/{key}"):
+                return  # the first bytes come with the answer about the object
+            size_bytes = len(self.judge.made[key][-1].data or b"")
+            first, _ = first_and_last(request.headers.get("range")) or (0, None)
+            if node.alive() and node.has_directory and first < size_bytes:  # else it is asked each time
+                seconds = min(one.slots.find(BUCKET, key).metadata_ttl_seconds for one in self.nodes.values())
+                self.judge.bucket_told(
+                    node.address, key, begun, now, math.inf if slot.consistency == "immutable" else seconds
+                )
+        if request.method != "GET" or response.status not in (200, 206):
+            return
         told = response.headers.get("content-range")
         sent = parse_content_range(told)[0] if told else ByteRange(0, int(response.headers["content-length"]) - 1)
-        self.said.append(f"{self.clock.monotonic():10.3f}     the bucket sends {node.address} {key} {sent}")
-        self.judge.bucket_sent(key, response.headers["etag"], sent, self.clock.monotonic())
+        self.said.append(f"{now:10.3f}     the bucket sends {node.address} {key} {sent}")
+        self.judge.bucket_sent(key, response.headers["etag"], sent, now)
 
     # A history
 
@@ -141,8 +174,10 @@ class ClusterWorld:
             for number in range(KEYS_OF_SLOT):
                 if self.dice.random() < 0.8:
                     self._write(f"{name}/k{number}")
+        seconds = self.dice.choice((0.0, 5000.0, 5000.0))
         for node in self.nodes.values():
-            await node.start()
+            if node.address not in self._later:
+                await node.start(seconds)
         self._trouble()
         await asyncio.sleep(10.0)
         often = self._setting.often
@@ -194,15 +229,35 @@ class ClusterWorld:
         now = self.clock.monotonic()
         for node in nodes:
             node.troubled_at = now
-        is_sound = not self._away and all(link.kind == "sound" for link in self.wires.links.values())
-        is_sound &= all(one.alive() and one.clock.runs.is_set() and one.has_directory for one in self.nodes.values())
-        is_sound &= not any(one.bucket.is_cut for one in self.nodes.values())
-        is_sound &= len({tuple(sorted(one.listed)) for one in self.nodes.values()}) == 1
-        is_sound &= all(abs(one.clock.skew_seconds) < 25 for one in self.nodes.values())
-        self.judge.trouble(now + CALM_SECONDS if is_sound else float("inf"))
+        until = max(now, *(node.busy_until for node in self._nodes()))
+        self.judge.trouble(until + CALM_SECONDS if self._is_sound() else math.inf)
+
+    def _moved(self, *, are_known: bool) -> None:
+        """The members have changed. Nothing is lost where all is well, and the members before are known as such."""
+        is_first = math.isinf(self.judge.period_ends_at) and math.isfinite(self.judge.calm_at)
+        if not is_first or not self._is_sound() or not are_known:
+            self._trouble()
+        else:
+            self.wires.seen["nodes come and go in quiet"] += 1
+            self.judge.moved(self.clock.monotonic() + CALM_SECONDS)
+
+    def _are_old(self) -> bool:
+        return all(one.alive() and one.member_for_seconds() > SETTLED_SECONDS for one in self._nodes())
+
+    def _nodes(self) -> list[ClusterNode]:
+        """Those that have been started."""
+        return [one for one in self.nodes.values() if one.address not in self._later]
+
+    def _is_sound(self) -> bool:
+        nodes = self._nodes()
+        is_sound = all(link.kind == "sound" for link in self.wires.links.values())
+        is_sound &= all(one.alive() and one.clock.runs.is_set() and one.has_directory for one in nodes)
+        is_sound &= not any(one.bucket.is_cut for one in nodes)
+        is_sound &= len({tuple(sorted(one.listed)) for one in nodes}) == 1
+        return is_sound and all(abs(one.clock.skew_seconds) < 25 for one in nodes)
 
     def _some(self) -> ClusterNode:
-        return self.dice.choice(list(self.nodes.values()))
+        return self.dice.choice(self._nodes())
 
     def _key(self, slots: tuple[str, ...] = tuple(SLOTS)) -> str:
         names = [one for one in slots if one in self.slots]
@@ -215,7 +270,7 @@ class ClusterWorld:
 
     async def _do_rush(self) -> None:
         key = self._key()
-        for node in list(self.nodes.values()) * 2:
+        for node in self._nodes() * 2:
             self._begin_read(node, key)
 
     async def _do_abandon(self) -> None:
@@ -242,7 +297,7 @@ class ClusterWorld:
         headers = {} if first is None else {"range": f"bytes={first}-{'' if last is None else last}"}
         begun, app = self.clock.monotonic(), node.app
         own = self._written.get((node.address, key), -float("inf"))
-        asked = Asked(node.address, method, key, self.slots[key.partition("/")[0]], first, last, begun, own)
+        asked = Asked(node.address, method, key, node.slots.find(BUCKET, key), first, last, begun, own)
         answer = await node.request(method, f"/{BUCKET}/{key}", headers)
         if answer is None or node.app is not app:
             return
@@ -280,31 +335,41 @@ class ClusterWorld:
     # What goes wrong
 
     async def _do_link(self) -> None:
-        one, other = self.dice.sample(self.addresses, 2)
-        kind = self.dice.choice(KINDS)
-        for way in ((one, other), (other, one))[: self.dice.randint(1, 2)]:
-            self.wires.link(*way).kind = kind
+        pairs = list(itertools.permutations(self.addresses, 2))
+        for way in self.dice.sample(pairs, self.dice.randint(1, len(pairs))):
+            kind = self.dice.choice(KINDS)
+            self.wires.link(*way).become(kind)
             self.say(f"    {' to '.join(way)} {kind}")
         self._trouble()
+        await self._provoke()
 
     async def _do_cut_node(self) -> None:
         node, kind = self._some(), self.dice.choice(KINDS)
         for other in self.addresses:
             if other != node.address:
-                self.wires.link(other, node.address).kind = kind
+                self.wires.link(other, node.address).become(kind)
         self.say(f"    {node.address} {kind}")
         self._trouble()
+        await self._provoke()
+
+    async def _provoke(self) -> None:
+        """Have nodes ask each other."""
+        for key in dict.fromkeys(self._key() for _ in range(3)):
+            for node in self._alive():
+                await node.evict(ObjectKey(BUCKET, key))
+                self._begin_read(node, key)
 
     async def _do_heal(self, *, everything: bool = False) -> None:
         for link in self.wires.links.values():
             if everything or self.dice.random() < 0.7:
-                link.kind = "sound"
-        for node in self.nodes.values():
+                link.become("sound")
+        for node in self._nodes():
             if everything or self.dice.random() < 0.7:
                 node.clock.runs.set()
+                node.busy_until = -1.0
                 node.bucket.is_cut = False
                 node.clock.skew_seconds = self.dice.choice((0.0, 5.0, -5.0))
-                node.listed = list(self.addresses)
+                node.listed = [one.address for one in self._nodes()]
                 if node.alive() and not node.has_directory:
                     await node.kill()
                 if not node.alive():
@@ -339,22 +404,43 @@ class ClusterWorld:
 
     async def _do_leave(self) -> None:
         """All are told that a node is no member, or is one again."""
-        gone = self._some().address
+        gone, were_old = self._some().address, self._are_old()
         self.say(f"    {gone}")
-        for node in self.nodes.values():
-            node.listed = [one for one in self.addresses if one != gone]
-        self._trouble()
+        for node in self._nodes():
+            node.listed = [one.address for one in self._nodes() if one.address != gone]
+        self._moved(are_known=were_old)
+
+    async def _do_join(self) -> None:
+        """A node comes that was never there."""
+        were_old, [*later] = self._are_old(), self._later
+        self._later = []
+        for address in later:
+            self.say(f"    {address}")
+            await self.nodes[address].start()
+            for node in self.nodes.values():
+                node.listed = list(self.addresses)
+            self._moved(are_known=were_old)
+
+    async def _do_busy(self) -> None:
+        """A node asks all others to come again: for so short that they do, or for longer."""
+        node, seconds = self._some(), self.dice.choice((0.5, 3.0, 5.0, 60.0))
+        self.say(f"    {node.address} for {seconds} s")
+        node.busy_until = self.clock.monotonic() + seconds
+        if seconds > BUSY_SECONDS_MAX:
+            self._trouble()
+            await self._provoke()
 
     async def _do_members(self) -> None:
         """Some are told other members than others."""
         node = self._some()
-        node.listed = sorted(self.dice.sample(self.addresses, self.dice.randint(1, len(self.addresses))))
+        addresses = [one.address for one in self._nodes()]
+        node.listed = sorted(self.dice.sample(addresses, self.dice.randint(1, len(addresses))))
         self.say(f"    {node.address} knows {node.listed}")
         self._trouble()
 
     async def _do_evict(self) -> None:
-        node, key = self._some(), self._key()
-        if node.alive():
+        key, nodes = self._key(), self._alive()
+        for node in nodes if self.dice.random() < 0.5 else nodes[:1]:
             self.say(f"    {key} at {node.address}")
             await node.evict(ObjectKey(BUCKET, key))
             self._trouble()

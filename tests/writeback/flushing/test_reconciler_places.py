@@ -334,7 +334,7 @@ def test_a_look_costs_what_it_starts(tmp_path: Path) -> None:
         directory.mkdir()
         with_buffer(directory, lambda buffer: scenario(buffer, count))  # noqa: B023
     for few, many in zip(steps[50], steps[3000], strict=True):
-        assert many <= few * 1.2 + 200
+        assert many <= few * 2 + 200  # not sixty times as many; a busy machine looks once more
 
 
 def _acknowledge(tx: JournalTransaction, new: list[Write]) -> None:

@@ -1,0 +1,294 @@
+"""A process's one connection to the primary of Redis or Valkey, over which one task asks what has gathered.
+
+Requests never touch the connection: they put a question into the queue and wait for its answer, so a request may leave
+at any time. While an answer is on its way questions gather; the next call of the script carries them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import Any, Final, NamedTuple
+
+from redis.asyncio.connection import Connection, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+from xxhash import xxh3_64_hexdigest
+
+from gateway.cluster.scripts import ASK, SCRIPTS, Script, Word
+from gateway.core.clock import Clock
+from gateway.core.errors import RegistryAway
+from gateway.core.model import immutable
+
+ANSWER_SECONDS_MAX = 1.0
+CONNECT_SECONDS_MAX = 2.0
+"""For connection, TLS, authentication and handshake together."""
+
+PAUSE_SECONDS_MIN: Final = 0.1
+PAUSE_SECONDS_MAX: Final = 2.0
+"""Between two connections that failed. Meanwhile questions fail at once."""
+
+BATCH_WORDS_MAX: Final = 1500
+QUEUE_WORDS_MAX: Final = 100_000
+REASON_CHARACTERS_MAX: Final = 200
+
+_HANDSHAKE: Final = Script("handshake", "")
+_RUN, _VERSION = re.compile("[0-9a-f]{40}"), re.compile(r"(\d+)\.(\d+)")
+_OLDEST: Final = {"valkey_version": (7, 2), "redis_version": (7, 0)}
+
+
+@immutable
+class RedisPlace:
+    """The address of the primary, or of the Sentinels that know it.
+
+    `service`: the name by which Sentinels at `places` know the primary; None: the first place is the primary's. `ca`:
+    PEM certificates to trust instead of the system's.
+    """
+
+    places: tuple[tuple[str, int], ...]
+    service: str | None = None
+    database: int = 0
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    tls: bool = False
+    ca: str | None = None
+
+
+class Answer(NamedTuple):
+    """`run`: the primary's. `floor`: stamps up to this number may be gone."""
+
+    run: str
+    floor: int
+    value: Any
+
+
+class _Question(NamedTuple):
+    script: Script
+    words: Sequence[Word]
+    answer: asyncio.Future[Answer]
+
+
+class RedisLink:
+    """The questions of one process to the primary. Event loop only. Its owner runs `run` as a task."""
+
+    def __init__(self, place: RedisPlace, prefix: str, clock: Clock, store: str = "") -> None:
+        """`prefix`: what all keys begin with. `store`: this node's, which all questions name."""
+        self._place = place
+        self._prefix = prefix
+        self._clock = clock
+        self.store = store
+        self._queue: deque[_Question] = deque()
+        self._queued_words = 0
+        self._has_questions = asyncio.Event()
+        self._primary: Primary | None = None
+        self._is_outdated = False
+        self._pause_seconds = PAUSE_SECONDS_MIN
+        self._again_at = 0.0
+        self.about: Mapping[str, str] = {}
+        """The fields of INFO, as the server told them in the last handshake."""
+        self.problem = ""
+        """Why the last call failed; empty: it did not."""
+
+    async def ask(self, question: Sequence[Word]) -> Answer:
+        """Ask one of the questions that ASK takes. Raise RegistryAway."""
+        return await self.call(ASK, question)
+
+    async def call(self, script: Script, words: Sequence[Word]) -> Answer:
+        """Run a script. Raise RegistryAway."""
+        if self._primary is None and self._clock.monotonic() < self._again_at:
+            raise RegistryAway(self.problem)
+        if self._queued_words > QUEUE_WORDS_MAX:
+            raise RegistryAway("too many questions to Redis wait")
+        question = _Question(script, words, asyncio.get_running_loop().create_future())
+        self._queue.append(question)
+        self._queued_words += len(words)
+        self._has_questions.set()
+        return await question.answer
+
+    async def run_of_primary(self) -> str:
+        """Return the run as the primary tells it now. Raise RegistryAway."""
+        return (await self.call(_HANDSHAKE, ())).run
+
+    def renew(self) -> None:
+        """Connect anew before the next call: the server may be another one, or no primary any more."""
+        self._is_outdated = True
+
+    async def run(self) -> None:
+        """Ask for ever."""
+        try:
+            while True:
+                await self._has_questions.wait()
+                self._has_questions.clear()
+                while batch := self._next_batch():
+                    await self._answer(batch)
+        finally:
+            await self._fail("this process ends", [])
+            self._again_at = math.inf
+
+    def _next_batch(self) -> list[_Question]:
+        """Take the next questions that one call can carry. Nobody waits for a cancelled one."""
+        batch: list[_Question] = []
+        words = 0
+        while self._queue and words < BATCH_WORDS_MAX:
+            if batch and (self._queue[0].script is not ASK or batch[0].script is not ASK):
+                break
+            question = self._queue.popleft()
+            self._queued_words -= len(question.words)
+            if not question.answer.done():
+                batch.append(question)
+                words += len(question.words)
+        return batch
+
+    async def _answer(self, batch: list[_Question]) -> None:
+        try:
+            primary = await self._connected()
+            async with asyncio.timeout(ANSWER_SECONDS_MAX):
+                if batch[0].script is ASK:
+                    words = [self.store, *(word for one in batch for word in one.words)]
+                    floor, values = await primary.call(ASK, words)
+                elif batch[0].script is _HANDSHAKE:
+                    self.about = await primary.shake_hands()
+                    floor, values = 0, [None]
+                else:
+                    floor, values = 0, [await primary.call(batch[0].script, batch[0].words)]
+                if len(values) != len(batch):
+                    raise RegistryAway("it gives an answer to another question")
+        except Exception as error:  # noqa: BLE001 - whoever waits is told, and the next call begins anew
+            reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+            await self._fail(reason[:REASON_CHARACTERS_MAX], batch)
+        except BaseException:
+            await self._fail("this process ends", batch)
+            raise
+        else:
+            self.problem, self._pause_seconds = "", PAUSE_SECONDS_MIN
+            for question, value in zip(batch, values, strict=True):
+                if not question.answer.done():
+                    question.answer.set_result(Answer(primary.run, int(floor), value))
+
+    async def _connected(self) -> Primary:
+        if self._is_outdated:
+            await self._close()
+        if self._primary is None:
+            async with asyncio.timeout(CONNECT_SECONDS_MAX):
+                self._primary = await connected(self._place, self._prefix)
+        return self._primary
+
+    async def _close(self) -> None:
+        primary, self._primary, self._is_outdated = self._primary, None, False
+        if primary is not None:
+            await primary.close()
+
+    async def _fail(self, reason: str, batch: list[_Question]) -> None:
+        """Fail all questions, and connect anew after a pause: the server may still carry out what it was sent."""
+        self.problem = reason
+        self._again_at = self._clock.monotonic() + self._pause_seconds
+        self._pause_seconds = min(PAUSE_SECONDS_MAX, 2 * self._pause_seconds)
+        for question in (*batch, *self._queue):
+            if not question.answer.done():
+                question.answer.set_exception(RegistryAway(reason))
+        self._queue.clear()
+        self._queued_words = 0
+        await self._close()
+
+
+class Primary:
+    """A connection to a primary that has said so. `run` names its process, since it became the primary."""
+
+    def __init__(self, connection: Connection, prefix: str) -> None:
+        self._connection = connection
+        self._prefix = prefix
+        self.run = ""
+
+    async def begin(self) -> None:
+        """Make ready for calls. Raise RegistryAway if it is no primary, or too old."""
+        await self.shake_hands()
+        for script in SCRIPTS:
+            await self._send("SCRIPT", "LOAD", script.text)
+
+    async def shake_hands(self) -> Mapping[str, str]:
+        """Find out its run, and return what it says of itself.
+
+        The run is another one after a demotion, even if process and connection have stayed.
+        """
+        about = await self._info("server", "clients", "memory", "replication")
+        name, oldest = next((one for one in _OLDEST.items() if one[0] in about), ("", (0, 0)))
+        version = _VERSION.match(about.get(name, ""))
+        if version is None or (int(version[1]), int(version[2])) < oldest:
+            raise RegistryAway(f"it is of version {about.get(name, 'unknown')}: Redis 7.0 or Valkey 7.2 is needed")
+        if about.get("role") != "master":
+            raise RegistryAway(f"it is no primary: its role is {about.get('role', 'unknown')!r}")
+        of_process, of_primary = about.get("run_id", ""), about.get("master_replid", "")
+        if not (_RUN.fullmatch(of_process) and _RUN.fullmatch(of_primary)):
+            raise RegistryAway("it does not name its run: is there a proxy in between?")
+        self.run = xxh3_64_hexdigest(of_process + of_primary)
+        return about
+
+    async def call(self, script: Script, words: Sequence[Word]) -> Any:
+        try:
+            return await self._send("EVALSHA", script.sha, 1, self._prefix, *words)
+        except NoScriptError:  # somebody has flushed the scripts
+            return await self._send("EVAL", script.text, 1, self._prefix, *words)
+
+    async def close(self) -> None:
+        """Close the connection without waiting."""
+        await self._connection.disconnect(nowait=True)
+
+    async def _info(self, *sections: str) -> Mapping[str, str]:
+        try:
+            text = (await self._send("INFO", *sections)).decode(errors="replace")
+        except ResponseError as error:
+            raise RegistryAway(f"it does not tell its state, as Redis 7.0 does: {error}") from error
+        return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+    async def _send(self, *words: Word) -> Any:
+        await self._connection.send_command(*words)
+        return await self._connection.read_response(disable_decoding=True)
+
+
+async def connected(place: RedisPlace, prefix: str) -> Primary:
+    """Return the primary. Raise RegistryAway, OSError or RedisError."""
+    host, port = place.places[0] if place.service is None else await _primary_of(place.places, place.service)
+    primary = Primary(await _connection(host, port, place), prefix)
+    try:
+        await primary.begin()
+    except BaseException:
+        await primary.close()
+        raise
+    return primary
+
+
+async def _primary_of(sentinels: Sequence[tuple[str, int]], service: str) -> tuple[str, int]:
+    """Return where the first Sentinel that answers has the primary."""
+    problem = "no Sentinel answers"
+    for host, port in sentinels:
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS_MAX / 2 / len(sentinels)):
+                asked = Primary(await _connection(host, port, RedisPlace(())), "")
+                try:
+                    found = await asked._send("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
+                finally:
+                    await asked.close()
+        except (TimeoutError, OSError, RedisError) as error:
+            problem = f"no Sentinel answers: {error or 'no answer in time'}"
+            continue
+        if found is not None:
+            return found[0].decode(), int(found[1])
+        problem = f"the Sentinel {host}:{port} knows no {service!r}"
+    raise RegistryAway(problem)
+
+
+async def _connection(host: str, port: int, place: RedisPlace) -> Connection:
+    options: dict[str, Any] = {"host": host, "port": port, "db": place.database, "protocol": 2}
+    options |= {"username": place.user, "password": place.password, "retry": Retry(NoBackoff(), 0)}
+    connection = SSLConnection(ssl_ca_data=place.ca, **options) if place.tls else Connection(**options)
+    try:
+        await connection.connect()
+    except BaseException:
+        await connection.disconnect(nowait=True)
+        raise
+    return connection

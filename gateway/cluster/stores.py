@@ -1,0 +1,208 @@
+"""The other nodes' buffers. This node sends them requests about what is pending there, or asks all of them.
+
+`AskAll` needs no service besides the nodes. Each look asks all members, so a member that does not answer stands in the
+way; nobody can say when a key was changed, so what is remembered does not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import structlog
+
+from gateway.cluster.members import Member, View
+from gateway.cluster.peers import Peers
+from gateway.core.errors import OriginBodyError, RegistryAway
+from gateway.core.model import Claim, Homes, Known, ObjectKey
+from gateway.origin import peer_protocol as peer
+from gateway.origin.client import OriginRequest, OriginResponse, Purpose
+from gateway.policy.registry import KEYS_MAX, KnownKeys, StoreAnswer, StoreQuestion, StoreUpload
+from gateway.policy.slots import Slot
+from gateway.telemetry.logs import RateLimitedLog
+
+ANSWER_BYTES_MAX: Final = 4 * 1024**2
+SECONDS_MAX: Final = 5.0
+"""Seconds in which a node must answer a question about its buffer."""
+
+
+_UNHEARD = "a node does not hear that keys have changed"
+_log = RateLimitedLog(structlog.get_logger("forebay.cluster"))
+
+
+@dataclass(eq=False, slots=True)
+class PeerStores:
+    """As `policy.registry.Stores`, over the peer ports of the members of the present view."""
+
+    peers: Peers
+    view: Callable[[], View]
+    homes: Homes
+    _seen: View | None = None
+    _strangers: dict[str, Member] = field(default_factory=dict)
+    """Nodes that the present view lacks, and that others have told of, by address."""
+
+    def others(self) -> list[Member]:
+        view = self.view()
+        if view is not self._seen:
+            self._seen, self._strangers = view, {}
+        return [*(one for one in view.members if one is not view.me), *self._strangers.values()]
+
+    def is_known(self, store: str) -> bool:
+        return any(one.store == store for one in self.others())
+
+    async def send(self, store: str, request: OriginRequest) -> OriginResponse | None:
+        """As `Stores.send`."""
+        member = next((one for one in self.others() if one.store == store), None)
+        if member is None:
+            raise RegistryAway("no member of the cluster has that buffer")
+        headers = {**request.headers, **self._addressed(store, request.bucket or "")}
+        request = OriginRequest(
+            request.method,
+            request.bucket,
+            request.key,
+            request.query,
+            headers,
+            request.body,
+            Purpose.FORWARD,
+            request.slot,
+            sent_once=True,
+        )
+        answer = await self.peers.ask(member.address, request)
+        if answer is None:
+            raise RegistryAway(f"the node at {member.address} does not answer")
+        if answer.told.get(peer.STORE) == peer.NOT_PENDING:
+            await answer.aclose()
+            return None
+        if answer.status == 421:
+            await answer.aclose()
+            raise RegistryAway(f"the node at {member.address} has another buffer, or another bucket of that name")
+        return answer
+
+    async def tell(self, store: str, question: StoreQuestion) -> StoreAnswer:
+        """As `Stores.tell`."""
+        member = next((one for one in self.others() if one.store == store), None)
+        if member is None:
+            raise RegistryAway("no member of the cluster has that buffer")
+        return await self.ask(member, store, question)
+
+    async def ask(self, member: Member, store: str, question: StoreQuestion) -> StoreAnswer:
+        """Return a member's answer. RegistryAway."""
+        headers = self._addressed(store, question.bucket)
+        body = question.model_dump_json().encode()
+        request = OriginRequest("PUT", "-", "store", (), headers, body, Purpose.FORWARD, sent_once=True)
+        try:
+            async with asyncio.timeout(SECONDS_MAX):
+                answer = await self.peers.ask(member.address, request)
+                if answer is None:
+                    raise RegistryAway(f"the node at {member.address} does not answer")
+                async with answer:
+                    content = await answer.read(ANSWER_BYTES_MAX)
+                if answer.status != 200:
+                    raise RegistryAway(f"the node at {member.address} answers {answer.status}")
+                if peer.chunk_checksums(content) != answer.checksums:
+                    raise RegistryAway(f"the answer of the node at {member.address} came damaged")
+                return StoreAnswer.model_validate_json(content)
+        except (TimeoutError, OriginBodyError, ValueError) as error:
+            raise RegistryAway(f"the node at {member.address} gives no answer: {error}") from error
+
+    async def forget(self, bucket: str, keys: Sequence[str]) -> None:
+        """As `Stores.forget`."""
+        for question in _questions("forget", [ObjectKey(bucket, key) for key in keys]):
+            members = self.others()
+            asking = (self.ask(one, peer.ANY_STORE, question) for one in members)
+            answers = await asyncio.gather(*asking, return_exceptions=True)
+            for member, answer in zip(members, answers, strict=True):
+                if isinstance(answer, RegistryAway):
+                    _log.warning(_UNHEARD, member.address, address=member.address, error=str(answer))
+                elif isinstance(answer, BaseException):
+                    raise answer
+
+    async def uploads(self, bucket: str, prefix: str) -> Sequence[StoreUpload]:
+        """As `Stores.uploads`."""
+        answers = await self.ask_all(StoreQuestion(verb="uploads", bucket=bucket, keys=(prefix,)))
+        return [upload for answer in answers for upload in answer.uploads]
+
+    async def ask_all(self, question: StoreQuestion) -> list[StoreAnswer]:
+        """Return the answers of all other members, and of those that only others know. RegistryAway: one is missing."""
+        asked, answers, own = dict[str, StoreAnswer](), list[StoreAnswer](), self.view().me
+        while members := [one for one in self.others() if one.address not in asked]:
+            question = question.model_copy(update={"members": self.members()[0]})
+            answers = await asyncio.gather(*(self.ask(one, peer.ANY_STORE, question) for one in members))
+            asked |= {one.address: answer for one, answer in zip(members, answers, strict=True)}
+            told = {address for answer in answers for address in answer.members}
+            told -= {one.address for one in self.view().members} | {own.address if own is not None else ""}
+            self._strangers = {
+                address: Member(address, address, store=asked[address].store if address in asked else "")
+                for address in (*self._strangers, *sorted(told))
+            }
+        self._strangers = {one: Member(one, one, store=asked[one].store) for one in self._strangers if one in asked}
+        return list(asked.values())
+
+    def members(self) -> tuple[str, Sequence[str]]:
+        """As `Stores.members`."""
+        addresses = sorted({one.address for one in self.view().members} | self._strangers.keys())
+        return hashlib.blake2b("\n".join(addresses).encode(), digest_size=8).hexdigest(), addresses
+
+    def _addressed(self, store: str, bucket: str) -> dict[str, str]:
+        home = peer.home_digest(self.homes.of(bucket))
+        return {peer.PEER: peer.VERSION, peer.HOME: home, peer.NONCE: peer.new_nonce(), peer.STORE: store}
+
+
+class AskAll:
+    """As `policy.registry.Registry`, by asking all members each time. Nothing can be claimed."""
+
+    def __init__(self, stores: PeerStores, asks: Callable[[Slot], bool]) -> None:
+        self._stores = stores
+        self.asks = asks
+
+    async def look(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
+        known = dict.fromkeys(keys, Known(stamp=None))
+        for question in _questions("entries", keys):
+            for answer in await self._stores.ask_all(question):
+                for key, entry in zip(question.keys, answer.entries, strict=True):
+                    if entry is not None:
+                        known[ObjectKey(question.bucket, key)] = Known(answer.store, stamp=None)
+        return [known[key] for key in keys]
+
+    async def rows(self, bucket: str, start: bytes, stop: bytes) -> KnownKeys:
+        question = StoreQuestion(verb="names", bucket=bucket, keys=(start.decode("latin-1"), stop.decode("latin-1")))
+        answers = await self._stores.ask_all(question)
+        found = {name.encode(): Known(answer.store, stamp=None) for answer in answers for name in answer.names}
+        last = [answer.names[-1].encode() for answer in answers if len(answer.names) == KEYS_MAX]
+        end = min(last, default=None)
+        rows = [(name, found[name]) for name in sorted(found) if end is None or name <= end]
+        return KnownKeys(rows, end + b"\0" if end is not None else None)
+
+    async def begin(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
+        known = await self.look(keys)
+        if all(one.store is None for one in known):
+            await self.end(keys)
+        return known
+
+    async def end(self, keys: Sequence[ObjectKey]) -> None:
+        for question in _questions("forget", keys):
+            await self._stores.ask_all(question)
+
+    can_claim = False
+
+    async def claim(self, claim: Claim) -> Known:
+        raise RegistryAway("the registry of pending writes is away")
+
+    async def confirm(self, claim: Claim, known: Known) -> None:
+        """Do nothing: others ask all nodes, and so find what is pending here."""
+
+    async def release(self, claim: Claim) -> None:
+        """Do nothing: nothing was claimed."""
+
+
+def _questions(verb: Literal["entries", "forget"], keys: Sequence[ObjectKey]) -> Iterator[StoreQuestion]:
+    by_bucket: dict[str, list[str]] = defaultdict(list)
+    for key in keys:
+        by_bucket[key.bucket].append(key.key)
+    for bucket, names in by_bucket.items():
+        for at in range(0, len(names), KEYS_MAX):
+            yield StoreQuestion(verb=verb, bucket=bucket, keys=tuple(names[at : at + KEYS_MAX]))

@@ -1,0 +1,147 @@
+"""The interface by which requests learn of other nodes' writes.
+
+A registry finds: it says which node has a write of a key pending, and when a key was changed last. It keeps nothing
+that the nodes' journals and the bucket do not have, and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal, NamedTuple, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.core.model import Claim, Known, ObjectKey
+from gateway.origin.client import OriginRequest, OriginResponse
+from gateway.policy.slots import Slot
+
+BOUND_SECONDS_MAX: Final = 600.0
+"""The longest time for which a slot that asks the registry believes what it remembers."""
+
+MEMBERS_TOLD_MAX: Final = 4096
+
+KEYS_MAX: Final = 1000
+"""The most keys of one question."""
+
+WHOLE_BUCKET: Final = ""
+"""In the place of a key: all keys of the bucket."""
+
+
+class KnownKeys(NamedTuple):
+    """Some keys of a bucket, in order, with what is known. The next ones begin at `end`; None: there are no more."""
+
+    rows: Sequence[tuple[bytes, Known]]
+    end: bytes | None = None
+
+
+class Registry(Protocol):
+    """It knows all nodes' writes. All methods but `asks`, `can_claim` and `release` raise RegistryAway.
+
+    A write that goes through stamps its keys when it begins and when it ends. What a node's buffer takes is claimed
+    before its journal has it, so that every node finds it there.
+    """
+
+    def asks(self, slot: Slot) -> bool:
+        """Return whether requests in a slot look here first: other nodes may write there."""
+
+    async def look(self, keys: Sequence[ObjectKey]) -> Sequence[Known]: ...
+
+    async def rows(self, bucket: str, start: bytes, stop: bytes) -> KnownKeys:
+        """Return the first known keys in [start, stop)."""
+
+    async def begin(self, keys: Sequence[ObjectKey]) -> Sequence[Known]:
+        """Stamp keys that are about to be written past the buffer."""
+
+    async def end(self, keys: Sequence[ObjectKey]) -> None:
+        """Stamp keys again, when the write is over or in doubt."""
+
+    @property
+    def can_claim(self) -> bool:
+        """Return whether `claim` works now: else writes go through."""
+
+    async def claim(self, claim: Claim) -> Known:
+        """Claim a key for this node's buffer, before its journal has the write; not if another node has it pending."""
+
+    async def confirm(self, claim: Claim, known: Known) -> None:
+        """Claim again if what `claim` has told may be lost: to be called between the commit and the answer."""
+
+    async def release(self, claim: Claim) -> None:
+        """Take back a claim whose write is not acknowledged."""
+
+
+class StoreEntry(BaseModel):
+    """A pending write as LIST shows it; `template` are the parts of an `EntryTemplate`. A deletion has neither."""
+
+    model_config = ConfigDict(frozen=True)
+
+    is_deleted: bool = False
+    modified: str = ""
+    etag: str = ""
+    size_bytes: int = 0
+    template: tuple[str, str | None, str] = ("", None, "")
+
+
+class StoreUpload(BaseModel):
+    """An open upload as ListMultipartUploads shows it. `rest` is XML; `origin_upload_id`: the origin's name of it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    key: str
+    upload_id: str
+    initiated: float
+    rest: str
+    origin_upload_id: str | None
+
+
+class StoreQuestion(BaseModel):
+    """A question to another node about what its buffer has pending; `forget` and `hurry` ask it to do something.
+
+    `entries`: what of these keys is pending there? `names`: which are the first KEYS_MAX keys from the first of these
+    two places (bytes, as Latin-1) to before the second? `uploads`: which uploads are open under a prefix (the one key)?
+    `forget`: the keys have changed. `hurry`: flush them before others.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    verb: Literal["entries", "names", "uploads", "forget", "hurry"]
+    members: str = ""
+    """Digest of the members that the asker knows."""
+    bucket: Annotated[str, Field(max_length=255)]
+    keys: Annotated[tuple[str, ...], Field(max_length=KEYS_MAX)]
+
+
+class StoreAnswer(BaseModel):
+    """`entries` are in the order of the keys; None: nothing is pending. `store` is the buffer that answers."""
+
+    model_config = ConfigDict(frozen=True)
+
+    store: str = ""
+
+    entries: tuple[StoreEntry | None, ...] = ()
+    names: tuple[str, ...] = ()
+    members: Annotated[tuple[str, ...], Field(max_length=MEMBERS_TOLD_MAX)] = ()
+    """Addresses of all members, if the asker knows others."""
+    uploads: tuple[StoreUpload, ...] = ()
+
+
+class Stores(Protocol):
+    """The other nodes' buffers, by the names that the registry and upload ids have of them.
+
+    Each method raises RegistryAway if the node does not answer as one that has that buffer.
+    """
+
+    def is_known(self, store: str) -> bool: ...
+
+    async def send(self, store: str, request: OriginRequest) -> OriginResponse | None:
+        """Return the answer to a client's request, to be closed; None: what it asks for is not pending there."""
+
+    async def tell(self, store: str, question: StoreQuestion) -> StoreAnswer: ...
+
+    def members(self) -> tuple[str, Sequence[str]]:
+        """Return a digest of the members that this node knows, and their addresses."""
+
+    async def forget(self, bucket: str, keys: Sequence[str]) -> None:
+        """Make the other nodes forget keys. A node that does not answer keeps to its bounds."""
+
+    async def uploads(self, bucket: str, prefix: str) -> Sequence[StoreUpload]:
+        """Return the uploads that are open in all of them under a prefix."""

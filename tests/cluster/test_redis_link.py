@@ -1,0 +1,343 @@
+"""The link to Redis: real servers in every condition, and a wire in between that harms what passes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import trustme
+
+from gateway.cluster import redis_link
+from gateway.cluster.redis_link import PAUSE_SECONDS_MAX, QUEUE_WORDS_MAX, RedisLink, RedisPlace
+from gateway.cluster.scripts import BEAT, FORGET, Entry, prefix_of, question
+from gateway.core.errors import RegistryAway
+from tests.cluster.test_scripts import NODES, Dice, Pair
+from tests.support.manual_clock import ManualClock
+from tests.support.redis_server import RedisServer, programs
+
+PREFIX = prefix_of("train")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine answers take longer. Tests of answers that never come say how long they wait."""
+    monkeypatch.setattr(redis_link, "CONNECT_SECONDS_MAX", 30.0)
+    monkeypatch.setattr(redis_link, "ANSWER_SECONDS_MAX", 30.0)
+
+
+def place(server: RedisServer, **more: object) -> RedisPlace:
+    return RedisPlace((("127.0.0.1", server.port),), **more)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def linked(where: RedisPlace) -> AsyncIterator[tuple[RedisLink, ManualClock]]:
+    clock = ManualClock()
+    link = RedisLink(where, PREFIX, clock, "store")
+    task = asyncio.create_task(link.run())
+    try:
+        yield link, clock
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def stamp(link: RedisLink, key: str = "key") -> int:
+    """Put a stamp; its number."""
+    return Entry.read((await link.ask(question("stamp", "bucket", [key]))).value[0]).stamp
+
+
+async def away(link: RedisLink) -> str:
+    """Ask in vain; the reason."""
+    with pytest.raises(RegistryAway) as raised:
+        await stamp(link)
+    assert link.problem == str(raised.value)
+    return link.problem
+
+
+async def test_what_gathers_while_an_answer_is_on_its_way_is_asked_in_one_call(server: RedisServer) -> None:
+    """Each gets its own answer, in the order in which they asked."""
+    async with linked(place(server)) as (link, _):
+        await stamp(link)
+        with server.client as client:
+            client.config_resetstat()
+            first = asyncio.create_task(stamp(link, "first"))
+            await asyncio.sleep(0)
+            numbers = await asyncio.gather(first, *(stamp(link, f"key-{number}") for number in range(50)))
+            assert numbers == list(range(numbers[0], numbers[0] + 51))
+            assert client.info("commandstats")["cmdstat_evalsha"]["calls"] <= 3
+
+
+async def test_a_request_that_leaves_harms_nobody(server: RedisServer) -> None:
+    async with linked(place(server)) as (link, _):
+        await stamp(link)
+        asked = [asyncio.create_task(stamp(link, f"key-{number}")) for number in range(20)]
+        await asyncio.sleep(0)
+        for one in asked[::2]:
+            one.cancel()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert all(isinstance(one, asyncio.CancelledError) for one in answers[::2])
+        numbers = [one for one in answers[1::2] if isinstance(one, int)]
+        assert numbers == sorted(set(numbers))
+        assert len(numbers) == 10
+
+
+async def test_the_queue_is_bounded(server: RedisServer) -> None:
+    async with linked(place(server)) as (link, _):
+        full = asyncio.create_task(link.ask(["look", "bucket", 1, *(["key"] * QUEUE_WORDS_MAX)]))
+        await asyncio.sleep(0)
+        with pytest.raises(RegistryAway, match="too many questions"):
+            await stamp(link)
+        full.cancel()
+
+
+async def test_a_server_that_stands_still_is_given_up_and_asked_again_after_a_pause(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile questions fail at once: nobody waits twice."""
+    async with linked(place(server)) as (link, clock):
+        await stamp(link)
+        server.freeze()
+        try:
+            monkeypatch.setattr(redis_link, "ANSWER_SECONDS_MAX", 0.1)
+            assert await away(link) == "no answer in time"
+            monkeypatch.setattr(redis_link, "ANSWER_SECONDS_MAX", 30.0)
+            assert await asyncio.wait_for(away(link), 10.0) == "no answer in time"
+        finally:
+            server.go_on()
+        await clock.advance(PAUSE_SECONDS_MAX)
+        await stamp(link)
+        assert link.problem == ""
+
+
+async def test_pauses_grow_and_a_good_answer_ends_them(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    async with linked(place(server)) as (link, clock):
+        waited = []
+        for _ in range(6):
+            assert "connecting" in await away(link)
+            waited.append(link._again_at - clock.monotonic())
+            await clock.advance(waited[-1])
+        assert waited == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2.0])
+        with server:
+            await stamp(link)
+        assert "closed" in await away(link)
+        assert link._again_at - clock.monotonic() == pytest.approx(0.1)
+
+
+class Wire:
+    """What lies between link and server: `mode` says what becomes of answers."""
+
+    def __init__(self, to: RedisServer, mode: Literal["pass", "drip", "cut"] = "pass") -> None:
+        self._to = to
+        self.mode = mode
+
+    @asynccontextmanager
+    async def laid(self) -> AsyncIterator[RedisPlace]:
+        listener = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        async with listener:
+            yield RedisPlace((("127.0.0.1", listener.sockets[0].getsockname()[1]),))
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            from_server, to_server = await asyncio.open_connection("127.0.0.1", self._to.port)
+            forth = asyncio.create_task(self._forth(reader, to_server))
+            try:
+                await self._back(from_server, writer)
+            finally:
+                forth.cancel()
+                to_server.close()
+                writer.close()
+
+    async def _forth(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(1 << 16):
+            writer.write(piece)
+
+    async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(1 << 16):
+            if self.mode == "cut":
+                writer.write(piece[:-3])
+                return
+            for begin in range(0, len(piece), 1) if self.mode == "drip" else ():
+                writer.write(piece[begin : begin + 1])
+                await asyncio.sleep(0.05)
+            if self.mode == "pass":
+                writer.write(piece)
+
+
+async def test_an_answer_that_drips_is_no_answer(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time counts for the whole of it."""
+    wire = Wire(server)
+    async with wire.laid() as where, linked(where) as (link, clock):
+        await stamp(link)
+        wire.mode = "drip"
+        monkeypatch.setattr(redis_link, "ANSWER_SECONDS_MAX", 0.3)
+        assert await away(link) == "no answer in time"
+        wire.mode = "pass"
+        monkeypatch.setattr(redis_link, "ANSWER_SECONDS_MAX", 30.0)
+        await clock.advance(PAUSE_SECONDS_MAX)
+        await stamp(link)
+
+
+async def test_an_answer_that_is_cut_is_none_and_the_next_connection_begins_anew(server: RedisServer) -> None:
+    """No answer of a question ends up at another."""
+    wire = Wire(server)
+    async with wire.laid() as where, linked(where) as (link, clock):
+        before = await stamp(link)
+        wire.mode = "cut"
+        assert "closed" in await away(link)
+        wire.mode = "pass"
+        await clock.advance(PAUSE_SECONDS_MAX)
+        assert await stamp(link) == before + 2, "what was asked in vain was carried out all the same"
+
+
+async def test_a_server_that_wants_a_password_gets_it_and_nobody_reads_it(tmp_path: Path) -> None:
+    with RedisServer(tmp_path, "--requirepass", "right-password") as server:
+        for password, word in (("wrong-password", "invalid"), (None, "required")):
+            async with linked(place(server, password=password)) as (link, _):
+                reason = await away(link)
+                assert word in reason.lower()
+                assert "wrong-password" not in reason
+        async with linked(place(server, password="right-password", user="default")) as (link, _):
+            await stamp(link)
+
+
+async def test_an_answer_that_is_none_is_told_to_who_waits(server: RedisServer) -> None:
+    """And the link goes on."""
+    async with linked(place(server)) as (link, clock):
+        two = [*question("look", "bucket", ["one"]), *question("look", "bucket", ["two"])]
+        with pytest.raises(RegistryAway, match="another question"):
+            await link.ask(two)
+        await clock.advance(PAUSE_SECONDS_MAX)
+        await stamp(link)
+
+
+async def test_who_asks_when_the_link_has_ended_does_not_wait(server: RedisServer) -> None:
+    async with linked(place(server)) as (link, _):
+        asked = asyncio.create_task(stamp(link))
+        await asyncio.sleep(0)
+    for one in (asked, asyncio.create_task(stamp(link))):
+        with pytest.raises(RegistryAway, match="this process ends"):
+            await asyncio.wait_for(one, 10.0)
+
+
+async def test_a_user_with_the_rights_that_the_documentation_lists_is_enough(tmp_path: Path) -> None:
+    """For all that the scripts do, as often as they are called at random."""
+    page = (Path(__file__).parents[2] / "docs/security.md").read_text()
+    (rights,) = (line.strip() for line in page.splitlines() if line.strip().startswith("ACL SETUSER"))
+    with RedisServer(tmp_path) as server, server.client as client:
+        client.execute_command(*rights.replace("PASSWORD", "word").split())
+        dice, model = Dice(5), Pair(client)
+        async with linked(place(server, user="forebay", password="word", database=0)) as (link, _):
+            for _ in range(300):
+                await link.ask(dice.question())
+                await link.call(BEAT, dice.beat(model))
+                await link.call(FORGET, [dice.choice(NODES), "store-1", 0])
+        async with linked(place(server, user="forebay", password="word", database=1)) as (link, _):
+            await stamp(link)
+
+
+async def test_a_replica_is_refused_and_so_is_a_primary_that_has_become_one(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    """Its scripts would read an older state."""
+    with RedisServer(tmp_path) as other, other.client as client:
+        async with linked(place(other)) as (link, clock):
+            await stamp(link)
+            client.replicaof("127.0.0.1", server.port)
+            assert "read only replica" in await away(link)
+            await clock.advance(PAUSE_SECONDS_MAX)
+            assert "no primary" in await away(link)
+
+
+async def test_a_primary_without_its_replicas_and_a_full_one_refuse_what_only_reads(tmp_path: Path) -> None:
+    for more, word in ((("--min-replicas-to-write", "1"), "replicas"), (("--maxmemory", "1"), "memory")):
+        with RedisServer(tmp_path, *more) as server:
+            async with linked(place(server)) as (link, _):
+                with pytest.raises(RegistryAway, match=word):
+                    await link.ask(question("look", "bucket", ["key"]))
+
+
+async def test_scripts_that_somebody_flushes_are_sent_again(server: RedisServer) -> None:
+    async with linked(place(server)) as (link, _):
+        await stamp(link)
+        with server.client as client:
+            client.script_flush()
+        await stamp(link)
+        assert (await link.call(FORGET, ["nobody", "no-store", 0])).value == 0
+
+
+async def test_a_server_that_starts_again_or_is_promoted_again_is_another_run(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    with RedisServer(tmp_path) as other, other.client as client:
+        async with linked(place(other)) as (link, clock):
+            look = question("look", "bucket", ["key"])
+            runs = [(await link.ask(look)).run, (await link.ask(look)).run]
+            assert runs[0] == runs[1]
+            other.restart()
+            assert "closed" in await away(link)
+            await clock.advance(PAUSE_SECONDS_MAX)
+            runs.append((await link.ask(look)).run)
+            client.replicaof("127.0.0.1", server.port)
+            client.replicaof("NO", "ONE")
+            link.renew()
+            runs.append((await link.ask(look)).run)
+            assert len(set(runs)) == 3, "the process is the same, and may have lost what the primary between had"
+
+
+async def test_a_server_that_is_too_old_or_hides_its_run_is_refused(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_link, "_OLDEST", {"redis_version": (99, 0)})
+    async with linked(place(server)) as (link, _):
+        assert "is needed" in await away(link)
+    monkeypatch.setattr(redis_link, "_OLDEST", {"redis_version": (7, 0)})
+    monkeypatch.setattr(redis_link, "_RUN", re.compile("none"))
+    async with linked(place(server)) as (link, _):
+        assert "proxy" in await away(link)
+
+
+async def test_the_primary_is_found_by_sentinels(server: RedisServer, tmp_path: Path) -> None:
+    """Those that do not answer, and those that do not know it, are passed over."""
+    config = tmp_path / "sentinel.conf"
+    config.write_text(f"sentinel monitor ours 127.0.0.1 {server.port} 1\n")
+    silent = RedisServer(tmp_path)
+    with RedisServer.sentinel(config) as sentinel:
+        places = (("127.0.0.1", silent.port), ("127.0.0.1", sentinel.port))
+        async with linked(RedisPlace(places, "ours")) as (link, _):
+            await stamp(link)
+        async with linked(RedisPlace(places, "theirs")) as (link, _):
+            assert "knows no 'theirs'" in await away(link)
+    async with linked(RedisPlace(places, "ours")) as (link, _):
+        assert "no Sentinel answers" in await away(link)
+
+
+@pytest.mark.skipif("redis" not in programs(), reason="the other one is built without TLS")
+async def test_tls_is_verified(tmp_path: Path) -> None:
+    authority, other = trustme.CA(), trustme.CA()
+    paths = {name: str(tmp_path / name) for name in ("cert", "key", "ca")}
+    issued = authority.issue_cert("127.0.0.1")
+    issued.cert_chain_pems[0].write_to_path(paths["cert"])
+    issued.private_key_pem.write_to_path(paths["key"])
+    authority.cert_pem.write_to_path(paths["ca"])
+    files = ("--tls-cert-file", paths["cert"], "--tls-key-file", paths["key"], "--tls-ca-cert-file", paths["ca"])
+    with RedisServer(tmp_path, *files, "--tls-auth-clients", "no", program=programs()["redis"], tls=True) as server:
+        for trusted, ends in ((authority, True), (other, False)):
+            where = RedisPlace((("127.0.0.1", server.tls_port),), tls=True, ca=trusted.cert_pem.bytes().decode())
+            async with linked(where) as (link, _):
+                if ends:
+                    await stamp(link)
+                else:
+                    assert "certificate verify failed" in (await away(link)).lower()

@@ -1,0 +1,143 @@
+"""The registry's scripts, as a real server runs them, and their model, which the simulator uses: both do the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import redis
+
+from gateway.cluster import scripts
+from gateway.cluster.scripts import ASK, BEAT, FORGET, SCRIPTS, Beat, Beaten, Entry, Script, Word
+from tests.simulation.cluster.redis_model import RedisModel
+from tests.support.redis_server import RedisServer, programs
+
+PREFIX = scripts.prefix_of("train")
+NODES = [f"node-{number}" for number in range(5)]
+BUCKETS = ["one", "two"]
+KEYS = [f"{name}{more}" for name in ("a", "a/b", "ä", "b", "b\0c") for more in ("", "/", "-1", "-2")]
+
+
+@pytest.fixture(scope="module", params=sorted(programs()))
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis.Redis]:
+    directory = tmp_path_factory.mktemp("redis")
+    with RedisServer(directory, program=programs()[request.param]) as started, started.client as client:
+        yield client
+
+
+class Pair:
+    """A server and a model of it, which are asked the same at the same time."""
+
+    def __init__(self, server: redis.Redis) -> None:
+        server.flushall()
+        self.server = server
+        clock = "redis.call('LRANGE', fb .. 'time', 0, 1)"
+        self._hashes = {one.name: server.script_load(one.text.replace("redis.call('TIME')", clock)) for one in SCRIPTS}
+        self.model = RedisModel()
+        self._set_clock()
+
+    def _set_clock(self) -> None:
+        now = self.model.now_ms
+        with self.server.pipeline() as steps:
+            steps.delete(f"{PREFIX}time").rpush(f"{PREFIX}time", now // 1000, now % 1000 * 1000).execute()
+
+    def advance(self, milliseconds: int) -> None:
+        self.model.now_ms += milliseconds
+        self._set_clock()
+
+    def call(self, script: Script, words: Sequence[Word]) -> Any:
+        real = self.server.evalsha(self._hashes[script.name], 1, PREFIX, *words)
+        model = self.model.call(script, words)
+        if script is BEAT:
+            real, model = (in_order(Beaten(*one)) for one in (real, model))
+        assert real == model, f"{script.name} {words}"
+        return real
+
+
+def in_order(beaten: Beaten) -> Beaten:
+    """Redis tells sets and hashes in any order."""
+    told = beaten.members
+    pairs = sorted(zip(told[::2], told[1::2], strict=True)) if told is not None else None
+    members = None if pairs is None else [one for pair in pairs for one in pair]
+    return beaten._replace(missing=sorted(beaten.missing), members=members)
+
+
+class Dice(random.Random):
+    """Random words for the scripts."""
+
+    def ask(self) -> list[Word]:
+        questions = [word for _ in range(self.randint(1, 4)) for word in self.question()]
+        return [f"store-{self.randint(0, 2)}", *questions]
+
+    def question(self) -> list[Word]:
+        verb, bucket = self.choice(["look", "stamp", "claim", "put", "settle", "rows", "own"]), self.choice(BUCKETS)
+        keys = [scripts.key_bytes(one) for one in self.sample(KEYS, self.randint(1, 4))]
+        if verb == "rows":
+            return scripts.rows_question(bucket, self.choice(keys), self.choice([None, self.choice(KEYS).encode()]))
+        if verb == "own":
+            return scripts.own_question(self.choice([None, (bucket.encode(), self.choice(keys))]))
+        tokens = ["t1", "t2", f"t1#{self.randint(1, 99)}"]
+        words = [word for one in keys for word in (one, self.choice(tokens))]
+        return scripts.question(verb, bucket, keys if verb in ("look", "stamp") else words)
+
+    def beat(self, pair: Pair) -> list[Word]:
+        has = pair.model.content
+        others = [(name, b"told") for name in self.sample(NODES, self.randint(0, 2))] if self.random() < 0.1 else []
+        return Beat(
+            node=self.choice(NODES),
+            info=b"info %d" % self.randint(1, 2),
+            acknowledges=self.random() < 0.5,
+            run=f"run-{1 + (self.random() < 0.03)}",
+            signs=self.random() < 0.6,
+            seen=max(0, has.version - self.randint(0, 2)),
+            horizon=max(0, has.sequence - self.randint(0, 30)),
+            has=self.choice([None, max(0, has.version - self.randint(0, 1))]),
+            others=others,
+        ).words()
+
+
+def play(server: redis.Redis, seed: int, steps: int) -> Pair:
+    """Let both do random things; both must do the same."""
+    dice, pair = Dice(seed), Pair(server)
+    for _ in range(steps):
+        kind = dice.random()
+        if kind < 0.75:
+            pair.call(ASK, dice.ask())
+        elif kind < 0.98:
+            pair.advance(dice.choice([0, 10, 1500, 6000, 700_000 if dice.random() < 0.05 else 0]))
+            pair.call(BEAT, dice.beat(pair))
+        else:
+            pair.call(FORGET, [dice.choice(NODES), f"store-{dice.randint(0, 2)}", dice.randint(0, 1)])
+    return pair
+
+
+def test_the_model_does_what_a_server_does(server: redis.Redis) -> None:
+    play(server, 1, 1500)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_the_model_does_what_a_server_does_for_long(server: redis.Redis, seed: int) -> None:
+    play(server, seed, 5000)
+
+
+def test_what_is_left_in_the_server_is_what_the_registry_has(server: redis.Redis) -> None:
+    """Entries, their order, stamps and stores' lists belong to each other; nothing is left behind when all is swept."""
+    pair = play(server, 99, 300)
+    for bucket in BUCKETS:
+        keys = server.zrange(f"{PREFIX}k:{bucket}", 0, -1)
+        assert sorted(server.hkeys(f"{PREFIX}e:{bucket}")) == keys
+        for key in keys:
+            stamp, claim, token, store = Entry.read(server.hget(f"{PREFIX}e:{bucket}", key))
+            name = bucket.encode() + b"\0" + key
+            assert server.zscore(f"{PREFIX}t", name) == (stamp or None)
+            assert (claim > 0) == bool(store)
+            if store:
+                assert server.zscore(f"{PREFIX}s:{store.decode()}", name) == 0
+                pair.call(ASK, [store, *scripts.question("settle", bucket, [key, token])])
+    pair.advance(6000)
+    beat = Beat("node-0", b"", False, pair.model.content.run.decode(), True, 0, pair.model.content.sequence, None)
+    pair.call(BEAT, beat.words())
+    assert [name for name in server.scan_iter(f"{PREFIX}[ekst]*") if b"time" not in name] == []

@@ -1,0 +1,340 @@
+"""Writes of other nodes, as requests see them: what was answered on one node is seen by what begins later on any."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.app.node import slots_of
+from gateway.cluster.members import Member, View
+from gateway.config import ClusterSettings, Settings
+from gateway.core.clock import SystemClock
+from gateway.core.model import Claim, ObjectKey
+from gateway.core.prefixes import Prefix
+from gateway.operations.visibility import OriginEvents
+from gateway.s3.events import ObjectEvent
+from gateway.s3.headers import multipart_etag
+from gateway.s3.requests import Operation
+from gateway.s3.xml import text_of
+from tests.support.memory_origin.faults import Delay, on
+from tests.support.slots import Slot
+from tests.support.writing_nodes import BUCKET, DirectPeer, WritingNodes, writing_nodes, writing_slot
+
+PART_BYTES = 5 * 1024**2
+
+Test = Callable[[WritingNodes], Coroutine[Any, Any, None]]
+
+
+def run(tmp_path: Path, test: Test, count: int = 2, slot: Slot | None = None, **options: Any) -> None:
+    async def scenario() -> None:
+        async with writing_nodes(tmp_path, count, slots=[slot] if slot is not None else (), **options) as nodes:
+            if nodes.clients:
+                await nodes.learn()
+            await test(nodes)
+
+    asyncio.run(scenario())
+
+
+READ_ONLY = Slot("data", Prefix.parse(f"s3://{BUCKET}/"), "read-only", "ttl", 3600.0)
+THROUGH = [partial(writing_slot, "through", consistency) for consistency in ("ttl", "immutable")]
+
+
+@pytest.mark.parametrize("slot", THROUGH, ids=["ttl", "immutable"])
+def test_a_write_that_goes_through_is_seen_everywhere(tmp_path: Path, slot: Callable[[], Slot]) -> None:
+    async def test(nodes: WritingNodes) -> None:
+        for turn in range(4):
+            for reader in range(3):
+                await nodes.get(reader, "key")  # remembered
+            content = f"version {turn}".encode() * (turn + 1)
+            assert (await nodes.put(turn % 3, "key", content)).status == 200
+            for reader in range(3):
+                assert (await nodes.get(reader, "key")).body == content
+                head = await nodes.ask(reader, "HEAD", f"/{BUCKET}/key")
+                assert head.headers["content-length"] == str(len(content))
+
+    run(tmp_path, test, 3, slot(), writeback=False)
+
+
+def test_a_deletion_is_seen_everywhere(tmp_path: Path) -> None:
+    async def test(nodes: WritingNodes) -> None:
+        await nodes.put(0, "key", b"x")
+        assert (await nodes.get(1, "key")).status == 200
+        assert (await nodes.ask(0, "DELETE", f"/{BUCKET}/key")).status == 204
+        assert (await nodes.get(1, "key")).status == 404
+        await nodes.put(0, "key", b"yy")
+        assert (await nodes.get(1, "key")).body == b"yy"
+
+    run(tmp_path, test, 2, writing_slot("through", negative_ttl_seconds=60.0), writeback=False)
+
+
+def test_what_is_pending_elsewhere_is_read_there(tmp_path: Path) -> None:
+    async def test(nodes: WritingNodes) -> None:
+        assert (await nodes.put(0, "key", b"0123456789")).headers["x-forebay-cache"] == "absorbed"
+        assert nodes.is_pending(0, "key")
+        answer = await nodes.get(1, "key")
+        assert (answer.status, answer.body) == (200, b"0123456789")
+        part = await nodes.get(1, "key", headers={"Range": "bytes=2-4"})
+        assert (part.status, part.body) == (206, b"234")
+        assert (await nodes.get(1, "key", headers={"If-None-Match": answer.headers["etag"]})).status == 304
+        assert (await nodes.ask(1, "HEAD", f"/{BUCKET}/key")).headers["content-length"] == "10"
+        await nodes.flush(0)
+        assert (await nodes.get(1, "key")).body == b"0123456789"
+        assert not nodes.shared.pending
+
+    run(tmp_path, test)
+
+
+def test_an_overwritten_object_is_not_remembered(tmp_path: Path) -> None:
+    async def test(nodes: WritingNodes) -> None:
+        await nodes.put(0, "key", b"first")
+        await nodes.flush(0)
+        assert (await nodes.get(1, "key")).body == b"first"
+        await nodes.put(0, "key", b"second")
+        assert (await nodes.get(1, "key")).body == b"second"
+        await nodes.flush(0)
+        assert (await nodes.get(1, "key")).body == b"second"
+
+    run(tmp_path, test)
+
+
+async def listed(nodes: WritingNodes, number: int, query: str = "") -> list[str]:
+    answer = await nodes.ask(number, "GET", f"/{BUCKET}?list-type=2{query}")
+    assert answer.status == 200, answer.body
+    return [one.split("</Key>")[0] for one in answer.body.decode().split("<Key>")[1:]]
+
+
+def test_lists_show_what_is_pending_elsewhere(tmp_path: Path) -> None:
+    async def test(nodes: WritingNodes) -> None:
+        for key in ("a", "c", "d/1", "d/2"):
+            await nodes.put(0, key, key.encode())
+        await nodes.flush(0)
+        others = ["first0", "first1"]
+        assert await listed(nodes, 1) == sorted(["a", "c", "d/1", "d/2", *others])
+        await nodes.put(0, "b", b"bb")
+        await nodes.put(0, "d/3", b"3")
+        assert (await nodes.ask(0, "DELETE", f"/{BUCKET}/nothing")).status == 204
+        assert await listed(nodes, 1) == sorted(["a", "b", "c", "d/1", "d/2", "d/3", *others])
+        assert await listed(nodes, 1, "&prefix=d%2F") == ["d/1", "d/2", "d/3"]
+        assert await listed(nodes, 1, "&delimiter=%2F&max-keys=3") == ["a", "b", "c"]
+        await nodes.flush(0)
+        assert await listed(nodes, 1) == sorted(["a", "b", "c", "d/1", "d/2", "d/3", *others])
+        assert (await nodes.ask(0, "DELETE", f"/{BUCKET}/b")).status == 204
+        assert await listed(nodes, 1) == sorted(["a", "c", "d/1", "d/2", "d/3", *others])
+
+    run(tmp_path, test)
+
+
+def test_a_write_waits_for_the_other_nodes_flush(tmp_path: Path) -> None:
+    async def test(nodes: WritingNodes) -> None:
+        await nodes.put(0, "key", b"first")
+        writing = asyncio.create_task(nodes.put(1, "key", b"second"))
+        await asyncio.sleep(0.2)
+        assert not writing.done()
+        await nodes.flush(0)
+        assert (await writing).status == 200
+        for reader in range(2):
+            assert (await nodes.get(reader, "key")).body == b"second"
+        await nodes.flush(1)  # it expects what the first has left there
+        assert nodes.origin.data(BUCKET, "key") == b"second"
+
+    run(tmp_path, test)
+
+
+def test_a_client_that_writes_through_several_nodes_meets_no_conflict(tmp_path: Path) -> None:
+    """6.2 The version that another node has just left in the bucket is no stranger's, however late the bucket tells."""
+
+    async def test(nodes: WritingNodes) -> None:
+        nodes.origin.inject(on(Operation.HEAD_OBJECT), Delay(0.05), times=None)
+        for turn in range(6):
+            writer, content = turn % 2, b"version %d" % turn
+            writing = asyncio.create_task(nodes.put(writer, "key", content))
+            await nodes.flush(1 - writer)
+            assert (await writing).status == 200
+            await nodes.flush(writer)  # no conflict
+            assert nodes.origin.data(BUCKET, "key") == content
+
+    run(tmp_path, test)
+
+
+def test_a_key_is_copied_onto_itself(tmp_path: Path) -> None:
+    async def test(nodes: WritingNodes) -> None:
+        headers = {"x-amz-copy-source": f"/{BUCKET}/key", "x-amz-metadata-directive": "REPLACE"}
+        assert (await nodes.put(0, "key", b"", headers=headers)).status == 404
+        await nodes.put(0, "key", b"content")
+        assert (await nodes.put(0, "key", b"", headers={**headers, "x-amz-meta-a": "b"})).status == 200
+        assert (await nodes.get(1, "key")).headers["x-amz-meta-a"] == "b"
+
+    run(tmp_path, test)
+
+
+def test_without_a_registry_nodes_are_asked_that_only_others_know(tmp_path: Path) -> None:
+    """12.11 A node that is cut off from Redis knows nothing of one that has joined since."""
+
+    async def test(nodes: WritingNodes) -> None:
+        stores: list[Any] = [node.gateway.app.services.cluster_writes for node in nodes.nodes]
+        first = View([Member(f"n{number}", f"n{number}:9002") for number in range(2)], "n0:9002", "", SystemClock())
+        stores[0].stores.view = lambda: first
+        for reader in range(3):
+            await nodes.put(2, "key", b"first")
+            assert (await nodes.get(reader, "key")).body == b"first"
+        await nodes.put(0, "key", b"second")
+        assert (await nodes.get(2, "key")).body == b"second"
+
+    run(tmp_path, test, 3, asks_all=True)
+
+
+def test_an_upload_may_be_continued_anywhere(tmp_path: Path) -> None:
+    async def test(nodes: WritingNodes) -> None:
+        begun = await nodes.ask(0, "POST", f"/{BUCKET}/key?uploads")
+        upload_id = text_of(begun.body, "UploadId") or ""
+        assert upload_id.startswith(nodes.clients[0].buffer.node_id)
+        bodies, etags = [bytes([number]) * PART_BYTES for number in range(3)], list[str]()
+        for number, body in enumerate(bodies):
+            target = f"key?partNumber={number + 1}&uploadId={upload_id}"
+            answer = await nodes.put(number, target, body)
+            assert answer.status == 200, answer.body
+            etags.append(answer.headers["etag"])
+        listed_parts = await nodes.ask(1, "GET", f"/{BUCKET}/key?uploadId={upload_id}")
+        assert listed_parts.body.count(b"<Part>") == 3
+        uploads = await nodes.ask(1, "GET", f"/{BUCKET}?uploads")
+        assert uploads.body.count(b"<Upload>") == 1, uploads.body
+        assert text_of(uploads.body, "UploadId") == upload_id
+        parts = "".join(f"<Part><PartNumber>{n + 1}</PartNumber><ETag>{e}</ETag></Part>" for n, e in enumerate(etags))
+        document = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
+        done = await nodes.ask(2, "POST", f"/{BUCKET}/key?uploadId={upload_id}", body=document)
+        assert done.status == 200, done.body
+        assert text_of(done.body, "ETag") == multipart_etag(etags)
+        for reader in range(3):
+            assert (await nodes.get(reader, "key")).body == b"".join(bodies)
+        again = await nodes.ask(1, "DELETE", f"/{BUCKET}/key?uploadId={upload_id}")
+        assert again.status == 404
+
+    run(tmp_path, test, 3)
+
+
+def test_a_copy_waits_for_its_source(tmp_path: Path) -> None:
+    async def test(nodes: WritingNodes) -> None:
+        await nodes.put(0, "source", b"content")
+        copying = asyncio.create_task(nodes.put(1, "target", b"", headers={"x-amz-copy-source": f"/{BUCKET}/source"}))
+        await asyncio.sleep(0.1)
+        assert not copying.done()
+        await nodes.flush(0)
+        assert (await copying).status == 200
+        assert (await nodes.get(0, "target")).body == b"content"
+
+    run(tmp_path, test)
+
+
+def test_a_node_that_does_not_answer_is_never_replaced_by_an_older_version(tmp_path: Path) -> None:
+    async def test(nodes: WritingNodes) -> None:
+        await nodes.put(0, "key", b"first")
+        await nodes.flush(0)
+        assert (await nodes.get(1, "key")).body == b"first"
+        await nodes.put(0, "key", b"second")
+        assert (await nodes.get(1, "key")).body == b"second"
+        nodes.direct[1, 0].is_down = True
+        assert (await nodes.get(1, "key")).status == 503
+        nodes.direct[1, 0].is_down = False
+        assert (await nodes.get(1, "key")).body == b"second"
+
+    run(tmp_path, test)
+
+
+def test_a_claim_without_a_commit_hides_nothing(tmp_path: Path) -> None:
+    async def test(nodes: WritingNodes) -> None:
+        await nodes.put(0, "key", b"first")
+        await nodes.flush(0)
+        writes = nodes.nodes[0].gateway.app.services.cluster_writes
+        assert writes is not None
+        await writes.claim(Claim(ObjectKey(BUCKET, "key"), "token"))
+        assert (await nodes.get(1, "key")).body == b"first"
+
+    run(tmp_path, test)
+
+
+def test_without_a_registry_all_nodes_are_asked(tmp_path: Path) -> None:
+    async def test(nodes: WritingNodes) -> None:
+        await nodes.put(0, "key", b"first")
+        assert not nodes.is_pending(0, "key")  # nothing can be claimed
+        for reader in range(3):
+            assert (await nodes.get(reader, "key")).body == b"first"
+        await nodes.put(1, "key", b"second")
+        for reader in range(3):
+            assert (await nodes.get(reader, "key")).body == b"second"
+
+    run(tmp_path, test, 3, asks_all=True)
+
+
+def test_no_cache_reaches_all_nodes(tmp_path: Path) -> None:
+    async def test(nodes: WritingNodes) -> None:
+        nodes.origin.put(BUCKET, "key", b"first")
+        for reader in range(3):
+            assert (await nodes.get(reader, "key")).body == b"first"
+        nodes.origin.put(BUCKET, "key", b"second")
+        assert (await nodes.get(0, "key")).body == b"first"  # within its bound
+        assert (await nodes.get(1, "key", headers={"Cache-Control": "no-cache"})).body == b"second"
+        for reader in range(3):
+            assert (await nodes.get(reader, "key")).body == b"second"
+
+    run(tmp_path, test, 3, READ_ONLY, writeback=False)
+
+
+def test_events_reach_all_nodes(tmp_path: Path) -> None:
+    async def test(nodes: WritingNodes) -> None:
+        nodes.origin.put(BUCKET, "key", b"first")
+        for reader in range(3):
+            assert (await nodes.get(reader, "key")).body == b"first"
+        nodes.origin.put(BUCKET, "key", b"second")
+        gateway = nodes.nodes[2].gateway
+        services = gateway.app.services
+        assert services.cluster_writes is not None
+        nodes.direct[2, 0] = DirectPeer(lambda: nodes.nodes[0].app)
+        nodes.direct[2, 0].is_down = True  # it keeps to its bound
+        events = OriginEvents(gateway.catalog, gateway.blocks, services.slots, services.cluster_writes.stores)
+        assert await events.apply([ObjectEvent("Records[0]", "ObjectCreated:Put", BUCKET, "key", None)]) == [None]
+        found = [(await nodes.get(reader, "key")).body for reader in range(3)]
+        assert found == [b"first", b"second", b"second"]
+
+    run(tmp_path, test, 3, READ_ONLY, writeback=False)
+
+
+def test_a_slot_that_asks_believes_nothing_for_longer_than_stamps_are_kept() -> None:
+    """12.14 Whatever its slot says: ten minutes, and no longer while the bucket is away."""
+    redis = ClusterSettings.model_construct(redis="redis://127.0.0.1:6379")
+    asking = [
+        writing_slot("through", "immutable"),
+        writing_slot("back", "ttl", metadata_ttl_seconds=30.0, stale_if_unreachable_seconds=86_400.0),
+        writing_slot("through", "ttl", metadata_ttl_seconds=3600.0),
+    ]
+    strict = writing_slot("back", "strict")
+    assert slots_of(Settings.model_construct(cluster=redis, slots=[strict])) == [strict]
+    alone = [READ_ONLY, writing_slot("through", "immutable", own_writes="node"), writing_slot("through", "strict")]
+    settings = Settings.model_construct(cluster=redis, slots=[*asking, *alone])
+    found = slots_of(settings)
+    bounds = [(one.consistency, one.metadata_ttl_seconds, one.stale_if_unreachable_seconds) for one in found[:3]]
+    assert bounds == [("ttl", 600.0, 0.0), ("ttl", 30.0, 570.0), ("ttl", 600.0, 0.0)]
+    assert [one.write for one in found[:3]] == ["through", "back", "through"]
+    assert found[3:] == alone
+    assert slots_of(settings.model_copy(update={"cluster": None})) == settings.slots
+
+
+def test_a_deletion_of_what_is_pending_is_seen_everywhere(tmp_path: Path) -> None:
+    async def test(nodes: WritingNodes) -> None:
+        await nodes.put(0, "key", b"first")
+        await nodes.flush(0)
+        assert (await nodes.get(1, "key")).body == b"first"
+        await nodes.put(0, "key", b"second")
+        assert (await nodes.get(1, "key")).body == b"second"
+        deleting = asyncio.create_task(nodes.ask(0, "DELETE", f"/{BUCKET}/key"))
+        await nodes.flush(0)
+        assert (await deleting).status == 204
+        for reader in range(2):
+            assert (await nodes.get(reader, "key")).status == 404
+            assert "key" not in await listed(nodes, reader)
+
+    run(tmp_path, test)

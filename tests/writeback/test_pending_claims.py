@@ -1,0 +1,74 @@
+"""What a node tells the registry of the cluster is what its journal has pending: all of it, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.core.clock import Moment
+from gateway.core.model import Claim
+from gateway.writeback.journal.journal import Journal
+from gateway.writeback.journal.records import Write
+from gateway.writeback.pending_claims import DAMAGED, PendingClaims
+from tests.support.writeback import key, pending, upload
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    opened = Journal(tmp_path, lambda _: None)
+    yield opened
+    opened.close()
+
+
+def acknowledge(journal: Journal, name: str, at: float, *, deleted: bool = False) -> Write:
+    write = pending(key(name), None if deleted else f"file-{at}", deleted=deleted)
+    return asyncio.run(journal.change(lambda tx: tx.writes.acknowledge(replace(write, acknowledged_at=at))))
+
+
+def all_of(journal: Journal, count: int) -> list[Claim]:
+    claims, found, place = PendingClaims(journal), list[Claim](), 0
+    while True:
+        page, place = claims.page(place, count)
+        if not page:
+            return found
+        found += page
+
+
+@pytest.mark.parametrize("count", [1, 2, 100])
+def test_pages_are_of_what_is_pending_in_the_order_of_acknowledgement(journal: Journal, count: int) -> None:
+    """Objects and tombstones, each key's last write; no open upload, and nothing that the bucket has."""
+    acknowledge(journal, "again", 1.5)
+    done = acknowledge(journal, "done", 2.5)
+    acknowledge(journal, "deleted", 3.25, deleted=True)
+    acknowledge(journal, "again", 4.5)
+    asyncio.run(journal.change(lambda tx: tx.uploads.begin(upload("u", key("upload")))))
+    asyncio.run(journal.change(lambda tx: tx.writes.settle(done.id, done.etag, Moment(10.0))))
+    assert all_of(journal, count) == [Claim(key("deleted"), "3.25"), Claim(key("again"), "4.5")]
+
+
+def test_what_is_over_is_told_by_the_key(journal: Journal) -> None:
+    """A claim of an older write of a key that is pending again is not over."""
+    acknowledge(journal, "pending", 1.5)
+    asked = [Claim(key("pending"), "0.5#3"), Claim(key("flushed"), "1.5#4")]
+    assert PendingClaims(journal).over(asked) == asked[1:]
+
+
+def test_a_damaged_row_is_claimed_all_the_same(journal: Journal) -> None:
+    """Nobody may read an older version from the bucket meanwhile."""
+    acknowledge(journal, "whole", 1.5)
+    damaged = acknowledge(journal, "damaged", 2.5)
+    asyncio.run(
+        journal.change(lambda tx: tx.writes._change("UPDATE writes SET record = ? WHERE id = ?", b"x" * 40, damaged.id))
+    )
+    assert all_of(journal, 10) == [Claim(key("whole"), "1.5"), Claim(key("damaged"), DAMAGED)]
+
+
+def test_the_slots_with_something_pending_are_known(journal: Journal) -> None:
+    """Also by a name that no slot has any more."""
+    assert PendingClaims(journal).slots() == []
+    one = acknowledge(journal, "one", 1.5)
+    assert PendingClaims(journal).slots() == [one.spec.slot]
