@@ -54,11 +54,12 @@ async def with_invalidation(change: WriteScope, write: Awaitable[Response]) -> R
     try:
         if reply.status < _BAD_REQUEST or may_be_done(reply.status):
             await change.forget_everywhere()
+        else:
+            change.forget()
     except BaseException:
         change.end_later()
         await reply.aclose()
         raise
-    change.forget()
     if not isinstance(reply.body, (bytes, memoryview, PinnedFileSpan)):
         changing = _Changing(change, reply.resource, is_over=reply.status != _OK and not may_be_done(reply.status))
         reply.body, reply.resource = changing.forgetting(reply.body, reply.status), changing
