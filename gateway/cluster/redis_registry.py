@@ -1,4 +1,4 @@
-"""The registry of the cluster as one process asks it: Redis, or all nodes while that is not believed.
+"""The registry of the cluster in Redis, as one process asks it.
 
 An answer counts if it comes from the run that this node believes, while it does, and if that has kept all stamps that
 this node has not outlived.
@@ -6,7 +6,6 @@ this node has not outlived.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -40,7 +39,6 @@ class RedisRegistry:
         self._belief = belief
         self._view = view
         self._clock = clock
-        self._claimed_at: dict[Claim, float] = {}
         self._asked: tuple[View | None, dict[tuple[Prefix, bool], bool]] = (None, {})
 
     def asks(self, slot: Slot) -> bool:
@@ -75,13 +73,11 @@ class RedisRegistry:
         if not self._believed().is_known:
             raise RegistryAway("not all nodes know yet what this one writes")
         run, values = await self._ask(question("claim", claim.key.bucket, _words(claim)))
-        self._claimed_at[claim] = self._clock.monotonic()
         return self._known(run, values[0])
 
-    async def confirm(self, claim: Claim, known: Known) -> None:
-        run, claimed_at = self._belief().run, self._claimed_at.pop(claim, -math.inf)
+    async def confirm(self, claim: Claim, known: Known, claimed_at: float) -> None:
+        run, now = self._belief().run, self._clock.monotonic()
         is_of_this_run = bool(run) and known.claim >> SEQUENCE_BITS == _number_of(run)
-        now = self._clock.monotonic()
         if is_of_this_run and now <= claimed_at + CLAIM_SECONDS_MAX:
             return
         while True:  # others may believe a run that does not know of the write
@@ -95,7 +91,6 @@ class RedisRegistry:
                 await self._clock.sleep(PAUSE_SECONDS)
 
     async def release(self, claim: Claim) -> None:
-        self._claimed_at.pop(claim, None)
         with suppress(RegistryAway):  # the background process finds it
             await self._ask(question("settle", claim.key.bucket, _words(claim)))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -28,7 +28,6 @@ from gateway.telemetry.logs import RateLimitedLog
 ANSWER_BYTES_MAX: Final = 4 * 1024**2
 SECONDS_MAX: Final = 5.0
 """Seconds in which a node must answer a question about its buffer."""
-
 
 _UNHEARD = "a node does not hear that keys have changed"
 _log = RateLimitedLog(structlog.get_logger("forebay.cluster"))
@@ -56,9 +55,7 @@ class PeerStores:
 
     async def send(self, store: str, request: OriginRequest) -> OriginResponse | None:
         """As `Stores.send`."""
-        member = next((one for one in self.others() if one.store == store), None)
-        if member is None:
-            raise RegistryAway("no member of the cluster has that buffer")
+        member = self._member_of(store)
         headers = {**request.headers, **self._addressed(store, request.bucket or "")}
         request = OriginRequest(
             request.method,
@@ -84,40 +81,37 @@ class PeerStores:
 
     async def tell(self, store: str, question: StoreQuestion) -> StoreAnswer:
         """As `Stores.tell`."""
-        member = next((one for one in self.others() if one.store == store), None)
-        if member is None:
-            raise RegistryAway("no member of the cluster has that buffer")
-        return await self.ask(member, store, question)
+        return await self.ask(self._member_of(store).address, store, question)
 
-    async def ask(self, member: Member, store: str, question: StoreQuestion) -> StoreAnswer:
-        """Return a member's answer. RegistryAway."""
+    async def ask(self, address: str, store: str, question: StoreQuestion) -> StoreAnswer:
+        """Return the answer of the node at an address. RegistryAway."""
         headers = self._addressed(store, question.bucket)
         body = question.model_dump_json().encode()
         request = OriginRequest("PUT", "-", "store", (), headers, body, Purpose.FORWARD, sent_once=True)
         try:
             async with asyncio.timeout(SECONDS_MAX):
-                answer = await self.peers.ask(member.address, request)
+                answer = await self.peers.ask(address, request)
                 if answer is None:
-                    raise RegistryAway(f"the node at {member.address} does not answer")
+                    raise RegistryAway(f"the node at {address} does not answer")
                 async with answer:
                     content = await answer.read(ANSWER_BYTES_MAX)
                 if answer.status != 200:
-                    raise RegistryAway(f"the node at {member.address} answers {answer.status}")
+                    raise RegistryAway(f"the node at {address} answers {answer.status}")
                 if peer.chunk_checksums(content) != answer.checksums:
-                    raise RegistryAway(f"the answer of the node at {member.address} came damaged")
+                    raise RegistryAway(f"the answer of the node at {address} came damaged")
                 return StoreAnswer.model_validate_json(content)
         except (TimeoutError, OriginBodyError, ValueError) as error:
-            raise RegistryAway(f"the node at {member.address} gives no answer: {error}") from error
+            raise RegistryAway(f"the node at {address} gives no answer: {error}") from error
 
     async def forget(self, bucket: str, keys: Sequence[str]) -> None:
         """As `Stores.forget`."""
         for question in _questions("forget", [ObjectKey(bucket, key) for key in keys]):
-            members = self.others()
-            asking = (self.ask(one, peer.ANY_STORE, question) for one in members)
+            addresses = [one.address for one in self.others()]
+            asking = (self.ask(one, peer.ANY_STORE, question) for one in addresses)
             answers = await asyncio.gather(*asking, return_exceptions=True)
-            for member, answer in zip(members, answers, strict=True):
+            for address, answer in zip(addresses, answers, strict=True):
                 if isinstance(answer, RegistryAway):
-                    _log.warning(_UNHEARD, member.address, address=member.address, error=str(answer))
+                    _log.warning(_UNHEARD, address, address=address, error=str(answer))
                 elif isinstance(answer, BaseException):
                     raise answer
 
@@ -128,24 +122,31 @@ class PeerStores:
 
     async def ask_all(self, question: StoreQuestion) -> list[StoreAnswer]:
         """Return the answers of all other members, and of those that only others know. RegistryAway: one is missing."""
-        asked, answers, own = dict[str, StoreAnswer](), list[StoreAnswer](), self.view().me
-        while members := [one for one in self.others() if one.address not in asked]:
-            question = question.model_copy(update={"members": self.members()[0]})
-            answers = await asyncio.gather(*(self.ask(one, peer.ANY_STORE, question) for one in members))
-            asked |= {one.address: answer for one, answer in zip(members, answers, strict=True)}
-            told = {address for answer in answers for address in answer.members}
-            told -= {one.address for one in self.view().members} | {own.address if own is not None else ""}
-            self._strangers = {
-                address: Member(address, address, store=asked[address].store if address in asked else "")
-                for address in (*self._strangers, *sorted(told))
-            }
-        self._strangers = {one: Member(one, one, store=asked[one].store) for one in self._strangers if one in asked}
+        asked, told = dict[str, StoreAnswer](), set[str]()
+        while addresses := ({one.address for one in self.others()} | told) - asked.keys():
+            question = question.model_copy(update={"members": _digest(self._addresses() | told)})
+            answers = await asyncio.gather(*(self.ask(one, peer.ANY_STORE, question) for one in addresses))
+            asked |= zip(addresses, answers, strict=True)
+            told |= {address for answer in answers for address in answer.members}
+            own = self.view().me
+            told -= {own.address} if own is not None else set()
+        strangers = told - {one.address for one in self.view().members}
+        self._strangers |= {one: Member(one, one, store=asked[one].store) for one in strangers}
         return list(asked.values())
 
     def members(self) -> tuple[str, Sequence[str]]:
         """As `Stores.members`."""
-        addresses = sorted({one.address for one in self.view().members} | self._strangers.keys())
-        return hashlib.blake2b("\n".join(addresses).encode(), digest_size=8).hexdigest(), addresses
+        addresses = self._addresses()
+        return _digest(addresses), sorted(addresses)
+
+    def _addresses(self) -> set[str]:
+        return {one.address for one in self.view().members} | self._strangers.keys()
+
+    def _member_of(self, store: str) -> Member:
+        for member in self.others():
+            if member.store == store:
+                return member
+        raise RegistryAway("no member of the cluster has that buffer")
 
     def _addressed(self, store: str, bucket: str) -> dict[str, str]:
         home = peer.home_digest(self.homes.of(bucket))
@@ -192,11 +193,15 @@ class AskAll:
     async def claim(self, claim: Claim) -> Known:
         raise RegistryAway("the registry of pending writes is away")
 
-    async def confirm(self, claim: Claim, known: Known) -> None:
+    async def confirm(self, claim: Claim, known: Known, claimed_at: float) -> None:
         """Do nothing: others ask all nodes, and so find what is pending here."""
 
     async def release(self, claim: Claim) -> None:
         """Do nothing: nothing was claimed."""
+
+
+def _digest(addresses: Iterable[str]) -> str:
+    return hashlib.blake2b("\n".join(sorted(addresses)).encode(), digest_size=8).hexdigest()
 
 
 def _questions(verb: Literal["entries", "forget"], keys: Sequence[ObjectKey]) -> Iterator[StoreQuestion]:

@@ -199,6 +199,7 @@ class Claimed:
     registry: Registry | None = None
     claim: Claim | None = None
     known: Known | None = None
+    claimed_at: float = 0.0
     is_changed: bool = False
 
     async def release(self) -> None:
@@ -214,7 +215,7 @@ class Claimed:
         if self.registry is None or self.claim is None or self.known is None:
             return
         if kind is None:
-            await self.registry.confirm(self.claim, self.known)
+            await self.registry.confirm(self.claim, self.known, self.claimed_at)
         elif not isinstance(error, BufferUnavailable) or isinstance(error, BufferRefused):
             await self.release()  # else it may be acknowledged all the same
 
@@ -224,6 +225,7 @@ async def claimed(context: RequestContext, acknowledged_at: float, key: ObjectKe
     writes, key = context.services.cluster_writes, key or context.object_key
     if writes is None or not writes.must_know(key):
         return Claimed()
-    claim = Claim(key, token_of(acknowledged_at))
+    claim, claimed_at = Claim(key, token_of(acknowledged_at)), context.services.clock.monotonic()
     known = await writes.claim(claim)
-    return Claimed(writes.registry, claim, known, known.stamp is None or context.stamps.get(key) != known.stamp)
+    is_changed = known.stamp is None or context.stamps.get(key) != known.stamp
+    return Claimed(writes.registry, claim, known, claimed_at, is_changed)

@@ -62,8 +62,11 @@ class Registry(Protocol):
     async def claim(self, claim: Claim) -> Known:
         """Claim a key for this node's buffer, before its journal has the write; not if another node has it pending."""
 
-    async def confirm(self, claim: Claim, known: Known) -> None:
-        """Claim again if what `claim` has told may be lost: to be called between the commit and the answer."""
+    async def confirm(self, claim: Claim, known: Known, claimed_at: float) -> None:
+        """Claim again if the registry may have lost the claim. Call this between the commit and the answer.
+
+        `known` is what `claim` returned, `claimed_at` the monotonic time before that.
+        """
 
     async def release(self, claim: Claim) -> None:
         """Take back a claim whose write is not acknowledged."""

@@ -324,7 +324,7 @@ async def test_a_write_that_was_claimed_under_another_run_is_claimed_again(tmp_p
     """The node has found another run, and has read its journal: a commit after that is not in it."""
     async with cluster_of(tmp_path, "a", "b") as cluster:
         a, b = cluster["a"], cluster["b"]
-        claim = Claim(key("key"), "t1")
+        claim, claimed_at = Claim(key("key"), "t1"), cluster.clock.monotonic()
         claimed = await a.registry.claim(claim)
         assert is_of_run(a, claimed.claim)
         cluster.model.restart_empty(RUNS[1])
@@ -333,7 +333,7 @@ async def test_a_write_that_was_claimed_under_another_run_is_claimed_again(tmp_p
         assert not is_of_run(a, claimed.claim)
         await cluster.settle_down()
         assert (await b.look()).store is None
-        confirming = asyncio.create_task(a.registry.confirm(claim, claimed))
+        confirming = asyncio.create_task(a.registry.confirm(claim, claimed, claimed_at))
         await cluster.pass_time(CONFIRM_SECONDS_MAX + 1)
         await confirming
         assert (await b.look()).store == "store-a"
@@ -343,11 +343,11 @@ async def test_a_claim_is_confirmed_if_its_write_took_long(tmp_path: Path) -> No
     """It may have been taken for one that no write has followed."""
     async with cluster_of(tmp_path, "a", "b") as cluster:
         a, b = cluster["a"], cluster["b"]
-        claim = Claim(key("key"), "t1")
+        claim, claimed_at = Claim(key("key"), "t1"), cluster.clock.monotonic()
         claimed = await a.registry.claim(claim)
         await cluster.pass_time(2 * RECONCILE_SECONDS + 5)
         assert (await b.look()).store is None
-        await a.registry.confirm(claim, claimed)
+        await a.registry.confirm(claim, claimed, claimed_at)
         assert (await b.look()).store == "store-a"
         await a.registry.release(claim)
         assert (await b.look()).store is None

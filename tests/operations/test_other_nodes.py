@@ -17,6 +17,7 @@ from gateway.core.clock import SystemClock
 from gateway.core.model import Claim, ObjectKey
 from gateway.core.prefixes import Prefix
 from gateway.operations.visibility import OriginEvents
+from gateway.policy.registry import StoreQuestion
 from gateway.s3.events import ObjectEvent
 from gateway.s3.headers import multipart_etag
 from gateway.s3.requests import Operation
@@ -173,12 +174,23 @@ def test_a_key_is_copied_onto_itself(tmp_path: Path) -> None:
 
 
 def test_without_a_registry_nodes_are_asked_that_only_others_know(tmp_path: Path) -> None:
-    """12.11 A node that is cut off from Redis knows nothing of one that has joined since."""
+    """12.11 A node that is cut off from Redis knows nothing of one that has joined since, nor if its view changes."""
 
     async def test(nodes: WritingNodes) -> None:
-        stores: list[Any] = [node.gateway.app.services.cluster_writes for node in nodes.nodes]
-        first = View([Member(f"n{number}", f"n{number}:9002") for number in range(2)], "n0:9002", "", SystemClock())
-        stores[0].stores.view = lambda: first
+        writes: Any = nodes.nodes[0].gateway.app.services.cluster_writes
+        stores, question = writes.stores, StoreQuestion(verb="entries", bucket=BUCKET, keys=("key",))
+        others = {node.gateway.buffer.node_id for node in nodes.nodes[1:] if node.gateway.buffer is not None}
+
+        def two() -> View:
+            return View([Member(f"n{number}", f"n{number}:9002") for number in range(2)], "n0:9002", "", SystemClock())
+
+        views = [two(), two()]
+        stores.view = lambda: views[0]
+        asking = asyncio.create_task(stores.ask_all(question))
+        await asyncio.sleep(0)
+        assert not asking.done()
+        del views[0]
+        assert {answer.store for answer in await asking} == others
         for reader in range(3):
             await nodes.put(2, "key", b"first")
             assert (await nodes.get(reader, "key")).body == b"first"

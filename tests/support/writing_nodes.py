@@ -99,7 +99,7 @@ class MemoryRegistry:
             self._shared.pending[claim.key] = (self._store, self._shared.next())
         return known
 
-    async def confirm(self, claim: Claim, known: Known) -> None:
+    async def confirm(self, claim: Claim, known: Known, claimed_at: float) -> None:
         await self._turn()
 
     async def release(self, claim: Claim) -> None:
