@@ -102,7 +102,7 @@ class ClusterMember(Document):
 
 
 class RedisState(Document):
-    """What the fields say of the server is what it told last."""
+    """What this node knows of Redis. The server's own fields hold its last answer."""
 
     believed: bool = Field(description="this node believes what the registry in Redis says")
     problem: str | None = Field(None, description="why it does not")

@@ -40,7 +40,7 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 class CompleteRange(NamedTuple):
     """The bytes of a range. `checksums` has the CRC32C of each 64 KiB from its first byte on.
 
-    `was_cached`: they were on disk. `reader` is to be closed after a body that is a stream.
+    `was_cached`: the bytes were on disk. Close `reader` after a body that is a stream.
     """
 
     body: WarmSpan | bytes | BodyStream

@@ -103,10 +103,10 @@ class Membership:
 
 @immutable
 class Heard:
-    """What is known of one member. The last hello stays when there is no later one."""
+    """This node's knowledge of one member. `hello` stays until the member sends a later one."""
 
     member: Member | None = None
-    """As it was last known to this gateway; None: it has never answered."""
+    """As its last hello described it; None: it has never answered."""
 
     hello: Hello | None = None
     at: float = 0.0

@@ -158,7 +158,7 @@ class RedisLink:
                     floor, values = 0, [await primary.call(batch[0].script, batch[0].words)]
                 if len(values) != len(batch):
                     raise RegistryAway("it gives an answer to another question")
-        except Exception as error:  # noqa: BLE001 - whoever waits is told, and the next call begins anew
+        except Exception as error:  # noqa: BLE001 - those who wait get the error, and the next call begins anew
             reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
             await self._fail(reason[:REASON_CHARACTERS_MAX], batch)
         except BaseException:

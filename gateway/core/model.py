@@ -84,7 +84,7 @@ class Claim(NamedTuple):
 
 @immutable
 class Known:
-    """What the registry of the cluster knows about a key.
+    """The registry's knowledge of a key.
 
     `store`: the other node's store that has it pending; None: no other has. `claim` is the sequence number of that
     claim, `stamp` that of the key's last change through any node; 0: none. Numbers of two runs of Redis differ. `stamp`

@@ -2,9 +2,9 @@
 
     scope → s3.requests → peer_access → operations.peer_reads → the proof → send
 
-A question is S3's GET or HEAD of an object, `GET /-/hello`, or about this node's buffer (operations/peer_writes.py). An
-answer proves that this node knows the cluster's secret, and has the checksums of its body, but for what is pending here
-(origin/peer_protocol.py).
+A question is S3's GET or HEAD of an object, `GET /-/hello`, or about this node's buffer (operations/peer_writes.py).
+Each answer proves that this node knows the cluster's secret. It carries checksums of its body, except for pending
+objects (origin/peer_protocol.py).
 """
 
 from __future__ import annotations

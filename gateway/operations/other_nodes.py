@@ -116,9 +116,7 @@ async def _of_bucket(context: RequestContext, writes: ClusterWrites, here: Handl
     start: bytes | None = prefix.encode()
     while start is not None:
         found = await writes.registry.rows(bucket, start, prefix_end(prefix.encode()))
-        await writes.free(
-            [ObjectKey(bucket, name.decode("utf-8", "surrogatepass")) for name, known in found.rows if known.store]
-        )
+        await writes.free([ObjectKey(bucket, name.decode()) for name, known in found.rows if known.store])
         start = found.end
     return await awaited(here(context))
 
@@ -157,7 +155,7 @@ async def seek_elsewhere(writes: ClusterWrites, listing: Listing, wanted: ListRe
     [of_bucket] = await writes.look([ObjectKey(bucket, WHOLE_BUCKET)])
     listing.context.past_memory |= of_bucket.stamp is None
     found = await writes.registry.rows(bucket, wanted.start, wanted.stop)
-    names = [(ObjectKey(bucket, name.decode("utf-8", "surrogatepass")), known) for name, known in found.rows if name]
+    names = [(ObjectKey(bucket, name.decode()), known) for name, known in found.rows if name]
     await writes.apply(names)
     by_store: dict[str, list[str]] = defaultdict(list)
     for key, known in names:

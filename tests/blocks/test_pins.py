@@ -85,7 +85,7 @@ async def test_5_5_pins_survive_a_restart_and_a_power_cut(tmp_path: Path, clean:
 async def test_a_pin_over_the_cluster_keeps_what_this_node_owns(
     tmp_path: Path, small_object_bytes_max: int, clean: bool
 ) -> None:
-    """Of what others own, it keeps no copy, nor what it fetched for a node that asked it instead of the owner."""
+    """It keeps no copy of blocks that others own, even if it fetched them for a node that did not ask the owner."""
     origin = make_origin()
     mine, others = objects(origin, "pinned/own", 4, 60 * KIB), objects(origin, "pinned/others", 4, 60 * KIB)
     more: dict[str, Any] = {

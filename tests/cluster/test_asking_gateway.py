@@ -114,7 +114,7 @@ async def test_3_10_what_is_told_of_a_bucket_each_node_asks_itself(tmp_path: Pat
 
 
 async def test_3_14_a_412_of_a_peer_leaves_a_frozen_version_its_blocks(tmp_path: Path) -> None:
-    """3.14 What is cached of a lost version is served, whoever has said that it is lost."""
+    """3.14 The node serves the blocks that it has of a lost version, whoever has said that the version is lost."""
     async with asking(tmp_path, FROZEN) as (gateway, cluster):
         old = cluster.store("k", 2 * BLOCK)
         content = cluster.bucket.data(*old.key)

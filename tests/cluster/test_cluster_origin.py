@@ -42,7 +42,7 @@ def fallbacks() -> dict[str, float]:
 
 
 def ages_of(slots: Slots) -> AnswerAges:
-    """Of a key that was never forgotten, nor listed, nor shown."""
+    """Return the ages for a key that nobody has invalidated, listed or shown."""
     key, clock = ObjectKey(BUCKET, "k"), TestClock()
     listing = ListingIndex(None, InvalidationEpochs(None), clock)
     return AnswerAges(key, slots.find(*key), math.inf, listing, lambda _key, age_seconds: False)
@@ -232,7 +232,7 @@ async def test_12_5_an_owner_that_gets_nothing_from_the_bucket_is_not_waited_for
 
 
 async def test_3_10_questions_about_a_bucket_go_to_the_bucket() -> None:
-    """Each node remembers its own small answers; so do questions of which a peer knows nothing."""
+    """Each node remembers its own small answers, so it asks no peer for them; a peer cannot answer for a versionId."""
     cluster = Cluster()
     cluster.store("k", BLOCK)
     cluster.view.before = cluster.member("three")
@@ -382,7 +382,7 @@ async def test_the_owner_before_may_name_others() -> None:
 async def test_a_node_that_does_not_say_what_it_has_is_not_waited_for_for_long(
     first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who owned the block before, and who is named."""
+    """The silent node is the owner before the last change, or one that an owner names."""
     monkeypatch.setattr(cluster_origin, "CACHED_SECONDS_MAX", 0.01)
     cluster = Cluster()
     version = cluster.store("k", BLOCK)
